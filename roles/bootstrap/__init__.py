@@ -9,7 +9,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from spark_cluster.loader.template import render
-from spark_cluster.node import sudoers
+from spark_cluster.node import paths, sudoers
 from spark_cluster.resources import (
     AuthorizedKey,
     File,
@@ -76,7 +76,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
         yield AuthorizedKey(node.user, key)
     if settings.passwordless_sudo and node.user != "root":
         yield File(
-            f"/etc/sudoers.d/90-spark-cluster-{sudoers.file_name(node.user)}",
+            paths.SUDOERS.format(sudoers.file_name(node.user)),
             content=render(TEMPLATES, "sudoers.j2", user=sudoers.user_word(node.user)),
             mode=0o440,
             owner="root",

@@ -12,12 +12,13 @@ from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import Refused
 from spark_cluster.facts.pins import Bad, load
 from spark_cluster.loader.template import render
+from spark_cluster.node import paths
 from spark_cluster.resources import Command, File, Hold, Package, Reboot, Resource
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 PINS = Path(__file__).parent / "pins.json"
-PREFERENCES = "/etc/apt/preferences.d/50-spark-cluster.pref"
+PREFERENCES = paths.DRIVER_PREFERENCES
 BOOTED = ("nvidia-driver-", "nvidia-kernel-", "nvidia-dkms-", "nvidia-spark-grub-", "linux-")
 """What packages are called that are in force after a reboot only."""
 

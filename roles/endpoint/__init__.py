@@ -11,6 +11,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field, InstanceOf, SecretStr
 
 from spark_cluster.loader.template import render
+from spark_cluster.node import paths
 from spark_cluster.resources import (
     Directory,
     File,
@@ -28,7 +29,7 @@ from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 RUNTIME = proxy.ADMIN_SOCKET.rpartition("/")[0]
-UNIT_FILE = f"/etc/systemd/system/{proxy.UNIT}.service"
+UNIT_FILE = f"{paths.SYSTEMD_UNITS}/{proxy.UNIT}.service"
 
 ERRORS = {
     400: ("the request is not valid HTTP, or its headers are too large", "bad_request"),

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel
 
+from spark_cluster.node import paths
 from spark_cluster.resources import Command, Package, Resource
 from spark_cluster.topology import Node
 
 PROGRAM = "/usr/sbin/haproxy"
-MASK = "/etc/systemd/system/haproxy.service"
+MASK = f"{paths.SYSTEMD_UNITS}/haproxy.service"
 
 
 class Settings(BaseModel):

@@ -9,12 +9,13 @@ from pathlib import Path, PurePosixPath
 from pydantic import BaseModel, Field
 
 from spark_cluster.config.image_build import bases
+from spark_cluster.node import paths
 from spark_cluster.node.values import LaptopFile
 from spark_cluster.resources import BuiltImage, Directory, File, Image, Resource
 from spark_cluster.resources.built_image import BUILD_S
 from spark_cluster.topology import Node
 
-FOLDER = "/var/lib/spark-cluster/builds"
+FOLDER = paths.BUILDS
 """Where the files of builds lie on the nodes."""
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel, Field
 
+from spark_cluster.node import paths
 from spark_cluster.resources import Package, Resource, VirtualEnvironment
 from spark_cluster.topology import Node
 
@@ -18,9 +19,7 @@ class Settings(BaseModel):
     version: str = Field(
         default=VERSION, description="of the tool; cells of another version than the default fail"
     )
-    path: str = Field(
-        default="/opt/spark-cluster/llama-benchy", description="folder of the environment"
-    )
+    path: str = Field(default=paths.LLAMA_BENCHY, description="folder of the environment")
     pip_options: tuple[str, ...] = Field(
         default=(),
         description="options of pip, such as --index-url=..., where PyPI cannot be reached",

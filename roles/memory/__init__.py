@@ -9,12 +9,12 @@ from typing import Annotated, Literal
 from pydantic import BaseModel, Field
 
 from spark_cluster.loader.template import render
-from spark_cluster.node import sudoers
+from spark_cluster.node import paths, sudoers
 from spark_cluster.resources import Command, File, Package, Resource, Service, Swap, Sysctl
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
-HELPER = "/usr/local/sbin/spark-drop-caches"
+HELPER = paths.DROP_CACHES
 Expression = Annotated[str, Field(pattern=r"^[^'\"\\\n]+$")]
 """Stands within quotes in a file of systemd's, where quotes and backslashes mean something."""
 
@@ -99,7 +99,7 @@ def _helper(node: Node) -> Iterator[Resource]:
     )
     if node.user != "root":
         yield File(
-            "/etc/sudoers.d/91-spark-cluster-drop-caches",
+            paths.SUDOERS_DROP_CACHES,
             content=render(
                 TEMPLATES, "sudoers.j2", user=sudoers.user_word(node.user), helper=HELPER
             ),

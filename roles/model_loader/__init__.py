@@ -9,13 +9,14 @@ from pathlib import Path
 from pydantic import BaseModel, Field, InstanceOf
 
 from spark_cluster.loader.template import render
+from spark_cluster.node import paths
 from spark_cluster.resources import Directory, File, Resource, Service
 from spark_cluster.serving import model_loading
 from spark_cluster.serving.proxy import LOADER_UNIT, UNIT, ModelServer
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
-UNIT_FILE = f"/etc/systemd/system/{LOADER_UNIT}.service"
+UNIT_FILE = f"{paths.SYSTEMD_UNITS}/{LOADER_UNIT}.service"
 
 
 class Settings(BaseModel):

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, Field, model_validator
 
 from spark_cluster.loader.template import render
+from spark_cluster.node import paths
 from spark_cluster.resources import ClockCap, File, Resource, Service
 from spark_cluster.topology import Node
 
@@ -45,7 +46,7 @@ class Settings(BaseModel):
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """A unit of our own that sets the clocks when the system comes up."""
-    path = f"/etc/systemd/system/{UNIT}.service"
+    path = f"{paths.SYSTEMD_UNITS}/{UNIT}.service"
     if not settings.clock_cap:
         yield Service(UNIT, running=False, enabled=False)
         yield File(path, state="absent")

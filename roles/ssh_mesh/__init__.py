@@ -16,6 +16,7 @@ from pydantic import BaseModel, Field
 from spark_cluster.config.fields import is_ip
 from spark_cluster.facts.gather import MESH_KEY
 from spark_cluster.loader.template import render
+from spark_cluster.node import paths
 from spark_cluster.resources import (
     AuthorizedKey,
     Directory,
@@ -27,8 +28,8 @@ from spark_cluster.resources import (
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
-CLIENT = "/etc/ssh/ssh_config.d/40-spark-cluster.conf"
-KNOWN_HOSTS = "/etc/ssh/spark-cluster-known-hosts"
+CLIENT = paths.MESH_CONFIGURATION
+KNOWN_HOSTS = paths.MESH_KNOWN_HOSTS
 OWN_COMMENTS = "spark-cluster-mesh-"
 
 

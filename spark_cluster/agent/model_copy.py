@@ -13,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent.unit_work import result_of
+from spark_cluster.node import paths
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_work, folder_work, plain_folder
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.values import ResourceError
 
-SECRETS = "/run/spark-cluster/copies"
+SECRETS = paths.COPIES
 """Secrets of the senders that run, root-only and in memory: a later run joins the same copy."""
 LIMIT_S = 24 * 3600.0
 """Seconds that a copy may take: 400 GB over a network of 1 Gbit/s take one."""

@@ -16,13 +16,14 @@ from typing import Any
 
 from spark_cluster.bench import replica_group, replica_worker, worker
 from spark_cluster.errors import Failed
+from spark_cluster.node import paths
 from spark_cluster.resources import Command, Directory, File, Resource, Secret
 from spark_cluster.runner.session import Output, Session
 
-FOLDER = "/var/lib/spark-cluster/bench"
+FOLDER = paths.BENCH
 """On the node; each run has a folder of its own, each server of it one below."""
 
-LOCK = "/var/lib/spark-cluster/bench-lock"
+LOCK = paths.BENCH_LOCK
 """Folder whose lock a run holds: at most one is measured on a node. Root's alone, as whoever can
 open it can hold the lock."""
 

@@ -15,10 +15,11 @@ from spark_cluster.bench.telemetry import Row
 from spark_cluster.bench.telemetry_flags import attention
 from spark_cluster.bench.telemetry_parts import LINES
 from spark_cluster.errors import Failed, SparkClusterError
+from spark_cluster.node import paths
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
-PLACE = "/var/lib/spark-cluster/telemetry"
+PLACE = paths.TELEMETRY
 """On every node; root's own."""
 
 PACK = 'for part in "$1.1" "$1"; do [ ! -f "$part" ] || cat "$part"; done | gzip | base64 --wrap=0'

@@ -223,7 +223,7 @@ def _asked_for(recipe: Recipe) -> list[str]:
             f"the recipe asks for {variable} of this machine: `up` needs --allow-env {variable}"
             for _, variable in missing_variables(recipe)
         ),
-        *image_build.remarks(recipe.image.build),
+        *image_build.remarks(recipe.image.build, recipe.allowances),
     ]
 
 

@@ -136,6 +136,7 @@ class Opened:
             serve.allow_venv,
             serve.allow_build,
             serve.allow_build_network,
+            self.inventory.own_folders,
         )
         return known + named
 

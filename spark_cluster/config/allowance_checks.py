@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from spark_cluster.config.node_paths import why_no_data
+from spark_cluster.config.node_paths import is_for_models, overlap, why_not_writable
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Refused
@@ -43,27 +43,31 @@ def venv_must_be_allowed(recipe: Recipe) -> None:
             hint="if you trust the recipe and the packages it names: --allow-venv, or "
             "`allow_venv: true` under serve in the inventory",
         )
+    path = recipe.venv.path if recipe.venv else ""
+    for folder in recipe.allowances.mounts if path else ():
+        if overlap(path, folder):
+            raise Refused(
+                f"recipe {recipe.name} has its environment at {path} (venv.path), and "
+                f"recipes may write to {folder}: what they write there would run as root",
+                hint="give venv.path a folder that is not below one of `allow_mounts`",
+            )
 
 
 def build_must_be_allowed(recipe: Recipe) -> None:
-    """Look whether scripts of the recipe run in the build of its image: they do so as root.
+    """Look whether the recipe builds its image by commands of its own: they run as root.
 
     Raises:
-        Refused: they do, or they fetch something, and the user has not allowed that.
+        Refused: it does, or they can fetch something, and the user has not allowed that.
     """
-    build, allowed = recipe.image.build, recipe.allowances
-    if build is None or not build.steps:
+    build = recipe.image.build
+    if build is None or build.is_allowed(recipe.allowances):
         return
-    names = ", ".join(step.shown for step in build.steps)
-    option = "--allow-build-network" if build.network else "--allow-build"
-    if (build.network and allowed.build_network) or (not build.network and allowed.build):
-        return
-    how = "with access to the network" if build.network else "without a network"
+    how = "with access to the network" if build.fetches else "without a network"
     raise Refused(
-        f"recipe {recipe.name} builds its image by scripts that run as root in a container of the "
-        f"nodes, {how}: {names}",
-        hint=f"read them next to the recipe; if you trust them: {option}, or "
-        f"`{option.removeprefix('--').replace('-', '_')}: true` under serve in the inventory",
+        f"recipe {recipe.name} builds its image by commands that run as root in a container of the "
+        f"nodes, {how}: {build.shown}",
+        hint=f"read them in the recipe or next to it; if you trust them: {build.option}, or "
+        f"`{build.option.removeprefix('--').replace('-', '_')}: true` under serve in the inventory",
     )
 
 
@@ -127,11 +131,19 @@ def mounts_must_be_allowed(recipe: Recipe) -> None:
     """Look at every folder of the nodes that the recipe writes to, by its containers or itself.
 
     Raises:
-        Refused: one is not for data, and the user has not named it.
+        Refused: the user has not named one, or it is one of our own.
     """
-    for key, path in _written(recipe):
-        why = why_no_data(path, recipe.allowances.mounts)
-        if why:
+    allowed = recipe.allowances
+    for key, path, read_only in _reached(recipe):
+        for own in allowed.own:
+            if overlap(path, own) if not read_only else _is_in(path, own):
+                raise Refused(
+                    f"recipe {recipe.name} wants {path} of the nodes ({key}); {own} is a folder of "
+                    "spark-cluster's own by the inventory's settings",
+                    hint="take another folder; models and caches are mounted by themselves",
+                )
+        why = "" if read_only else why_not_writable(path, allowed.mounts)
+        if why and not (key.endswith(".path") and is_for_models(path)):
             raise Refused(
                 f"recipe {recipe.name} wants to write to {path} of the nodes ({key}): {why}",
                 hint=f"if you trust the recipe with it: --allow-mount {path}, or `allow_mounts` "
@@ -139,10 +151,14 @@ def mounts_must_be_allowed(recipe: Recipe) -> None:
             )
 
 
-def _written(recipe: Recipe) -> Iterator[tuple[str, str]]:
+def _is_in(path: str, folder: str) -> bool:
+    return overlap(path, folder) and len(path.rstrip("/")) >= len(folder.rstrip("/"))
+
+
+def _reached(recipe: Recipe) -> Iterator[tuple[str, str, bool]]:
+    """The key, folder of the nodes, and whether it is only read."""
     for index, mount in enumerate(recipe.mounts):
-        if not mount.read_only:
-            yield f"mounts[{index}].source", mount.source
+        yield f"mounts[{index}].source", mount.source, mount.read_only
     for key, model in (("model.path", recipe.model), ("drafter.path", recipe.drafter)):
         if model is not None and model.node_path and not model.in_hub_cache:
-            yield key, model.node_path
+            yield key, model.node_path, False

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from spark_cluster.node import paths
+
 
 @dataclass(frozen=True)
 class Allowances:
@@ -22,6 +24,8 @@ class Allowances:
         venv: an engine may run outside a container, in a virtual environment of the node.
         build: scripts of a recipe may run as root in the build of its image.
         build_network: they may also fetch something.
+        own: folders of the nodes that spark-cluster has by the inventory's settings (caches,
+            environments), in which no recipe is allowed anything.
     """
 
     files: tuple[Path, ...] = ()
@@ -30,6 +34,7 @@ class Allowances:
     venv: bool = False
     build: bool = False
     build_network: bool = False
+    own: tuple[str, ...] = ()
 
     def __add__(self, other: Allowances) -> Allowances:
         return Allowances(
@@ -39,6 +44,7 @@ class Allowances:
             self.venv or other.venv,
             self.build or other.build,
             self.build_network or other.build_network,
+            self.own + other.own,
         )
 
 
@@ -47,7 +53,7 @@ NOTHING = Allowances()
 OF_DOWNLOADS = {".gitattributes", ".gitignore", ".cache"}
 """Hidden names that downloaded models have."""
 
-LAB_MODELS = Path("/var/cache/spark-cluster/lab/prepared/models")
+LAB_MODELS = Path(paths.CACHE, "lab/prepared/models")
 """What the lab has made for the shipped recipe lab-paris: nothing of the user's is in it."""
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from spark_cluster.node import paths
+
 CACHES = {
     "VLLM_CACHE_ROOT": "vllm",
     "TORCHINDUCTOR_CACHE_DIR": "torchinductor",
@@ -17,8 +19,7 @@ CACHES = {
 PRUNED_KINDS = ("compile", "triton", "inductor", "flashinfer", "tuned", "vllm")
 """Kinds of parts of the caches that `caches prune` can remove; models are not among them."""
 
-CACHE_ROOT = "/var/cache/spark-cluster/engine"
-"""Folder of the caches on a node, unless the setting `root` of the role `caches` names another."""
+CACHE_ROOT = paths.CACHE_ROOT
 
 
 def laptop_cache() -> Path:

@@ -13,6 +13,7 @@ from typing import Annotated
 
 from pydantic import AfterValidator, Field, model_validator
 
+from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.fields import NodePath
 from spark_cluster.config.schema import Schema
 
@@ -142,6 +143,25 @@ class Build(Schema):
         return self
 
     @property
+    def fetches(self) -> bool:
+        """True if the build can reach the network."""
+        return self.network or self.dockerfile is not None
+
+    @property
+    def option(self) -> str:
+        """The option by which a user allows it."""
+        return "--allow-build-network" if self.fetches else "--allow-build"
+
+    def is_allowed(self, user: Allowances) -> bool:
+        """Return whether the user lets its commands run."""
+        return user.build_network if self.fetches else user.build
+
+    @property
+    def shown(self) -> str:
+        """Its commands, as messages have them."""
+        return ", ".join(step.shown for step in self.steps) or "its Dockerfile"
+
+    @property
     def text(self) -> str:
         """The Dockerfile: as written, or made of the steps.
 
@@ -157,16 +177,19 @@ def context_path(step: BuildStep, file: BuildFile) -> str:
     return f"{step.name}/{file.path}"
 
 
-def remarks(build: Build | None) -> list[str]:
-    """Return what to know of a build by scripts before it is allowed; nothing of another one."""
-    if build is None or not build.steps:
+def remarks(build: Build | None, user: Allowances) -> list[str]:
+    """Return what to know of a build before it is allowed.
+
+    Args:
+        user: what the user allows already.
+    """
+    if build is None or (build.is_allowed(user) and not build.steps):
         return []
-    reach = "that reaches the network" if build.network else "without a network"
-    option = "--allow-build-network" if build.network else "--allow-build"
-    names = ", ".join(step.shown for step in build.steps)
+    reach = "that reaches the network" if build.fetches else "without a network"
+    asks = "" if build.is_allowed(user) else f"; `up` needs {build.option}"
     found = [
-        f"each node builds the image once from {build.text.split()[1]}, with scripts that run as "
-        f"root in a build {reach}: {names}; `up` needs {option}"
+        f"each node builds the image once from {build.text.split()[1]}, with commands that run as "
+        f"root in a build {reach}: {build.shown}{asks}"
     ]
     if build.base is not None and not (build.base.digest or build.base.archive):
         found.append(

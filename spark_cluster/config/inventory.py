@@ -125,6 +125,20 @@ class Inventory:
         """The other nodes, in order."""
         return [node for node in self.nodes.values() if not node.is_head]
 
+    @property
+    def own_folders(self) -> tuple[str, ...]:
+        """Folders of the nodes that settings of roles give to spark-cluster itself."""
+        found = (
+            node.settings_for(role).data.get(name)
+            for node in self.nodes.values()
+            for role, name in (
+                ("caches", "root"),
+                ("hub_library", "path"),
+                ("llama_benchy", "path"),
+            )
+        )
+        return tuple(dict.fromkeys(str(path) for path in found if path))
+
     def with_port(self, port: int) -> Inventory:
         """Return it with another port of the endpoint.
 

@@ -165,7 +165,7 @@ class ServeEntry(Schema):
     allow_mounts: list[NodePath] = Field(
         default=[],
         description="folders of the nodes that recipes may write to, in addition to the "
-        "usual ones for data",
+        "caches of their image and the folder of models (/srv/models)",
     )
     allow_venv: bool = Field(
         default=False,
@@ -174,11 +174,11 @@ class ServeEntry(Schema):
     )
     allow_build: bool = Field(
         default=False,
-        description="scripts of recipes may run as root in the build of their image, without a "
-        "network (image.build.steps)",
+        description="commands of recipes may run as root in the build of their image, without a "
+        "network (image.build)",
     )
     allow_build_network: bool = Field(
-        default=False, description="such scripts may also fetch something from the network"
+        default=False, description="such commands may also fetch something from the network"
     )
     open: bool = Field(
         default=False,

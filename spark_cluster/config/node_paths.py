@@ -1,14 +1,17 @@
 """Folders of a node that no recipe may reach into: with them a container is root on the node.
 
-What is only read is judged by what is known to be secret, and what is written by where data may
-be: there are more ways to root than a list could name. Both judge the path as it is written; what
-a link on the node leads to cannot be seen from the laptop.
+What is only read is judged by what is known to be secret. What is written the user names: there
+are more ways to root than a list could name, and `/opt/NAME` or `/home/USER/NAME` are programs on
+real machines. Both judge the path as it is written; what a link on the node leads to cannot be seen
+from the laptop.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import PurePosixPath
+
+from spark_cluster.node import paths
 
 _SYSTEM = {
     "/etc": "the node's configuration, with its accounts and keys",
@@ -21,7 +24,6 @@ _SYSTEM = {
     "/var/run": "the sockets of Docker and systemd, and secrets",
     "/var/lib/docker": "all images and containers",
     "/var/lib/containerd": "all images and containers",
-    "/var/lib/spark-cluster": "what spark-cluster keeps on the node, secrets too",
     "/var/lib/cloud": "settings of the first boot: passwords, and commands that root runs",
     "/var/lib/kubelet": "the secrets of Kubernetes",
     "/var/lib/NetworkManager": "keys of networks",
@@ -31,51 +33,17 @@ _SYSTEM = {
 }
 """Folders that are refused with all in them, and what they hold."""
 
+_OWN = "what spark-cluster itself keeps and runs"
+
+_READABLE = (paths.DROP_CACHES, paths.FORMER_ENVIRONMENTS)
+"""Of our own paths those that are no reason against reading a folder above them."""
+
 _PROGRAMS = (
     *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"),
     *("/var/lib/dpkg", "/var/lib/apt", "/var/cache/apt", "/var/lib/snapd", "/snap"),
-    *("/opt/cni", "/opt/containerd"),
+    *("/opt/cni", "/opt/containerd", paths.MODELS_FOLDER),
 )
-"""Folders of programs, and of what installs them: to be read only."""
-
-_PLACES = {
-    "/srv": 0,
-    "/data": 0,
-    "/ai": 0,
-    "/models": 0,
-    "/scratch": 0,
-    "/workspace": 0,
-    "/var/lib/models": 0,
-    "/mnt": 1,
-    "/media": 1,
-    "/opt": 1,
-    "/tmp": 1,  # noqa: S108  (of the node, looked for)
-    "/var/tmp": 1,  # noqa: S108
-    "/var/cache": 1,
-    "/root": 1,
-    "/home": 2,
-}
-"""Where data may be, and how many names must follow: `/mnt/NAME`, `/home/USER/NAME`."""
-
-EXAMPLES = "/srv, /data, /models, /mnt/NAME, /opt/NAME or /home/USER/NAME"
-
-_OF_THE_SYSTEM = {
-    "/opt": {"bin", "cni", "containerd", "google", "nvidia", "sbin"},
-    "/var/cache": {
-        *("PackageKit", "adduser", "apparmor", "apt", "cracklib", "cups", "debconf"),
-        *("dictionaries-common", "fontconfig", "fwupd", "ldconfig", "man", "private"),
-        *("samba", "snapd", "swcatalog"),
-    },
-    "/home": {"bin", "snap"},
-    "/root": {"bin", "snap"},
-}
-"""Names among those that are the system's own, or programs."""
-
-_OF_PROGRAMS = {"pip", "uv", "pypoetry", "pipx", "pre-commit"}
-"""Of ~/.cache: what its user runs later."""
-
-_OF_DOCKER = {"docker", "docker-data", "docker_data", "containerd"}
-"""Docker's folder, called so, can be anywhere."""
+"""Folders of programs, of what installs them, and of models: to be read only."""
 
 _HARMLESS_READ_ONLY = {
     "/etc/localtime",
@@ -104,48 +72,37 @@ def why_refused(path: str, *, read_only: bool) -> str:
         return "it is the whole node"
     if ".." in pure.parts:
         return "it has '..' in it"
-    home = _in_a_home(pure)
-    return home if home is not None else _system(pure, read_only=read_only)
+    return _own(pure) or _by_place(pure, read_only=read_only) or _socket(pure)
 
 
-def why_no_data(path: str, named: Iterable[str] = ()) -> str:
+def why_not_writable(path: str, named: Iterable[str] = ()) -> str:
     """Return why a recipe may not write to this path of the node; empty when it may.
 
     Args:
         path: as `why_refused` takes it.
-        named: folders that the user allows, with all in them.
+        named: folders that the user allows, with all in them; no folder of our own opens by that.
     """
     pure = _normal(path)
     if ".." in pure.parts:
         return "it has '..' in it"
-    if any(pure.is_relative_to(_normal(folder)) for folder in named):
+    if own := _own(pure):
+        return own
+    if str(pure) in _HARMLESS or any(pure.is_relative_to(_normal(folder)) for folder in named):
         return ""
-    return "" if str(pure) in _HARMLESS else _among_places(pure)
+    return "what a container writes there, others may run or follow"
 
 
-def _among_places(path: PurePosixPath) -> str:
-    for place, names in _PLACES.items():
-        if not path.is_relative_to(place):
-            continue
-        inside = path.relative_to(place).parts[max(names - 1, 0) :] if names else ()
-        cached = inside[1:2] if inside[:1] == (".cache",) else None
-        if len(path.relative_to(place).parts) < names or cached == ():
-            return f"{path} holds more than data"
-        if inside and inside[0] in _OF_THE_SYSTEM.get(place, ()):
-            return f"{inside[0]} in {place} is not for data"
-        if cached and cached[0] in _OF_PROGRAMS:
-            return f"{cached[0]} in a cache holds programs"
-        return _among_names(path)
-    return f"it is below none of the folders for data: {EXAMPLES}"
+def is_for_models(path: str) -> bool:
+    """Return whether a path of a node is in the folder of models: root writes there, no container
+    does."""
+    pure, models = _normal(path), PurePosixPath(paths.MODELS_FOLDER)
+    return ".." not in pure.parts and pure != models and pure.is_relative_to(models)
 
 
-def _among_names(path: PurePosixPath) -> str:
-    for name in path.parts:
-        if name.startswith(".") and name != ".cache":
-            return f"{name} is hidden, as keys and settings are"
-        if name in _OF_DOCKER:
-            return f"{name} may be where Docker keeps images and containers"
-    return ""
+def overlap(path: str, folder: str) -> bool:
+    """Return whether one of two paths of a node is in the other, or is the other."""
+    one, other = _normal(path), _normal(folder)
+    return one.is_relative_to(other) or other.is_relative_to(one)
 
 
 def _normal(path: str) -> PurePosixPath:
@@ -155,23 +112,38 @@ def _normal(path: str) -> PurePosixPath:
     return PurePosixPath("/", *(part for part in path.split("/") if part not in ("", ".")))
 
 
-def _system(path: PurePosixPath, *, read_only: bool) -> str:
-    text = str(path)
-    for folder, holds in _SYSTEM.items():
-        if _is_in(text, folder):
-            return f"{folder} holds {holds}"
-        if _is_in(folder, text):
-            return f"{folder} is in it: {holds}"
-    if path.name == "docker.sock":
-        return "who may use Docker's socket is root on the node"
-    if not read_only and any(_is_in(text, f) or _is_in(f, text) for f in _PROGRAMS):
-        return "the node's programs are there, and it could change them"
+def _own(path: PurePosixPath) -> str:
+    for folder in paths.OWN:
+        if path.is_relative_to(folder):
+            return f"{folder} holds {_OWN}"
     return ""
 
 
-def _is_in(path: str, folder: str) -> bool:
-    """Return whether a normalised path is the folder or below it; neither is `/`."""
-    return path == folder or path.startswith(f"{folder}/")
+def _socket(path: PurePosixPath) -> str:
+    if path.name.endswith((".sock", ".socket")):
+        return "who reaches a socket of the node may be root by what answers there"
+    return ""
+
+
+def _by_place(path: PurePosixPath, *, read_only: bool) -> str:
+    home = _in_a_home(path)
+    return home if home is not None else _system(path, read_only=read_only)
+
+
+def _system(path: PurePosixPath, *, read_only: bool) -> str:
+    for folder, holds in _SYSTEM.items():
+        if path.is_relative_to(folder):
+            return f"{folder} holds {holds}"
+        if PurePosixPath(folder).is_relative_to(path):
+            return f"{folder} is in it: {holds}"
+    for folder in paths.OWN:
+        if read_only and folder in _READABLE:
+            continue
+        if PurePosixPath(folder).is_relative_to(path):
+            return f"{folder} is in it: {_OWN}"
+    if not read_only and any(overlap(str(path), folder) for folder in _PROGRAMS):
+        return "the node's programs or models are there, and it could change them"
+    return ""
 
 
 def _in_a_home(path: PurePosixPath) -> str | None:

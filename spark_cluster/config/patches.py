@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Refused
+from spark_cluster.node import paths
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import Patch
 
-FOLDER = "/var/lib/spark-cluster/patches"
+FOLDER = paths.PATCHES
 """Where the laptop's files lie on the nodes."""
 
 

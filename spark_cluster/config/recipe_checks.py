@@ -152,6 +152,8 @@ def _models(recipe: Recipe) -> Iterator[Problem]:
             if not is_repository(name):
                 yield Problem((key, "name"), f"found {name!r}, expected ORG/NAME of the hub")
             continue
+        if node_paths.is_for_models(path):
+            continue
         why = node_paths.why_refused(path, read_only=False)
         if why:
             yield Problem(

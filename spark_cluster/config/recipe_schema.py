@@ -23,6 +23,7 @@ from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.schema import Schema
 from spark_cluster.config.secret_text import looks_secret
 from spark_cluster.config.yamlfile import described
+from spark_cluster.node import paths
 from spark_cluster.node.requirements import PINNED
 
 EngineValue = str | int | float | bool | list[Any] | dict[str, Any]
@@ -160,7 +161,7 @@ class Model(Schema):
         """
         if self.in_hub_cache:
             return self._folder or self.name
-        return self.path or f"/srv/models/{self.name.replace('/', '--')}"
+        return self.path or f"{paths.MODELS_FOLDER}/{self.name.replace('/', '--')}"
 
     def at(self, folder: str) -> Model:
         """Return the model of the hub cache with the folder of its revision."""

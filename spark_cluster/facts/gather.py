@@ -8,7 +8,7 @@ from typing import Any
 
 from spark_cluster.facts import parsers
 from spark_cluster.facts.model import Facts, Memory, Process
-from spark_cluster.node import nvidia_smi
+from spark_cluster.node import nvidia_smi, paths
 
 GPU_QUERY = (
     "name,compute_cap,driver_version,temperature.gpu,power.draw,clocks.sm,memory.used,memory.free"
@@ -32,7 +32,7 @@ PACKAGES = (
 )
 """Packages (or patterns) that roles decide by."""
 
-MESH_KEY = "/etc/spark-cluster/mesh/id_ed25519"
+MESH_KEY = paths.MESH_KEY
 """The key with which a node logs in to the others, made by the role `ssh_mesh`."""
 
 NETPLAN = "/etc/netplan/40-cx7.yaml"

@@ -12,7 +12,7 @@ from spark_cluster.config.caches import CACHES
 from spark_cluster.config.engines import Dialect
 from spark_cluster.config.fields import UNMOUNTABLE
 from spark_cluster.config.launch import Launch, Volume
-from spark_cluster.config.node_paths import why_no_data, why_refused
+from spark_cluster.config.node_paths import is_for_models, why_not_writable, why_refused
 from spark_cluster.config.recipe_schema import EngineValue, why_no_engine_value
 from spark_cluster.config.secret_text import is_secret, is_secret_setting, looks_secret
 from spark_cluster.importers.result import Carried, Left
@@ -107,10 +107,10 @@ class Parts:
         self.carried.append(Carried(what, where))
 
     def ask_leave(self, folder: str) -> None:
-        """For a folder of the nodes that is written to, where it is not one for data."""
-        if why := why_no_data(folder):
+        """For a folder of the nodes that is written to."""
+        if why := why_not_writable(folder):
             self.to_do.append(
-                f"allow {folder} of the nodes to be written to, or take another folder: {why} "
+                f"allow {folder} of the nodes to be written to, or leave it out: {why} "
                 "(`allow_mounts` under serve in the inventory, or --allow-mount)"
             )
 
@@ -310,7 +310,7 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
         return
     if _PACKAGE.search(target):
         _patch(parts, volume, written, launch)
-    elif _CACHE_FOLDER.search(target):
+    elif _CACHE_FOLDER.search(target) or _holds_a_cache(target, launch):
         parts.leave(written, "models and caches have folders of their own on each node")
     elif not volume.source.startswith("/"):
         why = "a recipe needs an absolute path of the node"
@@ -326,17 +326,25 @@ def _volume(parts: Parts, volume: Volume, launch: Launch) -> None:
     elif why := why_refused(volume.source, read_only=volume.read_only):
         parts.leave(written, f"no container may have it: {why}")
     else:
-        mount = {"source": volume.source, "target": volume.target}
-        parts.mounts.append({**mount, "read_only": volume.read_only})
-        if not volume.read_only:
+        # A model is only read there: it is fetched before, to model.path.
+        read_only = volume.read_only or model.startswith(f"{target}/")
+        mount = {"source": volume.source, "target": volume.target, "read_only": read_only}
+        parts.mounts.append(mount)
+        if not read_only:
             parts.ask_leave(volume.source)
-        parts.carry(written, "mounts")
+        parts.carry(written, "mounts" if read_only == volume.read_only else "mounts, read-only")
+
+
+def _holds_a_cache(target: str, launch: Launch) -> bool:
+    """Return whether a variable puts a cache into a folder that the container sees."""
+    named = [launch.env[name] for name in (*CACHES, *_HUB_CACHES) if name in launch.env]
+    return any(path == target or path.startswith(f"{target}/") for path in named)
 
 
 def _model_folder(parts: Parts, volume: Volume, written: str) -> None:
     if not volume.source.startswith("/"):
         parts.leave(written, "the model is downloaded to /srv/models, or where model.path says")
-    elif why := why_refused(volume.source, read_only=False):
+    elif why := not is_for_models(volume.source) and why_refused(volume.source, read_only=False):
         parts.leave(written, f"no model may be put there: {why}")
     elif UNMOUNTABLE.search(volume.source):
         parts.leave(written, "a recipe has no comma, colon or quote in a path")

@@ -14,7 +14,7 @@ from spark_cluster.config import recipe_yaml
 from spark_cluster.config.engines import DEFAULT
 from spark_cluster.config.fields import UNMOUNTABLE
 from spark_cluster.config.launch import Launch
-from spark_cluster.config.node_paths import why_refused
+from spark_cluster.config.node_paths import is_for_models, why_refused
 from spark_cluster.config.parallelism import MOST_NODES
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import BUILT
@@ -153,10 +153,11 @@ def _model(parts: Parts, source: Source, given: str | None) -> dict[str, Any]:
         model["name"] = _folder_name(parts, launch)
     folder = folder_on_node(launch, launch.model)
     absolute = folder.startswith("/") and ".." not in folder.split("/") and "$" not in folder
-    refused = why_refused(folder, read_only=False) or UNMOUNTABLE.search(folder)
-    if absolute and not refused and not _HUB_FOLDER.search(folder):
+    free = is_for_models(folder) or not why_refused(folder, read_only=False)
+    if absolute and free and not UNMOUNTABLE.search(folder) and not _HUB_FOLDER.search(folder):
         model["path"] = folder
-        parts.ask_leave(folder)
+        if not is_for_models(folder):
+            parts.ask_leave(folder)
     revision = source.revision or str(launch.args.get("revision", ""))
     if revision and not revision.startswith("$"):
         model["revision"] = revision

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Failed
 from spark_cluster.inference.process import RAY, Process, needs_rdma
+from spark_cluster.node import paths
 from spark_cluster.node.values import Secret
 
 if TYPE_CHECKING:
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from spark_cluster.inference.engine import Engine
     from spark_cluster.topology import Node
 
-RAY_HOME = "/var/lib/spark-cluster/ray"
+RAY_HOME = paths.RAY
 """Ray's sessions on the head; a persistent folder, or the containers would not come back after a
 reboot (a bind mount's source must exist)."""
 

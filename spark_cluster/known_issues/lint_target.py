@@ -155,7 +155,7 @@ def _of_recipe(path: Path, project: Project, tp: int | None, allow: Allowances) 
         path,
         recipe.model.directory,
         tuple(dict.fromkeys(reference.env for reference in recipe.secret_env.values())),
-        tuple(image_build.remarks(recipe.image.build)),
+        tuple(image_build.remarks(recipe.image.build, recipe.allowances)),
         tuple(recipe.not_carried_over),
     )
 

@@ -14,6 +14,9 @@ from spark_cluster.config.yamlfile import Problem, load
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.registries import is_of_registry
 
+OF_SHIPPED = Allowances(build=True, build_network=True)
+"""What recipes that come with the program need no permission for: its roles run as root, too."""
+
 
 def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING) -> Recipe:
     """Read a recipe by name or path, with absolute paths of `model.directory`, patches and steps.
@@ -41,6 +44,8 @@ def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING)
     image = recipe.image.model_copy(update={"build": _build(recipe.image.build, folder)})
     # A recipe of a registry has no files of its own here, and the project's are not its.
     own = not is_of_registry(path)
+    if path.absolute().parent == project.shipped / "recipes":
+        allow += OF_SHIPPED
     allowed = Allowed(path, project.folder, allow) if own else Allowed(user=allow)
     return recipe.with_files(allowed, model=model, patches=patches, image=image)
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.node import paths
 from spark_cluster.node.durable import naming, sync_folder
 from spark_cluster.node.faults import explain
 from spark_cluster.node.journal import Journal, file_shape, folder_shape
@@ -25,8 +26,8 @@ from spark_cluster.node.values import Blob, ResourceError, Unknown
 
 __all__ = ["SEARCH_PATH", "STATE", "Cancelled", "Completed", "Host", "Processes", "explain"]
 
-STATE = "/var/lib/spark-cluster"
-RUN = "/run/spark-cluster"
+STATE = paths.STATE
+RUN = paths.RUNTIME
 PIECE = 1024 * 1024
 """Bytes of a file that are in memory at a time."""
 

@@ -8,9 +8,9 @@ import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from spark_cluster.node import durable
+from spark_cluster.node import durable, paths
 
-FILE = "/var/lib/spark-cluster/image-digests.json"
+FILE = paths.IMAGE_DIGESTS
 """On a node: id of an image to digests. An id is a hash of what it names, so this stays true."""
 
 MOST = 100

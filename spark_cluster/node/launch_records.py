@@ -13,9 +13,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import durable
+from spark_cluster.node import durable, paths
 
-FILE = "/var/lib/spark-cluster/caches/launches.json"
+FILE = paths.LAUNCHES
 """On every node; mode 600 in a folder of mode 700."""
 
 MOST = 48

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spark_cluster.node import moment, processes
+from spark_cluster.node import moment, paths, processes
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
 from spark_cluster.node.own_program import bytecode
@@ -28,7 +28,7 @@ from spark_cluster.node.processes import Cancelled, Completed
 from spark_cluster.node.unit_output import Tail, text_of
 from spark_cluster.node.values import ResourceError
 
-FOLDER = "/var/lib/spark-cluster/units"
+FOLDER = paths.UNITS
 BOOTED = "/run/systemd/system"
 """Is there when systemd runs the machine (sd_booted(3))."""
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.node import paths
 from spark_cluster.node.durable import sync, sync_folder
 from spark_cluster.node.values import InvalidResource
 from spark_cluster.resources.base import Resource, State
@@ -21,7 +22,7 @@ from spark_cluster.resources.ssh_key import KINDS, generate
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
 
-PREPARED = "/etc/ssh/spark-cluster-next"
+PREPARED = paths.NEXT_HOST_KEYS
 """Keys that are made and not in force, `KIND/key` and `KIND/key.pub`; for root only."""
 
 

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from spark_cluster.node import paths
 from spark_cluster.node.values import InvalidResource, ResourceError
 from spark_cluster.resources.base import Resource, State
 
@@ -78,7 +79,7 @@ class KernelModule(Resource):
     @property
     def file(self) -> str:
         """The file that loads it at boot."""
-        return f"/etc/modules-load.d/60-spark-cluster-{self._name}.conf"
+        return paths.KERNEL_MODULES.format(self._name)
 
     @property
     def _name(self) -> str:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.node import paths
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State
 from spark_cluster.resources.file import sha256, unified
@@ -16,8 +17,8 @@ from spark_cluster.resources.file import sha256, unified
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
 
-FOLDER = "/etc/spark-cluster/nftables"
-LOADED = "/var/lib/spark-cluster/nftables"
+FOLDER = paths.NFTABLES
+LOADED = paths.NFTABLES_SCRIPTS
 PREFIX = "spark_cluster"
 """Begins the name of every table of ours: the user's own are never touched."""
 

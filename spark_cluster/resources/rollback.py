@@ -16,14 +16,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.node import paths
 from spark_cluster.node.durable import make_folder, sync_folder, write_file
 from spark_cluster.node.values import ResourceError
 
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
 
-FOLDER = "/var/lib/spark-cluster/rollback"
-UNITS = "/etc/systemd/system"
+FOLDER = paths.ROLLBACK
+UNITS = paths.SYSTEMD_UNITS
 WANTS = f"{UNITS}/sysinit.target.wants"
 
 _SCRIPT = """#!/bin/sh

@@ -9,11 +9,13 @@ import shutil
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from spark_cluster.node import paths
+
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
     from spark_cluster.node.values import Secret
 
-SECRETS = "/var/lib/spark-cluster/secrets"
+SECRETS = paths.SECRETS
 
 
 def secret_path(program: str, path: str) -> str:

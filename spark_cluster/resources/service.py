@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.node import paths
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Skip
 from spark_cluster.resources import systemd
 from spark_cluster.resources.base import Resource, State, ids
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from spark_cluster.node.host import Host
 
 _UNIT_TYPES = ("service", "socket", "timer", "target", "mount", "path")
-_FOLDERS = ("/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system")
+_FOLDERS = (paths.SYSTEMD_UNITS, "/run/systemd/system", "/usr/lib/systemd/system")
 _PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,NeedDaemonReload,Type,LoadError"
 _AT_BOOT = ("enabled", "alias", "generated", "indirect")
 _STAYS_S = 1.0

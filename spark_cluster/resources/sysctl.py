@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from spark_cluster.node import paths
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, lines_of
 from spark_cluster.resources.file import unified
@@ -62,7 +63,7 @@ class Sysctl(Resource):
     @property
     def file(self) -> str:
         """The file that sets it at boot."""
-        return f"/etc/sysctl.d/60-spark-cluster-{self._place.replace('/', '.')}.conf"
+        return paths.SYSCTL.format(self._place.replace("/", "."))
 
     def desired(self) -> State:
         return {"live": _plain(self.value), "at_boot": _plain(self.value)}

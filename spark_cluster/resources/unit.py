@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.node import paths
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
 from spark_cluster.resources import secret_files, systemd
 from spark_cluster.resources.base import Resource, State, differences, ids
@@ -19,7 +20,7 @@ from spark_cluster.resources.program import check_program, need_paths, split_mou
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
 
-FOLDER = "/etc/systemd/system"
+FOLDER = paths.SYSTEMD_UNITS
 
 DECLARED = "Declared="
 """Key of the section that systemd leaves alone (`[X-...]`), with what was declared as JSON."""

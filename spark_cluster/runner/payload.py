@@ -8,6 +8,7 @@ from pathlib import Path
 
 from spark_cluster.agent import frames
 from spark_cluster.loader.resources import ProjectFiles, loaded_files
+from spark_cluster.node import paths
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -26,7 +27,7 @@ READY = b'{"event":"ready"}'
 READY_COMMAND = f"import os\nos.write(1,{len(READY).to_bytes(4, 'big') + READY!r})\n{COMMAND}"
 """The same for who waits until sudo has let it through."""
 
-ROOT_FOLDER = "/var/lib/spark-cluster/agent"
+ROOT_FOLDER = paths.AGENT
 USER_FOLDER = "~/.cache/spark-cluster/agent"
 
 

@@ -15,6 +15,7 @@ from spark_cluster.config.ports import EnginePorts, Span, recipe_ports, vllm_por
 from spark_cluster.errors import Refused
 from spark_cluster.inference.engine import engine
 from spark_cluster.inference.ray import TOKENS_SINCE
+from spark_cluster.node import paths
 from spark_cluster.resources import NftTable
 from spark_cluster.resources.nft_table import normalised
 
@@ -29,8 +30,8 @@ BEFORE_TOKENS = Version("0.12")
 """The first vLLM that was released after Ray 2.52 (November 2025); images carry the Ray of their
 day."""
 UNIT = "spark-cluster-firewall.service"
-UNIT_FILE = f"/etc/systemd/system/{UNIT}"
-DROP_IN = "/etc/systemd/system/nftables.service.d/spark-cluster.conf"
+UNIT_FILE = f"{paths.SYSTEMD_UNITS}/{UNIT}"
+DROP_IN = paths.NFTABLES_DROP_IN
 """Has nftables.service load the table again whenever it has flushed all of them."""
 LABEL = "spark-cluster.firewall"
 """Of the engine's containers: `present`, or `absent` where the inventory does without."""

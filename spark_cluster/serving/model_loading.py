@@ -11,6 +11,7 @@ from spark_cluster.errors import VerificationFailed
 from spark_cluster.inference import runtime
 from spark_cluster.inference.containers import NEEDS
 from spark_cluster.models.memory import RESERVE_GIB
+from spark_cluster.node import paths
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, proxy, supervision, vram
 from spark_cluster.serving.endpoint import Endpoint
@@ -19,8 +20,8 @@ from spark_cluster.serving.proxy import ModelServer
 from spark_cluster.serving.replicas import Member
 from spark_cluster.serving.unit_program import UnitProgram
 
-FOLDER = "/var/lib/spark-cluster/model-loader"
-CONFIG = "/etc/spark-cluster/model-loader.json"
+FOLDER = paths.MODEL_LOADER
+CONFIG = paths.MODEL_LOADER_SETTINGS
 
 ANSWER_S = 30.0
 """Seconds for an answer of a server that has just come up."""

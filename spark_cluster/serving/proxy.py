@@ -9,11 +9,12 @@ from urllib.parse import urlsplit
 
 from spark_cluster.config.model_kind import KINDS, ModelKind
 from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.node import paths
 
 UNIT = "spark-cluster-endpoint"
 """Its systemd unit."""
 
-FOLDER = "/etc/spark-cluster/endpoint"
+FOLDER = paths.ENDPOINT
 CONFIG = f"{FOLDER}/haproxy.cfg"
 KEYS = f"{FOLDER}/api-keys"
 """SHA-256 digests of the keys that open the endpoint; only root reads it."""

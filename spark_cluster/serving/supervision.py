@@ -14,6 +14,7 @@ from spark_cluster.inference.containers import NODES
 from spark_cluster.inference.process import RAY, SERVER, TITLE
 from spark_cluster.inference.ray import NODES as RAY_NODES
 from spark_cluster.inference.ray import TOKEN_FILE
+from spark_cluster.node import paths
 from spark_cluster.node.supervision.policy import State
 from spark_cluster.resources.unit import DECLARED
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
@@ -24,10 +25,10 @@ from spark_cluster.serving.unit_program import UnitProgram
 UNIT = "spark-cluster-supervise"
 """Its systemd unit."""
 
-FOLDER = "/var/lib/spark-cluster/supervise"
+FOLDER = paths.SUPERVISION
 """Its program and its state."""
 
-CONFIG = "/etc/spark-cluster/supervise.json"
+CONFIG = paths.SUPERVISE_SETTINGS
 STATE = f"{FOLDER}/state/state.json"
 
 QUESTION = "Answer with one word: what is the capital of France?"

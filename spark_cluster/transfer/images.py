@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.errors import Failed, Refused
+from spark_cluster.node import paths
 from spark_cluster.node.sizes import gigabytes
 from spark_cluster.node.store.image_blobs import without_layers
 from spark_cluster.node.store.manifest import BadManifest, Manifest
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from spark_cluster.topology import Node
 
 ROLE = "images"
-HUB = "/var/lib/spark-cluster/images"
+HUB = paths.IMAGES
 """Folder on the nodes for an image while it is copied."""
 LIMIT_S = 4 * 3600.0
 """Seconds for writing an image to a disk, or for giving it to Docker."""

@@ -139,7 +139,7 @@ WRITES = {
 
 
 @pytest.mark.parametrize("key", WRITES)
-def test_a_recipe_writes_to_folders_for_data_only(folder: Path, key: str) -> None:
+def test_a_recipe_writes_only_to_folders_that_were_named(folder: Path, key: str) -> None:
     text, more = WRITES[key]
     (folder / "recipes/r.yaml").write_text(text + more)
     with pytest.raises(Refused, match=r"wants to write to /nowhere/a of the nodes") as e:
@@ -151,9 +151,11 @@ def test_a_recipe_writes_to_folders_for_data_only(folder: Path, key: str) -> Non
         must_be_allowed(load_recipe("r", Project(folder), Allowances(mounts=(allowed,))))
 
 
-def test_what_is_read_only_or_for_data_needs_no_leave(folder: Path) -> None:
+def test_what_is_only_read_and_a_model_in_its_folder_need_no_leave(folder: Path) -> None:
     must_be_allowed(recipe(folder, mount("/nowhere/a", read_only=True)))
-    must_be_allowed(recipe(folder, mount("/srv/cache")))
+    text = TEXT.replace("served_name: m", "served_name: m, path: /srv/models/m")
+    (folder / "recipes/r.yaml").write_text(text)
+    must_be_allowed(load_recipe("r", Project(folder)))
 
 
 def test_no_leave_opens_a_system_folder(folder: Path) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from pathlib import Path, PurePosixPath
 
+from spark_cluster.node import paths
 from spark_cluster.node.store.manifest import BadManifest, check_commit, check_repository
 
-OURS = "/var/lib/spark-cluster/models"
+OURS = paths.MODELS
 """Folder, root-only, of what is not part of the layout: manifests, pins, last use, progress."""
 
-LIBRARY = "/opt/spark-cluster/hub"
+LIBRARY = paths.HUB_LIBRARY
 """Folder of the virtual environment with the hub's own library."""
 
 KEPT_FREE = 5 << 30

@@ -18,13 +18,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.node import paths
 from spark_cluster.node.durable import make_folder, sync, sync_folder, write_file
 from spark_cluster.node.store.hub_cache import HubCache, Lacking
 from spark_cluster.node.store.layout import INCOMPLETE
 from spark_cluster.node.store.manifest import MOST_FILES, SHA256, Manifest, StoredFile, check_path
 from spark_cluster.node.values import ResourceError
 
-OURS = "/var/lib/spark-cluster/folders"
+OURS = paths.FOLDERS
 """Folder, root-only, of the hashes of files in plain folders."""
 INCOMING = ".spark-cluster-incoming"
 """Below the folder: files that are not whole yet."""

@@ -1,0 +1,84 @@
+"""Every path of our own on a node; no other module spells one.
+
+Root executes, trusts or writes what is there, so no recipe reaches one of them, whatever the user
+allows: `config/node_paths.py` refuses them and the folders above them.
+"""
+
+from __future__ import annotations
+
+STATE = "/var/lib/spark-cluster"
+"""Folder of what is kept: the agent, the journal, units, records, environments."""
+CONFIGURATION = "/etc/spark-cluster"
+RUNTIME = "/run/spark-cluster"
+"""Folder on a tmpfs: sockets, and secrets while something runs."""
+CACHE = "/var/cache/spark-cluster"
+MODELS_FOLDER = "/srv/models"
+"""Folder of models that are not in the hub cache: root writes them, containers only read them."""
+
+CACHE_ROOT = f"{CACHE}/engine"
+"""Folder of models and compiled code, unless the setting `root` of the role `caches` names another.
+
+Below it are the hub cache, `tuned`, and `images` with the caches of each image.
+"""
+
+# -- programs that root runs --------------------------------------------------------------------
+
+AGENT = f"{STATE}/agent"
+ENVIRONMENTS = f"{STATE}/environments"
+"""Folder of virtual environments of our own."""
+HUB_LIBRARY = f"{ENVIRONMENTS}/hub"
+LLAMA_BENCHY = f"{ENVIRONMENTS}/llama-benchy"
+FORMER_ENVIRONMENTS = "/opt/spark-cluster"
+"""Folder of the environments before 0.2, which recipes could mount:
+nothing of it is used."""
+UNITS = f"{STATE}/units"
+ROLLBACK = f"{STATE}/rollback"
+NFTABLES_SCRIPTS = f"{STATE}/nftables"
+SUPERVISION = f"{STATE}/supervise"
+MODEL_LOADER = f"{STATE}/model-loader"
+DROP_CACHES = "/usr/local/sbin/spark-drop-caches"
+SYSTEMD_UNITS = "/etc/systemd/system"
+
+# -- records ------------------------------------------------------------------------------------
+
+MODELS = f"{STATE}/models"
+"""Folder of notes on the hub cache: manifests, pins, last use, locks."""
+FOLDERS = f"{STATE}/folders"
+"""Folder of the hashes of files in plain folders."""
+IMAGES = f"{STATE}/images"
+"""Folder of images while they are copied."""
+BUILDS = f"{STATE}/builds"
+PATCHES = f"{STATE}/patches"
+IMAGE_DIGESTS = f"{STATE}/image-digests.json"
+LAUNCHES = f"{STATE}/caches/launches.json"
+TELEMETRY = f"{STATE}/telemetry"
+BENCH = f"{STATE}/bench"
+BENCH_LOCK = f"{STATE}/bench-lock"
+
+# -- secrets and configuration ------------------------------------------------------------------
+
+SECRETS = f"{STATE}/secrets"
+RAY = f"{STATE}/ray"
+COPIES = f"{RUNTIME}/copies"
+DOWNLOADS = "/run/spark-cluster-downloads"
+ENDPOINT = f"{CONFIGURATION}/endpoint"
+SUPERVISE_SETTINGS = f"{CONFIGURATION}/supervise.json"
+MODEL_LOADER_SETTINGS = f"{CONFIGURATION}/model-loader.json"
+MESH_KEY = f"{CONFIGURATION}/mesh/id_ed25519"
+MESH_KNOWN_HOSTS = "/etc/ssh/spark-cluster-known-hosts"
+MESH_CONFIGURATION = "/etc/ssh/ssh_config.d/40-spark-cluster.conf"
+NEXT_HOST_KEYS = "/etc/ssh/spark-cluster-next"
+NFTABLES = f"{CONFIGURATION}/nftables"
+NFTABLES_DROP_IN = f"{SYSTEMD_UNITS}/nftables.service.d/spark-cluster.conf"
+SYSCTL = "/etc/sysctl.d/60-spark-cluster-{}.conf"
+KERNEL_MODULES = "/etc/modules-load.d/60-spark-cluster-{}.conf"
+DRIVER_PREFERENCES = "/etc/apt/preferences.d/50-spark-cluster.pref"
+SUDOERS = "/etc/sudoers.d/90-spark-cluster-{}"
+SUDOERS_DROP_CACHES = "/etc/sudoers.d/91-spark-cluster-drop-caches"
+
+OWN = (
+    *(STATE, CONFIGURATION, RUNTIME, CACHE, FORMER_ENVIRONMENTS, DOWNLOADS, SYSTEMD_UNITS),
+    *(MESH_KNOWN_HOSTS, MESH_CONFIGURATION, NEXT_HOST_KEYS, DROP_CACHES),
+    *(DRIVER_PREFERENCES, SUDOERS_DROP_CACHES),
+)
+"""What holds all of the above, and the names that stand alone."""

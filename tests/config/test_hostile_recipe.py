@@ -1,0 +1,95 @@
+"""A recipe of an attacker is refused by every command, before a node is asked for anything."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hostile import recipe
+from program import invoke
+
+from spark_cluster.errors import InvalidFile, Refused
+
+COMMANDS = (("lint",), ("plan", "--offline"), ("up", "--recipe"))
+INVENTORY = "nodes: {a: {address: 127.0.0.1, port: 1}}\n"
+OWN_ROOT = """\
+settings: {caches: {root: /data/caches}, llama_benchy: {path: /data/benchy}}
+serve: {allow_mounts: [/data, /other], allow_venv: true}
+"""
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize("source", recipe.REACHED)
+def test_no_path_of_root_is_mounted_whatever_is_allowed(project: Path, source: str) -> None:
+    """A container that writes there would be root on the node at the next `up`."""
+    recipe.write(project, recipe.with_mount(source))
+    for command in COMMANDS:
+        for allowed in ((), ("--allow-mount", source), ("--allow-mount", "/")):
+            done = invoke(*command, recipe.NAME, *allowed)
+            assert isinstance(done.exception, InvalidFile | Refused), (command, allowed)
+
+
+@pytest.mark.parametrize("source", recipe.TARGETS)
+def test_nor_is_it_read(project: Path, source: str) -> None:
+    recipe.write(project, recipe.with_mount(source, read_only=True))
+    done = invoke("lint", recipe.NAME, "--allow-mount", source)
+    assert isinstance(done.exception, InvalidFile) or source.startswith("/usr/")
+
+
+@pytest.mark.parametrize("source", recipe.REACHED)
+def test_import_leaves_it_out(source: str) -> None:
+    line = f"docker run -v {source}:/data ghcr.io/evil/vllm:1 vllm serve evil/m"
+    done = invoke("recipes", "import", "--command", line)
+    assert "mounts:" not in done.stdout
+    assert source in done.output, "it is said that it was left out"
+
+
+@pytest.mark.parametrize("source", ["/opt/vllm", "/home/me/venv", "/srv/data", "/var/cache/x"])
+@pytest.mark.parametrize("command", COMMANDS)
+def test_what_it_writes_is_named_by_the_user(
+    project: Path, source: str, command: tuple[str, ...]
+) -> None:
+    recipe.write(project, recipe.with_mount(source))
+    assert isinstance(invoke(*command, recipe.NAME).exception, Refused)
+    done = invoke(*command, recipe.NAME, "--allow-mount", source)
+    assert not isinstance(done.exception, Refused)
+
+
+@pytest.mark.parametrize("source", ["/data/caches", "/data/caches/images", "/data", "/data/benchy"])
+def test_folders_that_settings_give_us_are_our_own(project: Path, source: str) -> None:
+    """Although the inventory lets recipes write to a folder above them."""
+    (project / "inventory.yaml").write_text(INVENTORY + OWN_ROOT)
+    recipe.write(project, recipe.with_mount(source))
+    done = invoke("lint", recipe.NAME)
+    assert isinstance(done.exception, Refused)
+    assert "spark-cluster's own" in done.exception.message
+    recipe.write(project, recipe.with_mount("/other/x"))
+    assert invoke("lint", recipe.NAME).exception is None
+
+
+@pytest.mark.parametrize("path", ["/other/venv", "/"])
+def test_no_environment_is_where_recipes_write(project: Path, path: str) -> None:
+    (project / "inventory.yaml").write_text(INVENTORY + OWN_ROOT)
+    text = recipe.text(f"runtime: venv\nvenv: {{path: {path}, requirements: [vllm==0.32.0]}}")
+    recipe.write(project, "\n".join(x for x in text.splitlines() if not x.startswith("image:")))
+    assert isinstance(invoke("up", "--recipe", recipe.NAME).exception, InvalidFile | Refused)
+
+
+def test_a_dockerfile_needs_the_permission_of_build_steps(project: Path) -> None:
+    recipe.write(project, recipe.text(recipe.DOCKERFILE))
+    done = invoke("up", "--recipe", recipe.NAME)
+    assert isinstance(done.exception, Refused)
+    assert "its Dockerfile" in done.exception.message
+    assert "--allow-build-network" in done.exception.hint
+    still = invoke("up", "--recipe", recipe.NAME, "--allow-build")
+    assert isinstance(still.exception, Refused), "a Dockerfile is built with a network"
+    given = invoke("up", "--recipe", recipe.NAME, "--allow-build-network")
+    assert not isinstance(given.exception, Refused)
+    told = " ".join(invoke("lint", recipe.NAME).output.split())
+    assert "`up` needs --allow-build-network" in told
