@@ -59,7 +59,7 @@ def main(
     if note := model_servers.taken_away(former, recipe.name):
         play.note(note)
     if offline:
-        must_be_there(recipe, models)
+        must_be_there(recipe, models, adopt=play.options.may_adopt)
     plan = plan.located(models.folders())
     group = replicas.group_of(plan, play.inventory)
     found = replicas.with_plans(found, group)
@@ -74,7 +74,7 @@ def main(
     with play.stage("prepare"):
         guarded = prepare(play, plan)
     with play.stage("fetch"):
-        plan = fetch(play, plan, models)
+        plan = fetch(play, plan, models, offline=offline)
     with play.stage("start"):
         model_servers.end(play, former)
         parts = replicas.group_of(plan, play.inventory).parts

@@ -41,7 +41,7 @@ def main(
     )
     if offline:
         for plan, there in zip(group.parts, stores, strict=True):
-            must_be_there(plan.recipe, there)
+            must_be_there(plan.recipe, there, adopt=play.options.may_adopt)
     vram.record(play.bus, "before", before)
     former = model_servers.stale(group, models_of(text), replicas_of(text))
     starting = [
@@ -53,7 +53,8 @@ def main(
     with play.stage("prepare"):
         guarded = prepare(play, group.whole)
     with play.stage("fetch"):
-        parts = [fetch(play, *pair) for pair in zip(group.parts, stores, strict=True)]
+        pairs = zip(group.parts, stores, strict=True)
+        parts = [fetch(play, *pair, offline=offline) for pair in pairs]
         group = replace(group, parts=tuple(parts))
         found = replicas.with_plans(found, group)
     with play.stage("start"):

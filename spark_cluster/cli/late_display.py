@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Protocol, runtime_checkable
 
 from spark_cluster.runner.events import (
     Connected,
@@ -18,6 +20,13 @@ WITHIN_S = 0.15
 """Seconds after which a title is shown, also when nothing has been sent to any node yet."""
 
 _TITLES = (RunStarted, StageStarted, Connected)
+
+
+@runtime_checkable
+class Quiet(Protocol):
+    """A sink that can hold events back."""
+
+    def quiet(self) -> contextlib.AbstractContextManager[None]: ...
 
 
 class LateDisplay:
@@ -71,6 +80,14 @@ class LateDisplay:
         if self._error is not None:
             error, self._error = self._error, None
             raise error
+
+    @contextlib.contextmanager
+    def quiet(self) -> Iterator[None]:
+        """Show all that was told, and hold events back while a person is asked."""
+        self.settle()
+        held = self._sink
+        with held.quiet() if isinstance(held, Quiet) else contextlib.nullcontext():
+            yield
 
     def close(self) -> None:
         self.settle()

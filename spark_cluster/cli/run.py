@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import gc
 import signal
+import sys
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
+import click
+
 from spark_cluster.cli.late_display import LateDisplay
+from spark_cluster.cli.visible import visible
 from spark_cluster.cluster import run
 
 if TYPE_CHECKING:
@@ -52,13 +57,23 @@ def shown(app: Program, run: WatchedRun) -> Sink:
 
         return Display(app.console, verbose=app.verbose, titled=run.change)
 
+    sink: Display | LateDisplay
     if run.options.step:
         from spark_cluster.cli.step import Stepper
 
-        display = draw()
-        run.options.ask = Stepper(display).ask
-        return display
-    return LateDisplay(draw, verbose=app.verbose, titled=run.change)
+        sink = draw()
+        run.options.ask = Stepper(sink).ask
+    else:
+        sink = LateDisplay(draw, verbose=app.verbose, titled=run.change)
+    if not app.as_json and sys.stdin.isatty() and sys.stdout.isatty():
+        run.options.consent = partial(_consent, sink)
+    return sink
+
+
+def _consent(sink: Display | LateDisplay, question: str) -> bool:
+    """Ask on the terminal; Enter is a no."""
+    with sink.quiet():
+        return click.confirm(visible(question))
 
 
 def show_recap(app: Program, run: WatchedRun) -> None:

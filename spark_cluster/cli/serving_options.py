@@ -16,6 +16,13 @@ forced = click.option(
     "--force", is_flag=True, help="Launch even if the plan says that the configuration cannot work."
 )
 
+adopting = click.option(
+    "--adopt",
+    is_flag=True,
+    help="Take a model over that root or the login user has in a hub cache on a node, by a checked "
+    "copy, instead of downloading it (a terminal is asked without this).",
+)
+
 unloading = click.option(
     "--unload",
     type=click.Choice(["ollama"]),

@@ -8,7 +8,7 @@ import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.override_options import overriding
-from spark_cluster.cli.serving_options import forced, sized, unloading
+from spark_cluster.cli.serving_options import adopting, forced, sized, unloading
 from spark_cluster.cluster.overrides import Changes
 from spark_cluster.cluster.recipes import recipe_to_serve, size_on
 from spark_cluster.errors import UsageError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     help="Do not start the old recipe again if the new one fails.",
 )
 @unloading
+@adopting
 @overriding
 @allowing
 @changing
@@ -44,6 +45,7 @@ def command(
     force: bool,
     no_restore: bool,
     unload: tuple[str, ...],
+    adopt: bool,
     changes: Changes,
     allow: Allowances,
     exit_code: bool,
@@ -56,6 +58,7 @@ def command(
     old recipe is started again, and the exit status is that of the failure.
     """
     app.connect_early()
+    options.adopt = adopt
     from spark_cluster.cluster.memory_plot import keep_plot
     from spark_cluster.config.overrides import text
     from spark_cluster.serving.memory_phases import MemoryPhases

@@ -9,7 +9,7 @@ import click
 from spark_cluster.cli import up_models
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.override_options import overriding, with_port
-from spark_cluster.cli.serving_options import forced, sized
+from spark_cluster.cli.serving_options import adopting, forced, sized
 from spark_cluster.cluster.served_models import OVERRIDE, must_be_for_all, serves_several
 
 if TYPE_CHECKING:
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Ask no hub: serve from what the nodes have; copies between them are made.",
 )
+@adopting
 @overriding
 @with_port
 @allowing
@@ -54,6 +55,7 @@ def command(
     recipe_name: str | None,
     force: bool,
     offline: bool,
+    adopt: bool,
     changes: Changes,
     allow: Allowances,
     exit_code: bool,
@@ -68,6 +70,7 @@ def command(
     the endpoint sends a request to the model that it names.
     """
     app.connect_early()
+    options.adopt = adopt
     if recipe_name is None and serves_several(app.cluster):
         given = {"--tp": tp not in (None, 1), "--replicas": replicas > 1, OVERRIDE: changes}
         must_be_for_all(given)

@@ -83,6 +83,8 @@ class Options:
         selection: `--tags`, `--skip-tags`, `--start-at`.
         step: a person is asked before each change.
         ask: how: the node and what would be changed in, `yes`, `no`, `all` or `stop` out.
+        adopt: models that other tools have downloaded to a node are taken over.
+        consent: how a person is asked a question with yes or no; None: there is no one to ask.
     """
 
     check: bool = False
@@ -90,3 +92,10 @@ class Options:
     selection: Selection = field(default_factory=Selection)
     step: bool = False
     ask: Callable[[str, dict[str, Any]], str] | None = None
+    adopt: bool = False
+    consent: Callable[[str], bool] | None = None
+
+    @property
+    def may_adopt(self) -> bool:
+        """True if models of other caches are taken over, or someone can be asked."""
+        return self.adopt or self.consent is not None

@@ -59,7 +59,7 @@ class NodeDocuments:
         Raises:
             HubError: there is no such repository, or it cannot be asked.
         """
-        path = f"/api/models/{repository}/revision/{quote(revision, safe='')}"
+        path = f"/api/models/{repository}/revision/{quote(revision, safe='')}?blobs=true"
         (reply,) = self._answers(repository, revision, [(path, "")])
         return listing_of(_body(reply), repository)
 

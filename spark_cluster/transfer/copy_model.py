@@ -11,6 +11,7 @@ from spark_cluster.serving.caches import root_of_all
 from spark_cluster.topology import Node
 from spark_cluster.transfer.copy import Copied, copy
 from spark_cluster.transfer.folders import copy_folder
+from spark_cluster.transfer.hub_check import must_be_the_hubs
 from spark_cluster.transfer.state import Have, Wanted, hub_folder, models_on
 
 
@@ -46,6 +47,8 @@ def copy_model(
             f"{sender.name} has {wanted.repository}, and there is no other node in this run",
             hint="widen --limit, or add a node to the inventory",
         )
+    if not play.check:
+        must_be_the_hubs(play, manifest, sender, others[0])
     return copy(
         play,
         manifest,

@@ -20,8 +20,11 @@ ROLE = "models"
 """Its name stands for all models in `--tags` and `--skip-tags`."""
 
 
-def fetch(play: Play, plan: ServePlan, stored: Stored) -> ServePlan:
+def fetch(play: Play, plan: ServePlan, stored: Stored, *, offline: bool = False) -> ServePlan:
     """Fetch image, models and patches, side by side where one does not need the other.
+
+    Args:
+        offline: neither the hub nor a registry is asked.
 
     Returns:
         The plan, with the folders of the models.
@@ -36,7 +39,7 @@ def fetch(play: Play, plan: ServePlan, stored: Stored) -> ServePlan:
 
     def image() -> None:
         if plan.recipe.venv is None:
-            images.bring(play, plan.nodes, plan.image, stored.images)
+            images.bring(play, plan.nodes, plan.image, stored.images, offline=offline)
         else:
             play.apply(plan.nodes, play.role("venv", **plan.recipe.venv.model_dump()))
         if by_image:
@@ -48,7 +51,7 @@ def fetch(play: Play, plan: ServePlan, stored: Stored) -> ServePlan:
             play.apply(plan.nodes, *more, uploads)
         for given in large:
             _bring_folder(play, plan, given)
-        return _hub_models(play, plan, stored)
+        return _hub_models(play, plan, stored, offline=offline)
 
     _, places = play.together(image, models)
     fetched = plan.located(places)
@@ -74,18 +77,18 @@ def _bring_folder(play: Play, plan: ServePlan, given: Mapping[str, Any]) -> None
             play.note(f"{given['name']} on {one}")
 
 
-def must_be_there(recipe: Recipe, stored: Stored) -> None:
+def must_be_there(recipe: Recipe, stored: Stored, *, adopt: bool) -> None:
     """Refuse to serve without the network what no node has.
 
     Raises:
         Refused: with what is lacking.
     """
-    hub_models.must_be_there(stored)
+    hub_models.must_be_there(stored, adopt=adopt)
     if recipe.venv is None:
         images.must_be_there(recipe.image, stored.images)
 
 
-def _hub_models(play: Play, plan: ServePlan, stored: Stored) -> dict[str, str]:
+def _hub_models(play: Play, plan: ServePlan, stored: Stored, *, offline: bool) -> dict[str, str]:
     """Have the models of the hub cache; repository to folder."""
     there = stored.folders()
     whole = all(
@@ -98,7 +101,7 @@ def _hub_models(play: Play, plan: ServePlan, stored: Stored) -> dict[str, str]:
         return there
     names = [node.name for node in plan.nodes]
     if play.options.selection.wants_part(names, ROLE) and not play.check:
-        return hub_models.bring(play, plan.nodes, stored)
+        return hub_models.bring(play, plan.nodes, stored, offline=offline)
     lacking = {
         one.repository: f"{stored.hub}/{folder_name(one.repository)}/snapshots/{one.revision}"
         for one in stored.wanted

@@ -15,6 +15,7 @@ from spark_cluster.node.sizes import gigabytes
 from spark_cluster.node.store.layout import KEPT_FREE, repository_of
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.transfer.copy import copy
+from spark_cluster.transfer.hub_check import must_be_the_hubs
 from spark_cluster.transfer.in_run import current, showing
 from spark_cluster.transfer.pull import (
     LARGE,
@@ -38,27 +39,34 @@ LOOK_S = 1.0
 """Seconds between two looks whether a pull has said what it fetches."""
 
 
-def must_be_there(stored: Stored) -> None:
+def must_be_there(stored: Stored, *, adopt: bool) -> None:
     """Refuse to go on without the hub where no node has a model.
+
+    Args:
+        adopt: other caches of the nodes count, too.
 
     Raises:
         Refused: with what each of them lacks.
     """
     for wanted in stored.wanted:
         found = stored.of(wanted)
-        if not any(have.whole or have.adoptable for have in found.values()):
+        if not any(have.whole or (adopt and have.adoptable) for have in found.values()):
             reasons = "; ".join(f"{node}: {have.shortfall}" for node, have in found.items())
             raise Refused(
                 f"no node has {wanted.repository}@{wanted.revision} whole ({reasons})",
-                hint="leave --offline out to fetch it from the hub",
+                hint="leave --offline out to fetch it from the hub"
+                + ("" if adopt else ", or give --adopt to take it over from where a node has it"),
             )
 
 
-def bring(play: Play, nodes: Sequence[Node], stored: Stored) -> dict[str, str]:
+def bring(
+    play: Play, nodes: Sequence[Node], stored: Stored, *, offline: bool = False
+) -> dict[str, str]:
     """Have the models of a recipe on all nodes that serve; repository to folder.
 
-    A node that has one sends it to the others. One that another tool has downloaded to a node is
-    taken over. What no node has is fetched from the hub, by one node.
+    A node that has one sends it to the others. One that root or the login user has in a hub cache
+    of a node is taken over where the user wants that. What no node has is fetched from the hub, by
+    one node. What a node or another cache says of a revision is compared with the hub.
 
     Raises:
         Refused: a disk is too small.
@@ -67,7 +75,7 @@ def bring(play: Play, nodes: Sequence[Node], stored: Stored) -> dict[str, str]:
     now = current(play, nodes)
     found = {}
     for wanted in stored.wanted:
-        model = _Model(play, now, stored.hub, wanted, stored.of(wanted))
+        model = _Model(play, now, stored.hub, wanted, stored.of(wanted), offline)
         found[wanted.repository] = folder(stored.hub, wanted, model.bring(stored))
     return found
 
@@ -86,6 +94,7 @@ class _Model:
     hub: str
     wanted: Wanted
     found: Mapping[str, Have]
+    offline: bool = False
 
     def bring(self, stored: Stored) -> str:
         """Have it on all nodes; return its commit."""
@@ -109,8 +118,9 @@ class _Model:
         """Take over what another tool has downloaded to a node; None where none has."""
         for node in self.nodes:
             have = self.found[node.name]
-            if have.adoptable is None:
+            if have.adoptable is None or not self._wants(node, have.adoptable, have.elsewhere):
                 continue
+            must_be_the_hubs(self.play, have.adoptable, node, node, offline=self.offline)
             what = f"{self.wanted.repository} from {have.elsewhere}"
             self.play.note(f"takes over {what}, each byte checked", node=node)
             self.play.session(node).request(
@@ -126,6 +136,17 @@ class _Model:
             )
             return node.name, have.adoptable
         return None
+
+    def _wants(self, node: Node, manifest: Manifest, place: str) -> bool:
+        """Return whether the user wants a model of another cache: by --adopt, or when asked."""
+        options, name = self.play.options, self.wanted.repository
+        if options.adopt:
+            return True
+        about = f"{name} ({gigabytes(manifest.size)}) is in {place} of {node.name}"
+        if options.consent is not None:
+            return options.consent(f"{about}: take a copy of it instead of downloading it?")
+        self.play.note(f"{about}; with --adopt a copy of it would be taken", node=node)
+        return False
 
     def _fetch(self) -> Manifest:
         """Fetch it by the node that has most of it, and copy it to the others meanwhile."""
@@ -191,6 +212,7 @@ class _Model:
         self, manifest: Manifest, source: Node, targets: Sequence[Node], *, follow: bool = False
     ) -> None:
         """Copy it, and say what was moved."""
+        must_be_the_hubs(self.play, manifest, source, targets[0], offline=self.offline)
         done = copy(
             self.play,
             manifest,

@@ -6,6 +6,7 @@ The copy is that of models: over the fabric, several streams, resumed, checked b
 from __future__ import annotations
 
 import hashlib
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 ROLE = "images"
 HUB = paths.IMAGES
 """Folder on the nodes for an image while it is copied."""
+REGISTRY_S = 60.0
+"""Seconds for asking a registry what a digest stands for."""
 LIMIT_S = 4 * 3600.0
 """Seconds for writing an image to a disk, or for giving it to Docker."""
 
@@ -109,13 +112,21 @@ def repository_of(ref: str) -> str:
     return f"image/{hashlib.sha256(ref.encode()).hexdigest()[:16]}"
 
 
-def bring(play: Play, nodes: Sequence[Node], given: Mapping[str, Any], before: Images) -> None:
+def bring(
+    play: Play,
+    nodes: Sequence[Node],
+    given: Mapping[str, Any],
+    before: Images,
+    *,
+    offline: bool = False,
+) -> None:
     """Have the image of a recipe on all nodes that serve, the same on all of them.
 
     Args:
         nodes: the head first.
         given: settings of the role `images`.
         before: what the nodes had when the run began.
+        offline: the registry is not asked whether a copy is what the recipe pins.
 
     Raises:
         Failed: they have different images, and none can be copied.
@@ -139,7 +150,7 @@ def bring(play: Play, nodes: Sequence[Node], given: Mapping[str, Any], before: I
             return
     else:
         play.apply(first, play.role(ROLE, **given))
-    _Copy(play, given, first, others).run()
+    _Copy(play, given, first, others, offline).run()
 
 
 def clean(play: Play, nodes: Sequence[Node], ref: str, found: Images) -> None:
@@ -196,6 +207,7 @@ class _Copy:
     given: Mapping[str, Any]
     first: Node
     others: Sequence[Node]
+    offline: bool
 
     def run(self) -> None:
         """Copy it, and see that all have the same."""
@@ -229,6 +241,9 @@ class _Copy:
                 "driver), so each has this image by itself"
             )
             return False
+        if self.given.get("digest"):
+            for node in lacking:
+                self._must_be_pinned(node, image)
         manifest, layers = self._exported(image)
         count = min(int(asked[node.name]["count"]) for node in lacking)
         if count and len(layers) == len(image.layers):
@@ -239,6 +254,29 @@ class _Copy:
                 self.play.note(f"{ref} on {one}{less}")
         self.play.on_each(lacking, lambda node: self._load(node, image, manifest))
         return True
+
+    def _must_be_pinned(self, node: Node, image: ImageOnNode) -> None:
+        """Ask the registry, through the node that gets the image, what the digest stands for.
+
+        Raises:
+            Failed: another image than the one that the first node would send.
+        """
+        name = f"{self.given['ref']}@{self.given['digest']}"
+        told, why = set[str](), "--offline"
+        if not self.offline:
+            argv = ["docker", "manifest", "inspect", "--verbose", name]
+            done = self.play.session(node).run(argv, timeout=REGISTRY_S)
+            told, why = ids_of(done.stdout), done.stderr.strip().partition("\n")[0][:200]
+        if not told:
+            text = f"{name} is not verified against its registry ({why or 'no answer'})"
+            self.play.note(text, warning=True, node=node)
+        elif image.id not in {*told, self.given["digest"]}:
+            raise Failed(
+                f"what it has as {name} is another image than its registry's: {image.id[:19]}",
+                where=self.first.name,
+                hint=f"someone changed it there; `docker image rm {self.given['ref']}` on "
+                f"{self.first.name}, and the next run pulls it",
+            )
 
     def _common(self, node: Node, image: ImageOnNode) -> dict[str, Any]:
         return self.play.session(node).request(
@@ -278,6 +316,27 @@ class _Copy:
             digests=sorted(image.digests),
             timeout=LIMIT_S,
         )
+
+
+def ids_of(printed: str) -> set[str]:
+    """Return the ids that an image can have by what `docker manifest inspect --verbose` printed:
+    of its configuration (Docker's own store) or of its manifest (containerd's), for each platform.
+    """
+    try:
+        found = json.loads(printed)
+    except (ValueError, RecursionError):
+        return set()
+    ids = set[str]()
+    for one in found if isinstance(found, list) else [found]:
+        about = _object(one)
+        manifest = about.get("SchemaV2Manifest") or about.get("OCIManifest")
+        for place in (about.get("Descriptor"), _object(manifest).get("config")):
+            ids.add(str(_object(place).get("digest")))
+    return {one for one in ids if _ID.fullmatch(one)}
+
+
+def _object(found: Any) -> dict[str, Any]:
+    return found if isinstance(found, dict) else {}
 
 
 def require_equal(ref: str, images: Images) -> None:

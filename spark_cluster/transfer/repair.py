@@ -51,12 +51,14 @@ class Fetching:
 def fetching(play: Play, hubs: Mapping[str, str]) -> Fetching:
     """Return the pull and the copy of this run."""
     from spark_cluster.transfer.copy import copy as copied
+    from spark_cluster.transfer.hub_check import must_be_the_hubs
     from spark_cluster.transfer.pull import pull as pulled
 
     def pull(node: Node, wanted: Wanted) -> object:
         return pulled(play, node, wanted, hub=hubs[node.name])
 
     def copy(manifest: Manifest, source: Node, targets: Sequence[Node]) -> object:
+        must_be_the_hubs(play, manifest, source, targets[0])
         return copied(play, manifest, source, targets, hub=hubs[source.name])
 
     return Fetching(pull, copy)

@@ -167,4 +167,4 @@ def test_a_password_of_the_laptop_for_its_mirror_is_not_sent_to_the_node(
     monkeypatch.setenv("HF_ENDPOINT", hub.url.replace("://", "://me:p%40ss@"))
     documents = NodeDocuments(node)  # type: ignore[arg-type]
     assert documents.listing("org/small", "main").names
-    assert node.asked == [f"{hub.url}/api/models/org/small/revision/main"]
+    assert node.asked == [f"{hub.url}/api/models/org/small/revision/main?blobs=true"]

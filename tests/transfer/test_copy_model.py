@@ -35,7 +35,9 @@ def play(tmp_path: Path) -> Any:
         for n, name in enumerate(NAMES, 1)
     )
     inventory = make_inventory(tmp_path, f"nodes:\n{hosts}")
-    return SimpleNamespace(nodes=[make_node(name) for name in NAMES], inventory=inventory)
+    return SimpleNamespace(
+        nodes=[make_node(name) for name in NAMES], inventory=inventory, check=False
+    )
 
 
 @pytest.fixture
@@ -52,13 +54,19 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], dict[s
         return []
 
     monkeypatch.setattr(module, "models_on", states)
+
+    def compare(_play: Any, _manifest: Manifest, source: Any, receiver: Any) -> None:
+        calls.append((source.name, [receiver.name], {"compared": True}))
+
     monkeypatch.setattr(module, "copy", copy)
+    monkeypatch.setattr(module, "must_be_the_hubs", compare)
     return calls
 
 
 def test_by_default_who_has_it_sends_to_all_others(play, copied):
     module.copy_model(play, WANTED)
-    ((source, targets, how),) = copied
+    (compared, (source, targets, how)) = copied
+    assert compared == ("spark2", ["spark1"], {"compared": True})
     assert (source, targets) == ("spark2", ["spark1", "spark3"])
     assert how["hub"].endswith("/huggingface/hub")
     assert how["encrypt"] is True
@@ -66,7 +74,7 @@ def test_by_default_who_has_it_sends_to_all_others(play, copied):
 
 def test_targets_are_those_that_are_named_once(play, copied):
     module.copy_model(play, WANTED, targets=("spark3", "spark3"))
-    assert copied[0][1] == ["spark3"]
+    assert [one[1] for one in copied] == [["spark3"], ["spark3"]]
 
 
 def test_a_source_that_does_not_have_it_says_what_it_lacks(play, copied):

@@ -12,6 +12,7 @@ from factories import make_inventory, make_node, make_recipe
 
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.runner.options import Options
 from spark_cluster.runner.play import Play
 from spark_cluster.transfer import hub_models
 from spark_cluster.transfer.copy import Copied
@@ -54,8 +55,10 @@ class Cluster:
         self.stored = Stored(HUB, (WANTED,), {name: [what] for name, what in on.items()})
         self.done: list[tuple[str, ...]] = []
         self.notes: list[str] = []
+        self.compared: list[tuple[str, str]] = []
         self.pulled = NEW
         self.described = threading.Event()
+        self.options = Options()
 
     def note(self, text: str, **_options: Any) -> None:
         self.notes.append(text)
@@ -97,8 +100,12 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         play.done.append(("copy", source.name, names, files.commit[:1], str(how["follow"])))
         return [Copied(node.name, source.name, SIZE, 0, 10.0, fabric=True) for node in targets]
 
+    def compare(play: Cluster, _files: Manifest, holder: Any, receiver: Any, **_how: Any) -> None:
+        play.compared.append((holder.name, receiver.name))
+
     for name, function in (
-        ("preview", preview), ("pull", pull), ("models_on", models_on), ("copy", copy)
+        ("preview", preview), ("pull", pull), ("models_on", models_on), ("copy", copy),
+        ("must_be_the_hubs", compare),
     ):  # fmt: skip
         monkeypatch.setattr(hub_models, name, function)
 
@@ -135,10 +142,11 @@ def test_a_branch_that_moved_during_the_pull_is_copied_afterwards(cluster):
     assert two.done[-1] == ("copy", "spark1", "spark2", "a", "False")
 
 
-def test_who_has_it_sends_it_and_the_hub_is_not_asked(cluster):
+def test_who_has_it_sends_it_when_the_hub_has_the_same(cluster):
     two = cluster(spark1=have(NEW, missing=5), spark2=have(NEW))
     two.bring()
     assert two.done == [("copy", "spark2", "spark1", "b", "False")]
+    assert two.compared == [("spark2", "spark1")]
 
 
 def test_of_two_commits_the_heads_serves(cluster):
@@ -147,11 +155,41 @@ def test_of_two_commits_the_heads_serves(cluster):
     assert two.done == [("copy", "spark1", "spark2", "a", "False")]
 
 
-def test_what_another_tool_has_downloaded_is_taken_over(cluster):
+@pytest.mark.parametrize("options", [Options(adopt=True), Options(consent=lambda _text: True)])
+def test_what_another_tool_has_downloaded_is_taken_over_where_that_is_wanted(cluster, options):
     two = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD)))
-    hub_models.must_be_there(two.stored)
+    two.options = options
+    hub_models.must_be_there(two.stored, adopt=options.may_adopt)
     assert two.bring()["org/model"].endswith(OLD)
     assert two.done == [("adopt", "spark2", "a"), ("copy", "spark2", "spark1", "a", "False")]
+    assert two.compared == [("spark2", "spark2"), ("spark2", "spark1")]
+
+
+@pytest.mark.parametrize("options", [Options(), Options(consent=lambda _text: False)])
+def test_without_the_users_word_it_is_downloaded(cluster, options):
+    two = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD)))
+    two.options = options
+    assert two.bring()["org/model"].endswith(NEW)
+    assert ("pull", "spark1") in two.done
+    assert not any(what == "adopt" for what, *_ in two.done)
+    told = any("with --adopt a copy of it would be taken" in note for note in two.notes)
+    assert told == (options.consent is None)
+
+
+def test_a_person_is_asked_what_and_where(cluster):
+    two, asked = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD))), []
+    two.options = Options(consent=lambda text: bool(asked.append(text)))
+    two.bring()
+    (text,) = asked
+    assert text.startswith("org/model (60.0 GB) is in /root/.cache/huggingface/hub of spark2: ")
+
+
+def test_offline_other_caches_count_with_adopt_only(cluster):
+    stored = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD))).stored
+    with pytest.raises(Refused, match="no node has") as caught:
+        hub_models.must_be_there(stored, adopt=False)
+    assert "--adopt" in caught.value.hint
+    hub_models.must_be_there(stored, adopt=True)
 
 
 def test_a_disk_that_is_too_small_is_named_before_the_first_byte(cluster):
@@ -181,7 +219,7 @@ def test_the_pulls_reason_is_the_one_that_is_told(cluster, monkeypatch):
 def test_without_the_hub_each_nodes_lack_is_told(cluster):
     two = cluster(spark1=have(), spark2=have(NEW, missing=2_000_000_000))
     with pytest.raises(Refused, match=r"spark1: not there; spark2: 2\.0 GB are missing"):
-        hub_models.must_be_there(two.stored)
+        hub_models.must_be_there(two.stored, adopt=True)
 
 
 def test_what_is_wanted_in_the_hub_cache():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -28,6 +29,17 @@ def image(letter: str = "1", *digests: str, layers: tuple[str, ...] = ("la", "lb
     return ImageOnNode(f"sha256:{letter * 64}", frozenset(digests), layers, 5_000_000_000)
 
 
+VERBOSE = json.dumps(
+    [
+        {"Descriptor": {"digest": f"sha256:{'9' * 64}", "platform": {"architecture": "arm64"}},
+         "OCIManifest": {"config": {"digest": f"sha256:{'1' * 64}"}}},
+        {"Descriptor": {"digest": f"sha256:{'8' * 64}"},
+         "SchemaV2Manifest": {"config": {"digest": f"sha256:{'7' * 64}"}}},
+    ]
+)  # fmt: skip
+"""What `docker manifest inspect --verbose` prints of an index with two platforms."""
+
+
 class Cluster:
     """Two nodes; roles that are applied give the image, and what agents are asked is noted."""
 
@@ -47,6 +59,7 @@ class Cluster:
         self.containerd: set[str] = set()
         self.left: set[str] = set()
         self.changed = False
+        self.registry = {"status": 0, "stdout": VERBOSE}
 
     def role(self, name: str, **given: Any) -> Any:
         assert name == "images"
@@ -100,7 +113,13 @@ class Cluster:
         return SimpleNamespace(
             submit=lambda _op, **given: SimpleNamespace(wait=lambda: answer(**given)),
             request=lambda _op, _on_event=None, **given: answer(**_without(given)),
+            run=lambda argv, **_how: self._docker(node, argv),
         )
+
+    def _docker(self, node: Any, argv: list[str]) -> Any:
+        assert argv == ["docker", "manifest", "inspect", "--verbose", f"{REF}@{PIN}"]
+        self.done.append(f"registry {node.name}")
+        return SimpleNamespace(**{"stderr": "no basic auth credentials\n", **self.registry})
 
     def bring(self, **given: Any) -> None:
         before = module.images_on(self, self.nodes, REF)  # type: ignore[arg-type]
@@ -137,9 +156,45 @@ def test_it_is_pulled_by_the_head_and_copied(cluster):
     two = cluster()
     two.bring(digest=PIN)
     two.done[1:3] = sorted(two.done[1:3])
+    assert two.done.pop(3) == "registry spark2", "who gets it asks what the digest stands for"
     assert two.done[:7] == ["pull spark1", *COPIED]
     assert sorted(two.done[7:]) == ["clean spark1", "clean spark2"]
     assert two.docker["spark2"] == two.docker["spark1"]
+
+
+def test_another_image_than_the_pinned_one_is_not_taken_from_a_node(cluster):
+    """A node says which digests its image has; only the registry knows."""
+    two = cluster()
+    two.docker = {"spark1": image("6", PIN), "spark2": None}
+    with pytest.raises(Failed, match=f"another image than its registry's: sha256:{'6' * 12}") as e:
+        two.bring(digest=PIN)
+    assert e.value.where == "spark1"
+    assert not any(done.startswith(("export", "copy", "load")) for done in two.done)
+
+
+def test_a_registry_that_is_not_reached_is_said(cluster):
+    two = cluster()
+    two.registry = {"status": 1, "stdout": ""}
+    two.bring(digest=PIN)
+    told = [done for done in two.done if "not verified against its registry" in done]
+    assert told == [f"{REF}@{PIN} is not verified against its registry (no basic auth credentials)"]
+    assert "load spark2" in two.done
+
+
+@pytest.mark.parametrize(
+    "printed",
+    [
+        "",
+        "no",
+        "[" * 100_000,
+        "[1]",
+        "{}",
+        '{"Descriptor": 1}',
+        '[{"OCIManifest": {"config": []}}]',
+    ],
+)
+def test_what_a_registry_prints_in_no_known_form(printed):
+    assert module.ids_of(printed) == set()
 
 
 def test_what_all_have_is_not_moved(cluster):

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol, cast
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, cast
 
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
@@ -39,10 +39,13 @@ class Listing:
     Attributes:
         commit: of 40 hexadecimal digits.
         names: of its files.
+        blobs: name of a file to the hash of its content: SHA-256 of large files, git's SHA-1 of
+            others; without those of which the hub tells none.
     """
 
     commit: str
     names: tuple[str, ...]
+    blobs: Mapping[str, str] = field(default_factory=dict)
 
 
 class DocumentSource(Protocol):
@@ -133,5 +136,14 @@ def listing_of(text: bytes, repository: str) -> Listing:
     commit, files = document.get("sha"), document.get("siblings")
     if not isinstance(commit, str) or not is_commit(commit) or not isinstance(files, list):
         raise wrong_answer(f"the description of {repository} lacks its commit or its files")
-    names = (f.get("rfilename") for f in files[:MOST_NAMES] if isinstance(f, dict))
-    return Listing(commit, tuple(name for name in names if isinstance(name, str)))
+    told = [f for f in files[:MOST_NAMES] if isinstance(f, dict)]
+    named = {f["rfilename"]: f for f in told if isinstance(f.get("rfilename"), str)}
+    hashes = {name: _hash_of(file) for name, file in named.items()}
+    return Listing(commit, tuple(named), {name: one for name, one in hashes.items() if one})
+
+
+def _hash_of(file: Mapping[str, Any]) -> str:
+    """Return the hash of a file's content; of a large one `blobId` is that of its pointer."""
+    large = file.get("lfs")
+    found = large.get("sha256") if isinstance(large, dict) else file.get("blobId")
+    return found if isinstance(found, str) else ""

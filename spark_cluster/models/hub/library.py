@@ -53,7 +53,7 @@ class HubLibrary:
         from huggingface_hub import constants
 
         base = (self._endpoint or constants.ENDPOINT).rstrip("/")
-        url = f"{base}/api/models/{repository}/revision/{quote(revision, safe='')}"
+        url = f"{base}/api/models/{repository}/revision/{quote(revision, safe='')}?blobs=true"
         text, whole = self._get(url, repository, revision, 0, LARGEST_LISTING)
         if not whole:
             raise wrong_answer(f"the description of {repository} is too long")
