@@ -91,8 +91,9 @@ def _download(settings: Settings) -> Resource:
             *("sh", "-c", SCRIPT.read_text(encoding="utf-8"), "download"),
             *(DOWNLOADS, container_name(settings.path), program, *repository, *options),
         ),
+        # A FIFO of that name, which the image may have left, is not waited for.
         unless=(
-            *("grep", "-qxFe", f"{settings.name}@{settings.revision}"),
+            *("grep", "-D", "skip", "-qxFe", f"{settings.name}@{settings.revision}"),
             f"{settings.path}/.complete",
         ),
         env=env,

@@ -57,6 +57,10 @@ wait "$client" || exit
 client=
 
 # The files first, then the word that all of them are there: a power cut must not swap the two.
+# The image's program wrote this folder: what it left under these names is neither followed (-C
+# makes the file anew, -T takes no folder for a place to move into) nor kept.
 sync -f "$folder"
-echo "$repository@$revision" >"$folder/.complete.new" && chmod 644 "$folder/.complete.new" &&
-    sync "$folder/.complete.new" && mv "$folder/.complete.new" "$folder/.complete" && sync "$folder"
+rm -rf "$folder/.complete.new" "$folder/.complete"
+set -C
+echo "$repository@$revision" >"$folder/.complete.new" && sync "$folder/.complete.new" &&
+    mv -T "$folder/.complete.new" "$folder/.complete" && sync "$folder"
