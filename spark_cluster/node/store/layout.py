@@ -10,6 +10,9 @@ from spark_cluster.node.store.manifest import BadManifest, check_commit, check_r
 OURS = "/var/lib/spark-cluster/models"
 """Folder, root-only, of what is not part of the layout: manifests, pins, last use, progress."""
 
+LOCKS = "locks"
+"""Below OURS: one file for each repository, which is locked while someone of ours writes it."""
+
 LIBRARY = "/opt/spark-cluster/hub"
 """Folder of the virtual environment with the hub's own library."""
 
