@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shutil
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent import docker_images
@@ -15,7 +14,7 @@ from spark_cluster.node.host import Host
 from spark_cluster.node.store import image_work
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.image_blobs import common_layers
-from spark_cluster.node.store.layout import KEPT_FREE
+from spark_cluster.node.store.layout import KEPT_FREE, OURS
 from spark_cluster.node.values import Missing, ResourceError
 from spark_cluster.resources.docker import docker, inspect
 
@@ -57,7 +56,7 @@ def _state(host: Host, request: Request) -> Reply:
         "digests": [str(one) for one in (*(found.get("RepoDigests") or ()), *copied)],
         "layers": [str(layer) for layer in layers],
         "size": int(found.get("Size") or 0),
-        "left": _folder(host, request).exists(),
+        "left": _is_left(host, request),
     }
     return {"image": about}
 
@@ -80,33 +79,45 @@ def _common(host: Host, request: Request) -> Reply:
 
 def _export(host: Host, request: Request) -> Reply:
     """Write `ref` into the cache `hub`; what was written before is not written again."""
-    cache = HubCache(host.path(str(request["hub"])))
-    ref, folder = str(request["ref"]), _folder(host, request)
-    there = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    cache = _cache(host, request)
+    ref, repository = str(request["ref"]), str(request["repository"])
+    there = sum(about.st_size for about in cache.contents(repository).values())
     size = max(0, int(request["size"]) - there)
-    if size and cache.free() < size + KEPT_FREE:
+    if size and cache.files.free() < size + KEPT_FREE:
         raise ResourceError(
             f"{ref} needs {size / 1e9:.1f} GB more below {request['hub']} while it is copied, and "
-            f"{KEPT_FREE / 1e9:.1f} GB that stay free; {cache.free() / 1e9:.1f} GB are free",
+            f"{KEPT_FREE / 1e9:.1f} GB that stay free; {cache.files.free() / 1e9:.1f} GB are free",
             "make room, or set copies: false for the role images: each node then pulls it itself",
         )
     work = {name: request[name] for name in ("repository", "commit", "ref", "size")}
-    return _work(host, f"export {ref}", {**work, "what": "export", "hub": str(cache.root)})
+    return _work(host, f"export {ref}", {**work, "what": "export", **_places(cache)})
 
 
-def _folder(host: Host, request: Request) -> Path:
-    """The files of an image while it is copied."""
-    return HubCache(host.path(str(request["hub"]))).folder(str(request["repository"]))
+def _cache(host: Host, request: Request) -> HubCache:
+    return HubCache(host.path(str(request["hub"])), host.path(OURS))
+
+
+def _is_left(host: Host, request: Request) -> bool:
+    """Return whether files of an image are there still from its copy."""
+    cache = _cache(host, request)
+    with contextlib.suppress(OSError):
+        cache.files.stat(cache.folder(str(request["repository"])))
+        return True
+    return False
 
 
 def _load(host: Host, request: Request) -> Reply:
     """Give Docker the image of a manifest; `digests`, of its registry, are kept by its `id`."""
-    hub = str(host.path(str(request["hub"])))
+    places = _places(_cache(host, request))
     what = f"load {request['ref']} of {str(request['manifest']['commit'])[:12]}"
-    reply = _work(host, what, {"what": "load", "hub": hub, "manifest": request["manifest"]})
+    reply = _work(host, what, {"what": "load", **places, "manifest": request["manifest"]})
     path = host.path(image_digests.FILE)
     image_digests.remember(path, str(request["id"]), map(str, request["digests"]))
     return reply
+
+
+def _places(cache: HubCache) -> dict[str, str]:
+    return {"hub": str(cache.root), "ours": str(cache.ours)}
 
 
 def _work(host: Host, key: str, given: Mapping[str, Any]) -> Reply:
@@ -116,11 +127,11 @@ def _work(host: Host, key: str, given: Mapping[str, Any]) -> Reply:
 
 def _clean(host: Host, request: Request) -> Reply:
     """Remove what is kept of an image for its copy."""
-    cache = HubCache(host.path(str(request["hub"])))
+    cache = _cache(host, request)
     repository = str(request["repository"])
-    if cache.folder(repository).exists():
-        with alone(cache, repository, CLEAN_S):
-            shutil.rmtree(cache.folder(repository), ignore_errors=True)
+    if _is_left(host, request):
+        with alone(cache, repository, CLEAN_S), contextlib.suppress(OSError):  # `left` shows it
+            cache.files.remove(cache.folder(repository))
     return {}
 
 

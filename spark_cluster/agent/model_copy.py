@@ -16,7 +16,7 @@ from spark_cluster.agent.unit_work import result_of
 from spark_cluster.node import paths
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import copy_work, folder_work, plain_folder
+from spark_cluster.node.store import copy_work, folder_work, layout, plain_folder
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.values import ResourceError
 
@@ -56,7 +56,7 @@ def _where(host: Host, request: Request) -> dict[str, str]:
     if request.get("folder"):
         folder = str(host.path(str(request["folder"])))
         return {"folder": folder, "ours": str(host.path(plain_folder.OURS))}
-    return {"hub": str(host.path(str(request["hub"])))}
+    return {"hub": str(host.path(str(request["hub"]))), "ours": str(host.path(layout.OURS))}
 
 
 def _folder(host: Host, request: Request) -> Reply:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
 from spark_cluster.agent.unit_work import result_of
+from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import long_work, prune
 from spark_cluster.node.store.adopt import homes
@@ -37,13 +39,13 @@ class Store:
     def __init__(self, host: Host, request: Request) -> None:
         self.host = host
         self.request = request
-        self.cache = HubCache(host.path(str(request["hub"])))
+        self.cache = HubCache(host.path(str(request["hub"])), host.path(OURS))
         self.records = Records(host.path(OURS))
 
     def state(self) -> Reply:
         """Return what of the `wanted` (`repository`, `revision`) is here, without reading it."""
         models = [self._state(dict(wanted)) for wanted in self.request["wanted"]]
-        return {"models": models, "free": self.cache.free()}
+        return {"models": models, "free": self.cache.files.free()}
 
     def _state(self, wanted: Request) -> Reply:
         repository, revision = str(wanted["repository"]), str(wanted.get("revision", "main"))
@@ -54,32 +56,44 @@ class Store:
             return {**reply, **self._elsewhere(repository, revision)}
         try:
             manifest = manifest_of(self.cache, self.records, repository, commit)
+            lacking = self.cache.lacking(manifest)
         except ResourceError as error:
             return {**reply, "problem": error.message, **self._elsewhere(repository, revision)}
-        lacking = self.cache.lacking(manifest)
+        except OSError as error:
+            return {**reply, "problem": explain(error)}
         return {
             **reply,
             "manifest": manifest.document(),
-            "missing": [file.path for file in lacking.blobs],
+            "missing": lacking.paths,
             "missing_bytes": lacking.size,
             "begun": lacking.begun,
             "links": list(lacking.links),
         }
 
     def _elsewhere(self, repository: str, revision: str) -> Reply:
-        """Return the cache of another tool on this node that has it whole, to adopt it."""
-        for folder in homes(self.host.root):
-            other = HubCache(folder)
+        """Return the cache of another tool that has it whole, to adopt it: root's, or that of the
+        user who has logged in."""
+        for other in self._homes():
             commit = other.commit_of(repository, revision)
-            if folder == self.cache.root or commit is None:
+            if other.root == self.cache.root or commit is None:
                 continue
             try:
                 manifest = adopted(other, repository, commit)
             except ResourceError:
                 continue
-            place = "/" + str(folder.relative_to(self.host.root))
-            return {"elsewhere": place, "commit": commit, "adoptable": manifest.document()}
+            return {
+                "elsewhere": self._place(other),
+                "commit": commit,
+                "adoptable": manifest.document(),
+            }
         return {}
+
+    def _homes(self) -> list[HubCache]:
+        """The hub caches of root and of the user from whom sudo has made root."""
+        return homes(self.host.root, os.environ.get("SUDO_USER", "root"))
+
+    def _place(self, other: HubCache) -> str:
+        return "/" + str(other.root.relative_to(self.host.root))
 
     def usage(self) -> Reply:
         """Return all revisions and the totals."""
@@ -89,7 +103,7 @@ class Store:
             "size": found.size,
             "unfinished": found.unfinished,
             "unused": found.unused,
-            "free": self.cache.free(),
+            "free": self.cache.files.free(),
             "pins": sorted(self.records.pins()),
         }
 
@@ -147,11 +161,22 @@ class Store:
         return self._long("verify", repository, commit)
 
     def adopt(self) -> Reply:
-        """Take a revision over from the hub cache `other`, with `revision` as its branch."""
+        """Take a revision over from the hub cache `other`, with `revision` as its branch.
+
+        Raises:
+            ResourceError: the cache is neither root's nor that of the user who has logged in.
+        """
         repository, commit = self._revision()
-        other = str(self.host.path(str(self.request["other"])))
+        place = str(self.request["other"])
+        other = next((one for one in self._homes() if self._place(one) == place), None)
+        if other is None or other.files.owners is None:
+            raise ResourceError(
+                f"{place[:200]} is not the hub cache of root or of the user who has logged in",
+                "log in as the user whose model it is, or pull it: `spark-cluster models pull`",
+            )
+        found = {"home": str(other.files.root), "owners": sorted(other.files.owners)}
         revision = str(self.request.get("revision", ""))
-        return self._long("adopt", repository, commit, other=other, revision=revision)
+        return self._long("adopt", repository, commit, **found, revision=revision)
 
     def remove_damaged(self) -> Reply:
         """Remove the blobs of damaged files (`paths`) and make the links that are lacking.
@@ -165,14 +190,14 @@ class Store:
         with alone(self.cache, repository, prune.LOCK_S):
             self.records.keep(manifest)
             for blob in sorted(blobs):
-                self.cache.blob(repository, blob).unlink(missing_ok=True)
+                self.cache.files.remove(self.cache.blob(repository, blob))
             lacking = self.cache.lacking(manifest)
-            if lacking.links and not lacking.blobs:
+            if lacking.links and not lacking.paths:
                 self.cache.publish(manifest)
         return {
             "removed": len(blobs),
-            "links": 0 if lacking.blobs else len(lacking.links),
-            "missing": [file.path for file in lacking.blobs],
+            "links": 0 if lacking.paths else len(lacking.links),
+            "missing": lacking.paths,
             "missing_bytes": lacking.size,
         }
 
@@ -182,7 +207,7 @@ class Store:
             raise ResourceError(f"{repository[:100]}@{commit[:60]} is not a model's revision")
         return repository, commit
 
-    def _long(self, what: str, repository: str, commit: str, **more: str) -> Reply:
+    def _long(self, what: str, repository: str, commit: str, **more: Any) -> Reply:
         """Run it in a unit of its own, which goes on when the laptop is gone."""
         work = {"what": what, "repository": repository, "commit": commit, **more}
         folders = {"hub": str(self.cache.root), "ours": str(self.records.folder)}

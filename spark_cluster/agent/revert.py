@@ -19,7 +19,7 @@ from spark_cluster.node.durable import sync_folder
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
 from spark_cluster.node.journal import Journal, Shape, shape
-from spark_cluster.node.temporary import is_temporary
+from spark_cluster.node.temporary_names import is_temporary
 from spark_cluster.node.values import ResourceError
 from spark_cluster.resources.file import DIFF_INPUT_LIMIT, sizes, unified
 

@@ -2,13 +2,13 @@
 
 The entries are what can be removed by itself: a compiled configuration of vLLM, the kernels of a
 version of FlashInfer, Triton's and Inductor's folders as wholes. Containers wrote all of it, so
-names, links and sizes in there are not trusted: links are neither followed nor counted.
+names, links and sizes in there are not trusted: `beneath` follows no link.
 """
 
 from __future__ import annotations
 
 import os
-import shutil
+import posixpath
 import stat
 import time
 import uuid
@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.node.beneath import Folder
 from spark_cluster.node.tuned_kernels import FOLDER as TUNED
 
 WALK_S = 20.0
@@ -82,15 +83,15 @@ class Count:
         """Count one folder or file below `root`."""
         size = files = 0
         modified, whole = 0.0, True
-        for found in _files(root / path):
+        for found in _found(Folder(root), path, self._left):
             self._left -= 1
-            if self._left < 0 or time.monotonic() > self._until:
+            if found is None or self._left < 0 or time.monotonic() > self._until:
                 whole = False
                 break
             size += found.st_blocks * 512
             files += 1
             modified = max(modified, found.st_mtime)
-        return CacheEntry(kind, path, size, files, modified or _modified(root / path), whole)
+        return CacheEntry(kind, path, size, files, modified or _modified(root, path), whole)
 
 
 def places(root: Path) -> list[tuple[str, str]]:
@@ -141,33 +142,26 @@ def remove(root: Path, chosen: Collection[str]) -> list[str]:
     Raises:
         OSError: a file cannot be removed.
     """
-    removed = []
+    files, removed = Folder(root), []
     for kind, path in places(root):
         if path not in chosen or kind == "huggingface":
             continue
         keep = kind in ("triton", "inductor")
         for part in [f"{path}/{name}" for name in _names(root, path)] if keep else [path]:
-            _remove(root / part)
+            _remove(files, part)
         removed.append(path)
     for folder in _REMOVED_FROM:
         for name in _all_names(root, folder):
             if name.startswith(_LEFTOVER):
-                _remove_tree(root / folder / name)
+                files.remove(f"{folder}/{name}")
     return removed
 
 
-def _remove(path: Path) -> None:
+def _remove(files: Folder, path: str) -> None:
     """Give it another name first: what is half removed must not be taken for a cache."""
-    aside = path.with_name(f"{_LEFTOVER}{uuid.uuid4().hex[:12]}")
-    path.rename(aside)
-    _remove_tree(aside)
-
-
-def _remove_tree(path: Path) -> None:
-    if stat.S_ISDIR(path.lstat().st_mode):
-        shutil.rmtree(path)  # opens folder by folder, and follows no link
-    else:
-        path.unlink()
+    aside = posixpath.join(posixpath.dirname(path), f"{_LEFTOVER}{uuid.uuid4().hex[:12]}")
+    files.rename(path, aside)
+    files.remove(aside)
 
 
 def _compiled(root: Path) -> Iterator[tuple[str, str]]:
@@ -197,44 +191,39 @@ def _names(root: Path, path: str) -> list[str]:
 
 def _all_names(root: Path, path: str) -> list[str]:
     """Return the names in a folder that is reached without a link; as many as are listed."""
-    if not _is_folder(root, path):
-        return []
     try:
-        return sorted(at.name for at in (root / path).iterdir())[:MOST_ENTRIES]
+        return sorted(name for name, _ in Folder(root).entries(path))[:MOST_ENTRIES]
     except OSError:
         return []
 
 
 def _is_folder(root: Path, path: str) -> bool:
     """Return True for a folder, none of whose parents below `root` is a link."""
-    at = root
-    for part in path.split("/"):
-        at /= part
-        try:
-            if not stat.S_ISDIR(at.lstat().st_mode):
-                return False
-        except OSError:
-            return False
-    return True
-
-
-def _modified(path: Path) -> float:
     try:
-        return path.lstat().st_mtime
+        with Folder(root).at(path):
+            return True
+    except OSError:
+        return False
+
+
+def _modified(root: Path, path: str) -> float:
+    try:
+        return Folder(root).stat(path).st_mtime
     except OSError:
         return 0.0
 
 
-def _files(path: Path) -> Iterator[os.stat_result]:
-    """Yield the files at or below a path, without those that go away meanwhile."""
-    waiting = [path]
-    while waiting:
-        at = waiting.pop()
-        try:
-            found = at.lstat()
-            if stat.S_ISREG(found.st_mode):
-                yield found
-            elif stat.S_ISDIR(found.st_mode):
-                waiting += at.iterdir()
-        except OSError:
-            continue
+def _found(files: Folder, path: str, most: int) -> Iterator[os.stat_result | None]:
+    """Yield the files at or below a path; None where not all of it can be counted."""
+    try:
+        about = files.stat(path)
+        if not stat.S_ISDIR(about.st_mode):
+            yield from [about] if stat.S_ISREG(about.st_mode) else []
+            return
+        for entry in files.walk(path, most):
+            if stat.S_ISREG(entry.about.st_mode):
+                yield entry.about
+            elif stat.S_ISDIR(entry.about.st_mode):
+                yield None  # too deep
+    except OSError:
+        yield None

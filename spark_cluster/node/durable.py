@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import json
 import os
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+
+from spark_cluster.node.temporary_names import becomes, temporary_name
+
+MOST_STALE = 1000
+"""Temporary files that one write removes; in a folder that others write there may be any number."""
 
 _lock = threading.RLock()
 """Several documents can be at work at once, in one process and with the same files of ours."""
@@ -55,16 +62,68 @@ def make_folder(folder: Path, mode: int = 0o700) -> None:
 
 def write_file(path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a small file of our own: after a power cut it is the old one or the new one, whole."""
-    staged = path.with_name(f".{path.name}.new")
     with _lock, naming(path):
-        handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
+        folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            write_at(folder, path.name, data, mode)
+        finally:
+            os.close(folder)
+
+
+def write_at(folder: int, name: str, data: bytes, mode: int) -> None:
+    """Do so in a folder that is open, without following a link; what crashes left of it is removed.
+
+    The new file is locked while it is written, which tells it from one that a crash left.
+    """
+    _remove_stale(folder, name)
+    staged = temporary_name(name)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    handle = os.open(staged, flags, mode, dir_fd=folder)
+    try:
         with os.fdopen(handle, "wb") as out:
+            with contextlib.suppress(OSError):  # whoever locks it first may not stop the write
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             os.fchmod(handle, mode)
             out.write(data)
             out.flush()
             os.fsync(handle)
-        staged.replace(path)
-        sync_folder(path.parent)
+            os.rename(staged, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(staged, dir_fd=folder)
+        raise
+    os.fsync(folder)
+
+
+def _remove_stale(folder: int, name: str) -> None:
+    with os.scandir(folder) as found:
+        stale = [entry.name for entry in found if becomes(name, entry.name)]
+    for entry in stale[:MOST_STALE]:
+        if not is_being_written(entry, folder):
+            with contextlib.suppress(OSError):
+                os.unlink(entry, dir_fd=folder)
+
+
+def is_being_written(path: Path | str, folder: int | None = None) -> bool:
+    """Return whether a process is at work with a temporary file (`write_at`).
+
+    Args:
+        folder: handle of the folder that `path` is in.
+    """
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        if not stat.S_ISREG(os.stat(path, dir_fd=folder, follow_symlinks=False).st_mode):
+            return False
+        handle = os.open(path, flags, dir_fd=folder)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(handle)
+    return False
 
 
 def append_line(path: Path, entry: Any) -> None:

@@ -10,7 +10,6 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import own_program, tuned_kernels
+from spark_cluster.node.beneath import Folder
 from spark_cluster.node.durable import make_folder
 from spark_cluster.node.values import ResourceError
 
@@ -55,9 +55,10 @@ def argv(request: Mapping[str, Any]) -> list[str]:
     """Return the command that tunes, with this very code.
 
     Args:
-        request: `image` (its id), `root` (folder of the caches), `entry` (model, tp, gpu, file),
-            `words` (arguments of the tuner), `sizes`, `renew` (also what is tuned), `volumes`,
-            `env`, `tuner` (a file of the node, or empty for the image's own), `limit_s`. It does
+        request: `image` (its id), `root` (folder of the caches), `lock` (a file), `entry` (model,
+            tp, gpu, file), `words` (arguments of the tuner), `sizes`, `renew` (also what is tuned),
+            `volumes`, `env`, `tuner` (a file of the node, or empty for the image's own), `limit_s`.
+            It does
             not depend on what is done already: the same work must be found while it runs.
     """
     return own_program.argv(__name__, json.dumps(dict(request), sort_keys=True))
@@ -76,7 +77,7 @@ def _ended(_signal: int, _frame: Any) -> None:
 
 def tune(request: Mapping[str, Any]) -> dict[str, Any]:
     """Tune what lacks, and return what was done. Raises ResourceError, OSError."""
-    with _alone(Path(request["root"]) / tuned_kernels.FOLDER):
+    with _alone(Path(request["lock"])):
         return _tuned(request)
 
 
@@ -84,6 +85,7 @@ def _tuned(request: Mapping[str, Any]) -> dict[str, Any]:
     remove_container()  # of a run that was killed
     until = time.monotonic() + float(request["limit_s"])
     engine = _tuner(request)
+    files = Folder(Path(request["root"]))
     folder = Path(tuned_kernels.folder_of(request["root"], request["image"]))
     staging = folder.with_name(f".{folder.name}.tuning")
     found: dict[str, Any] = {"sizes": [], "left": [], "file": request["entry"]["file"]}
@@ -93,14 +95,16 @@ def _tuned(request: Mapping[str, Any]) -> dict[str, Any]:
         for number, size in enumerate(lacking, 1):
             print(f"batch size {size} ({number} of {len(lacking)})", flush=True)
             output = staging / "output"
-            if not _run(_container(request, engine, staging, size), until, output):
+            files.remove(output)
+            files.make(output)
+            if not _run(_container(request, engine, staging, size), until):
                 found["left"] = lacking[number - 1 :]
                 break
-            _keep(request, engine, output, folder)
+            _keep(request, engine, files, output, folder)
             found["sizes"].append(size)
     finally:
         remove_container()
-        shutil.rmtree(staging, ignore_errors=True)
+        files.remove(staging)
     return {**found, "ships": engine["ships"]}
 
 
@@ -116,14 +120,14 @@ def there_are(request: Mapping[str, Any]) -> set[int]:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(path: Path) -> Iterator[None]:
     """Hold the lock of tuning on this node.
 
     Raises:
         ResourceError: another one has it.
     """
-    make_folder(folder, 0o755)
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    make_folder(path.parent)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
@@ -138,18 +142,24 @@ def _alone(folder: Path) -> Iterator[None]:
 
 
 def _keep(
-    request: Mapping[str, Any], engine: Mapping[str, Any], output: Path, folder: Path
+    request: Mapping[str, Any],
+    engine: Mapping[str, Any],
+    files: Folder,
+    output: Path,
+    folder: Path,
 ) -> None:
     """Keep what the tuner wrote for one batch size."""
-    written = sorted(output.glob("E=*.json"))
+    written = sorted(
+        n for n, _ in files.entries(output) if n.startswith("E=") and n.endswith(".json")
+    )
     if len(written) != 1:
-        names = ", ".join(path.name for path in written) or "nothing"
+        names = ", ".join(written)[:300] or "nothing"
         raise ResourceError(f"the tuner ended well and wrote {names}, expected one file E=*.json")
     entry = {**request["entry"], "engine": engine["vllm"], "at": time.time()}
-    if written[0].name != entry["file"]:
-        print(f"the engine's name for it is {written[0].name}", flush=True)
-        entry["file"] = written[0].name
-    tuned_kernels.keep(folder, entry, tuned_kernels.parameters(written[0]))
+    if written[0] != entry["file"]:
+        print(f"the engine's name for it is {written[0]}", flush=True)
+        entry["file"] = written[0]
+    tuned_kernels.keep(files, folder, entry, tuned_kernels.parameters(files, output / written[0]))
 
 
 def _container(
@@ -178,8 +188,8 @@ def _container(
     ]
 
 
-def _run(command: Sequence[str], until: float, output: Path) -> bool:
-    """Run the tuner into an empty folder, and pass on what it prints.
+def _run(command: Sequence[str], until: float) -> bool:
+    """Run the tuner, and pass on what it prints.
 
     Returns:
         False where the time is over.
@@ -187,8 +197,6 @@ def _run(command: Sequence[str], until: float, output: Path) -> bool:
     Raises:
         ResourceError: it failed.
     """
-    shutil.rmtree(output, ignore_errors=True)
-    output.mkdir(parents=True)
     last: list[str] = []
     with subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT

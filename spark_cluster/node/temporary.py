@@ -9,7 +9,6 @@ state folder; the next run removes what a crash has left there.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import shutil
@@ -19,29 +18,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spark_cluster.node.durable import append_line, make_folder, read_lines
+from spark_cluster.node.durable import append_line, is_being_written, make_folder, read_lines
 from spark_cluster.node.faults import explain
+from spark_cluster.node.temporary_names import is_temporary, temporary_name
 
 LIST = "temporary-folders"
-_NAME = re.compile(r"\.(?P<stem>.+)\.spark-cluster-(?P<random>[0-9a-f]{8})(?P<check>[0-9a-f]{8})")
-_STEM = 200
-"""Bytes of the name that are kept: file systems allow 255 for all of it."""
-
 _lock = threading.Lock()
 _in_use: set[str] = set()
 """Temporary files that this process is at work with."""
-
-
-def temporary_name(name: str) -> str:
-    """A fresh name for a temporary file that will become `name`."""
-    stem, random = os.fsdecode(os.fsencode(name)[:_STEM]), os.urandom(4).hex()
-    return f".{stem}.spark-cluster-{random}{_check(stem, random)}"
-
-
-def is_temporary(name: str) -> bool:
-    """Return whether a file of this name is one of our temporary files."""
-    found = _NAME.fullmatch(name)
-    return found is not None and found["check"] == _check(found["stem"], found["random"])
 
 
 class TemporaryFiles:
@@ -103,7 +87,7 @@ class TemporaryFiles:
                 return
             left = [path for folder in folders for path in _ours(folder)]
             for path in left:
-                if str(path) not in _in_use:
+                if str(path) not in _in_use and not is_being_written(path):
                     _try_to_remove(path, note)
             if not any(_ours(folder) for folder in folders):
                 self._list.unlink(missing_ok=True)
@@ -140,11 +124,6 @@ def mounts_below(folder: Path) -> bool:
 
 def _unescaped(point: bytes) -> bytes:
     return re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), point)
-
-
-def _check(stem: str, random: str) -> str:
-    text = b"spark-cluster temporary file\0" + os.fsencode(stem) + b"\0" + random.encode()
-    return hashlib.sha256(text).hexdigest()[:8]
 
 
 def _ours(folder: Path) -> list[Path]:

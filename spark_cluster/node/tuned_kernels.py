@@ -6,12 +6,14 @@ as the engine looks for them, and `index.json`: for which model, size and GPU ea
 
 from __future__ import annotations
 
+import contextlib
 import json
+import stat
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.durable import make_folder, write_file
+from spark_cluster.node.beneath import Folder
 from spark_cluster.node.values import ResourceError
 
 FOLDER = "tuned"
@@ -22,6 +24,8 @@ VARIABLE = "VLLM_TUNED_CONFIG_FOLDER"
 
 INDEX = "index.json"
 ENTRY = ("model", "tp", "gpu", "file", "sizes", "engine", "at")
+LOCK = "/var/lib/spark-cluster/locks/tuning"
+"""Root's alone, as containers could hold one below the caches."""
 _LARGEST = 1 << 20
 _KEYS = {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M"}
 
@@ -38,26 +42,34 @@ def folder_of(root: str, image: str) -> str:
 
 def read(root: Path) -> list[dict[str, Any]]:
     """Return the entries of all images whose file is there, each with its image's short id."""
-    found = []
-    folder = root / FOLDER
-    for place in sorted(folder.iterdir()) if folder.is_dir() else ():
-        for entry in _entries(place):
-            if (place / str(entry["file"])).is_file():
-                found.append({**entry, "image": place.name})
+    files, found = Folder(root), list[dict[str, Any]]()
+    with contextlib.suppress(OSError):
+        for image, about in sorted(files.entries(FOLDER), key=lambda entry: entry[0]):
+            if stat.S_ISDIR(about.st_mode):
+                place = root / FOLDER / image
+                entries = _entries(files, place)
+                found += [{**e, "image": image} for e in entries if _is_file(files, place, e)]
     return found
 
 
-def parameters(path: Path) -> dict[str, Any]:
+def _is_file(files: Folder, place: Path, entry: Mapping[str, Any]) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(files.stat(place / entry["file"]).st_mode)
+    return False
+
+
+def parameters(files: Folder, path: Path) -> dict[str, Any]:
     """Return the parameters by batch size of a file that a tuner wrote.
 
     Raises:
         ResourceError: it is not what the engine would read.
     """
     try:
-        if path.is_symlink() or path.stat().st_size > _LARGEST:
-            raise ResourceError(f"{path.name} is not what a tuner writes")
-        document = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+        text = files.read(path, _LARGEST + 1)
+        if len(text) > _LARGEST:
+            raise ResourceError(f"{path.name} is not what a tuner writes: it is too large")
+        document = json.loads(text)
+    except (OSError, ValueError, RecursionError) as error:
         raise ResourceError(f"{path.name} cannot be read: {error}") from None
     if not isinstance(document, dict):
         raise ResourceError(f"{path.name} is no object of JSON")
@@ -71,10 +83,14 @@ def parameters(path: Path) -> dict[str, Any]:
     return document
 
 
-def keep(folder: Path, entry: Mapping[str, Any], made: Mapping[str, Any]) -> dict[str, Any]:
+def keep(
+    files: Folder, folder: Path, entry: Mapping[str, Any], made: Mapping[str, Any]
+) -> dict[str, Any]:
     """Add parameters to those of a file, and its entry to the index.
 
     Args:
+        files: the folder of the caches.
+        folder: the image's, below it.
         entry: of the index, without `sizes`.
 
     Returns:
@@ -84,25 +100,34 @@ def keep(folder: Path, entry: Mapping[str, Any], made: Mapping[str, Any]) -> dic
         ResourceError: the file that is there is not what a tuner writes.
         OSError: it cannot be written.
     """
-    make_folder(folder, 0o755)
+    files.make(folder)
     path = folder / str(entry["file"])
-    whole = {**(parameters(path) if path.exists() else {}), **made}
+    whole = {**(parameters(files, path) if _is_file(files, folder, entry) else {}), **made}
     sizes = sorted(int(size) for size in whole if size != "triton_version")
     ordered = {str(size): whole[str(size)] for size in sizes}
     version = {"triton_version": whole["triton_version"]} if "triton_version" in whole else {}
-    write_file(path, (json.dumps({**version, **ordered}, indent=4) + "\n").encode(), 0o644)
+    files.write(path, (json.dumps({**version, **ordered}, indent=4) + "\n").encode())
     new = {**entry, "sizes": sizes}
     same = ("model", "tp", "gpu", "file")
-    others = [e for e in _entries(folder) if any(e[key] != new[key] for key in same)]
+    others = [e for e in _entries(files, folder) if any(e[key] != new[key] for key in same)]
     document = json.dumps({"entries": [*others, new]}, indent=1)
-    write_file(folder / INDEX, document.encode(), 0o644)
+    files.write(folder / INDEX, document.encode())
     return new
 
 
-def _entries(folder: Path) -> list[dict[str, Any]]:
+def _entries(files: Folder, folder: Path) -> list[dict[str, Any]]:
+    """Return the entries of an index that have the form of one: containers can write it."""
     try:
-        document = json.loads((folder / INDEX).read_text())
-    except (OSError, ValueError):
+        document = json.loads(files.read(folder / INDEX, _LARGEST))
+    except (OSError, ValueError, RecursionError):
         return []
     entries = document.get("entries") if isinstance(document, dict) else None
-    return [e for e in entries or () if isinstance(e, dict) and e.keys() >= set(ENTRY)]
+    return [e for e in entries or () if _is_entry(e)] if isinstance(entries, list) else []
+
+
+def _is_entry(entry: object) -> bool:
+    if not isinstance(entry, dict) or not entry.keys() >= set(ENTRY):
+        return False
+    file, sizes = entry["file"], entry["sizes"]
+    named = isinstance(file, str) and "/" not in file and file.endswith(".json")
+    return named and isinstance(sizes, list) and all(type(size) is int for size in sizes)

@@ -74,9 +74,9 @@ class HubModel(Resource):
         cache, records = HubCache(host.path(self.cache)), Records(host.path(OURS))
         try:
             manifest = manifest_of(cache, records, self.repository, self.revision)
-        except ResourceError:
-            return {"complete": False}
-        return {"complete": cache.lacking(manifest).nothing}
+            return {"complete": cache.lacking(manifest).nothing}
+        except (ResourceError, OSError):
+            return {"complete": False}  # the pull says what is in its way
 
     def converge(self, host: Host, actual: State) -> None:
         result = self._pull(host)

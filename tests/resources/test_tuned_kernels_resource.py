@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from spark_cluster.node import kernel_tuner, tuned_kernels
+from spark_cluster.node.beneath import Folder
 from spark_cluster.resources import InvalidResource, TunedKernels
 
 FILE = "E=8,N=64,device_name=NVIDIA_GB10.json"
@@ -86,7 +87,9 @@ def test_tuned_once_and_then_left(tuned: Any) -> None:
     assert (entry["file"], entry["sizes"], entry["engine"]) == (FILE, [1, 2], "0.32.0")
     assert [tuned.apply(MADE).verdict, tuned.check(MADE).verdict] == ["ok", "ok"]
     assert len(runs(tuned)) == 2
-    assert {path.name for path in folder.parent.iterdir()} == {folder.name, ".lock"}
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name}
+    lock = tuned.root / tuned_kernels.LOCK.lstrip("/")
+    assert [path.stat().st_mode & 0o777 for path in (lock.parent, lock)] == [0o700, 0o600]
 
 
 def test_the_container_has_no_network_and_the_tuners_own_arguments(tuned: Any) -> None:
@@ -152,9 +155,9 @@ def test_an_image_that_cannot_tune(node: Any, probe: dict[str, Any], said: str) 
 
 def test_one_at_a_time(tuned: Any) -> None:
     """Another one would end the container of the first."""
-    folder = tuned.root / "srv/caches/tuned"
-    folder.mkdir(parents=True)
-    with (folder / ".lock").open("w") as held:
+    lock = tuned.root / tuned_kernels.LOCK.lstrip("/")
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         result = tuned.apply(MADE)
     assert (result.verdict, "another tuning runs on this node" in result.error) == ("failed", True)
@@ -188,7 +191,7 @@ def test_a_file_that_no_tuner_writes(tmp_path: Path, text: str) -> None:
     path = tmp_path / FILE
     path.write_text(text)
     with pytest.raises(tuned_kernels.ResourceError):
-        tuned_kernels.parameters(path)
+        tuned_kernels.parameters(Folder(tmp_path), path)
 
 
 @pytest.mark.parametrize(

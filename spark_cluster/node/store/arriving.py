@@ -7,7 +7,8 @@ import os
 import threading
 from dataclasses import dataclass
 
-from spark_cluster.node.store.hub_cache import HubCache, make_durable
+from spark_cluster.node.beneath import pieces
+from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 
 PART = 8 << 20
@@ -64,6 +65,7 @@ class Arriving:
         memory: Memory | None = None,
     ) -> None:
         self.file = file
+        self._files = cache.files
         self.path = cache.incomplete(manifest.repository, file.blob)
         self.blob = cache.blob(manifest.repository, file.blob)
         self._lock = threading.Lock()
@@ -71,7 +73,7 @@ class Arriving:
         self._waiting: dict[int, memoryview] = {}
         self._memory = memory or Memory()
         self._hasher = file.hasher()
-        self._handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        self._handle = cache.files.resume(self.path)
         self._at = self._resume()
         self._next = self._at
 
@@ -82,10 +84,7 @@ class Arriving:
             os.ftruncate(self._handle, 0)
             return 0
         at = 0
-        while at < length:
-            piece = os.pread(self._handle, min(PIECE, length - at), at)
-            if not piece:
-                break
+        for piece in pieces(self._handle, length, PIECE):
             self._hasher.update(piece)
             at += len(piece)
         return at
@@ -139,13 +138,15 @@ class Arriving:
     def finish(self) -> bool:
         """Give the whole file its name; return False, and throw it away, if its hash is wrong."""
         with self._lock:
-            os.close(self._handle)
-            self._handle = -1
-            if not self._hasher.fits():
-                self.path.unlink(missing_ok=True)
-                return False
-            make_durable(self.path, self.blob)
-            return True
+            handle, self._handle = self._handle, -1
+            try:
+                if not self._hasher.fits():
+                    self._files.remove(self.path)
+                    return False
+                self._files.settle(handle, self.path, self.blob)
+                return True
+            finally:
+                os.close(handle)
 
     def close(self) -> None:
         """Leave the file as far as it has come, for a later run."""

@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from spark_cluster.node.durable import make_folder
 from spark_cluster.node.store import wire
+from spark_cluster.node.store.adopt import make_own
 from spark_cluster.node.store.arriving import Arriving, Part
 from spark_cluster.node.store.blob_work import SILENT_S, Work
 from spark_cluster.node.store.hub_cache import HubCache, alone
@@ -96,10 +96,13 @@ class BlobClient:
         begun = time.monotonic()
         with alone(self.cache, self.manifest.repository):
             lacking = self.cache.lacking(self.manifest)
+            if lacking.foreign:
+                make_own(self.cache, self.manifest, lacking.foreign)
+                lacking = self.cache.lacking(self.manifest)
             kept = self.manifest.size - lacking.size
             if lacking.blobs:
                 self._must_fit(lacking.size)
-                make_folder(self.cache.folder(self.manifest.repository) / "blobs", 0o755)
+                self.cache.files.make(self.cache.blobs(self.manifest.repository))
                 self._fetch(lacking.blobs, kept)
             self.cache.publish(self.manifest, self.revision)
         return Received(self.moved, kept, time.monotonic() - begun, self.switched)
@@ -114,7 +117,7 @@ class BlobClient:
                 return
 
     def _must_fit(self, size: int) -> None:
-        free = self.cache.free()
+        free = self.cache.files.free()
         if free < size + self.kept_free:
             raise ResourceError(
                 f"{self.manifest.repository} needs {_gb(size)} more on {self.cache.root}, where "

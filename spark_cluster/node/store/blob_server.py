@@ -6,13 +6,13 @@ import os
 import selectors
 import socket
 import ssl
-import stat
 import threading
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
+from spark_cluster.node.beneath import is_own
 from spark_cluster.node.store import wire
 from spark_cluster.node.store.hub_cache import HubCache, is_locked
 from spark_cluster.node.store.manifest import Manifest, StoredFile
@@ -25,7 +25,6 @@ PIECE = 1 << 20
 """Bytes that are read at a time for TLS; without it the kernel sends the file itself."""
 WRITER_GONE_S = 10.0
 """Seconds without a writer of the model after which what is not there is not waited for."""
-READING = os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC
 LARGEST_PART = 64 << 20
 """Bytes of one request."""
 
@@ -156,18 +155,12 @@ class BlobServer:
         Raises:
             OSError: it is not there, or not what it was.
         """
-        path = self.cache.blob(self.manifest.repository, file.blob)
         try:
-            handle = os.open(path, READING)
+            return self.cache.open(self.manifest.repository, file)
         except FileNotFoundError:
             if self.follow:
                 return self._begun(file, end)
             raise
-        about = os.fstat(handle)
-        if not stat.S_ISREG(about.st_mode) or about.st_size != file.size:
-            os.close(handle)
-            raise OSError(0, "its size is not the one of the model's revision")
-        return handle
 
     def _begun(self, file: StoredFile, end: int) -> int | None:
         """Open a half file that has come far enough: it is written in order (arriving, fetching).
@@ -177,9 +170,9 @@ class BlobServer:
         """
         repository = self.manifest.repository
         with suppress(FileNotFoundError):
-            handle = os.open(self.cache.incomplete(repository, file.blob), READING)
+            handle = self.cache.files.open(self.cache.incomplete(repository, file.blob))
             about = os.fstat(handle)
-            if stat.S_ISREG(about.st_mode) and end <= about.st_size <= file.size:
+            if is_own(about) and end <= about.st_size <= file.size:
                 return handle
             os.close(handle)
         if is_locked(self.cache, repository):

@@ -54,14 +54,20 @@ def work(given: Given) -> dict[str, Any]:
     """Receive and send as asked for; return the bytes moved, kept and sent, and the seconds.
 
     Args:
-        given: `hub`, or `folder` and `ours` of a plain folder; `manifest`; `receive` (sender,
-            addresses, spare, token, certificate, streams, revision) and `serve` (addresses, spare,
+        given: `hub` or `folder` (a plain one), and `ours`, our notes on it; `manifest`; `receive`
+            (sender, addresses, spare, token, certificate, streams, revision) and `serve` (addresses, spare,
             token, certificate, key, follow, state), each or null.
 
     Raises:
-        ResourceError: what either of them raises.
+        ResourceError: what either of them raises, or a file has no hash.
     """
     manifest = Manifest.from_document(given["manifest"])
+    unknown = [file.path for file in manifest.files if not file.algorithm]
+    if unknown:
+        raise ResourceError(
+            f"{manifest.repository}: {unknown[0]} has no hash, so that its copy cannot be checked",
+            f"`spark-cluster models pull {manifest.repository}` on each node",
+        )
     cache = cache_of(given, manifest)
     result: dict[str, Any] = {"moved": 0, "kept": 0, "sent": 0, "seconds": 0.0}
     with contextlib.ExitStack() as stack:
@@ -84,7 +90,7 @@ def cache_of(given: Given, manifest: Manifest, *, read: bool = True) -> HubCache
         read: see PlainFolder.
     """
     if not given.get("folder"):
-        return HubCache(Path(given["hub"]))
+        return HubCache(Path(given["hub"]), Path(given["ours"]))
     plain = PlainFolder(Path(given["folder"]), Path(given["ours"]), read=read)
     plain.adopt(manifest)
     return plain

@@ -6,11 +6,11 @@ import os
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
+from spark_cluster.node.beneath import pieces
 from spark_cluster.node.store import hub_problems
-from spark_cluster.node.store.hub_cache import make_durable
+from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.hub_problems import HubProblem
 from spark_cluster.node.store.manifest import Hasher, StoredFile
 
@@ -41,17 +41,15 @@ class HashedFile:
     """A file that is being filled, whose hash is kept as bytes come in order.
 
     Args:
-        path: of the half file.
+        handle: of the half file; it is closed with this.
         file: what it becomes.
         on_bytes: is called with the number of bytes that came.
     """
 
-    def __init__(self, path: Path, file: StoredFile, on_bytes: Callable[[int], None]) -> None:
+    def __init__(self, handle: int, file: StoredFile, on_bytes: Callable[[int], None]) -> None:
         self._file = file
         self._on_bytes = on_bytes
-        self._raw = os.fdopen(
-            os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644), "r+b", 0
-        )
+        self._raw = os.fdopen(handle, "r+b", 0)
         self.hash: Hasher
         self.size = self.seek(0)
         self._continue()
@@ -60,8 +58,9 @@ class HashedFile:
         """Hash what a run before this one has brought; longer than the whole, it is thrown away."""
         if os.fstat(self._raw.fileno()).st_size > self._file.size:
             self.truncate()
-        while chunk := self._raw.read(READ):
+        for chunk in pieces(self._raw.fileno(), self._file.size, READ):
             self._add(chunk)
+        self._raw.seek(self.size)
 
     def _add(self, data: bytes) -> None:
         self.size += len(data)
@@ -95,6 +94,9 @@ class HashedFile:
         """Forget what comes after this place, which is the beginning."""
         self._raw.truncate(self.size)
 
+    def fileno(self) -> int:
+        return self._raw.fileno()
+
     def close(self) -> None:
         self._raw.close()
 
@@ -103,7 +105,7 @@ class Fetcher:
     """Fetches blobs of one revision.
 
     Args:
-        repository: for messages.
+        repository: ORG/NAME.
         source: of the bytes.
         on_bytes: is called with the number of bytes that came.
         stopped: set when another file failed: no more attempts are made.
@@ -129,23 +131,25 @@ class Fetcher:
         self._tries = tries
         self._accepted = False
 
-    def fetch(self, file: StoredFile, half: Path, blob: Path) -> None:
+    def fetch(self, file: StoredFile, cache: HubCache) -> None:
         """Have a blob, whole and right, on the disk. A wrong one is fetched once more.
 
         Raises:
             HubProblem: it cannot be had.
             OSError: it cannot be written.
         """
+        half = cache.incomplete(self._repository, file.blob)
         for _ in range(2):
-            target = HashedFile(half, file, self._came)
+            target = HashedFile(cache.files.resume(half), file, self._came)
             try:
                 self._fill(file, target)
+                if target.hash.fits():
+                    blob = cache.blob(self._repository, file.blob)
+                    cache.files.settle(target.fileno(), half, blob)
+                    return
             finally:
                 target.close()
-            if target.hash.fits():
-                make_durable(half, blob)
-                return
-            half.unlink()
+            cache.files.remove(half)
         raise hub_problems.wrong_content(self._repository, file.path, file.blob)
 
     def _came(self, count: int) -> None:

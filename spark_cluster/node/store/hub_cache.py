@@ -12,22 +12,25 @@ import contextlib
 import fcntl
 import json
 import os
-import shutil
 import stat
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
-from spark_cluster.node.durable import make_folder, sync, sync_folder, write_file
+from spark_cluster.node.beneath import Folder, NotFollowed, is_own
+from spark_cluster.node.durable import make_folder
 from spark_cluster.node.store.layout import (
     INCOMPLETE,
+    LOCKS,
     PREFIX,
     check_revision,
     folder_name,
     repository_of,
 )
 from spark_cluster.node.store.manifest import (
+    MOST_FILES,
     BadManifest,
     Manifest,
     StoredFile,
@@ -41,6 +44,9 @@ INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LARGEST_INDEX = 64 << 20
 """Bytes; that of the largest public models has about 10 MB."""
 
+LARGEST_REF = 100
+"""Bytes that are read of a file below `refs/`; a commit has 40."""
+
 WAIT_S = 6 * 3600.0
 """Seconds that one writer waits for another one of the same model."""
 
@@ -51,11 +57,15 @@ class Lacking:
 
     Attributes:
         blobs: those that are not whole, in the order of the files.
+        foreign: those that are whole by name and size, and that someone else can still write:
+            another user's, or with a second name (a hard link). A copy of our own is made of them
+            (adopt.py), nothing is fetched.
         begun: bytes that half files of them have.
         links: paths whose link is missing or leads elsewhere.
     """
 
     blobs: tuple[StoredFile, ...]
+    foreign: tuple[StoredFile, ...]
     begun: int
     links: tuple[str, ...]
 
@@ -67,18 +77,27 @@ class Lacking:
     @property
     def nothing(self) -> bool:
         """True if the revision is whole."""
-        return not self.blobs and not self.links
+        return not self.blobs and not self.foreign and not self.links
+
+    @property
+    def paths(self) -> list[str]:
+        """One path of each blob that is not there or not our own."""
+        return [file.path for file in (*self.blobs, *self.foreign)]
 
 
 class HubCache:
-    """A hub cache on this machine.
+    """A hub cache on this machine. Everything in it is reached by handles (`beneath`).
 
     Args:
         root: its folder, which `models--...` lie in.
+        ours: OURS of layout.py, for the locks; without it nothing may be written into the cache.
+        files: where it is another user's: the home that it is in, and who may own what is there.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, ours: Path | None = None, files: Folder | None = None) -> None:
         self.root = root
+        self.ours = ours
+        self.files = files or Folder(root)
 
     def folder(self, repository: str) -> Path:
         """The folder of a repository.
@@ -88,48 +107,44 @@ class HubCache:
         """
         return self.root / folder_name(repository)
 
+    def blobs(self, repository: str) -> Path:
+        """The folder of a repository's contents and half files."""
+        return self.folder(repository) / "blobs"
+
     def blob(self, repository: str, blob: str) -> Path:
-        return self.folder(repository) / "blobs" / blob
+        return self.blobs(repository) / blob
 
     def incomplete(self, repository: str, blob: str) -> Path:
-        return self.folder(repository) / "blobs" / f"{blob}{INCOMPLETE}"
+        return self.blobs(repository) / f"{blob}{INCOMPLETE}"
 
     def snapshot(self, repository: str, commit: str) -> Path:
         return self.folder(repository) / "snapshots" / commit
 
-    def lock_folder(self, repository: str) -> Path:
-        """The folder of the lock of a repository: where the hub's library has its own."""
-        return self.root / ".locks" / self.folder(repository).name
-
-    def free(self) -> int:
-        """Bytes that can still be written where the cache is, or will be."""
-        there = next(path for path in (self.root, *self.root.parents) if path.is_dir())
-        return shutil.disk_usage(there).free
-
     def repositories(self) -> list[str]:
         """The repositories that have a folder here, sorted."""
-        with contextlib.suppress(OSError):
-            names = [p.name for p in self.root.iterdir() if p.name.startswith(PREFIX)]
-            found = [repository_of(name) for name in names]
-            return sorted(name for name in found if is_repository(name))
-        return []
+        names = [name for name in self._folders(self.root) if name.startswith(PREFIX)]
+        return sorted(name for name in map(repository_of, names) if is_repository(name))
 
     def commits(self, repository: str) -> list[str]:
         """The commits that have a snapshot here, sorted."""
+        return sorted(filter(is_commit, self._folders(self.folder(repository) / "snapshots")))
+
+    def _folders(self, path: Path) -> list[str]:
         with contextlib.suppress(OSError):
-            folder = self.folder(repository) / "snapshots"
-            return sorted(path.name for path in folder.iterdir() if is_commit(path.name))
+            return [name for name, about in self.files.entries(path) if stat.S_ISDIR(about.st_mode)]
         return []
 
     def refs(self, repository: str) -> dict[str, str]:
         """The branches and tags that are known here, and their commits."""
-        folder, found = self.folder(repository) / "refs", {}
-        for path in sorted(folder.rglob("*")):
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                commit = path.read_text(encoding="ascii")[:100].strip()
-                if is_commit(commit):
-                    found[path.relative_to(folder).as_posix()] = commit
-        return found
+        folder, found = self.folder(repository) / "refs", dict[str, str]()
+        with contextlib.suppress(OSError):
+            for entry in islice(self.files.walk(folder), MOST_FILES):
+                with contextlib.suppress(OSError, UnicodeDecodeError, BadManifest):
+                    name = check_revision(entry.path)
+                    commit = self.files.read(folder / name, LARGEST_REF).decode("ascii").strip()
+                    if is_commit(commit):
+                        found[name] = commit
+        return dict(sorted(found.items()))
 
     def commit_of(self, repository: str, revision: str) -> str | None:
         """The commit of a branch, tag or commit, as far as it is known here."""
@@ -138,12 +153,76 @@ class HubCache:
         return self.refs(repository).get(revision)
 
     def lacking(self, manifest: Manifest) -> Lacking:
-        """Return what is not there; sizes are compared, contents are not read."""
-        here = dict(self._blobs(manifest.repository))
-        blobs = tuple(f for f in manifest.blobs.values() if here.get(f.blob) != f.size)
-        halves = [min(here.get(f"{f.blob}{INCOMPLETE}", 0), f.size) for f in blobs]
-        links = tuple(f.path for f in manifest.files if self._target(manifest, f) != f.blob)
-        return Lacking(blobs, sum(halves), links)
+        """Return what is not there; sizes are compared, contents are not read.
+
+        Raises:
+            OSError: a link or a file has the place of a folder.
+        """
+        here = self.contents(manifest.repository)
+        links = self.links(manifest.repository, manifest.commit)
+        blobs, foreign, begun = [], [], 0
+        for file in manifest.blobs.values():
+            about = here.get(file.blob)
+            if about is not None and about.st_size == file.size:
+                if self._is_trusted(about):
+                    continue
+                if file.algorithm:
+                    foreign.append(file)
+                    continue
+            blobs.append(file)
+            half = here.get(f"{file.blob}{INCOMPLETE}")
+            begun += 0 if half is None else min(half.st_size, file.size)
+        broken = tuple(f.path for f in manifest.files if links.get(f.path) != f.blob)
+        return Lacking(tuple(blobs), tuple(foreign), begun, broken)
+
+    def contents(self, repository: str) -> dict[str, os.stat_result]:
+        """The regular files below `blobs/`, by name.
+
+        Raises:
+            OSError: `blobs` is not a folder.
+        """
+        with contextlib.suppress(FileNotFoundError):
+            entries = self.files.entries(self.blobs(repository))
+            return {name: about for name, about in entries if stat.S_ISREG(about.st_mode)}
+        return {}
+
+    def links(self, repository: str, commit: str) -> dict[str, str | None]:
+        """What is in a snapshot: path to the blob that it leads to, there or not; None for what is
+        not a link to a blob of the repository.
+
+        Raises:
+            OSError: the snapshot is not a folder.
+        """
+        snapshot, blobs = self.snapshot(repository, commit), self.blobs(repository)
+        found: dict[str, str | None] = {}
+        with contextlib.suppress(FileNotFoundError):
+            for entry in islice(self.files.walk(snapshot), MOST_FILES + 1):
+                target = (snapshot / entry.path).parent / entry.target
+                folder, _, blob = os.path.normpath(target).rpartition("/")
+                is_blob = bool(entry.target) and folder == str(blobs)
+                found[entry.path] = blob if is_blob else None
+        return found
+
+    def open(self, repository: str, file: StoredFile) -> int:
+        """Open a blob that is whole; return its handle.
+
+        Raises:
+            OSError: it is not there, not of its size, or can be written by someone else.
+        """
+        path = self.blob(repository, file.blob)
+        handle = self.files.open(path)
+        about = os.fstat(handle)
+        if about.st_size == file.size and self._is_trusted(about):
+            return handle
+        os.close(handle)
+        if about.st_size != file.size:
+            raise OSError(0, "its size is not the one of the model's revision", str(path))
+        raise NotFollowed(path, f"can be written by others (uid {about.st_uid}, or a second name)")
+
+    def _is_trusted(self, about: os.stat_result) -> bool:
+        """Return whether a blob is used as it is; of another cache copies are taken only, and
+        `Folder.owners` says whose."""
+        return is_own(about) if self.files.owners is None else about.st_uid in self.files.owners
 
     def publish(self, manifest: Manifest, revision: str = "") -> None:
         """Make the links of a revision whose blobs are all there, and at last its ref.
@@ -153,130 +232,93 @@ class HubCache:
 
         Raises:
             ResourceError: a blob is not there, or it cannot be the name of a branch.
+            OSError: a link has the place of a folder.
         """
         repository, commit = manifest.repository, manifest.commit
         lacking = self.lacking(manifest)
-        if lacking.blobs:
-            raise ResourceError(f"{repository}: {lacking.blobs[0].path} is not whole yet")
+        if lacking.paths:
+            raise ResourceError(f"{repository}: {lacking.paths[0]} is not whole yet")
         snapshot = self.snapshot(repository, commit)
-        make_folder(snapshot, 0o755)
+        self.files.make(snapshot)
         folders = {snapshot}
         for file in manifest.files:
             link = snapshot / file.path
-            make_folder(link.parent, 0o755)
-            folders.add(link.parent)
             if file.path in lacking.links:
-                _replace_link(link, os.path.relpath(self.blob(repository, file.blob), link.parent))
+                self.files.make(link.parent)
+                folders.add(link.parent)
+                target = os.path.relpath(self.blob(repository, file.blob), link.parent)
+                self.files.link(link, target)
         for folder in sorted(folders):
-            sync_folder(folder)
+            self.files.sync(folder)
         if revision and not is_commit(revision):
-            self._write_ref(repository, revision, commit)
-
-    def _write_ref(self, repository: str, revision: str, commit: str) -> None:
-        path = self.folder(repository) / "refs" / check_revision(revision)
-        make_folder(path.parent, 0o755)
-        write_file(path, commit.encode(), 0o644)
+            ref = self.folder(repository) / "refs" / check_revision(revision)
+            self.files.make(ref.parent)
+            self.files.write(ref, commit.encode())
 
     def found(self, repository: str, commit: str) -> Manifest:
         """Return the manifest of a snapshot that is here, whoever fetched it.
 
         Raises:
             ResourceError: there is none, it is not whole, or its index cannot be read.
+            OSError: a link or a file has the place of a folder.
         """
-        snapshot, files = self.snapshot(repository, commit), []
-        for path in _below(snapshot):
-            name = path.relative_to(snapshot).as_posix()
-            files.append(_linked(path, name, self.folder(repository) / "blobs"))
-        if not files:
+        links, here = self.links(repository, commit), self.contents(repository)
+        if not links:
             raise ResourceError(f"{repository}: revision {commit[:12]} is not on this node")
-        listed = [vars(file) for file in files]
+        snapshot = self.snapshot(repository, commit)
+        listed = [
+            vars(self._linked(snapshot / name, name, blob, here)) for name, blob in links.items()
+        ]
         manifest = Manifest.from_document(
             {"repository": repository, "commit": commit, "files": listed}
         )
-        for index in INDEXES:
-            _must_have_shards(manifest, snapshot / index)
+        for file in manifest.files:
+            if file.path in INDEXES:
+                self._must_have_shards(manifest, file)
         return manifest
 
-    def _blobs(self, repository: str) -> Iterator[tuple[str, int]]:
-        """The names and sizes of the regular files below `blobs/`."""
-        with (
-            contextlib.suppress(FileNotFoundError),
-            os.scandir(self.folder(repository) / "blobs") as entries,
-        ):
-            for entry in entries:
-                about = entry.stat(follow_symlinks=False)
-                if stat.S_ISREG(about.st_mode):
-                    yield entry.name, about.st_size
+    def _linked(
+        self, path: Path, name: str, blob: str | None, here: dict[str, os.stat_result]
+    ) -> StoredFile:
+        """Return the file of a link that leads to a blob. Raises ResourceError where it is none."""
+        if blob is None:
+            raise ResourceError(
+                f"{path}: the link of {name} does not lead to its repository's blobs"
+            )
+        if not algorithm_of(blob):
+            raise ResourceError(
+                f"{path}: {blob[:80]!r} is not the name of a blob: expected its content's hash",
+                "spark-cluster models pull",
+            )
+        about = here.get(blob)
+        if about is None:
+            raise ResourceError(
+                f"{path}: the link of {name} is broken", "spark-cluster models repair"
+            )
+        if not self._is_trusted(about):
+            raise ResourceError(
+                f"{path}: others can write its content (uid {about.st_uid}, "
+                f"{about.st_nlink} names)",
+                "`spark-cluster models pull` makes a copy of root's own of what is right",
+            )
+        return StoredFile(name, about.st_size, blob, algorithm_of(blob))
 
-    def _target(self, manifest: Manifest, file: StoredFile) -> str | None:
-        """The blob that a file's link leads to; None when it is no link into `blobs/`."""
-        link = self.snapshot(manifest.repository, manifest.commit) / file.path
+    def _must_have_shards(self, manifest: Manifest, file: StoredFile) -> None:
+        """Raise ResourceError when a file that an index of the weights names is not there."""
+        text = self.files.read(self.blob(manifest.repository, file.blob), LARGEST_INDEX)
         try:
-            target = link.readlink()
-        except OSError:
-            return None
-        wanted = self.blob(manifest.repository, file.blob)
-        if os.path.normpath(link.parent / target) != str(wanted):
-            return None
-        return file.blob
-
-
-def _replace_link(link: Path, target: str) -> None:
-    staged = link.with_name(f".{link.name}.new")
-    staged.unlink(missing_ok=True)
-    staged.symlink_to(target)
-    staged.replace(link)
-
-
-def _below(folder: Path) -> Iterator[Path]:
-    """All that is no folder below a folder, without following links to folders."""
-    for place, folders, names in os.walk(folder):
-        links = [name for name in folders if (Path(place) / name).is_symlink()]
-        yield from (Path(place) / name for name in sorted([*names, *links]))
-
-
-def _linked(path: Path, name: str, blobs: Path) -> StoredFile:
-    """The file of a link that leads to a blob.
-
-    Raises:
-        ResourceError: it is no link, is broken, or leads elsewhere.
-    """
-    try:
-        target = Path(os.path.normpath(path.parent / path.readlink()))
-        about = target.lstat()
-    except OSError as error:
-        raise ResourceError(
-            f"{path}: the link of {name} is broken: {error.strerror}", "spark-cluster models repair"
-        ) from error
-    if target.parent != blobs or not stat.S_ISREG(about.st_mode):
-        raise ResourceError(f"{path}: the link of {name} does not lead to its repository's blobs")
-    return StoredFile(name, about.st_size, target.name, algorithm_of(target.name))
-
-
-def _must_have_shards(manifest: Manifest, index: Path) -> None:
-    """Raise ResourceError when a file that the index of the weights names is not there."""
-    if index.name not in {file.path for file in manifest.files}:
-        return
-    with index.open("rb") as opened:
-        text = opened.read(LARGEST_INDEX)
-    try:
-        shards = set(json.loads(text)["weight_map"].values())
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise BadManifest(f"{index} is damaged", "spark-cluster models repair") from error
-    lost = sorted(str(shard) for shard in shards - {file.path for file in manifest.files})
-    if lost:
-        raise ResourceError(
-            f"{manifest.repository}: {len(lost)} of {len(shards)} weight files are not there "
-            f"({lost[0][:100]})",
-            "spark-cluster models pull goes on with it",
-        )
-
-
-def make_durable(path: Path, blob: Path) -> None:
-    """Give a whole file its name as a blob: its content first, then the name."""
-    sync(path)
-    path.replace(blob)
-    sync_folder(blob.parent)
+            shards = set(json.loads(text)["weight_map"].values())
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise BadManifest(
+                f"{manifest.repository}: {file.path} is damaged", "spark-cluster models repair"
+            ) from error
+        lost = sorted(str(shard) for shard in shards - {one.path for one in manifest.files})
+        if lost:
+            raise ResourceError(
+                f"{manifest.repository}: {len(lost)} of {len(shards)} weight files are not there "
+                f"({lost[0][:100]})",
+                "spark-cluster models pull goes on with it",
+            )
 
 
 @contextlib.contextmanager
@@ -287,8 +329,8 @@ def alone(cache: HubCache, repository: str, limit_s: float = WAIT_S) -> Iterator
         ResourceError: another one has not ended in time.
     """
     path = _lock_of(cache, repository)
-    make_folder(path.parent, 0o755)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    make_folder(path.parent, 0o700)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         until = time.monotonic() + limit_s
         while not _locked(handle):
@@ -314,7 +356,7 @@ def _locked(handle: int) -> bool:
 def is_locked(cache: HubCache, repository: str) -> bool:
     """Return whether somebody writes into a repository of the cache (`alone`)."""
     try:
-        handle = os.open(_lock_of(cache, repository), os.O_RDWR | os.O_NOFOLLOW)
+        handle = os.open(_lock_of(cache, repository), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
     except FileNotFoundError:
         return False
     try:
@@ -324,4 +366,8 @@ def is_locked(cache: HubCache, repository: str) -> bool:
 
 
 def _lock_of(cache: HubCache, repository: str) -> Path:
-    return cache.lock_folder(repository) / "spark-cluster.lock"
+    """The lock of a repository, in a folder that only root can open: what containers and users can
+    open, they can lock."""
+    if cache.ours is None:
+        raise ValueError(f"{cache.root} is another tool's: nothing is written there")
+    return cache.ours / LOCKS / f"{folder_name(repository)}.lock"

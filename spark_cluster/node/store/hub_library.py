@@ -8,12 +8,14 @@ those above 50 GB.
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.node.beneath import pieces
 from spark_cluster.node.store import hub_problems
 from spark_cluster.node.store.fetching import LONGEST_WAIT_S, TRIES, HashedFile, wait_of
 from spark_cluster.node.store.hub_cache import HubCache
@@ -154,27 +156,24 @@ class HubLibrary:
         self, file: StoredFile, target: HashedFile, xet_data: Any, headers: dict[str, str]
     ) -> None:
         """Fetch a file that does not come by HTTP; it is read again for its hash."""
-        file_download = _module("file_download")
-        path = self._half(file).with_suffix(".xet")
+        cache = HubCache(Path(self.wanted.cache))
+        path = cache.incomplete(self.wanted.repository, f"{file.blob}.xet")
+        cache.files.remove(path)
+        handle = cache.files.create(path)
         try:
-            file_download.xet_get(
-                incomplete_path=path,
+            _module("file_download").xet_get(
+                incomplete_path=Path(f"/proc/self/fd/{handle}"),  # the file itself, by no name
                 xet_file_data=xet_data,
                 headers=headers,
                 expected_size=file.size,
             )
             target.seek(0)
             target.truncate()
-            with path.open("rb") as whole:
-                while chunk := whole.read(1 << 20):
-                    target.write(chunk)
+            for chunk in pieces(handle, file.size + 1, 1 << 20):
+                target.write(chunk)
         finally:
-            path.unlink(missing_ok=True)
-
-    def _half(self, file: StoredFile) -> Path:
-        """The path of a half file."""
-        cache = HubCache(Path(self.wanted.cache))
-        return cache.incomplete(self.wanted.repository, file.blob)
+            os.close(handle)
+            cache.files.remove(path)
 
 
 def _limit_waiting() -> None:

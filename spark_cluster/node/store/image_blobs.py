@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import os
 import posixpath
 import subprocess
 import tarfile
@@ -19,8 +20,8 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from spark_cluster.node.durable import make_folder, write_file
-from spark_cluster.node.store.hub_cache import HubCache, alone, make_durable
+from spark_cluster.node.beneath import write_whole
+from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import SHA256, BadManifest, Manifest, StoredFile
 from spark_cluster.node.values import ResourceError
 
@@ -49,25 +50,24 @@ def export(
     with alone(cache, repository):
         kept = _kept(cache, repository, commit)
         if kept is None:
-            make_folder(cache.folder(repository) / "blobs", 0o700)
+            cache.files.make(cache.blobs(repository), 0o700)
             files = _Saved(cache, repository, on_bytes).read(ref)
             document = {"repository": repository, "commit": commit, "files": files}
             kept = Manifest.from_document(document)
             path = cache.folder(repository) / KEPT
-            write_file(path, json.dumps(kept.document()).encode())
+            cache.files.write(path, json.dumps(kept.document()).encode(), 0o600)
         return kept, layers_of(cache, kept)
 
 
 def _kept(cache: HubCache, repository: str, commit: str) -> Manifest | None:
     """Return what an earlier export has written, if it is whole."""
     try:
-        found = Manifest.from_document(
-            json.loads((cache.folder(repository) / KEPT).read_text("utf-8"))
-        )
-    except (OSError, ValueError, BadManifest):
+        text = cache.files.read(cache.folder(repository) / KEPT, LARGEST_INDEX)
+        found = Manifest.from_text(text)
+    except (OSError, BadManifest):
         return None
     same = (found.repository, found.commit) == (repository, commit)
-    return found if same and not cache.lacking(found).blobs else None
+    return found if same and not cache.lacking(found).paths else None
 
 
 class _Saved:
@@ -117,17 +117,20 @@ class _Saved:
             self.files[name] = self._kept(name, source)
 
     def _kept(self, name: str, source: IO[bytes]) -> StoredFile:
-        part = self.cache.folder(self.repository) / "blobs" / "exporting.incomplete"
-        part.unlink(missing_ok=True)
+        part = self.cache.incomplete(self.repository, "exporting")
+        self.cache.files.remove(part)
         digest, size = hashlib.sha256(), 0
-        with part.open("xb") as out:
+        handle = self.cache.files.create(part)
+        try:
             while piece := source.read(PIECE):
-                out.write(piece)
+                write_whole(handle, piece)
                 digest.update(piece)
                 size += len(piece)
                 self.on_bytes(len(piece))
-        blob = digest.hexdigest()
-        make_durable(part, self.cache.blob(self.repository, blob))
+            blob = digest.hexdigest()
+            self.cache.files.settle(handle, part, self.cache.blob(self.repository, blob))
+        finally:
+            os.close(handle)
         return StoredFile(name, size, blob, SHA256)
 
 
@@ -141,7 +144,8 @@ def layers_of(cache: HubCache, manifest: Manifest) -> list[str]:
     try:
         if index is None or index.size > LARGEST_INDEX:
             raise ValueError
-        found = json.loads(cache.blob(manifest.repository, index.blob).read_bytes())
+        with os.fdopen(cache.open(manifest.repository, index), "rb") as opened:
+            found = json.loads(opened.read(LARGEST_INDEX))
         return [posixpath.normpath(str(path)) for path in found[0]["Layers"]]
     except (OSError, ValueError, LookupError, TypeError):
         raise ResourceError("docker save has written an archive without its manifest") from None
@@ -181,7 +185,7 @@ def _write(cache: HubCache, manifest: Manifest, out: IO[bytes] | None, on_bytes:
         for file in manifest.files:
             about = tarfile.TarInfo(file.path)
             about.size, about.mode = file.size, 0o644
-            with cache.blob(manifest.repository, file.blob).open("rb") as opened:
+            with os.fdopen(cache.open(manifest.repository, file), "rb") as opened:
                 archive.addfile(about, opened)
             on_bytes(file.size)
 

@@ -30,13 +30,14 @@ def main(_label: str) -> None:
 
 
 def done(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Export (`hub`, `ref`, `repository`, `commit`, `size`) or load (`hub`, `manifest`).
+    """Export (`ref`, `repository`, `commit`, `size`) or load (`manifest`) an image of `hub`; `ours`
+    is the folder of the locks.
 
     Raises:
         ResourceError: Docker refuses it.
         OSError: the disk is full or broken.
     """
-    cache = HubCache(Path(given["hub"]))
+    cache = HubCache(Path(given["hub"]), Path(given["ours"]))
     if given["what"] == "export":
         progress = Progress(int(given.get("size", 0)))
         found, layers = image_blobs.export(

@@ -11,6 +11,9 @@ from spark_cluster.node.store.manifest import BadManifest, check_commit, check_r
 OURS = paths.MODELS
 """Folder, root-only, of what is not part of the layout: manifests, pins, last use, progress."""
 
+LOCKS = "locks"
+"""Below OURS: one file for each repository, which is locked while someone of ours writes it."""
+
 LIBRARY = paths.HUB_LIBRARY
 """Folder of the virtual environment with the hub's own library."""
 

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import own_program
-from spark_cluster.node.store.adopt import adopt
-from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.adopt import adopt, home_cache, make_own
+from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.records import Records
 from spark_cluster.node.store.revision import manifest_of
 from spark_cluster.node.store.verify import verify
@@ -25,8 +25,8 @@ def argv(request: Mapping[str, Any]) -> list[str]:
     """Return the command that does it with this very code.
 
     Args:
-        request: `what` (verify or adopt), `hub`, `ours`, `repository`, `commit`; `other` and
-            `revision` to adopt.
+        request: `what` (verify or adopt), `hub`, `ours`, `repository`, `commit`; to adopt
+            `home` and `owners` (user ids) of the other cache, and `revision`.
     """
     return own_program.argv(__name__, json.dumps(dict(request), sort_keys=True))
 
@@ -38,10 +38,11 @@ def main(text: str) -> None:
 
 def done(request: Mapping[str, Any]) -> dict[str, Any]:
     """Do what is asked and return the result. Raises ResourceError, OSError."""
-    cache, records = HubCache(Path(request["hub"])), Records(Path(request["ours"]))
+    ours = Path(request["ours"])
+    cache, records = HubCache(Path(request["hub"]), ours), Records(ours)
     repository, commit = str(request["repository"]), str(request["commit"])
     if request["what"] == "adopt":
-        other = HubCache(Path(request["other"]))
+        other = home_cache(Path(request["home"]), frozenset(map(int, request["owners"])))
         progress = Progress(0)
         revision = str(request.get("revision", ""))
         manifest = adopt(
@@ -50,6 +51,10 @@ def done(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"manifest": manifest.document()}
     manifest = manifest_of(cache, records, repository, commit)
     records.keep(manifest)  # what is removed as damaged is still known to belong to it
+    foreign = cache.lacking(manifest).foreign
+    if foreign:
+        with alone(cache, repository):
+            make_own(cache, manifest, foreign)
     return asdict(verify(cache, manifest, Progress(manifest.size).add))
 
 

@@ -11,17 +11,16 @@ import contextlib
 import hashlib
 import json
 import os
-import shutil
 import stat
-from collections.abc import Callable, Iterator
-from itertools import islice
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import paths
-from spark_cluster.node.durable import make_folder, sync, sync_folder, write_file
+from spark_cluster.node.beneath import Entry, clone, pieces, write_whole
+from spark_cluster.node.durable import make_folder, write_file
+from spark_cluster.node.faults import explain
 from spark_cluster.node.store.hub_cache import HubCache, Lacking
-from spark_cluster.node.store.layout import INCOMPLETE
 from spark_cluster.node.store.manifest import MOST_FILES, SHA256, Manifest, StoredFile, check_path
 from spark_cluster.node.values import ResourceError
 
@@ -44,14 +43,14 @@ class PlainFolder(HubCache):
     """A folder of plain files on this machine.
 
     Args:
-        root: the folder.
+        root: the folder; it may be any user's.
         ours: where the hashes are kept.
         read: a file whose hash is not known is read; otherwise it counts as lacking.
         exact: its manifest has hidden files and the times of all.
     """
 
     def __init__(self, root: Path, ours: Path, *, read: bool = True, exact: bool = False) -> None:
-        super().__init__(root)
+        super().__init__(root, ours)
         name = hashlib.sha256(str(root).encode()).hexdigest()[:16]
         self.repository = f"folder/{name}"
         self._record = ours / f"{name}.json"
@@ -59,14 +58,8 @@ class PlainFolder(HubCache):
         self._exact = exact
         self._paths: dict[str, str] = {}
 
-    def folder(self, repository: str) -> Path:  # noqa: ARG002
+    def blobs(self, repository: str) -> Path:  # noqa: ARG002
         return self.root / INCOMING
-
-    def lock_folder(self, repository: str) -> Path:  # noqa: ARG002
-        return self._record.with_suffix(".lock")
-
-    def incomplete(self, repository: str, blob: str) -> Path:
-        return self.folder(repository) / f"{blob}{INCOMPLETE}"
 
     def blob(self, repository: str, blob: str) -> Path:
         if blob not in self._paths:
@@ -79,13 +72,8 @@ class PlainFolder(HubCache):
         Raises:
             ResourceError: it is no folder, or has no file.
         """
-        if not self.root.is_dir():
-            raise ResourceError(f"{self.root} is not a folder on this node")
         known, files = self._known(), list[StoredFile]()
-        found = list(islice(self._files(), MOST_FILES + 1))
-        if not 0 < len(found) <= MOST_FILES:
-            raise ResourceError(f"{self.root} has no file, or more than {MOST_FILES}")
-        for path, about in found:
+        for path, about in self._files():
             digest = self._digest(path, about, known, progress)
             known[path] = (about.st_size, about.st_mtime_ns, digest)
             changed = about.st_mtime_ns if self._exact else 0
@@ -117,13 +105,14 @@ class PlainFolder(HubCache):
         if self._read:
             self._keep(known)
         blobs = [f for f in manifest.blobs.values() if not here[self._paths[f.blob]]]
-        for file in blobs:
-            self._make_parent(self.root / self._paths[file.blob])
+        if self._read:
+            for file in blobs:
+                self.files.make((self.root / self._paths[file.blob]).parent)
         begun = [self._begun(manifest, file) for file in blobs]
         links = tuple(
             file.path for file in manifest.files if not (here[file.path] and self._in_time(file))
         )
-        return Lacking(tuple(blobs), sum(begun), links)
+        return Lacking(tuple(blobs), (), sum(begun), links)
 
     def publish(self, manifest: Manifest, revision: str = "") -> None:
         """Give equal files their content, and take note of all hashes.
@@ -139,41 +128,42 @@ class PlainFolder(HubCache):
             raise ResourceError(f"{self.root}: {lacking.blobs[0].path} is not whole yet")
         for file in (file for file in manifest.files if file.path in lacking.links):
             path, source = self.root / file.path, self.blob(manifest.repository, file.blob)
-            self._make_parent(path)
+            self.files.make(path.parent)
             if path != source:
-                self._duplicate(source, path)
+                self._duplicate(file, source, path)
             if file.changed:
-                os.utime(path, ns=(file.changed, file.changed), follow_symlinks=False)
-        with contextlib.suppress(OSError):
-            (self.root / INCOMING / "blobs").rmdir()
-            (self.root / INCOMING).rmdir()
+                handle = self.files.open(path)
+                try:
+                    os.utime(handle, ns=(file.changed, file.changed))
+                finally:
+                    os.close(handle)
+        self.files.remove(INCOMING)
         self.manifest()
         if revision:
-            write_file(self.root / COMPLETE, f"{revision}\n".encode(), 0o644)
+            self.files.write(COMPLETE, f"{revision}\n".encode())
 
-    def _make_parent(self, path: Path) -> None:
-        """Raises ResourceError where a link leads out of the folder."""
-        if not path.parent.resolve().is_relative_to(self.root.resolve()):
-            raise ResourceError(f"{path.parent} leads out of {self.root}", "remove the link there")
-        make_folder(path.parent, 0o755)
-
-    @staticmethod
-    def _duplicate(source: Path, target: Path) -> None:
+    def _duplicate(self, file: StoredFile, source: Path, target: Path) -> None:
         staged = target.with_name(f".{target.name}{STAGED}")
-        shutil.copyfile(source, staged, follow_symlinks=False)
-        sync(staged)
-        staged.replace(target)
-        sync_folder(target.parent)
+        self.files.remove(staged)
+        with contextlib.ExitStack() as stack:
+            opened = self.files.open(source)
+            stack.callback(os.close, opened)
+            new = self.files.create(staged)
+            stack.callback(os.close, new)
+            if not clone(opened, new):
+                for piece in pieces(opened, file.size):
+                    write_whole(new, piece)
+            self.files.settle(new, staged, target)
 
     def _begun(self, manifest: Manifest, file: StoredFile) -> int:
         with contextlib.suppress(OSError):
             half = self.incomplete(manifest.repository, file.blob)
-            return min(half.lstat().st_size, file.size)
+            return min(self.files.stat(half).st_size, file.size)
         return 0
 
     def _is_here(self, file: StoredFile, known: Known) -> bool:
         try:
-            about = (self.root / file.path).lstat()
+            about = self.files.stat(file.path)
         except OSError:
             return False
         if not stat.S_ISREG(about.st_mode) or about.st_size != file.size:
@@ -186,7 +176,7 @@ class PlainFolder(HubCache):
         return known[file.path][2] == file.blob
 
     def _in_time(self, file: StoredFile) -> bool:
-        return not file.changed or (self.root / file.path).lstat().st_mtime_ns == file.changed
+        return not file.changed or self.files.stat(file.path).st_mtime_ns == file.changed
 
     def _digest(
         self, path: str, about: os.stat_result, known: Known, progress: Callable[[int], None]
@@ -194,31 +184,57 @@ class PlainFolder(HubCache):
         size, changed, digest = known.get(path, (-1, -1, ""))
         if (size, changed) == (about.st_size, about.st_mtime_ns):
             return digest
-        found, view = hashlib.sha256(), memoryview(bytearray(PIECE))
-        handle = os.open(self.root / path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb", buffering=0) as opened:
-            while taken := opened.readinto(view):
-                found.update(view[:taken])
-                progress(taken)
+        found, handle = hashlib.sha256(), self.files.open(path)
+        try:
+            for piece in pieces(handle, about.st_size, PIECE):
+                found.update(piece)
+                progress(len(piece))
+        finally:
+            os.close(handle)
         return found.hexdigest()
 
-    def _files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Regular files in order of name, with their path below the folder."""
-        for place, folders, names in os.walk(self.root):
-            folders[:] = sorted(name for name in folders if self._counts(name))
-            links = [name for name in folders if (Path(place) / name).is_symlink()]
-            for name in sorted(name for name in (*names, *links) if self._counts(name)):
-                path = Path(place) / name
-                about = path.lstat()
-                if not stat.S_ISREG(about.st_mode):
-                    raise ResourceError(
-                        f"{path} is a link or no file; a folder of plain files is copied",
-                        "replace it by the file itself; a hub cache is copied by its repository's "
-                        "name",
-                    )
-                yield check_path(path.relative_to(self.root).as_posix()), about
+    def _files(self) -> list[tuple[str, os.stat_result]]:
+        """Regular files in order of name, with their path. Raises ResourceError."""
+        try:
+            with self.files.at() as folder:
+                owner = os.fstat(folder).st_uid
+            walk = self.files.walk(enters=self._counts)
+            entries = [entry for entry in walk if self._counts(entry.path)]
+        except OSError as error:
+            raise ResourceError(
+                f"{self.root} is not a folder on this node: {explain(error)}"
+            ) from error
+        if not 0 < len(entries) <= MOST_FILES:
+            raise ResourceError(f"{self.root} has no file, or more than {MOST_FILES}")
+        for entry in entries:
+            self._must_be_plain(entry, owner)
+        return sorted((check_path(entry.path), entry.about) for entry in entries)
 
-    def _counts(self, name: str) -> bool:
+    def _must_be_plain(self, entry: Entry, owner: int) -> None:
+        about = entry.about
+        if not stat.S_ISREG(about.st_mode):
+            raise ResourceError(
+                f"{self.root / entry.path} is a link or no file; a folder of plain files is copied",
+                "replace it by the file itself; a hub cache is copied by its repository's name",
+            )
+        if about.st_nlink > 1 and about.st_uid != owner:
+            raise ResourceError(
+                f"{self.root / entry.path} is a hard link to a file of another user "
+                f"(uid {about.st_uid})",
+                "replace it by a copy",
+            )
+
+    def open(self, repository: str, file: StoredFile) -> int:
+        """Open a file that is whole; it may be any user's. Raises OSError."""
+        path = self.blob(repository, file.blob)
+        handle = self.files.open(path)
+        if os.fstat(handle).st_size == file.size:
+            return handle
+        os.close(handle)
+        raise OSError(0, "its size is not the one that it had", str(path))
+
+    def _counts(self, path: str) -> bool:
+        name = path.rpartition("/")[2]
         if self._exact:
             return name not in (INCOMING, COMPLETE) and not name.endswith(STAGED)
         return not name.startswith(".")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import shutil
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
-from spark_cluster.node.durable import sync_folder
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import INCOMPLETE
 from spark_cluster.node.store.records import Records
@@ -129,22 +126,15 @@ def _remove(cache: HubCache, repository: RepositoryUsage, revisions: list[Revisi
     going = repository.goes(commits)
     for revision in revisions:
         for ref in revision.refs:
-            (folder / "refs" / ref).unlink(missing_ok=True)
-        _remove_tree(cache.snapshot(repository.name, revision.commit))
+            cache.files.remove(folder / "refs" / ref)
+        cache.files.remove(cache.snapshot(repository.name, revision.commit))
     if commits >= set(repository.holders):
-        _remove_tree(folder)
+        cache.files.remove(folder)
         return
     for blob in sorted(going):
-        (folder / "blobs" / blob).unlink(missing_ok=True)
+        cache.files.remove(folder / "blobs" / blob)
     if going:
-        sync_folder(folder / "blobs")
-
-
-def _remove_tree(folder: os.PathLike[str]) -> None:
-    """Remove a folder; links in it are removed, not followed."""
-    path = os.fspath(folder)
-    with contextlib.suppress(FileNotFoundError):
-        shutil.rmtree(path)
+        cache.files.sync(folder / "blobs")
 
 
 def keep_of(given: object) -> tuple[tuple[str, str], ...]:

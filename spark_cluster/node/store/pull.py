@@ -17,8 +17,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import durable
 from spark_cluster.node.faults import explain
+from spark_cluster.node.store.adopt import make_own
 from spark_cluster.node.store.fetching import Fetcher, Progress
 from spark_cluster.node.store.hub_cache import HubCache, Lacking, alone
 from spark_cluster.node.store.hub_library import HubLibrary, Wanted
@@ -59,7 +59,7 @@ class _Pull:
 
     def __init__(self, wanted: Wanted) -> None:
         self.wanted = wanted
-        self.cache = HubCache(Path(wanted.cache))
+        self.cache = HubCache(Path(wanted.cache), Path(wanted.ours))
         self.library = HubLibrary(wanted)
 
     def run(self) -> dict[str, Any]:
@@ -67,9 +67,12 @@ class _Pull:
         if self.wanted.preview:
             return self._result(manifest, self.cache.lacking(manifest))
         with _alone(self.cache, manifest.repository):
-            durable.make_folder(self.cache.folder(manifest.repository) / "blobs", 0o755)
+            self.cache.files.make(self.cache.blobs(manifest.repository))
             Records(Path(self.wanted.ours)).keep(manifest)
             lacking = self.cache.lacking(manifest)
+            if lacking.foreign:
+                make_own(self.cache, manifest, lacking.foreign)
+                lacking = self.cache.lacking(manifest)
             self._must_have_room(manifest, lacking)
             came = self._fetch(manifest, lacking)
             self.cache.publish(manifest, self.wanted.revision)
@@ -80,12 +83,12 @@ class _Pull:
             "commit": manifest.commit,
             "size": manifest.size,
             "missing": lacking.size,
-            "free": self.cache.free(),
+            "free": self.cache.files.free(),
             "unchecked": sum(not file.algorithm for file in manifest.files),
         }
 
     def _must_have_room(self, manifest: Manifest, lacking: Lacking) -> None:
-        free = self.cache.free()
+        free = self.cache.files.free()
         if lacking.size and lacking.size + self.wanted.room_left > free:
             raise HubProblem(
                 "space",
@@ -112,9 +115,8 @@ class _Pull:
         def one(file: StoredFile) -> None:
             if stopped.is_set():
                 return
-            half = self.cache.incomplete(manifest.repository, file.blob)
             try:
-                fetcher.fetch(file, half, self.cache.blob(manifest.repository, file.blob))
+                fetcher.fetch(file, self.cache)
             except BaseException:
                 stopped.set()
                 raise

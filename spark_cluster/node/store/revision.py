@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from spark_cluster.node.faults import explain
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.records import Records
@@ -33,9 +34,10 @@ def adopted(cache: HubCache, repository: str, commit: str) -> Manifest:
     Raises:
         ResourceError: it is not there, not whole, or has a damaged index.
     """
-    if cache.snapshot(repository, commit).is_symlink():
-        raise ResourceError(f"{repository}: the snapshot {commit[:12]} is a link, not a folder")
-    found = cache.found(repository, commit)
+    try:
+        found = cache.found(repository, commit)
+    except OSError as error:
+        raise ResourceError(f"{repository}@{commit[:12]}: {explain(error)}") from error
     names = [Path(file.path).name for file in found.files]
     if not any(name.endswith(_WEIGHTS) for name in names):
         raise ResourceError(

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-import stat
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spark_cluster.node.faults import explain
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.in_use import in_use
 from spark_cluster.node.store.layout import INCOMPLETE
@@ -154,47 +154,24 @@ def usage(cache: HubCache, records: Records, proc: Path = Path("/proc")) -> Usag
 
 
 def _repository(cache: HubCache, name: str) -> RepositoryUsage:
-    folder = cache.folder(name)
-    if folder.is_symlink():  # what is behind it is not this cache's
-        return RepositoryUsage(name)
-    blobs = _blobs(folder / "blobs")
-    holders = {
-        commit: _linked(cache.snapshot(name, commit), folder / "blobs")
-        for commit in cache.commits(name)
-        if not cache.snapshot(name, commit).is_symlink()
-    }
+    blobs: dict[str, Blob] = {}
+    holders = {}
+    with contextlib.suppress(OSError):  # what is behind a link is not this cache's
+        blobs = {blob: _blob(blob, about) for blob, about in cache.contents(name).items()}
+    for commit in cache.commits(name):
+        with contextlib.suppress(OSError):
+            holders[commit] = frozenset(filter(None, cache.links(name, commit).values()))
     return RepositoryUsage(name, blobs, holders, cache.refs(name))
 
 
-def _blobs(folder: Path) -> dict[str, Blob]:
-    found = {}
-    with contextlib.suppress(FileNotFoundError), os.scandir(folder) as entries:
-        for entry in entries:
-            about = entry.stat(follow_symlinks=False)
-            if stat.S_ISREG(about.st_mode):
-                found[entry.name] = Blob(
-                    min(about.st_size, about.st_blocks * 512)
-                    if entry.name.endswith(INCOMPLETE)
-                    else about.st_size,
-                    about.st_nlink > 1,
-                    max(about.st_atime, about.st_mtime),
-                    about.st_mtime,
-                    (about.st_dev, about.st_ino),
-                )
-    return found
-
-
-def _linked(snapshot: Path, blobs: Path) -> frozenset[str]:
-    """The names of the blobs that the links of a snapshot lead to, there or not."""
-    found = set()
-    for place, _folders, names in os.walk(snapshot):
-        for name in names:
-            with contextlib.suppress(OSError):  # a file instead of a link is no blob
-                link = os.readlink(f"{place}/{name}")  # noqa: PTH115  (thousands of them)
-                folder, _, blob = os.path.normpath(f"{place}/{link}").rpartition("/")
-                if folder == str(blobs):
-                    found.add(blob)
-    return frozenset(found)
+def _blob(name: str, about: os.stat_result) -> Blob:
+    return Blob(
+        min(about.st_size, about.st_blocks * 512) if name.endswith(INCOMPLETE) else about.st_size,
+        about.st_nlink > 1,
+        max(about.st_atime, about.st_mtime),
+        about.st_mtime,
+        (about.st_dev, about.st_ino),
+    )
 
 
 @dataclass(frozen=True)
@@ -233,6 +210,10 @@ def problem_of(cache: HubCache, records: Records, repository: str, commit: str) 
         lacking = cache.lacking(manifest_of(cache, records, repository, commit))
     except ResourceError as error:
         return error.message
+    except OSError as error:
+        return explain(error)
+    if lacking.foreign:
+        return f"others can write {len(lacking.foreign)} files; `models pull` copies them"
     if lacking.blobs:
         return f"{len(lacking.blobs)} files with {lacking.size} bytes are missing"
     return f"{len(lacking.links)} links are missing or broken" if lacking.links else ""

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
+from spark_cluster.node.beneath import pieces
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 
@@ -23,7 +24,7 @@ class Verified:
 
     Attributes:
         damaged: files whose content is not what their hash says, by path.
-        missing: files that are not there, or not whole.
+        missing: files that are not there, not whole, or that others can write.
         unchecked: files whose name is no hash; their size is right.
         read: bytes.
     """
@@ -49,7 +50,8 @@ def verify(
     Args:
         progress: gets the bytes of each piece that was read, from several threads.
     """
-    missing = {file.blob for file in cache.lacking(manifest).blobs}
+    lacking = cache.lacking(manifest)
+    missing = {file.blob for file in (*lacking.blobs, *lacking.foreign)}
     hashed = [f for f in manifest.blobs.values() if f.algorithm and f.blob not in missing]
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         sound = list(pool.map(lambda file: _is_sound(cache, manifest, file, progress), hashed))
@@ -69,11 +71,13 @@ def _paths(manifest: Manifest, blobs: set[str]) -> tuple[str, ...]:
 def _is_sound(
     cache: HubCache, manifest: Manifest, file: StoredFile, progress: Callable[[int], None]
 ) -> bool:
-    hasher, buffer = file.hasher(), bytearray(PIECE)
-    view = memoryview(buffer)
-    with cache.blob(manifest.repository, file.blob).open("rb", buffering=0) as opened:
-        os.posix_fadvise(opened.fileno(), 0, 0, os.POSIX_FADV_SEQUENTIAL)
-        while taken := opened.readinto(buffer):
-            hasher.update(view[:taken])
-            progress(taken)
+    hasher = file.hasher()
+    handle = cache.open(manifest.repository, file)
+    try:
+        os.posix_fadvise(handle, 0, 0, os.POSIX_FADV_SEQUENTIAL)
+        for piece in pieces(handle, file.size, PIECE):
+            hasher.update(piece)
+            progress(len(piece))
+    finally:
+        os.close(handle)
     return hasher.fits()

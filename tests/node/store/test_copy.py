@@ -37,12 +37,12 @@ LOOPBACK = ("127.0.0.1", 0)
 @pytest.fixture
 def source(tmp_path: Path) -> tuple[HubCache, Manifest]:
     root = tmp_path / "source"
-    return HubCache(root), model(root, MODEL)
+    return HubCache(root, tmp_path / "ours-source"), model(root, MODEL)
 
 
 @pytest.fixture
 def target(tmp_path: Path) -> HubCache:
-    return HubCache(tmp_path / "target")
+    return HubCache(tmp_path / "target", tmp_path / "ours-target")
 
 
 @contextmanager

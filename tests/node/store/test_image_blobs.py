@@ -70,7 +70,7 @@ def loaded(folder: Path) -> dict[str, bytes]:
 
 
 def exported(tmp_path: Path):
-    cache = HubCache(tmp_path / "images")
+    cache = HubCache(tmp_path / "images", tmp_path / "ours")
     return cache, *export(cache, REPOSITORY, COMMIT, REF, lambda _count: None)
 
 
@@ -131,11 +131,11 @@ def test_docker_that_refuses_it_says_why(docker: Path, tmp_path: Path) -> None:
 
 def test_the_program_does_either(docker: Path, tmp_path: Path) -> None:
     save(docker)
-    hub = str(tmp_path / "images")
+    where = {"hub": str(tmp_path / "images"), "ours": str(tmp_path / "ours")}
     given = {"repository": REPOSITORY, "commit": COMMIT, "ref": REF, "size": 9}
-    made = image_work.done({"what": "export", "hub": hub, **given})
+    made = image_work.done({"what": "export", **where, **given})
     assert len(made["layers"]) == 4
-    done = image_work.done({"what": "load", "hub": hub, "manifest": made["manifest"]})
+    done = image_work.done({"what": "load", **where, "manifest": made["manifest"]})
     assert done == {"loaded": "Loaded image: repo/image:1"}
 
 

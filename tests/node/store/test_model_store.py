@@ -26,6 +26,7 @@ CONTENTS = {
     "model-00002-of-00002.safetensors": content(200_000, 2),
 }
 SHARD = "model-00002-of-00002.safetensors"
+REVISION = {"repository": REPOSITORY, "commit": COMMIT}
 
 
 @pytest.fixture
@@ -132,23 +133,22 @@ def test_only_files_of_the_model_are_removed(host, cache):
     assert outside.exists()
 
 
-def test_a_model_of_another_tool_is_adopted_without_a_copy(host, cache):
-    theirs = host.path("/home/nvidia/.cache/huggingface/hub")
+def test_a_model_of_another_tool_is_adopted_as_a_copy(host, cache):
+    theirs = host.path("/root/.cache/huggingface/hub")
     manifest = model(theirs, CONTENTS)
     found = state(host)
-    assert found["elsewhere"] == "/home/nvidia/.cache/huggingface/hub"
+    assert found["elsewhere"] == "/root/.cache/huggingface/hub"
     assert found["adoptable"] == manifest.document()
     revision = {"repository": REPOSITORY, "commit": COMMIT, "revision": "main"}
     ask(host, "adopt", **revision, other=found["elsewhere"])
     after = state(host)
     assert (after["missing"], after["links"]) == ([], [])
     for file in manifest.files:
-        ours, other = (
-            cache.blob(REPOSITORY, file.blob),
-            HubCache(theirs).blob(REPOSITORY, file.blob),
-        )
-        assert os.path.samefile(ours, other)
-    assert all(one["freed"] == 0 for one in ask(host, "usage")["revisions"])
+        about = cache.blob(REPOSITORY, file.blob).stat()
+        assert (about.st_uid, about.st_nlink, about.st_mode & 0o777) == (os.geteuid(), 1, 0o644)
+    flip(blob_of(HubCache(theirs), manifest, SHARD), 7)
+    assert ask(host, "verify", **REVISION)["damaged"] == [], "what its owner does now is not ours"
+    assert sum(one["freed"] for one in ask(host, "usage")["revisions"]) == manifest.size
 
 
 def test_a_damaged_model_of_another_tool_is_not_adopted(host, cache):

@@ -24,7 +24,7 @@ NOW = 2_000_000_000.0
 
 @pytest.fixture
 def cache(tmp_path: Path) -> HubCache:
-    return HubCache(tmp_path / "hub")
+    return HubCache(tmp_path / "hub", tmp_path / "ours")
 
 
 @pytest.fixture
