@@ -1,4 +1,4 @@
-"""Folders on the node for what compilers and the hub keep: a restart is then no cold start."""
+"""The folder on the node of what compilers and the hub keep: a restart is then no cold start."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel, Field
 
-from spark_cluster.config.caches import CACHE_ROOT, CACHES
+from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.resources import Command, Directory, DiskSpace, Resource
 from spark_cluster.topology import Node
 
@@ -18,10 +18,12 @@ class Settings(BaseModel):
         default=CACHE_ROOT, description="folder on the node; the same on all nodes that serve"
     )
     owner: str = Field(
-        default="root", description="owner of the folders; containers write there as root"
+        default="root",
+        description="owner of the folder; what is below it is root's, whose containers write the "
+        "caches of their image only",
     )
     group: str | None = Field(
-        default=None, description="group of the folders; null leaves it as it is"
+        default=None, description="group of the folder; null leaves it as it is"
     )
     min_free_gib: float = Field(
         default=5.0,
@@ -36,12 +38,14 @@ class Settings(BaseModel):
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
-    """The disk that is there and has room; one folder a cache."""
+    """The disk that is there and has room, and the folder.
+
+    The hub cache below it is made with the first model, the caches of an image with its container.
+    """
     if settings.mount_point is not None:
         yield Command(
             f"{settings.mount_point} is mounted", ("mountpoint", settings.mount_point), reads=True
         )
     if settings.min_free_gib:
         yield DiskSpace(settings.root, settings.min_free_gib, purpose="caches of the engine")
-    for path in (settings.root, *(f"{settings.root}/{name}" for name in CACHES.values())):
-        yield Directory(path, mode=0o755, owner=settings.owner, group=settings.group)
+    yield Directory(settings.root, mode=0o755, owner=settings.owner, group=settings.group)

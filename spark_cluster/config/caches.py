@@ -16,7 +16,7 @@ CACHES = {
 }
 """Variable to folder; the compile cache's key hashes the launch flags."""
 
-PRUNED_KINDS = ("compile", "triton", "inductor", "flashinfer", "tuned", "vllm")
+PRUNED_KINDS = ("compile", "triton", "inductor", "flashinfer", "tuned", "vllm", "downloads")
 """Kinds of parts of the caches that `caches prune` can remove; models are not among them."""
 
 CACHE_ROOT = paths.CACHE_ROOT

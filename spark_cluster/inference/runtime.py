@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from spark_cluster.inference import unit_state
 from spark_cluster.inference.containers import RECIPE
 from spark_cluster.inference.process import SECRET_ENV, SERVER, WITH_SECRET_ENV, Process
+from spark_cluster.node.engine_caches import of_environment
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
@@ -77,6 +78,7 @@ class Docker:
             env=dict(process.env),
             secret_files=secrets,
             mounts=_mounts(process, deployment),
+            caches=deployment.cache_root,
             network="host",
             ipc="host",
             pid="host" if process.host_pid else None,
@@ -114,6 +116,7 @@ class Venv:
             env={"VIRTUAL_ENV": deployment.venv, **process.env},
             secret_files=secrets,
             mounts=_mounts(process, deployment),
+            caches=(deployment.cache_root, of_environment(deployment.venv)),
             limits={"MEMLOCK": "infinity", "STACK": str(STACK), "NOFILE": "1048576"},
             restart="always",  # as above
             labels=dict(deployment.labels),
@@ -198,5 +201,4 @@ def _with_secrets(
 def _mounts(process: Process, deployment: Deployment) -> tuple[str, ...]:
     path = whole_folder(deployment.model_path) if deployment.model_path else ""
     model = (f"{path}:{path}:ro",) if path else ()
-    caches = f"{deployment.cache_root}:{deployment.cache_root}"
-    return (*model, caches, *deployment.mounts, *process.mounts)
+    return (*model, *deployment.mounts, *process.mounts)

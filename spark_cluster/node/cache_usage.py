@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.beneath import Folder
+from spark_cluster.node.engine_caches import IMAGES
 from spark_cluster.node.tuned_kernels import FOLDER as TUNED
 
 WALK_S = 20.0
@@ -42,7 +43,7 @@ _REMOVED_FROM = (
     "triton",
     "torchinductor",
     _FLASHINFER,
-    TUNED,
+    "",
 )
 
 
@@ -51,7 +52,8 @@ class CacheEntry:
     """A part of the caches that can be removed by itself.
 
     Attributes:
-        kind: compile, triton, inductor, flashinfer, tuned, vllm (its other files) or huggingface.
+        kind: compile, triton, inductor, flashinfer, vllm (its other files), downloads (of an
+            engine itself), tuned or huggingface (models).
         path: below the folder of the caches.
         bytes: on the disk.
         files: how many.
@@ -95,15 +97,32 @@ class Count:
 
 
 def places(root: Path) -> list[tuple[str, str]]:
-    """Return kind and path of every entry below the folder of the caches."""
-    single = (("triton", "triton"), ("inductor", "torchinductor"), ("huggingface", "huggingface"))
-    return [
-        *_compiled(root),
-        *(("vllm", f"vllm/{name}") for name in _names(root, "vllm") if name != COMPILED_IN),
-        *((kind, name) for kind, name in single if _is_folder(root, name)),
-        *_flashinfer(root),
-        *(("tuned", f"{TUNED}/{name}") for name in _names(root, TUNED) if name[0] != "."),
-    ]
+    """Return kind and path of every entry below the folder of the caches.
+
+    Those of an image are below `images/ID`; what all images shared before is next to that.
+    """
+    found = []
+    for above in _owners(root):
+        found += [(kind, f"{above}{path}") for kind, path in _of_an_image(root / above)]
+    models = [("huggingface", "huggingface")] if _is_folder(root, "huggingface") else []
+    tuned = (("tuned", f"{TUNED}/{name}") for name in _names(root, TUNED) if name[0] != ".")
+    return [*found, *models, *tuned]
+
+
+def _owners(root: Path) -> list[str]:
+    """Return what stands before the paths of each image's caches; nothing before shared ones."""
+    return ["", *(f"{IMAGES}/{name}/" for name in _names(root, IMAGES))]
+
+
+def _of_an_image(root: Path) -> Iterator[tuple[str, str]]:
+    """Yield kind and path of what is in the folder that programs of one image see."""
+    yield from _compiled(root)
+    yield from (("vllm", f"vllm/{name}") for name in _names(root, "vllm") if name != COMPILED_IN)
+    single = [("triton", "triton"), ("inductor", "torchinductor")]
+    if root.parent.name == IMAGES:
+        single.append(("downloads", "huggingface"))
+    yield from ((kind, name) for kind, name in single if _is_folder(root, name))
+    yield from _flashinfer(root)
 
 
 def usage(root: Path) -> list[CacheEntry]:
@@ -122,13 +141,18 @@ def sizes(root: Path) -> dict[str, int]:
     return found
 
 
-def compiled_keys(root: Path) -> list[str]:
-    """Return the compiled configurations, as records name them (`KEY` or `torch_aot_compile/KEY`).
+def compiled_keys(root: Path) -> dict[str, list[str]]:
+    """Return the compiled configurations by the folder of their image (engine_caches.py).
 
-    Only those in which a rank has left something.
+    They are named as records name them (`KEY` or `torch_aot_compile/KEY`); only those in which a
+    rank has left something.
     """
     prefix = f"vllm/{COMPILED_IN}/"
-    return [path.removeprefix(prefix) for _, path in _compiled(root) if _has_rank(root, path)]
+    return {
+        name: [path.removeprefix(prefix) for _, path in _compiled(at) if _has_rank(at, path)]
+        for name in _names(root, IMAGES)
+        for at in [root / IMAGES / name]
+    }
 
 
 def remove(root: Path, chosen: Collection[str]) -> list[str]:
@@ -150,7 +174,7 @@ def remove(root: Path, chosen: Collection[str]) -> list[str]:
         for part in [f"{path}/{name}" for name in _names(root, path)] if keep else [path]:
             _remove(files, part)
         removed.append(path)
-    for folder in _REMOVED_FROM:
+    for folder in (TUNED, *(f"{above}{name}" for above in _owners(root) for name in _REMOVED_FROM)):
         for name in _all_names(root, folder):
             if name.startswith(_LEFTOVER):
                 files.remove(f"{folder}/{name}")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.node.engine_caches import folder_of, prepare, short
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret, Unknown
 from spark_cluster.resources import secret_files
 from spark_cluster.resources.base import Resource, State, absolute, differences, ids
@@ -21,6 +22,8 @@ from spark_cluster.resources.unit import FOLDER
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
 
+ID = "IMAGE-ID"
+"""Stands in the arguments for the id of the image, which is known on the node."""
 SPEC, ARGV = "spark-cluster.spec", "spark-cluster.argv"
 STAYS_S = 2.0
 """Seconds that a container must run after its start; it is looked at at least once."""
@@ -51,6 +54,8 @@ class Container(Resource):
         secret_files: path in the container to a Secret; kept on the node in a file that only root
             reads, and mounted read-only. A program in the container must run as root to read it.
         mounts: `SOURCE:TARGET` or `SOURCE:TARGET:ro`, absolute; the source must exist.
+        caches: a folder that the program sees as its own: `images/ID` below it, with the first
+            digits of the image's id, is made and mounted in its place.
         network, ipc, pid: `host`, or another mode that Docker knows; None leaves Docker's own.
         gpus: `all`, or as `docker run --gpus` takes it.
         devices: `/dev/x`, or `/dev/x:/dev/y`.
@@ -85,6 +90,7 @@ class Container(Resource):
     env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     secret_files: Mapping[str, Secret] = field(default_factory=dict, kw_only=True)
     mounts: tuple[str, ...] = field(default=(), kw_only=True)
+    caches: str = field(default="", kw_only=True)
     network: str | None = field(default="host", kw_only=True)
     ipc: str | None = field(default=None, kw_only=True)
     pid: str | None = field(default=None, kw_only=True)
@@ -122,7 +128,9 @@ class Container(Resource):
         names = r"[A-Za-z_][A-Za-z0-9_.-]*"
         who = f"Container {self.container}"
         check_program(self, who, shown_by="docker inspect", variable=names)
-        for path in (*self.mounts, *self.secret_files):
+        if self.caches:
+            absolute(self.caches, f"{who}: caches")
+        for path in (*self.mounts, *self.secret_files, self.caches):
             if "," in path or '"' in path:
                 raise self._invalid(f"Docker takes no comma or quote in a mount: {path!r}")
         for device in self.devices:
@@ -190,7 +198,10 @@ class Container(Resource):
 
     @property
     def argv(self) -> tuple[str, ...]:
-        """The arguments after `docker run -d`, without our labels, always in one order."""
+        """The arguments after `docker run -d`, without our labels, always in one order.
+
+        Of the image's id, which the node knows, it has `ID`: another image is told anyway.
+        """
         words = ["--name", self.container, "--pull", "never", "--restart", self.restart]
         words += ["--stop-timeout", str(self.stop_timeout_s)]
         if self.init:
@@ -211,6 +222,9 @@ class Container(Resource):
         words += [w for d in self.devices for w in ("--device", d)]
         words += [w for c in self.cap_add for w in ("--cap-add", c)]
         words += [w for k, v in sorted(self.ulimits.items()) for w in ("--ulimit", f"{k}={v}")]
+        if self.caches:
+            own = folder_of(self.caches, ID)
+            words += ["--mount", _mount(f"{own}:{self.caches}")]
         words += [w for m in self.mounts for w in ("--mount", _mount(m))]
         for path in sorted(self.secret_files):
             source = secret_files.secret_path(self.container, path)
@@ -274,7 +288,7 @@ class Container(Resource):
         labels = ("--label", f"{SPEC}={self.spec}", "--label", f"{ARGV}={json.dumps(self.argv)}")
         host.progress(f"starting {self.container}")
         verb = ("run", "-d") if self.state == "running" else ("create",)
-        done = docker(host, *verb, *labels, *self.argv, timeout=120)
+        done = docker(host, *verb, *labels, *self._argv_here(host), timeout=120)
         if done.status != 0:
             docker(host, "rm", "-f", self.container)
             done.check(f"starting container {self.container}")
@@ -288,6 +302,16 @@ class Container(Resource):
                 raise self._ended(host, found)
             if time.monotonic() >= until:
                 return
+
+    def _argv_here(self, host: Host) -> tuple[str, ...]:
+        """Return the arguments with the folder of this image's caches, which is made."""
+        if not self.caches:
+            return self.argv
+        name = short(self._image_id(host))
+        prepare(host, self.caches, name)
+        shared = f"source={folder_of(self.caches, ID)},"
+        own = f"source={folder_of(self.caches, name)},"
+        return tuple(word.replace(shared, own) for word in self.argv)
 
     def _ended(self, host: Host, found: State) -> ResourceError:
         """Stop the restarts of a container that ended at once, and report its output."""

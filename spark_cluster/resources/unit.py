@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node import paths
+from spark_cluster.node.engine_caches import folder_of, prepare
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
 from spark_cluster.resources import secret_files, systemd
 from spark_cluster.resources.base import Resource, State, differences, ids
@@ -57,6 +58,8 @@ class Unit(Resource):
         secret_files: path that the program sees to a Secret; kept in a file that only root reads.
         mounts: `SOURCE:TARGET` or `SOURCE:TARGET:ro`, absolute; the source must exist. The
             program sees the source there; `ro` guards it where both are the same path, too.
+        caches: a folder that the program sees as its own, and a name: `images/NAME` below it is
+            made and mounted in its place.
         limits: of systemd, such as `MEMLOCK: infinity` for `LimitMEMLOCK=`.
         user: who the program runs as.
         restart: `no`, `always` or `on-failure`.
@@ -84,6 +87,7 @@ class Unit(Resource):
     env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     secret_files: Mapping[str, Secret] = field(default_factory=dict, kw_only=True)
     mounts: tuple[str, ...] = field(default=(), kw_only=True)
+    caches: tuple[str, str] | None = field(default=None, kw_only=True)
     limits: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     user: str = field(default="root", kw_only=True)
     restart: str = field(default="always", kw_only=True)
@@ -210,6 +214,9 @@ class Unit(Resource):
 
     def _binds(self) -> list[str]:
         lines = []
+        if self.caches is not None:
+            root, name = self.caches
+            lines.append(f"BindPaths={_bound(folder_of(root, name), root)}")
         for mount in self.mounts:
             source, target, mode = split_mount(mount)
             if source == target and mode != "ro":
@@ -252,6 +259,8 @@ class Unit(Resource):
             raise ResourceError(f"unit {self.unit} is still there after it was stopped")
 
     def _start(self, host: Host) -> None:
+        if self.caches is not None:
+            prepare(host, *self.caches)
         host.write(self._file, self.text.encode(), mode=0o644)
         systemd.systemctl(host, "daemon-reload")
         systemd.systemctl(host, "enable", self._full)

@@ -1,8 +1,8 @@
 """The parts of the engine's caches on all nodes: what each is for, and what may be removed.
 
-Compiled code belongs to recipes by the records of their launches. Triton's, Inductor's and
-FlashInfer's folders are shared: their own keys have the source of a kernel, the GPU's architecture
-and the compiler's version in them, so one folder serves all recipes and images.
+Each image has caches of its own (node/engine_caches.py). Compiled code belongs to recipes by the
+records of their launches. Triton's, Inductor's and FlashInfer's folders serve all recipes of the
+image: their own keys have the source of a kernel and the GPU's architecture in them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.inference import compile_key, runtime, unit_state
 from spark_cluster.inference.containers import RECIPE
 from spark_cluster.inference.process import PROGRAMS, instance_of
+from spark_cluster.node.engine_caches import IMAGES, VENV, short
 from spark_cluster.node.launch_records import LaunchRecord, from_dict
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ class CachePart:
 
     Attributes:
         kind: compile, triton, inductor, flashinfer, tuned (parameters of kernels, by `tune`), vllm
-            (other files of vLLM) or huggingface.
+            (other files of vLLM), downloads (of an engine itself) or huggingface.
         path: below the folder of the caches.
         bytes: on the disk; a lower bound where `whole` is False.
         recipes: whose launches used it, as far as records tell; of shared parts none.
@@ -152,10 +153,21 @@ def of_node(
 
 def _users(entry: Mapping[str, Any], records: Sequence[LaunchRecord]) -> list[LaunchRecord]:
     """Return the launches that used an entry; every launch may have used a shared one."""
+    image, path = _image_of(entry["path"])
+    # Of a virtual environment records have the packages only, perhaps as a hash.
+    own = "" if image.startswith(VENV) else image
+    of_image = [record for record in records if not image or short(record.image) == own]
     if entry["kind"] != "compile":
-        return [] if entry["kind"] == "huggingface" else list(records)
-    key = entry["path"].removeprefix(COMPILED)
-    return [record for record in records if key in record.keys]
+        return [] if entry["kind"] == "huggingface" else of_image
+    key = path.removeprefix(COMPILED)
+    return [record for record in of_image if key in record.keys]
+
+
+def _image_of(path: str) -> tuple[str, str]:
+    """Return the folder of an image's caches and the path in it; no folder for what was shared."""
+    top, _, rest = path.partition("/")
+    image, _, inside = rest.partition("/")
+    return (image, inside) if top == IMAGES else ("", path)
 
 
 def _kept(

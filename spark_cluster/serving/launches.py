@@ -10,6 +10,7 @@ from spark_cluster.config.flags import words
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference import compile_key, runtime, unit_state
 from spark_cluster.node import launch_records
+from spark_cluster.node.engine_caches import of_environment
 from spark_cluster.node.launch_records import LaunchRecord, short
 from spark_cluster.serving import tuned, warmth
 from spark_cluster.serving.caches import root_on
@@ -76,11 +77,14 @@ class Asked:
 
     Attributes:
         model: its name.
+        caches: the folder of a virtual environment's caches; empty for an image, by whose id it is
+            known.
     """
 
     state: Pending
     image: Pending | None
     model: str
+    caches: str = ""
 
     def answer(self, launch: LaunchRecord) -> NodeWarmth:
         """Wait, and judge the launch; unknown where the node does not answer."""
@@ -102,21 +106,23 @@ class Asked:
             if entry["model"] == self.model
         ]
         return replace(
-            warmth.judge(launch, records, set(state["compiled"])), tuned=tuple(sorted(files))
+            warmth.judge(launch, records, state["compiled"], self.caches),
+            tuned=tuple(sorted(files)),
         )
 
 
-def ask(session: Session, folder: str, reference: str, model: str) -> Asked:
+def ask(session: Session, folder: str, reference: str, model: str, venv: str = "") -> Asked:
     """Ask a node for its records, the compiled code that is there, and the id of the image.
 
     Args:
         folder: of the caches.
         reference: of the image; empty without one.
         model: its name.
+        venv: folder of the virtual environment; empty without one.
     """
     state = session.submit("caches", what="state", folder=folder)
     if not reference:
-        return Asked(state, None, model)
+        return Asked(state, None, model, of_environment(venv) if venv else "")
     inspect = ["docker", "image", "inspect", "--format", "{{.Id}}", reference]
     return Asked(state, session.submit("gather", commands={"image": inspect}), model)
 
@@ -134,7 +140,9 @@ class Upcoming:
 
     def ask(self, node: str, session: Session) -> Asked:
         """Ask a node about the next launch."""
-        return ask(session, self.folders[node], _reference(self.recipe), self.recipe.model.name)
+        recipe = self.recipe
+        venv = recipe.venv.path if recipe.venv else ""
+        return ask(session, self.folders[node], _reference(recipe), recipe.model.name, venv)
 
     def judge(self, asked: Mapping[str, Asked], tp: int, gpus: Mapping[str, str]) -> Warmth:
         """Judge the next launch.
@@ -168,8 +176,9 @@ def before_start(play: Play, plan: ServePlan, running: ContainerState) -> None:
     if warmth.without_nodes(launch) is not None:
         return
     image = plan.deployment.image if plan.deployment.runtime == "docker" else ""
-    folder, model = plan.deployment.cache_root, plan.recipe.model.name
-    asked = [(node, ask(play.session(node), folder, image, model)) for node in plan.nodes]
+    folder, venv = plan.deployment.cache_root, plan.deployment.venv
+    model = plan.recipe.model.name
+    asked = [(node, ask(play.session(node), folder, image, model, venv)) for node in plan.nodes]
     found = {node.name: one.answer(replace(launch, gpu=_gpu(node))) for node, one in asked}
     whose = f"{plan.recipe.name}: " if plan.deployment.instance else ""
     play.note(f"{whose}{shown(warmth.whole(launch.recipe, found))}")

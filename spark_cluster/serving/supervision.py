@@ -48,6 +48,7 @@ PROGRAM = UnitProgram(
         "node/supervision/look",
         "node/supervision/main",
         "node/supervision/policy",
+        "node/temporary_names",
     ),
 )
 

@@ -56,9 +56,14 @@ def applied(play: Play, plan: ServePlan, found: Found) -> ServePlan:
         )
         return plan
     made = plan.deployment
-    env = {**made.env, VARIABLE: folder_of(made.cache_root, image)}
-    labels = {**made.labels, LABEL: " ".join(sorted(files))}
-    return replace(plan, deployment=replace(made, env=env, labels=labels))
+    folder = folder_of(made.cache_root, image)
+    tuned = replace(
+        made,
+        env={**made.env, VARIABLE: folder},
+        mounts=(*made.mounts, f"{folder}:{folder}:ro"),
+        labels={**made.labels, LABEL: " ".join(sorted(files))},
+    )
+    return replace(plan, deployment=tuned)
 
 
 def fitting(

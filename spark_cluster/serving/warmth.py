@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from spark_cluster.inference import compile_key
+from spark_cluster.node.engine_caches import short
 from spark_cluster.node.launch_records import LaunchRecord
 
 State = Literal["warm", "cold", "unknown", "not compiled"]
@@ -92,14 +93,19 @@ def without_nodes(wanted: LaunchRecord) -> NodeWarmth | None:
 
 
 def judge(
-    wanted: LaunchRecord, records: Iterable[LaunchRecord], on_disk: Collection[str] | None
+    wanted: LaunchRecord,
+    records: Iterable[LaunchRecord],
+    on_disk: Mapping[str, Collection[str]] | None,
+    caches: str = "",
 ) -> NodeWarmth:
     """Compare a launch with the records of a node.
 
     Args:
         wanted: the launch; empty fields of it (`image`, `gpu`, `model`) are not known.
         records: of the node, newest first.
-        on_disk: keys below `torch_compile_cache` that are there; None when it was not asked.
+        on_disk: keys below `torch_compile_cache` that are there, by the folder of their image; None
+            when it was not asked.
+        caches: the folder of a virtual environment's caches; that of an image is known by its id.
     """
     if settled := without_nodes(wanted):
         return settled
@@ -112,7 +118,8 @@ def judge(
         return NodeWarmth("cold", (*certain, *possible))
     if possible:
         return NodeWarmth("unknown", tuple(possible))
-    return _on_disk(nearest, on_disk)
+    folder = caches or short(wanted.image or nearest.image)
+    return _on_disk(nearest, None if on_disk is None else on_disk.get(folder, ()))
 
 
 def _distance(wanted: LaunchRecord, record: LaunchRecord) -> tuple[int, int, float]:
@@ -155,7 +162,10 @@ def differences(wanted: LaunchRecord, record: LaunchRecord) -> tuple[list[str], 
             certain.append(f"{what} {_change(was, now)}")
     if record.nodes != wanted.nodes and record.tp == wanted.tp:
         certain.append(f"nodes {_change(str(record.nodes), str(wanted.nodes))}")
-    possible += _image(wanted, record)
+    if wanted.image and record.image and wanted.image != record.image:
+        certain.append(_other_image(wanted, record))
+    else:
+        possible += _image(wanted, record)
     return certain, possible
 
 
@@ -175,22 +185,21 @@ def _flags(now: Mapping[str, str], was: Mapping[str, str]) -> tuple[list[str], l
     return certain, possible
 
 
+def _other_image(wanted: LaunchRecord, record: LaunchRecord) -> str:
+    """Each image has caches of its own, whatever is in it."""
+    version = f" (vLLM {record.version} then)" if record.version else ""
+    return f"the image {_change(short(record.image), short(wanted.image))}{version}"
+
+
 def _image(wanted: LaunchRecord, record: LaunchRecord) -> list[str]:
-    """An image of another id can have the same vLLM and torch in it; that is seen at its start."""
+    """Return what may be another image, as far as its id is not known."""
     if record.image and wanted.image:
-        if record.image == wanted.image:
-            return []
-        version = f" (vLLM {record.version} then)" if record.version else ""
-        return [f"the image {_change(_id(record.image), _id(wanted.image))}{version}"]
+        return []
     if record.reference != wanted.reference:
         return [f"the image {_change(record.reference, wanted.reference)}"]
     if record.image:
         return [f"the image {wanted.reference} is not on this node"]
     return []
-
-
-def _id(image: str) -> str:
-    return image.removeprefix("sha256:")[:12]
 
 
 def _change(was: str | None, now: str | None) -> str:

@@ -8,13 +8,14 @@ of their files change, so these go with them (docs/how-to/caches.md).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.config.caches import CACHES
 from spark_cluster.errors import Refused
 from spark_cluster.inference import compile_key
+from spark_cluster.node.engine_caches import IMAGES
 from spark_cluster.runner.play import Play
 from spark_cluster.serving.caches import root_of_all
 from spark_cluster.transfer.copy import Copied
@@ -74,22 +75,32 @@ def copy_caches(
             )
     root = root_of_all(play.inventory.nodes[name] for name in nodes)
     usage = play.session(sender).request("caches", what="usage", folder=root)
-    there = {entry["kind"] for entry in usage["entries"] if entry["files"]}
-    kinds = [kind for kind in FOLDERS if kind in there]
-    if not kinds:
+    found = _folders(usage["entries"])
+    if not found:
         raise Refused(
             f"{source} has no {' or '.join(FOLDERS)} cache below {root}",
             hint="`spark-cluster caches list` shows what the nodes have",
         )
     return [
         CopiedCache(kind, one)
-        for kind in kinds
+        for kind, folder in found
         for one in copy_folder(
             play,
-            f"{root}/{FOLDERS[kind]}",
+            f"{root}/{folder}",
             sender,
             others,
             exact=kind in BY_TIME,
             encrypt=encrypt,
         )
     ]
+
+
+def _folders(entries: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """Return kind and folder of what is copied, image by image; what was shared is used by none."""
+    found = {
+        (entry["kind"], f"{IMAGES}/{parts[1]}/{FOLDERS[entry['kind']]}")
+        for entry in entries
+        if entry["files"] and entry["kind"] in FOLDERS
+        if (parts := entry["path"].split("/"))[0] == IMAGES
+    }
+    return sorted(found, key=lambda one: (one[1].split("/")[1], list(FOLDERS).index(one[0])))

@@ -19,19 +19,25 @@ SHORT, AOT = "0a1b2c3d4e", "torch_aot_compile/" + "cd" * 32
 ONE = LaunchRecord("gemma", "vllm", flags={"max-model-len": "8192"}, keys=(SHORT,), last=10.0)
 
 
+OWN = "images/0123456789ab"
+"""The folder of an image's caches."""
+
+
 @pytest.fixture
 def root(tmp_path: Path) -> Path:
-    """Caches as vLLM 0.32, Triton, Inductor and FlashInfer leave them."""
-    compiled = tmp_path / "vllm/torch_compile_cache"
+    """Caches as vLLM 0.32, Triton, Inductor and FlashInfer leave them, of one image."""
+    own = tmp_path / OWN
+    compiled = own / "vllm/torch_compile_cache"
     put(compiled / SHORT / "rank_0_0/backbone/cache_key_factors.json", "{}")
     put(compiled / SHORT / "rank_0_0/backbone/computation_graph.py", "x" * 9000)
     put(compiled / AOT / "rank_0_0/model", "y" * 20_000)
     put(compiled / AOT / "inductor_cache/fx/artifact", "z" * 100)
     put(compiled / "not-a-key/rank_0_0/model", "n")
-    put(tmp_path / "vllm/modelinfos/gemma.json", "{}")
-    put(tmp_path / "triton/KERNEL/__grp__kernel.json", "{}")
-    put(tmp_path / "torchinductor/aa/kernel.py", "k")
-    put(tmp_path / "flashinfer/.cache/flashinfer/0.6.1/121a/cached_ops/op/op.so", "s" * 5000)
+    put(own / "vllm/modelinfos/gemma.json", "{}")
+    put(own / "triton/KERNEL/__grp__kernel.json", "{}")
+    put(own / "torchinductor/aa/kernel.py", "k")
+    put(own / "huggingface/modules/x.py", "x")
+    put(own / "flashinfer/.cache/flashinfer/0.6.1/121a/cached_ops/op/op.so", "s" * 5000)
     put(tmp_path / "huggingface/hub/models--a--b/blobs/1", "w" * 5000)
     return tmp_path
 
@@ -124,37 +130,52 @@ def test_a_record_of_another_version_is_read(tmp_path: Path) -> None:
 def test_every_entry_has_its_kind_and_size(root: Path) -> None:
     found = entries(root)
     assert {path: entry.kind for path, entry in found.items()} == {
-        f"vllm/torch_compile_cache/{SHORT}": "compile",
-        f"vllm/torch_compile_cache/{AOT}": "compile",
-        "vllm/modelinfos": "vllm",
-        "triton": "triton",
-        "torchinductor": "inductor",
+        f"{OWN}/vllm/torch_compile_cache/{SHORT}": "compile",
+        f"{OWN}/vllm/torch_compile_cache/{AOT}": "compile",
+        f"{OWN}/vllm/modelinfos": "vllm",
+        f"{OWN}/triton": "triton",
+        f"{OWN}/torchinductor": "inductor",
+        f"{OWN}/huggingface": "downloads",
+        f"{OWN}/flashinfer/.cache/flashinfer/0.6.1": "flashinfer",
         "huggingface": "huggingface",
-        "flashinfer/.cache/flashinfer/0.6.1": "flashinfer",
     }
-    large = found[f"vllm/torch_compile_cache/{AOT}"]
+    large = found[f"{OWN}/vllm/torch_compile_cache/{AOT}"]
     assert (large.files, large.whole) == (2, True)
     assert large.bytes >= 20_000
     assert "huggingface" not in cache_usage.sizes(root)
 
 
 def test_a_key_counts_once_a_rank_has_left_something(root: Path) -> None:
-    (root / "vllm/torch_compile_cache" / ("f" * 10) / "rank_1_0").mkdir(parents=True)
-    assert sorted(cache_usage.compiled_keys(root)) == sorted([SHORT, AOT])
+    (root / OWN / "vllm/torch_compile_cache" / ("f" * 10) / "rank_1_0").mkdir(parents=True)
+    put(root / "images/another/vllm/torch_compile_cache" / AOT / "rank_0_0/model", "y")
+    found = cache_usage.compiled_keys(root)
+    assert {name: sorted(keys) for name, keys in found.items()} == {
+        OWN.removeprefix("images/"): sorted([SHORT, AOT]),
+        "another": [AOT],
+    }
+
+
+def test_what_all_images_shared_before_is_listed_and_removed(root: Path) -> None:
+    put(root / "vllm/torch_compile_cache" / SHORT / "rank_0_0/x", "x")
+    put(root / "triton/a", "x")
+    shared = {f"vllm/torch_compile_cache/{SHORT}", "triton"}
+    assert shared <= entries(root).keys()
+    assert set(cache_usage.remove(root, shared)) == shared
 
 
 def test_links_are_not_followed(root: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     outside = tmp_path_factory.mktemp("outside")
     put(outside / "0123456789/rank_0_0/model", "o" * 50_000)
-    (root / "triton/away").symlink_to(outside)
-    assert entries(root)["triton"].bytes < 50_000
-    compiled = root / "vllm/torch_compile_cache"
-    compiled.rename(root / "vllm/elsewhere")
+    (root / OWN / "triton/away").symlink_to(outside)
+    assert entries(root)[f"{OWN}/triton"].bytes < 50_000
+    compiled = root / OWN / "vllm/torch_compile_cache"
+    compiled.rename(root / OWN / "vllm/elsewhere")
     compiled.symlink_to(outside)
     assert not [entry for entry in entries(root).values() if entry.kind == "compile"]
-    cache_usage.remove(root, {"vllm/torch_compile_cache/0123456789", "triton"})
+    chosen = {f"{OWN}/vllm/torch_compile_cache/0123456789", f"{OWN}/triton"}
+    cache_usage.remove(root, chosen)
     assert (outside / "0123456789/rank_0_0/model").exists()
-    assert list((root / "triton").iterdir()) == []
+    assert list((root / OWN / "triton").iterdir()) == []
 
 
 def test_a_count_that_takes_too_long_is_a_lower_bound(
@@ -166,23 +187,23 @@ def test_a_count_that_takes_too_long_is_a_lower_bound(
 
 def test_caches_that_are_not_there_are_none(tmp_path: Path) -> None:
     assert cache_usage.usage(tmp_path / "none") == []
-    assert cache_usage.compiled_keys(tmp_path / "none") == []
+    assert cache_usage.compiled_keys(tmp_path / "none") == {}
 
 
 # -- removal -------------------------------------------------------------------------------------
 
 
 def test_only_what_is_chosen_is_removed(root: Path) -> None:
-    chosen = {f"vllm/torch_compile_cache/{AOT}", "triton", "huggingface", "../etc", "vllm", ""}
-    removed = cache_usage.remove(root, chosen)
-    assert sorted(removed) == ["triton", f"vllm/torch_compile_cache/{AOT}"]
-    assert (root / "triton").is_dir(), "the containers mount what is above it"
+    chosen = {f"{OWN}/vllm/torch_compile_cache/{AOT}", f"{OWN}/triton", "huggingface"}
+    removed = cache_usage.remove(root, {*chosen, "../etc", "vllm", "", OWN, "images"})
+    assert sorted(removed) == [f"{OWN}/triton", f"{OWN}/vllm/torch_compile_cache/{AOT}"]
+    assert (root / OWN / "triton").is_dir(), "the containers mount what is above it"
     assert (root / "huggingface/hub/models--a--b/blobs/1").exists()
-    assert cache_usage.compiled_keys(root) == [SHORT]
+    assert cache_usage.compiled_keys(root) == {OWN.removeprefix("images/"): [SHORT]}
 
 
 def test_what_a_cut_left_of_a_removal_goes_with_the_next(root: Path) -> None:
-    left = root / "vllm/torch_compile_cache/.removing-0123456789ab/rank_0_0/model"
+    left = root / OWN / "vllm/torch_compile_cache/.removing-0123456789ab/rank_0_0/model"
     put(left, "x")
     assert not any(".removing-" in path for path in entries(root))
     cache_usage.remove(root, set())

@@ -21,7 +21,8 @@ nodes:
   spark2: {{address: 10.0.0.2}}
 serve: {{recipe: {RECIPE}}}
 """
-ROOT = "var/cache/spark-cluster/engine"
+IMAGE = "sha256:" + "ab" * 32
+ROOT = f"var/cache/spark-cluster/engine/images/{'ab' * 6}"
 OLD, NEW = "0" * 10, "torch_aot_compile/" + "1" * 64
 
 
@@ -30,7 +31,7 @@ def project(project: Path) -> Path:
     """Two nodes that served the inventory's recipe an hour ago, and something else long before."""
     put(project / "inventory.yaml", INVENTORY)
     wanted = launches.wanted(make_recipe(RECIPE), 2)
-    made = replace(wanted, keys=(NEW,), last=time.time() - 3600)
+    made = replace(wanted, image=IMAGE, keys=(NEW,), last=time.time() - 3600)
     for node in ("spark1", "spark2"):
         folder = project / node / ROOT / "vllm/torch_compile_cache"
         for key in (OLD, NEW):
@@ -70,8 +71,9 @@ def test_status_says_what_changed(run, project: Path) -> None:
     _, out, _ = run("status", "--json")
     found = fits("status", out)
     assert found["caches"]["recipe"] == RECIPE
-    # No node here has the image, so its id is not compared.
-    assert (found["caches"]["state"], found["caches"]["reasons"]) == ("warm", [])
+    # No node here has a Docker.
+    assert found["caches"]["state"] == "unknown"
+    assert found["caches"]["reasons"][0].endswith(" is not on this node")
     records = launch_records.read(project / "spark2")
     shorter = {**records[0].flags, "max-model-len": "1024"}
     launch_records.write(project / "spark2", [replace(records[0], flags=shorter)])

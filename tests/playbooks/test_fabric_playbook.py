@@ -169,9 +169,7 @@ def test_its_ray_has_neither_model_nor_secrets(monkeypatch):
     assert made.on_ray
     assert made.ray_token == "5eed"
     container = RUNTIMES["docker"].resource(Process("spark-ray", ("ray", "start")), made)
-    assert container.mounts == (
-        f"{made.cache_root}:{made.cache_root}",
-        "/opt/vllm:/opt/vllm:ro",
-    ), "no folder of a model"
+    assert container.mounts == ("/opt/vllm:/opt/vllm:ro",), "no folder of a model"
+    assert container.caches == made.cache_root
     assert "s3cret" not in repr(container.secret_files)
     assert not container.secret_files

@@ -145,10 +145,11 @@ def test_the_caches_root_of_the_inventory_reaches_the_containers(tmp_path):
     start(play, resolve(located(make_recipe()), play.inventory, play.nodes, 1), 0.5, "present")
     play.apply(head, play.role("caches"))
     (server,) = play.made["vllm", "a"]
-    assert "/data/caches:/data/caches" in server.mounts
-    assert server.env["HF_HOME"] == "/data/caches/huggingface"
+    assert server.caches == "/data/caches"
+    assert not any(mount.startswith("/data/caches:") for mount in server.mounts)
+    assert {server.env[name].rpartition("/")[0] for name in UP_CACHES} == {"/data/caches"}
     folders = [r.path for r in play.made["caches", "a"] if isinstance(r, Directory)]
-    assert {server.env[name] for name in UP_CACHES} | {"/data/caches"} == set(folders)
+    assert folders == ["/data/caches"]
 
 
 def test_caches_that_differ_between_nodes_are_refused(tmp_path):

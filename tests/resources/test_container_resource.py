@@ -6,6 +6,7 @@ import pytest
 from resource_samples import image
 from waiting import HANG_S
 
+from spark_cluster.node.engine_caches import short
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Directory, File, Image, InvalidResource
 from spark_cluster.resources import container as module
@@ -20,6 +21,7 @@ RAY = Container(
     ipc="host",
     ulimits={"memlock": -1},
 )
+CACHED = dataclasses.replace(RAY, caches="/srv/caches")
 SECRET = dataclasses.replace(RAY, secret_files={"/run/keys/api": Secret("hunter2")})
 
 
@@ -40,6 +42,44 @@ def made(node):
 def running(node, name="ray"):
     with node.state("docker") as state:
         return state["containers"][name]
+
+
+def folder_of_caches(node):
+    """The folder of the caches that the container has been given."""
+    return next(
+        mount["source"] for mount in running(node)["Mounts"] if mount["target"] == "/srv/caches"
+    )
+
+
+def test_each_image_has_caches_of_its_own(docker):
+    """What another image's programs left is not seen; the same image finds its own again."""
+    docker.path("/srv/caches").mkdir()
+    assert docker.apply(CACHED).verdict == "change"
+    assert docker.apply(CACHED).verdict == "ok"
+    first = folder_of_caches(docker)
+    assert first == f"/srv/caches/images/{short(image()['Id'])}"
+    assert docker.path(first).is_dir()
+    with docker.state("docker") as state:
+        state["images"]["vllm:1"] = image(number="2")
+    assert docker.apply(CACHED).verdict == "change", "the reference means another image now"
+    second = folder_of_caches(docker)
+    assert second == f"/srv/caches/images/{short(image(number='2')['Id'])}"
+    assert second != first
+    with docker.state("docker") as state:
+        state["images"]["vllm:1"] = image()
+    docker.apply(CACHED)
+    assert folder_of_caches(docker) == first
+
+
+def test_a_link_that_a_container_left_for_its_images_caches_is_not_followed(docker):
+    outside = docker.path("/outside")
+    outside.mkdir()
+    docker.path("/srv/caches").mkdir()
+    docker.path("/srv/caches/images").symlink_to(outside)
+    result = docker.apply(CACHED)
+    assert result.verdict == "failed"
+    assert "images" in result.error
+    assert list(outside.iterdir()) == []
 
 
 def test_absent_is_started_and_then_left(docker):

@@ -16,6 +16,10 @@ NOW = 1_000 * DAY
 OLD, NEW, LOST = "0" * 10, "torch_aot_compile/" + "1" * 64, "2" * 10
 
 
+IMAGE = "sha256:" + "ab" * 32
+OWN = f"images/{'ab' * 6}/"
+
+
 def entry(kind: str, path: str, days: float, size: int = 1000) -> dict[str, Any]:
     """A part that was last written so many days ago."""
     return {
@@ -29,16 +33,16 @@ def entry(kind: str, path: str, days: float, size: int = 1000) -> dict[str, Any]
 
 
 ENTRIES = [
-    entry("compile", f"{cache_parts.COMPILED}{OLD}", 90),
-    entry("compile", f"{cache_parts.COMPILED}{NEW}", 80),
-    entry("compile", f"{cache_parts.COMPILED}{LOST}", 70),
-    entry("flashinfer", "flashinfer/.cache/flashinfer/0.6.1", 60),
-    entry("triton", "triton", 50),
+    entry("compile", f"{OWN}{cache_parts.COMPILED}{OLD}", 90),
+    entry("compile", f"{OWN}{cache_parts.COMPILED}{NEW}", 80),
+    entry("compile", f"{OWN}{cache_parts.COMPILED}{LOST}", 70),
+    entry("flashinfer", f"{OWN}flashinfer/.cache/flashinfer/0.6.1", 60),
+    entry("triton", f"{OWN}triton", 50),
     entry("huggingface", "huggingface", 100, 10**9),
 ]
 RECORDS = [
-    LaunchRecord("old", "vllm", keys=(OLD,), last=NOW - 40 * DAY),
-    LaunchRecord("new", "vllm", keys=(NEW,), last=NOW - 2 * DAY),
+    LaunchRecord("old", "vllm", image=IMAGE, keys=(OLD,), last=NOW - 40 * DAY),
+    LaunchRecord("new", "vllm", image=IMAGE, keys=(NEW,), last=NOW - 2 * DAY),
 ]
 
 
@@ -82,11 +86,11 @@ def prunable(found: list[CachePart], **options: Any) -> list[str]:
 
 def test_a_part_has_its_recipes_and_its_last_use() -> None:
     found = {part.path: part for part in look(spark1=Node())}
-    old = found[f"{cache_parts.COMPILED}{OLD}"]
+    old = found[f"{OWN}{cache_parts.COMPILED}{OLD}"]
     assert (old.recipes, old.idle_days, old.kept) == (("old",), 40.0, "")
-    lost = found[f"{cache_parts.COMPILED}{LOST}"]
+    lost = found[f"{OWN}{cache_parts.COMPILED}{LOST}"]
     assert (lost.recipes, lost.idle_days) == ((), 70.0)
-    assert found["triton"].idle_days == 2.0, "every launch may have used it"
+    assert found[f"{OWN}triton"].idle_days == 2.0, "every launch may have used it"
     assert found["huggingface"].kept
 
 
@@ -133,7 +137,7 @@ def test_each_node_removes_its_own() -> None:
 def test_what_one_of_several_models_uses_is_kept() -> None:
     found = look(a=Node({"servers": "spark-vllm-old\nspark-vllm-new\n"}))
     kept = {
-        part.path.removeprefix(cache_parts.COMPILED): part.kept
+        part.path.removeprefix(OWN + cache_parts.COMPILED): part.kept
         for part in found
         if part.kind == "compile"
     }

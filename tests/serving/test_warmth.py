@@ -37,6 +37,11 @@ EARLIER = LaunchRecord(
 NOW = replace(EARLIER, version="", keys=(), last=0.0)
 
 
+def on_disk(keys: set[str], image: str = "1" * 12) -> dict[str, set[str]]:
+    """Compiled code in the folder of an image."""
+    return {image: keys}
+
+
 def flags(**changed: str | None) -> LaunchRecord:
     """The launch of now with flags changed, or left out where the value is None."""
     given = {name.replace("_", "-"): value for name, value in changed.items()}
@@ -45,16 +50,24 @@ def flags(**changed: str | None) -> LaunchRecord:
 
 
 def test_the_same_launch_is_warm_while_its_code_is_there() -> None:
-    assert warmth.judge(NOW, [EARLIER], {KEY}) == warmth.NodeWarmth("warm")
-    gone = warmth.judge(NOW, [EARLIER], {"0123456789"})
+    assert warmth.judge(NOW, [EARLIER], on_disk({KEY})) == warmth.NodeWarmth("warm")
+    gone = warmth.judge(NOW, [EARLIER], on_disk({"0123456789"}))
     assert gone.state == "cold"
     assert "is gone" in gone.reasons[0]
     both = replace(EARLIER, keys=(KEY, "0123456789"))
-    part = warmth.judge(NOW, [both], {KEY})
+    part = warmth.judge(NOW, [both], on_disk({KEY}))
     assert part == warmth.NodeWarmth(
         "unknown", ("a part of its compiled code is gone (0123456789)",)
     )
     assert warmth.judge(NOW, [EARLIER], None).state == "unknown"
+    elsewhere = warmth.judge(NOW, [EARLIER], on_disk({KEY}, image="2" * 12))
+    assert elsewhere.state == "cold", "what another image has compiled is not read"
+
+
+def test_a_virtual_environment_has_a_folder_of_its_own() -> None:
+    made, now = replace(EARLIER, image=""), replace(NOW, image="")
+    assert warmth.judge(now, [made], on_disk({KEY}, image="venv-1"), "venv-1").state == "warm"
+    assert warmth.judge(now, [made], on_disk({KEY}), "venv-1").state == "cold"
 
 
 @pytest.mark.parametrize(
@@ -71,7 +84,7 @@ def test_the_same_launch_is_warm_while_its_code_is_there() -> None:
     ],
 )
 def test_a_part_of_the_key_that_changed_is_named(now: LaunchRecord, reason: str) -> None:
-    assert warmth.judge(now, [EARLIER], {KEY}) == warmth.NodeWarmth("cold", (reason,))
+    assert warmth.judge(now, [EARLIER], on_disk({KEY})) == warmth.NodeWarmth("cold", (reason,))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +98,7 @@ def test_a_part_of_the_key_that_changed_is_named(now: LaunchRecord, reason: str)
     ],
 )
 def test_what_is_no_part_of_the_key_keeps_it_warm(now: LaunchRecord) -> None:
-    assert warmth.judge(now, [EARLIER], {KEY}).state == "warm"
+    assert warmth.judge(now, [EARLIER], on_disk({KEY})).state == "warm"
 
 
 @pytest.mark.parametrize(
@@ -99,18 +112,18 @@ def test_what_is_no_part_of_the_key_keeps_it_warm(now: LaunchRecord) -> None:
 )
 def test_what_may_make_another_key_makes_it_unknown(now: LaunchRecord, reason: str) -> None:
     """A flag that is new may have the value that it had by default; a variable may be unread."""
-    assert warmth.judge(now, [EARLIER], {KEY}) == warmth.NodeWarmth("unknown", (reason,))
+    assert warmth.judge(now, [EARLIER], on_disk({KEY})) == warmth.NodeWarmth("unknown", (reason,))
 
 
-def test_another_image_makes_it_unknown() -> None:
-    """The same vLLM and torch can be in it; only its start shows that."""
-    found = warmth.judge(replace(NOW, image="sha256:" + "2" * 64), [EARLIER], {KEY})
+def test_another_image_makes_it_cold() -> None:
+    """Each image has caches of its own."""
+    found = warmth.judge(replace(NOW, image="sha256:" + "2" * 64), [EARLIER], on_disk({KEY}))
     assert found == warmth.NodeWarmth(
-        "unknown", ("the image changed from 111111111111 to 222222222222 (vLLM 0.32.0 then)",)
+        "cold", ("the image changed from 111111111111 to 222222222222 (vLLM 0.32.0 then)",)
     )
-    missing = warmth.judge(replace(NOW, image=""), [EARLIER], {KEY})
+    missing = warmth.judge(replace(NOW, image=""), [EARLIER], on_disk({KEY}))
     assert missing.reasons == ("the image vllm/vllm-openai:v0.32.0 is not on this node",)
-    moved = warmth.judge(replace(NOW, image="", reference="other:1"), [EARLIER], {KEY})
+    moved = warmth.judge(replace(NOW, image="", reference="other:1"), [EARLIER], on_disk({KEY}))
     assert moved.reasons == ("the image changed from vllm/vllm-openai:v0.32.0 to other:1",)
 
 
@@ -119,18 +132,20 @@ def test_the_nearest_record_counts() -> None:
     longer = replace(
         EARLIER, flags={**EARLIER.flags, "max-model-len": "16384"}, keys=("0123456789",), last=200.0
     )
-    assert warmth.judge(NOW, [longer, EARLIER], {KEY, "0123456789"}).state == "warm"
-    between = warmth.judge(flags(max_model_len="16384", dtype="half"), [longer, EARLIER], {KEY})
+    assert warmth.judge(NOW, [longer, EARLIER], on_disk({KEY, "0123456789"})).state == "warm"
+    between = warmth.judge(
+        flags(max_model_len="16384", dtype="half"), [longer, EARLIER], on_disk({KEY})
+    )
     assert between.reasons == (f"--dtype is new: half ({warmth.DEFAULT})",)
 
 
 def test_what_cannot_be_known_is_unknown() -> None:
-    assert warmth.judge(NOW, [], {KEY}).reasons == ("no launch of it is on record here",)
+    assert warmth.judge(NOW, [], on_disk({KEY})).reasons == ("no launch of it is on record here",)
     other = replace(EARLIER, recipe="qwen")
-    assert warmth.judge(NOW, [other], {KEY}).state == "unknown"
-    silent = warmth.judge(NOW, [replace(EARLIER, keys=())], {KEY})
+    assert warmth.judge(NOW, [other], on_disk({KEY})).state == "unknown"
+    silent = warmth.judge(NOW, [replace(EARLIER, keys=())], on_disk({KEY}))
     assert silent.reasons == ("the log of its last launch named no compiled code",)
-    assert warmth.judge(replace(NOW, engine="sglang"), [EARLIER], {KEY}).state == "unknown"
+    assert warmth.judge(replace(NOW, engine="sglang"), [EARLIER], on_disk({KEY})).state == "unknown"
 
 
 @pytest.mark.parametrize(
@@ -169,7 +184,7 @@ def asked(records: list[LaunchRecord], compiled: list[str], image: str = "") -> 
     ]
     state = {
         "launches": [record.to_dict() for record in records],
-        "compiled": compiled,
+        "compiled": {image.removeprefix("sha256:")[:12]: compiled},
         "tuned": tuned,
     }
     inspect = {"status": 0 if image else 1, "stdout": f"{image}\n", "stderr": ""}
@@ -196,7 +211,7 @@ def test_a_recipe_is_judged_by_what_its_nodes_answer() -> None:
     smaller = upcoming.judge({"spark1": here}, 1, {})
     assert "--tensor-parallel-size changed from 2 to 1" in smaller.reasons
     other = upcoming.judge({"spark1": asked([made], [KEY], "sha256:4")}, 2, {})
-    assert (other.state, other.tuned) == ("unknown", ())
+    assert (other.state, other.tuned) == ("cold", ())
 
 
 def test_a_node_that_does_not_answer_is_unknown() -> None:
@@ -213,7 +228,7 @@ def test_a_virtual_environment_has_no_image_to_ask_for() -> None:
     class Asking:
         def submit(self, op: str, **what: object) -> SimpleNamespace:
             sent.append(op)
-            return SimpleNamespace(wait=lambda: {"launches": [], "compiled": [], "commands": what})
+            return SimpleNamespace(wait=lambda: {"launches": [], "compiled": {}, "commands": what})
 
     launches.ask(Asking(), "/srv/caches", "", "m")  # type: ignore[arg-type]
     assert sent == ["caches"]
@@ -320,7 +335,7 @@ def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
         def submit(self, op: str, **what: object) -> SimpleNamespace:
             answer = {
                 "launches": [made.to_dict()],
-                "compiled": [KEY],
+                "compiled": {"7": [KEY]},
                 "tuned": [],
                 "commands": {"image": {"status": 0, "stdout": image}},
             }

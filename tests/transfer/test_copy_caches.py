@@ -29,8 +29,8 @@ def play(tmp_path: Path, entries: list[dict[str, Any]], gpus: tuple[str, str]) -
     )
 
 
-def entry(kind: str, files: int = 3) -> dict[str, Any]:
-    return {"kind": kind, "files": files}
+def entry(kind: str, files: int = 3, above: str = "images/0123456789ab/") -> dict[str, Any]:
+    return {"kind": kind, "files": files, "path": f"{above}{kind}/x"}
 
 
 @pytest.fixture
@@ -38,7 +38,8 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, list[str]]]:
     calls: list[tuple[str, str, list[str]]] = []
 
     def copy_folder(_play: Any, path: str, source: Any, targets: Any, **how: Any) -> list[Copied]:
-        name = path.rpartition("/")[2] + (" with times" if how["exact"] else "")
+        _, _, name = path.partition("/images/0123456789ab/")
+        name += " with times" if how["exact"] else ""
         calls.append((name, source.name, [node.name for node in targets]))
         return [Copied(node.name, source.name, 5) for node in targets]
 
@@ -48,8 +49,9 @@ def copied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, list[str]]]:
 
 def test_caches_that_are_there_are_copied(tmp_path, copied):
     entries = [entry("triton"), entry("compile"), entry("flashinfer"), entry("inductor", 0)]
+    entries.append(entry("inductor", above=""))  # of before images had their own: nobody reads it
     done = module.copy_caches(play(tmp_path, entries, ("GB10", "GB10")), "spark1")
-    names = ["triton", "torch_compile_cache", "flashinfer with times"]
+    names = ["triton", "vllm/torch_compile_cache", "flashinfer with times"]
     assert copied == [(name, "spark1", ["spark2"]) for name in names]
     assert [one.to_dict()["kind"] for one in done] == ["triton", "compile", "flashinfer"]
 
