@@ -104,7 +104,9 @@ def test_what_an_acl_lets_others_write_is_not_run(
     folder: Path, part: str, kind: int, who: str
 ) -> None:
     grant(folder / part, kind, OTHER)
-    with pytest.raises(Refused, match=rf"role drivers is not used: .* lets {who} {OTHER} write") as e:
+    with pytest.raises(
+        Refused, match=rf"role drivers is not used: .* lets {who} {OTHER} write"
+    ) as e:
         load(folder)
     assert f"setfacl -b {folder / part}" in e.value.hint
     assert not was_run(folder)
@@ -114,7 +116,9 @@ def test_what_an_acl_lets_others_write_is_not_run(
 def test_an_acl_for_what_will_be_made_in_a_folder(folder: Path) -> None:
     """Compiled modules are among it."""
     grant(folder / "roles/drivers", 2, OTHER, name="default")
-    with pytest.raises(Refused, match=rf"role drivers is not used: .* lets user {OTHER} write") as e:
+    with pytest.raises(
+        Refused, match=rf"role drivers is not used: .* lets user {OTHER} write"
+    ) as e:
         load(folder)
     assert f"setfacl -b {folder / 'roles/drivers'}" in e.value.hint
 
