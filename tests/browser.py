@@ -55,7 +55,8 @@ class Browser:
         return answer["result"]
 
     def open(self, page: Path | str, *, width: int, dark: bool = False) -> None:
-        """Open a file or an address as on a screen of this width; a redirect may take the query."""
+        """Open a file or an address as on a screen of this width; it may take the fragment
+        out of it."""
         address = page.as_uri() if isinstance(page, Path) else page
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.call("Emulation.setEmulatedMedia", features=[scheme])
@@ -63,7 +64,7 @@ class Browser:
                   deviceScaleFactor=1, mobile=width < 600)  # fmt: skip
         self.call("Page.navigate", url=address)
         end = time.monotonic() + LIMIT
-        there = f"complete{address.partition('?')[0]}"
+        there = f"complete{address.partition('#')[0]}"
         while self.evaluate("document.readyState + location.href") != there:
             assert time.monotonic() < end, "the page is not there"
             time.sleep(0.05)

@@ -45,6 +45,9 @@ BATCH_BYTES = 3 * 1024 * 1024
 LARGEST_BYTES = 5 * 1024 * 1024
 """A larger file of a load generator is left on the node."""
 
+MEMBER_BYTES = 4096
+"""Bytes in an archive next to a file's own that are taken: headers, a long name, padding."""
+
 SLACK_S = 600.0
 """Seconds in addition to the limits of the cells: for waiting until the server answers."""
 
@@ -233,13 +236,33 @@ def decoded(done: Output, what: str) -> bytes:
 
 def _unpack(data: bytes, wanted: set[str], into: Path) -> None:
     """Write the files that were asked for, and no other: the node's answer is foreign input."""
+    for name, content in _members(data, wanted).items():
+        path = into / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(content)
+
+
+def _members(data: bytes, wanted: set[str]) -> dict[str, bytes]:
+    """Return the files of an archive that were asked for, and are no larger than they may be.
+
+    Raises:
+        Failed: it is not an archive, unpacks to far more than was asked for, or holds one twice.
+    """
+    limit = BATCH_BYTES + LARGEST_BYTES + len(wanted) * MEMBER_BYTES
+    found: dict[str, bytes] = {}
     try:
-        with tarfile.open(fileobj=io.BytesIO(data), mode="r:gz") as archive:
+        with gzip.open(io.BytesIO(data)) as packed:
+            plain = packed.read(limit + 1)
+        if len(plain) > limit:
+            raise Failed("fetching from the node: the archive holds more than was asked for")
+        with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as archive:
             for member in archive:
-                if member.name in wanted and member.isreg() and member.size <= LARGEST_BYTES:
+                if member.name in found:
+                    raise Failed(f"fetching from the node: the archive holds {member.name} twice")
+                is_plain = member.isreg() and not member.issparse()
+                if member.name in wanted and is_plain and member.size <= LARGEST_BYTES:
                     content = archive.extractfile(member)
-                    path = into / member.name
-                    path.parent.mkdir(parents=True, exist_ok=True)
-                    path.write_bytes(content.read() if content else b"")
-    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError) as error:
+                    found[member.name] = content.read() if content else b""
+    except (tarfile.TarError, OSError, zlib.error, EOFError, ValueError) as error:
         raise Failed(f"fetching from the node: the answer is not a tar archive: {error}") from None
+    return found

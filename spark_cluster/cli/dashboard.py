@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -10,9 +11,10 @@ import click
 from spark_cluster.cli.app import App
 from spark_cluster.cli.ended_by_signals import ended_by_signals
 from spark_cluster.cli.visible import visible
+from spark_cluster.errors import Failed
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 
 @click.command()
@@ -52,14 +54,15 @@ def command(app: App, port: int, interval: float, open_it: bool) -> None:
     sampling = Sampling(nodes, every=interval, metrics=metrics_url(app.inventory.serve))
     listener = listen(port)
     runs = app.project.folder / RESULTS
-    with contextlib.suppress(KeyboardInterrupt), ended_by_signals(), sampling:
+    kept = contextlib.ExitStack()
+    with contextlib.suppress(KeyboardInterrupt), ended_by_signals(), sampling, kept:
         serve(
             listener,
             feed,
             sampling,
             questions=Questions(_options(app)),
             runs=runs,
-            tell=_teller(app, open_it),
+            tell=_teller(app, kept if open_it else None),
         )
 
 
@@ -69,16 +72,45 @@ def _options(app: App) -> list[str]:
     return [word for option, value in given if value for word in (option, value)]
 
 
-def _teller(app: App, open_it: bool) -> Callable[[str], None]:
+def _teller(app: App, kept: contextlib.ExitStack | None) -> Callable[[str], None]:
+    """Return what prints the address, and opens it where something keeps the file for that."""
+
     def tell(address: str) -> None:
         if app.as_json:
             app.print_json({"url": address})
         else:
             click.echo(visible(address))
             click.echo("Ctrl-C ends it.")
-        if open_it:
+        if kept is not None:
             import webbrowser
 
-            webbrowser.open(address)
+            webbrowser.open(kept.enter_context(leading_to(address)).as_uri())
 
     return tell
+
+
+@contextlib.contextmanager
+def leading_to(address: str) -> Iterator[Path]:
+    """Make a file that only the user can read, and that leads a browser to an address.
+
+    The arguments of a browser can be read by all users of the machine. The file is in the home, and
+    not hidden: a browser that is a snap can read neither /tmp nor hidden files.
+
+    Raises:
+        Failed: it cannot be written.
+    """
+    from tempfile import NamedTemporaryFile
+
+    try:
+        file = NamedTemporaryFile(  # noqa: SIM115  (closed below)
+            "w", dir=Path.home(), prefix="spark-cluster-dashboard-", suffix=".html"
+        )
+    except OSError as error:
+        raise Failed(
+            f"the file for the browser cannot be written in {Path.home()}: {error.strerror}",
+            hint="leave out --open, and open the address that is printed",
+        ) from None
+    with file:
+        file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">\n')
+        file.flush()
+        yield Path(file.name)

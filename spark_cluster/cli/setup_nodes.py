@@ -11,11 +11,10 @@ from spark_cluster.cli.setup_flow import Flow, Step
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.discovery.candidates import Candidate
-    from spark_cluster.loader.new_inventory import Answers
+    from collections.abc import Sequence
 
-MOST = 2
-"""Sparks that are chosen unless others are named: more than two need a switch."""
+    from spark_cluster.discovery.candidates import Candidate, Found
+    from spark_cluster.loader.new_inventory import Answers
 
 
 @dataclass(frozen=True)
@@ -127,24 +126,23 @@ def _choose(flow: Flow, interface: str | None) -> list[Candidate]:
         UsageError: --yes leaves no one to look at what was found.
     """
     found = find(flow, interface)
-    sparks = [one for one in found if one.is_spark]
     if flow.ask.silent:
-        named = ",".join(one.address for one in sparks) or "ADDRESS[,ADDRESS]"
+        named = ",".join(one.address for one in found.obvious) or "ADDRESS[,ADDRESS]"
         raise UsageError(
             "no node is named: anyone on the local network can announce a name, so that what was "
             "found there is for a person to choose from",
             hint=f"--nodes {named}",
         )
-    default = ",".join(str(n) for n in range(1, min(len(sparks), MOST) + 1)) or None
+    default = ",".join(str(n) for n in range(1, len(found.obvious) + 1)) or None
     question = (
         "Which of them, the head first (numbers or addresses, with commas)"
-        if found
+        if found.candidates
         else "Their addresses, the head first (with commas)"
     )
-    return flow.ask.until_valid(question, default, lambda text: chosen(text, found))
+    return flow.ask.until_valid(question, default, lambda text: chosen(text, found.candidates))
 
 
-def find(flow: Flow, interface: str | None) -> list[Candidate]:
+def find(flow: Flow, interface: str | None) -> Found:
     """Look for Sparks on the local network, and print what was found."""
     from spark_cluster.discovery import mdns, neighbours
     from spark_cluster.discovery.candidates import candidates
@@ -174,10 +172,10 @@ def find(flow: Flow, interface: str | None) -> list[Candidate]:
             "1 other machine announces" if found.others == 1 else f"{found.others} others announce"
         )
         flow.text(f"{count} SSH under a name that is no Spark's", indent=2)
-    return list(found.candidates)
+    return found
 
 
-def chosen(text: str, found: list[Candidate]) -> list[Candidate]:
+def chosen(text: str, found: Sequence[Candidate]) -> list[Candidate]:
     """Read an answer: numbers of the list, or addresses.
 
     Raises:
@@ -188,7 +186,7 @@ def chosen(text: str, found: list[Candidate]) -> list[Candidate]:
     picked = []
     for word in filter(None, (word.strip() for word in text.split(","))):
         if not word.isdigit():
-            picked.append(Candidate(word, "", "named", is_spark=True))
+            picked.append(Candidate(word, "", "named"))
         elif 1 <= int(word) <= len(found):
             picked.append(found[int(word) - 1])
         else:

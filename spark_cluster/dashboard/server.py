@@ -102,7 +102,7 @@ def serve(
 
     samples = threading.Thread(target=feed.run, args=(source,), daemon=True)
     samples.start()
-    tell(f"http://{LOOPBACK}:{port}/?token={token}")
+    tell(f"http://{LOOPBACK}:{port}/#token={token}")
     with contextlib.closing(listener):
         try:
             Server(config).run(sockets=[listener])

@@ -22,7 +22,7 @@ from starlette.responses import (
 from starlette.routing import Route
 
 from spark_cluster.dashboard.feed import Feed
-from spark_cluster.dashboard.guard import NEVER, Guard
+from spark_cluster.dashboard.guard import NEVER, Guard, with_key
 from spark_cluster.dashboard.questions import QUESTIONS, Questions
 from spark_cluster.dashboard.reports import BenchRuns
 
@@ -53,9 +53,9 @@ def make_site(
     async def stream(_request: Request) -> Response:
         async def events() -> AsyncIterator[str]:
             async for message in feed.follow():
-                yield f"data: {json.dumps(message)}\n\n"
+                yield f"{json.dumps(message)}\n"
 
-        return StreamingResponse(events(), media_type="text/event-stream")
+        return StreamingResponse(events(), media_type="application/x-ndjson")
 
     async def ask(request: Request) -> Response:
         name = request.path_params["name"]
@@ -64,7 +64,10 @@ def make_site(
         return JSONResponse((await questions.ask(name)).to_dict())
 
     async def listed(_request: Request) -> Response:
-        return JSONResponse(await run_in_threadpool(runs.list))
+        found = await run_in_threadpool(runs.list)
+        for run in found:
+            run["report"] = with_key(token, f"/reports/{run['name']}") if run["report"] else None
+        return JSONResponse(found)
 
     async def report(request: Request) -> Response:
         page = runs.page(request.path_params["name"])
@@ -89,7 +92,7 @@ def make_site(
             Route("/runs", listed, methods=["GET"]),
             Route("/reports/{name}", report, methods=["GET"]),
         ],
-        middleware=[Middleware(Guard, token=token, hosts=hosts)],
+        middleware=[Middleware(Guard, token=token, hosts=hosts, public=frozenset(ASSETS))],
         lifespan=lifespan,
     )
 

@@ -21,6 +21,9 @@ Gigabyte's and Acer's; the last four digits are those of its hardware address.""
 
 _SPARK = re.compile(rf"({'|'.join(MAKERS)})-[0-9a-f]{{4}}")
 
+MOST = 2
+"""Sparks that are proposed together: more than two need a switch."""
+
 RESOLVE_S = 2.0
 """Seconds that the system may take to find the address of a .local name."""
 
@@ -32,16 +35,23 @@ class Candidate:
     Attributes:
         address: how to reach it: its .local name where this machine resolves that, else IPv4.
         also: its address where that is its name, its name where that is its address.
-        port: of its sshd.
         why: what tells that it is one.
-        is_spark: its host name is that of a Spark; otherwise only its network card is NVIDIA's.
+        named: its host name is that of a Spark, which anyone on the network can announce.
+        nvidia: its hardware address is NVIDIA's, as those of other machines of NVIDIA are.
+        port: of its sshd.
     """
 
     address: str
     also: str
     why: str
-    is_spark: bool
+    named: bool = False
+    nvidia: bool = False
     port: int = 22
+
+    @property
+    def is_spark(self) -> bool:
+        """True if all that can be seen of it is a Spark's."""
+        return self.named and self.nvidia
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +60,12 @@ class Found:
 
     candidates: tuple[Candidate, ...]
     others: int
+
+    @property
+    def obvious(self) -> tuple[Candidate, ...]:
+        """All that were found, where each is a Spark and they can be used together; else none."""
+        fits = len(self.candidates) <= MOST and all(one.is_spark for one in self.candidates)
+        return self.candidates if fits else ()
 
 
 def is_spark_name(host: str) -> bool:
@@ -83,11 +99,12 @@ def candidates(
         name = f"{one.host}.local"
         why = "announced by mDNS" + (", NVIDIA network card" if card else "")
         both = (name, address) if resolves(name, address) else (address, one.host)
-        found.append(Candidate(*both, why, named, one.port))
+        found.append(Candidate(*both, why, named, card, one.port))
     for address, mac in sorted(nvidia.items()):
         if address not in seen and nearest([address], local):
-            found.append(Candidate(address, mac, "NVIDIA network card", is_spark=False))
-    return Found(tuple(sorted(found, key=lambda one: not one.is_spark)), others)
+            found.append(Candidate(address, mac, "NVIDIA network card", nvidia=True))
+    found.sort(key=lambda one: (not one.nvidia, not one.named))
+    return Found(tuple(found), others)
 
 
 def resolves_to(name: str, address: str) -> bool:

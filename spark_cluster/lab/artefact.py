@@ -17,6 +17,7 @@ from pathlib import Path
 from spark_cluster.errors import Failed
 from spark_cluster.lab.machine import Progress
 from spark_cluster.lab.shell import run
+from spark_cluster.node.temporary import mount_points
 
 KEY_LENGTH = 12
 
@@ -91,11 +92,8 @@ class Artefact:
 
 def mounts_below(path: Path) -> list[Path]:
     """Mount points at and below a path, deepest first."""
-    found = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        point = Path(line.split()[4].replace("\\040", " "))
-        if point == path or path in point.parents:
-            found.append(point)
+    points = map(Path, mount_points())
+    found = [point for point in points if point == path or path in point.parents]
     return sorted(found, key=lambda point: len(point.parts), reverse=True)
 
 

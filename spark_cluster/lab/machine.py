@@ -7,8 +7,7 @@ import platform
 import re
 import shutil
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +56,12 @@ TEST_SERVICES = {
     "haproxy": ("haproxy.service",),
     "docker-registry": ("docker-registry.service",),
 }
+
+STAY_OFF = {"SYSTEMD_OFFLINE": "1", "RUNLEVEL": "1", "PREVLEVEL": "N"}
+"""Has apt install servers without starting them, which would open this machine to the network:
+systemctl starts nothing (systemd's ENVIRONMENT.md), and invoke-rc.d takes the runlevel for that of
+one user (runlevel(8)). Unlike a policy-rc.d, nothing of it is left where the installation is
+killed."""
 
 SYSTEM_PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 KEYRINGS = {
@@ -122,24 +127,8 @@ def install_missing_tools(progress: Progress, *, tests: bool = False) -> None:
     run(["apt-get", "update", "-q"], env=environment)
     install = ["apt-get", "install", "-q", "-y", "--no-install-recommends", *missing]
     services = [unit for package in missing for unit in TEST_SERVICES.get(package, ())]
-    with _stay_off(services) if services else nullcontext():
-        run(install, env=environment)
-
-
-@contextmanager
-def _stay_off(services: list[str]) -> Iterator[None]:
-    """Have apt install servers for the tests without opening this machine to the network."""
-    policy = Path("/usr/sbin/policy-rc.d")
-    ours = not policy.exists()
-    if ours:
-        policy.write_text("#!/bin/sh\nexit 101\n")
-        policy.chmod(0o755)
-    try:
-        yield
-    finally:
-        if ours:
-            policy.unlink()
-    if shutil.which("systemctl"):
+    run(install, env={**environment, **STAY_OFF} if services else environment)
+    if services and shutil.which("systemctl"):
         run(["systemctl", "--quiet", "disable", *services], check=False)
 
 

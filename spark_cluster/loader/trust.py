@@ -9,10 +9,21 @@ from __future__ import annotations
 import os
 import shlex
 import stat
+import struct
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from spark_cluster.config.yamlfile import shown
+
+_ACLS = {
+    "system.posix_acl_access": "lets {} write by its ACL",
+    "system.posix_acl_default": "lets {} write new files in it by its default ACL",
+}
+"""Extended attributes of Linux with POSIX ACLs, and what an entry in them means. acl(5)"""
+_WRITE = 2
+_USER, _GROUP, _MASK = 2, 8, 0x10
+"""Tags of entries: a named user, a named group, and the most that either of them gets."""
 
 
 def foreign(path: Path, top: Path, program: Path | None = None) -> tuple[str, str] | None:
@@ -57,6 +68,29 @@ def why_foreign(path: Path, program: Path | None = None) -> tuple[str, str] | No
             f"is writable by another group (number {about.st_gid})",
             f"check its content; then: chmod g-w {name}",
         )
+    if not shared and (found := _foreign_acl(path, users, groups)):
+        return found, f"check its content; then: setfacl -b {name}"
+    return None
+
+
+def _foreign_acl(path: Path, users: set[int], groups: set[int]) -> str | None:
+    """Return whom but these users and groups an ACL lets write; None where there is none.
+
+    macOS keeps its ACLs elsewhere: there the mode alone is looked at.
+    """
+    if sys.platform != "linux":
+        return None
+    for attribute, meaning in _ACLS.items():
+        try:
+            acl = os.getxattr(path, attribute)
+        except OSError:
+            continue  # none, or a file system without ACLs
+        entries = list(struct.iter_unpack("<HHI", acl[4:]))  # after the version
+        mask = next((rights for tag, rights, _ in entries if tag == _MASK), _WRITE)
+        for tag, rights, number in entries:
+            kind, own = ("user", users) if tag == _USER else ("group", groups)
+            if tag in (_USER, _GROUP) and rights & mask & _WRITE and number not in own:
+                return meaning.format(f"{kind} {number}")
     return None
 
 

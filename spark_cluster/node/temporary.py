@@ -111,15 +111,22 @@ def _raise_named(_function: object, path: str, raised: Any) -> NoReturn:
     raise error
 
 
-def mounts_below(folder: Path) -> bool:
-    """Return whether a file system is mounted on `folder` or in it."""
+def mount_points() -> list[str]:
+    """Return where file systems are mounted; nothing on a system that does not tell.
+
+    source: proc(5), /proc/self/mountinfo: space, tab, newline and backslash are in octal.
+    """
     try:
         lines = Path("/proc/self/mountinfo").read_bytes().split(b"\n")
     except OSError:
-        return False
-    inside = os.fsencode(os.path.realpath(folder))
-    points = (_unescaped(words[4]) for words in map(bytes.split, lines) if len(words) > 4)
-    return any(point == inside or point.startswith(inside + b"/") for point in points)
+        return []
+    return [os.fsdecode(_unescaped(line.split(b" ")[4])) for line in lines if line]
+
+
+def mounts_below(folder: Path) -> bool:
+    """Return whether a file system is mounted on `folder` or in it."""
+    inside = os.path.realpath(folder)
+    return any(point == inside or point.startswith(f"{inside}/") for point in mount_points())
 
 
 def _unescaped(point: bytes) -> bytes:

@@ -1,11 +1,16 @@
-"""The certificate of a copy: made by the laptop, known to its two nodes only, valid two days."""
+"""The certificate of a copy: made by the laptop, known to its two nodes only.
+
+It is valid from 1970 to 2100, whatever a node's clock says: the receiver takes this one certificate
+and no other, and its key is gone after the copy, so that an end would protect nothing.
+"""
 
 from __future__ import annotations
 
 import datetime
 from dataclasses import dataclass, field
 
-DAYS = 2
+VALID = (datetime.datetime(1970, 1, 1), datetime.datetime(2100, 1, 1))
+"""UTC."""
 
 
 @dataclass(frozen=True)
@@ -29,15 +34,14 @@ def make_certificate() -> Pair:
 
     key = ec.generate_private_key(ec.SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "spark-cluster copy")])
-    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
     made = (
         x509.CertificateBuilder()
         .subject_name(name)
         .issuer_name(name)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        .not_valid_before(now - day)  # a node's clock may be behind
-        .not_valid_after(now + DAYS * day)
+        .not_valid_before(VALID[0])
+        .not_valid_after(VALID[1])
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .sign(key, hashes.SHA256())
     )

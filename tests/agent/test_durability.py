@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import stat
+import zipfile
 from pathlib import Path
 
 import pytest
 from factories import apply
 
+from spark_cluster.agent import bootstrap
 from spark_cluster.node.host import Host
 from spark_cluster.resources import Command, Directory, File
 from spark_cluster.resources.base import Resource
@@ -67,6 +70,35 @@ def test_a_restart_that_is_owed_is_on_the_disk_before_the_change(tmp_path, synce
     config = File("/f", content="new")
     run(tmp_path, config, Command("restart", ("true",), when_changed=(config,)))
     assert ("var/lib/spark-cluster/pending", "old") in synced
+
+
+def test_the_agents_code_is_on_the_disk_before_it_takes_its_name(tmp_path, monkeypatch):
+    """A power cut would leave empty files under the name of the whole: their digest is compared at
+    each start, so that they would be sent again, and no other code would run."""
+    (tmp_path / "made/spark_cluster").mkdir(parents=True)
+    (tmp_path / "made/spark_cluster/a.py").write_text("a = 1")
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as code:
+        code.write(tmp_path / "made/spark_cluster/a.py", "spark_cluster/a.py")
+    folder = tmp_path / "agent" / bootstrap.digest_of(str(tmp_path / "made"))
+    done = []
+
+    def synced(handle: int) -> None:
+        done.append(("sync", os.path.realpath(f"/proc/self/fd/{handle}")))
+
+    def renamed(old: str, new: str, real=os.rename) -> None:
+        done.append(("rename", new))
+        real(old, new)
+
+    monkeypatch.setattr(os, "fsync", synced)
+    monkeypatch.setattr(os, "rename", renamed)
+    bootstrap.keep(packed.getvalue(), str(folder))
+    staged = f"{folder}.{os.getpid()}"
+    named = done.index(("rename", str(folder)))
+    assert {path for _, path in done[:named]} == {
+        staged, f"{staged}/spark_cluster", f"{staged}/spark_cluster/a.py",
+    }  # fmt: skip
+    assert ("sync", str(folder.parent)) in done[named:]
 
 
 def test_only_root_reads_the_journal(tmp_path):

@@ -81,6 +81,53 @@ def test_a_link_in_the_archive_is_not_followed(tmp_path):
     assert list(tmp_path.rglob("*.json")) == []
 
 
+def of_members(*members: tarfile.TarInfo) -> bytes:
+    """An archive of members that are all zeros."""
+    out = io.BytesIO()
+    with tarfile.open(fileobj=out, mode="w:gz") as made:
+        for member in members:
+            made.addfile(member, io.BytesIO(bytes(member.size)))
+    return out.getvalue()
+
+
+def member(name: str, size: int) -> tarfile.TarInfo:
+    made = tarfile.TarInfo(name)
+    made.size = size
+    return made
+
+
+def test_a_member_that_comes_twice_is_refused(tmp_path):
+    sent = of_members(member("raw/a", 1), member("raw/a", 2))
+    with pytest.raises(Failed, match="the archive holds raw/a twice"):
+        fetch(FakeSession("1 raw/a\n", sent), tmp_path)
+    assert list(tmp_path.rglob("*")) == []
+
+
+@pytest.mark.parametrize("name", ["raw/a", "raw/other", "worker.py"])
+def test_an_archive_without_end_is_given_up(tmp_path, name):
+    """Zeros are packed a thousandfold: an answer that arrives can stand for gigabytes."""
+    sent = of_members(*[member(name, on_node.LARGEST_BYTES)] * 10)
+    assert len(sent) < on_node.LARGEST_BYTES
+    with pytest.raises(Failed, match="the archive holds more than was asked for"):
+        fetch(FakeSession("1 raw/a\n", sent), tmp_path)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_a_sparse_member_takes_no_memory(tmp_path):
+    """One that is all holes says its size, and nothing of it is in the archive."""
+    sparse = member("raw/a", 0)
+    sparse.pax_headers = {"GNU.sparse.size": str(on_node.LARGEST_BYTES), "GNU.sparse.map": "0,0"}
+    fetch(FakeSession("1 raw/a\n", of_members(sparse)), tmp_path)
+    assert list(tmp_path.rglob("*")) == []
+
+
+def test_many_small_files_in_one_archive(tmp_path):
+    names = [f"raw/{'n' * 120}{number}" for number in range(2000)]
+    listing = "".join(f"0 {name}\n" for name in names)
+    fetch(FakeSession(listing, archive(**dict.fromkeys(names, b""))), tmp_path)
+    assert len(list((tmp_path / "raw").iterdir())) == 2000
+
+
 def test_many_files_come_in_parts_and_huge_ones_stay(tmp_path):
     size = on_node.BATCH_BYTES // 2 + 1
     listing = f"{size} raw/a\n{size} raw/b\n{on_node.LARGEST_BYTES + 1} raw/huge\n"

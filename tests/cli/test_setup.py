@@ -3,11 +3,13 @@ on the loopback; this machine is the node, and nothing is changed on it."""
 
 from __future__ import annotations
 
+import getpass
 import os
 import socket
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from json_schema import document as fits
@@ -18,6 +20,7 @@ from terminal import Terminal
 from spark_cluster.config.inventory import read_inventory
 from spark_cluster.discovery import mdns, neighbours
 from spark_cluster.loader.new_inventory import answers_in
+from spark_cluster.runner.connections import ask_secret, forget_passwords, remember_password
 
 CHECKOUT = Path(__file__).parents[2]
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGOJY3p6rXnYJvUxOGJBSuqAVgEcwTGDkRQx0cDwZzrp"
@@ -84,6 +87,8 @@ def test_from_nothing_to_the_login_and_again(setup, folder, sshd, announced):
     (folder / "home/.ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA me\n")
     first = setup("--interface", "127.0.0.1")
     listed = [line for line in first.expect("Which of them").splitlines() if announced in line]
+    first.type("")  # whoever announces a name is not taken by pressing Enter
+    first.expect("Which of them")
     first.type(listed[0].split()[0])
     first.answer("User on the Sparks", "me")
     first.expect("$ spark-cluster init --node 127.0.0.1 --user me --port")
@@ -169,6 +174,23 @@ def test_check_changes_nothing_and_shows_every_command(program):
     assert steps["up"]["commands"] == ["spark-cluster up --replicas 2"]
     assert {step["state"] for step in steps.values()} == {"would run"}
     assert not (program.folder / "inventory.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "status"), [(["--check", "--recipe", "gpt-oss-20b"], 0), (["--yes"], 3)]
+)
+def test_no_password_is_kept_afterwards(program, closed_port, monkeypatch, words, status):
+    """A program that calls `setup` and goes on is asked again."""
+    remember_password("spark1", PASSWORD)
+    nodes = ("--nodes", "127.0.0.1", "--port", str(closed_port))
+    assert program("setup", *nodes, *words).returncode == status
+    monkeypatch.setattr(sys, "stdin", mock.Mock(isatty=lambda: True))
+    monkeypatch.setattr(getpass, "getpass", lambda _question: "typed")
+    ask = ask_secret()
+    assert ask is not None
+    assert ask("the sudo password of spark1") == "typed"
+    assert ask("the login password of spark1") == "typed"
+    forget_passwords()
 
 
 def test_in_a_script_the_first_failure_ends_it(program, closed_port):

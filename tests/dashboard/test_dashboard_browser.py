@@ -5,21 +5,32 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
+import factories
 import pytest
 import replayed
 import waiting
 from browser import Browser, browser, installed
 
+from spark_cluster.cli.dashboard import leading_to
+from spark_cluster.config.ports import LOOPBACK
+
 PROGRAM = installed()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium on this machine")
+
+REPORT = "<!doctype html><body><script>document.body.innerText = origin</script>"
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[subprocess.Popen[str]]:
-    argv = [sys.executable, replayed.__file__, str(tmp_path_factory.mktemp("runs"))]
+    runs = tmp_path_factory.mktemp("runs")
+    factories.put(runs / "one/run.json", "{}")
+    factories.put(runs / "one/report/report.html", REPORT)
+    argv = [sys.executable, replayed.__file__, str(runs)]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
         yield process
         process.kill()
@@ -38,6 +49,11 @@ def page(address: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Bro
         opened.open(address, width=1280)
         waiting.until(lambda: "no route" in opened.evaluate("document.body.innerText"))
         yield opened
+
+
+def shows(page: Browser, text: str) -> bool:
+    """Whether the page, which may be being loaded, has this text."""
+    return text in page.evaluate("document.body?.innerText ?? ''")
 
 
 def test_nodes_engine_and_memory_are_drawn(page: Browser) -> None:
@@ -64,9 +80,70 @@ def test_a_question_shows_its_command(page: Browser) -> None:
     assert "spark-cluster -i lab doctor took" in page.evaluate("document.body.innerText")
 
 
+@pytest.fixture
+def elsewhere() -> Iterator[tuple[str, list[str]]]:
+    """The address of a server on another port, as of a tunnel's end, and what it was sent."""
+    sent: list[str] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            sent.append(f"{self.path} {self.headers}")
+            self.send_response(200)
+            self.end_headers()
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with ThreadingHTTPServer((LOOPBACK, 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://{LOOPBACK}:{server.server_port}/", sent
+        server.shutdown()
+
+
+def test_another_port_of_this_machine_is_not_sent_the_token(
+    page: Browser, address: str, elsewhere: tuple[str, list[str]]
+) -> None:
+    where, sent = elsewhere
+    page.open(where, width=1280)
+    assert sent
+    assert address.partition("token=")[2] not in "".join(sent)
+    assert "cookie" not in "".join(sent).lower()
+    assert page.evaluate("sessionStorage.length") == 0
+    page.open(address.partition("#")[0], width=1280)
+    waiting.until(lambda: shows(page, "all else"))
+
+
+def test_a_tab_without_the_token_says_so_until_it_gets_it(page: Browser, address: str) -> None:
+    page.evaluate("sessionStorage.clear()")
+    page.open(address.partition("#")[0], width=1280)
+    waiting.until(lambda: shows(page, "it ends with a token"))
+    page.call("Page.navigate", url=address)  # the same page, for the browser
+    waiting.until(lambda: shows(page, "all else"))
+    assert "token" not in page.evaluate("location.href")
+    page.complaints.clear()  # of what was refused
+
+
+def test_a_report_is_opened_without_the_rights_of_the_page(page: Browser, address: str) -> None:
+    link = waiting.until(lambda: page.evaluate("document.querySelector('#runs a')?.href"))
+    page.open(link, width=1280)
+    assert page.evaluate("document.body.innerText") == "null"  # the report's script ran: its origin
+    page.open(address.partition("#")[0], width=1280)
+    waiting.until(lambda: shows(page, "all else"))
+
+
+def test_a_file_leads_to_it(page: Browser, address: str, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    page.evaluate("sessionStorage.clear()")
+    page.open("about:blank", width=1280)
+    with leading_to(address) as file:
+        page.call("Page.navigate", url=file.as_uri())
+        waiting.until(lambda: shows(page, "all else"))
+        assert page.evaluate("location.href") == address.partition("#")[0]
+
+
 @pytest.mark.parametrize(("width", "dark"), [(390, False), (1280, True)])
 def test_it_fits_its_screen(page: Browser, address: str, width: int, dark: bool, tmp_path) -> None:
-    page.open(f"{address.partition('?')[0]}", width=width, dark=dark)
+    page.open(f"{address.partition('#')[0]}", width=width, dark=dark)
     waiting.until(lambda: "all else" in page.evaluate("document.body.innerText"))
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert len(page.screenshot(tmp_path / "page.png")) > 10_000

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import socket
 import sys
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
+import ifaddr
 import pytest
 from starlette.testclient import TestClient
 
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.sampling import Lost
 from spark_cluster.bench.telemetry import Row
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.dashboard import feed as feed_module
 from spark_cluster.dashboard.feed import Feed
-from spark_cluster.dashboard.guard import COOKIE
 from spark_cluster.dashboard.questions import QUESTIONS, Questions
 from spark_cluster.dashboard.reports import BenchRuns
+from spark_cluster.dashboard.server import listen
 from spark_cluster.dashboard.site import make_site
 from spark_cluster.errors import Unreachable
 
@@ -65,31 +68,72 @@ def client(feed: Feed, runs: Path) -> TestClient:
 
 @pytest.fixture
 def user(client: TestClient) -> TestClient:
-    """A browser that has opened the address with its token."""
-    assert client.get(f"/?token={TOKEN}").status_code == 303
+    """A page that has the token."""
+    client.headers["Authorization"] = f"Bearer {TOKEN}"
     return client
 
 
-@pytest.mark.parametrize("path", ["/", "/dashboard.js", "/stream", "/ask/status", "/runs"])
+PATHS = ["/runs", "/ask/status", "/reports/one", "/stream"]
+
+
+@pytest.mark.parametrize("path", PATHS)
 def test_without_the_token_there_is_nothing(client: TestClient, path: str) -> None:
-    for headers in ({}, {"Cookie": f"{COOKIE}8800=guess"}):
-        refused = client.get(path, headers=headers)
-        assert refused.status_code == 403
-        assert "token" in refused.text
-    assert client.get(f"{path}?token=guess").status_code == 403
+    for query in ("", f"?token={TOKEN}", f"?key={TOKEN}", "?key=é"):
+        for headers in ({}, {"Authorization": "Bearer é"}, {"Authorization": TOKEN},
+                        {"Cookie": f"token={TOKEN}"}):  # fmt: skip
+            refused = client.get(path + query, headers=_latin(headers))
+            assert refused.status_code == 403
+            assert "token" in refused.text
 
 
-def test_the_token_leaves_the_address_for_a_cookie(client: TestClient) -> None:
-    entered = client.get(f"/?token={TOKEN}")
-    assert entered.headers["location"] == "/"
-    cookie = entered.headers["set-cookie"].lower()
-    assert "httponly" in cookie
-    assert "samesite=strict" in cookie
-    assert cookie.startswith(f"{COOKIE}8800=")  # another dashboard keeps its own
-    page = client.get("/")
-    assert page.status_code == 200
-    assert TOKEN not in page.text
-    assert page.headers["cache-control"] == "no-store"
+def _latin(headers: dict[str, str]) -> dict[str, bytes]:
+    return {name: value.encode("latin-1") for name, value in headers.items()}
+
+
+def test_the_page_itself_says_nothing_and_sets_no_cookie(client: TestClient) -> None:
+    """Browsers send the cookies of this address to every port of it."""
+    for path in ("/", "/dashboard.js", "/dashboard.css", "/icon.svg"):
+        page = client.get(path)
+        assert page.status_code == 200
+        assert "set-cookie" not in page.headers
+        assert page.headers["cache-control"] == "no-store"
+        assert TOKEN not in page.text
+        assert "spark1" not in page.text
+
+
+@pytest.mark.parametrize("path", PATHS[:3])
+def test_no_answer_sets_a_cookie(user: TestClient, path: str) -> None:
+    answer = user.get(path)
+    assert answer.status_code == 200
+    assert "set-cookie" not in answer.headers
+
+
+def test_the_address_of_a_report_opens_nothing_else(user: TestClient, runs: Path) -> None:
+    """It is opened as a page, which cannot have a header; and its scripts can read its address."""
+    (runs / "two" / "report").mkdir(parents=True)
+    (runs / "two" / "report" / "report.html").write_text("two")
+    (run,) = user.get("/runs").json()
+    del user.headers["Authorization"]
+    path, _, query = run["report"].partition("?")
+    assert user.get(f"{path}?{query}").text == "<script>alert(1)</script>"
+    assert TOKEN not in query
+    for other in ("/reports/two", "/runs", "/ask/status", "/stream"):
+        assert user.get(f"{other}?{query}").status_code == 403
+
+
+def test_other_addresses_of_this_machine_are_not_listened_on() -> None:
+    listener = listen(0)
+    port = listener.getsockname()[1]
+    with listener, socket.create_connection((LOOPBACK, port), 10):
+        for other in ("127.0.0.2", *_addresses()):
+            with pytest.raises(OSError, match=r"refused|reach|assign"):
+                socket.create_connection((other, port), 10).close()
+
+
+def _addresses() -> list[str]:
+    """This machine's addresses on its networks."""
+    return [str(network.ip) for adapter in ifaddr.get_adapters() for network in adapter.ips
+            if network.is_IPv4 and network.ip != LOOPBACK]  # fmt: skip
 
 
 def test_a_name_that_somebody_else_made_mean_this_machine_is_refused(user: TestClient) -> None:
@@ -150,9 +194,9 @@ def test_a_command_that_runs_is_not_begun_again(tmp_path: Path) -> None:
 
 def test_a_run_and_its_report(user: TestClient) -> None:
     (run,) = user.get("/runs").json()
-    assert (run["name"], run["report"]) == ("one", True)
-    assert "run.json" in run["error"] or run["error"]
-    report = user.get("/reports/one")
+    assert run["name"] == "one"
+    assert run["error"]
+    report = user.get(run["report"])
     assert report.status_code == 200
     policy = report.headers["content-security-policy"]
     assert policy.startswith("sandbox allow-scripts; default-src 'none'")

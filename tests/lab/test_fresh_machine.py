@@ -125,6 +125,31 @@ def test_the_packages_can_be_listed(bare: Path) -> None:
     assert {"openssh-server", "mmdebstrap"} <= set(listed)
 
 
+STARTING_APT = """#!/bin/sh
+test "$1" = install || exit 0
+cd {folder}
+systemctl start spark-cluster-test.service > said 2>&1
+echo $? > status
+test ! -e {policy} || : > policy
+"""
+
+POLICY = Path("/usr/sbin/policy-rc.d")
+"""Where it is there, no service is started by apt; one of the user's may be."""
+
+
+@pytest.mark.skipif(not shutil.which("systemctl"), reason="no systemd on this machine")
+def test_servers_for_the_tests_are_installed_and_not_started(bare: Path) -> None:
+    """And nothing that is left where this is killed would keep other services from starting."""
+    folder = bare.parent
+    (folder / "bin/apt-get").write_text(STARTING_APT.format(folder=folder, policy=POLICY))
+    (folder / "bin/systemctl").symlink_to(str(shutil.which("systemctl", path=os.defpath)))
+    before = POLICY.exists()
+    invoke("tools", "--tests")
+    assert (folder / "status").read_text() == "0\n"
+    assert "ignoring command 'start'" in (folder / "said").read_text()
+    assert (folder / "policy").exists() is before
+
+
 @pytest.mark.parametrize(("system", "wanted"), [("debian", True), ("ubuntu", False)])
 def test_a_browser_is_installed_where_apt_has_one(
     bare: Path, monkeypatch: pytest.MonkeyPatch, system: str, wanted: bool

@@ -216,7 +216,8 @@ def test_mounts_that_nodes_see() -> None:
 @pytest.mark.parametrize(
     ("written", "point"),
     [("/media/Müller", "/media/Müller"), ("/srv/a\\040b\\011c", "/srv/a b\tc"),
-     ("/srv/a\\134040b", "/srv/a\\040b"), ("/srv/\\xe4", "/srv/\\xe4")],
+     ("/srv/a\\134040b", "/srv/a\\040b"), ("/srv/\\xe4", "/srv/\\xe4"),
+     ("/srv/a\x0cb\x1cc\x85", "/srv/a\x0cb\x1cc\x85")],
 )  # fmt: skip
 def test_the_name_of_a_mount_is_read_as_the_kernel_writes_it(written: str, point: str) -> None:
     (found,) = mounts.parse(f"36 35 98:0 / {written} ro - ext4 /dev/vdb ro")

@@ -7,6 +7,7 @@ import io
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 from pathlib import Path
@@ -19,7 +20,7 @@ from ruamel.yaml import YAML
 from spark_cluster.cli.lab import command
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.lab import machine, network, standin_layer
-from spark_cluster.lab.artefact import Artefact, mounts_below, unmount
+from spark_cluster.lab.artefact import Artefact, clear, mounts_below, unmount
 from spark_cluster.lab.base import bootstrap
 from spark_cluster.lab.image import write_docker_archive
 from spark_cluster.lab.layout import FABRIC, UNCABLED, Layout
@@ -29,6 +30,7 @@ from spark_cluster.lab.standins.processes import ComputeProcess
 from spark_cluster.lab.standins.state import DEFAULTS, load
 from spark_cluster.lab.standins.sysfs import gid_table, put
 from spark_cluster.lab.vllm_env import copy_named_files, local_directories, parse_pip_config
+from spark_cluster.node import temporary
 
 DEBIAN = Distribution("debian", "bookworm", "http://deb.example/debian", "http://sec.example")
 
@@ -267,6 +269,28 @@ def test_a_mount_that_a_build_forgets_is_not_left(
         assert not (tree / "sys/in-it").exists()
     finally:
         unmount(tree)
+
+
+@pytest.mark.skipif(sys.platform != "linux" or os.geteuid() != 0, reason="mounts need root")
+@pytest.mark.parametrize(
+    "name", ["a b", "a\tb", "a\nb", "a\\b", "a\\040b", "a\rb", "a\x0cb", "\x1c", "é", b"\xe4", "#"]
+)
+def test_what_is_mounted_into_a_tree_is_never_deleted(tmp_path: Path, name: str | bytes) -> None:
+    """The kernel writes some characters of a mount point in octal, and others as they are."""
+    elsewhere, tree = tmp_path / "elsewhere", tmp_path / "tree"
+    point = tree / os.fsdecode(name)
+    for folder in (elsewhere, point):
+        folder.mkdir(parents=True)
+    (elsewhere / "file").touch()
+    subprocess.run(["mount", "--bind", elsewhere, point], check=True, timeout=60)
+    try:
+        assert temporary.mounts_below(tree)
+        assert mounts_below(tree) == [point]
+        clear(tree)
+        assert (elsewhere / "file").exists()
+        assert not tree.exists()
+    finally:
+        subprocess.run(["umount", point], check=False, capture_output=True, timeout=60)
 
 
 def test_docker_archive(tmp_path: Path) -> None:

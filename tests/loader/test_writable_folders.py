@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import struct
+import sys
 from pathlib import Path
 
 import pytest
+from hostile import user
 from program import invoke
 
 from spark_cluster.errors import Refused, SparkClusterError
@@ -44,6 +48,20 @@ def folder(tmp_path: Path) -> Path:
     return project
 
 
+def grant(path: Path, kind: int, number: int, *, mask: int = 7, name: str = "access") -> None:
+    """Give a user (`kind` 2) or a group (8) all rights by an ACL, as `setfacl` writes it."""
+    everyone = 0xFFFFFFFF
+    entries = [(1, 7, everyone), (kind, 7, number), (4, 5, everyone), (0x10, mask, everyone),
+               (0x20, 5, everyone)]  # fmt: skip
+    acl = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *entry) for entry in sorted(entries))
+    try:
+        os.setxattr(path, f"system.posix_acl_{name}", acl)
+    except OSError as error:
+        if error.errno != errno.ENOTSUP:
+            raise
+        pytest.skip("the file system has no ACLs")
+
+
 def was_run(folder: Path) -> bool:
     return any(folder.rglob("was-run"))
 
@@ -74,6 +92,56 @@ def test_what_everybody_can_write_is_not_run(folder: Path, part: str, mode: int)
         load(folder)
     assert f"chmod o-w {folder / part}" in e.value.hint
     assert not was_run(folder)
+
+
+needs_acls = pytest.mark.skipif(sys.platform != "linux", reason="ACLs are looked at on Linux only")
+
+
+@needs_acls
+@pytest.mark.parametrize(("kind", "who"), [(2, "user"), (8, "group")])
+@pytest.mark.parametrize("part", [".", "roles", "roles/drivers", "roles/drivers/__init__.py"])
+def test_what_an_acl_lets_others_write_is_not_run(
+    folder: Path, part: str, kind: int, who: str
+) -> None:
+    grant(folder / part, kind, OTHER)
+    with pytest.raises(
+        Refused, match=rf"role drivers is not used: .* lets {who} {OTHER} write"
+    ) as e:
+        load(folder)
+    assert f"setfacl -b {folder / part}" in e.value.hint
+    assert not was_run(folder)
+
+
+@needs_acls
+def test_an_acl_for_what_will_be_made_in_a_folder(folder: Path) -> None:
+    """Compiled modules are among it."""
+    grant(folder / "roles/drivers", 2, OTHER, name="default")
+    with pytest.raises(
+        Refused, match=rf"role drivers is not used: .* lets user {OTHER} write"
+    ) as e:
+        load(folder)
+    assert f"setfacl -b {folder / 'roles/drivers'}" in e.value.hint
+
+
+@needs_acls
+def test_an_acl_that_lets_no_one_else_write(folder: Path) -> None:
+    """Its mask takes the right from all that it names; or it names the user."""
+    grant(folder / "roles/drivers/__init__.py", 2, OTHER, mask=5)
+    grant(folder / "roles/drivers", 2, os.getuid())
+    grant(folder / "roles", 8, os.getgid(), name="default")
+    load(folder)
+    assert was_run(folder)
+
+
+@needs_acls
+@user.needs_root
+def test_who_an_acl_names_can_write(folder: Path) -> None:
+    path = user.reachable(folder / "roles/drivers") / "__init__.py"
+    grant(path, 2, user.NOBODY)
+    done = user.run(f"open({str(path)!r}, 'a').write('pass')")
+    assert done.returncode == 0, done.stderr
+    with pytest.raises(Refused, match="lets user 65534 write"):
+        load(folder)
 
 
 @pytest.mark.parametrize("part", [".", "roles", "roles/drivers/__init__.py"])

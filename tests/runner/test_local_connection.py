@@ -92,6 +92,22 @@ def test_an_agent_works_here(connect: Callable[..., LocalConnection], tmp_path: 
     assert connection.host_key() is None
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="/proc tells")
+def test_an_agent_gets_no_other_variable_of_the_caller(
+    connect: Callable[..., LocalConnection], home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They may hold secrets, or have it import other code."""
+    for name in ("HF_TOKEN", "PYTHONPATH", "LD_LIBRARY_PATH", "SPARK_CLUSTER_TEST"):
+        monkeypatch.setenv(name, "/of-the-caller")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    session = connect().session("r1", become=False)
+    session.request("gather")
+    has = Path(f"/proc/{session._channel._process.pid}/environ").read_text().split("\0")
+    assert {f"HOME={home}", "LANG=C.UTF-8"} <= set(has)
+    assert not [text for text in has if "of-the-caller" in text]
+    session.close()
+
+
 def test_an_agent_ends_with_its_session(connect: Callable[..., LocalConnection]) -> None:
     session = connect().session("r1", become=False)
     process = session._channel._process

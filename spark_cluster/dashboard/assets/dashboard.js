@@ -3,12 +3,31 @@
 
 const QUESTIONS = ["status", "vram", "doctor", "history", "logs"];
 const POINTS = 240;
+const AGAIN_MS = 3000;
 const SVG = "http://www.w3.org/2000/svg";
 const rows = new Map();
 let names = [];
 let troubles = {};
 let every = 1;
 let drawn = 0;
+
+// -- the token ------------------------------------------------------------------------------------
+
+// Take the token out of the address bar; this tab keeps it, and no other port of the machine gets it.
+function enter() {
+  const token = new URLSearchParams(location.hash.slice(1)).get("token");
+  if (token === null) return false;
+  sessionStorage.setItem("token", token);
+  history.replaceState(null, "", location.pathname);
+  return true;
+}
+
+function get(path) {
+  const token = sessionStorage.getItem("token") ?? "";
+  return fetch(path, { headers: { Authorization: `Bearer ${token}` } });
+}
+
+// -- elements and units ---------------------------------------------------------------------------
 
 function element(tag, text = "", kind = "") {
   const made = document.createElement(tag);
@@ -259,18 +278,40 @@ function take(message) {
   soon();
 }
 
-function follow() {
+// Take the messages of a stream, each a line of JSON, until it ends.
+async function messages(body, take) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let rest = "";
+  for (;;) {
+    const { value, done } = await reader.read();
+    if (done) return;
+    const lines = (rest + value).split("\n");
+    rest = lines.pop();
+    lines.forEach((line) => take(JSON.parse(line)));
+  }
+}
+
+async function follow() {
   const state = document.querySelector("#state");
-  const stream = new EventSource("/stream");
-  stream.onmessage = (event) => {
-    state.textContent = "live";
-    state.className = "";
-    take(JSON.parse(event.data));
-  };
-  stream.onerror = () => {
-    state.textContent = "no connection: has `spark-cluster dashboard` ended?";
+  const lost = (text) => {
+    state.textContent = text;
     state.className = "lost";
   };
+  for (;;) {
+    try {
+      const reply = await get("/stream");
+      if (!reply.ok) return lost(await reply.text());
+      await messages(reply.body, (message) => {
+        state.textContent = "live";
+        state.className = "";
+        take(message);
+      });
+    } catch (error) {
+      console.debug(error);
+    }
+    lost("no connection: has `spark-cluster dashboard` ended?");
+    await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+  }
 }
 
 // -- answers of commands --------------------------------------------------------------------------
@@ -300,7 +341,7 @@ function doctor(found) {
   return made;
 }
 
-function history(found) {
+function changes(found) {
   return [table(["run", "command", "by", "changes"], found.runs.slice(0, 50).map((run) => [
     run.run, run.command ?? "", run.user ?? "",
     Object.entries(run.nodes).map(([n, what]) => `${n}: ${what.changes}`).join(", ")]))];
@@ -312,7 +353,7 @@ function logs(found) {
     element("h3", `${log.node} ${log.container}`), element("pre", log.text)]);
 }
 
-const SHOWN = { doctor, history, logs };
+const SHOWN = { doctor, history: changes, logs };
 
 function shown(name, found) {
   try {
@@ -329,7 +370,7 @@ async function ask(name, button) {
   button.disabled = true;
   asked.textContent = `asking: ${name}`;
   try {
-    const reply = await fetch(`/ask/${name}`);
+    const reply = await get(`/ask/${name}`);
     if (!reply.ok) throw new Error(await reply.text());
     const found = await reply.json();
     asked.textContent = `${found.command} took ${found.seconds} s`;
@@ -344,7 +385,7 @@ async function ask(name, button) {
 }
 
 async function runs() {
-  const reply = await fetch("/runs");
+  const reply = await get("/runs");
   const found = reply.ok ? await reply.json() : [];
   if (!found.length) return;
   document.querySelector("#runs").replaceChildren(table(
@@ -353,7 +394,7 @@ async function runs() {
       const link = element("td", run.report ? "" : "bench report makes it", run.report ? "" : "dim");
       if (run.report) {
         const to = element("a", "report");
-        to.href = `/reports/${encodeURIComponent(run.name)}`;
+        to.href = run.report;
         to.target = "_blank";
         to.rel = "noopener";
         link.append(to);
@@ -371,5 +412,7 @@ for (const name of QUESTIONS) {
   button.addEventListener("click", () => ask(name, button));
   document.querySelector("#questions").append(button);
 }
+enter();
+window.addEventListener("hashchange", () => enter() && location.reload());
 follow();
 runs();

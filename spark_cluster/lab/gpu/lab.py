@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -210,7 +211,7 @@ class GpuLab:
         return new
 
     def _describe(self, chosen: Sequence[devices.Gpu], shares: Sequence[Path]) -> list[Description]:
-        machine = mounts.parse(Path("/proc/self/mountinfo").read_text(errors="surrogateescape"))
+        machine = mounts.parse(os.fsdecode(Path("/proc/self/mountinfo").read_bytes()))
         hidden = [self.layout.state, Layout.default().state]
         way_out = network.has_way_out()
         layouts = self.layout.nodes(len(chosen))

@@ -42,10 +42,10 @@ def parse(mountinfo: str) -> list[Mount]:
     [Mount(point=PosixPath('/usr/local/nvidia'), kind='ext4')]
     """
     found = []
-    for line in mountinfo.splitlines():
+    for line in filter(None, mountinfo.split("\n")):  # other ends of lines may be in a name
         fields, _, rest = line.partition(" - ")
-        point = ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields.split()[4])
-        found.append(Mount(Path(point), rest.split()[0]))
+        point = ESCAPED.sub(lambda found: chr(int(found[1], 8)), fields.split(" ")[4])
+        found.append(Mount(Path(point), rest.split(" ")[0]))
     return found
 
 
