@@ -14,10 +14,10 @@ import time
 
 PROOF_S = 5.0
 """Seconds for the TLS handshake and the proof together."""
-MOST = 64
-MOST_OF_ONE = 16
+MOST = 128
+MOST_OF_ONE = 32
 """Of one address, so that it takes no place from another one."""
-PACE_S = 0.01
+PACE_S = 0.005
 """Seconds between two connections of which the second took the place of a third: a receiver has
 MOST_OF_ONE times this at least, however quickly others connect again."""
 
