@@ -231,7 +231,7 @@ def test_a_sender_that_runs_is_joined_with_its_own_secrets(laptop, nodes):
     ask = partial(
         laptop.session(nodes[0]).request,
         "copy",
-        what="secrets",
+        what="begin",
         manifest=manifest.document(),
         ports=list(copying.COPIES),
     )
