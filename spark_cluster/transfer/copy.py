@@ -22,6 +22,7 @@ from spark_cluster.node.store.copy_work import WARNING
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
+from spark_cluster.serving import firewall
 from spark_cluster.topology import Link, Node
 from spark_cluster.transfer.certificate import Pair, make_certificate
 
@@ -29,6 +30,12 @@ LIMIT_S = 24 * 3600.0
 """Seconds; the nodes keep the same limit."""
 FABRIC_GB_S = 5
 """GB/s that a link of 2 x 100 Gbit/s takes with ease: far more than most disks write."""
+
+OPEN = (
+    f"nftables does not work here, so there is no firewall: anyone on the network can connect to "
+    f"the port on which this node sends (of {COPIES[0]} to {COPIES[-1]}), and gets nothing without "
+    "the token of this copy. `apt install nftables` on the node changes that"
+)
 
 
 @dataclass(frozen=True)
@@ -152,10 +159,29 @@ def copy(
     for way in routes:
         if not way.fabric:
             _warn(play, way, int(asked[way.target.name]["bytes"]))
+    guard(play, [way.source for way in routes])
     chain = _Chain(play, base, routes, revision, follow, encrypt, streams)
     done = chain.run()
     ways = {way.target.name: way for way in routes}
     return [_copied(node, ways.get(node.name), done.get(node.name), manifest) for node in targets]
+
+
+def guard(play: Play, senders: Sequence[Node]) -> None:
+    """Close the ports on which these nodes send to all but the other nodes of the run.
+
+    A node goes on where nftables does not work; the user is told. `down` opens the ports again.
+    """
+    if play.inventory.trusted_network:
+        return
+    works = list(firewall.WORKS)
+    tried = play.on_each(senders, lambda node: play.session(node).run(works).status)
+    able = [node for node in senders if tried[node.name] == 0]
+    for node in senders:
+        if node not in able:
+            play.note(OPEN, warning=True, node=node)
+    ports, serve = ((COPIES[0], COPIES[-1]),), play.inventory.serve
+    endpoint = serve.port if serve.bind != "loopback" else None
+    play.apply(able, play.role("firewall", state="copies", ports=ports, endpoint_port=endpoint))
 
 
 def _copied(
@@ -218,7 +244,7 @@ class _Chain:
         try:
             return self.play.on_each(nodes, part)
         except SparkClusterError as error:
-            raise (failed or [error])[0] from None
+            raise (failed[0] if failed else error) from None
 
     def _begin(self, node: Node, offered: Pair) -> dict[str, Any] | None:
         """Return the secrets and the port of a node's sender, if it has one: those of a sender
