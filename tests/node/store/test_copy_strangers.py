@@ -213,19 +213,23 @@ def test_a_receiver_keeps_its_sender_however_long_it_takes(sender):
     until(lambda: not sender.thread.is_alive(), what="the sender has ended")
 
 
-def test_one_address_takes_places_from_no_other(tmp_path):
-    """Unproved connections: of one address, and of all, the oldest goes for a new one."""
-    waiting = unproved.Unproved()
-    ends = [socket.socketpair() for _ in range(unproved.MOST + 1)]
-    try:
-        first, *others = (near for near, _ in ends[: unproved.MOST_OF_ONE])
+def test_one_address_takes_places_from_no_other():
+    """Of the unproved connections of one address the oldest goes for a new one."""
+    waiting, most = unproved.Unproved(), unproved.MOST_OF_ONE
+    with contextlib.ExitStack() as stack:
+        first, *others = (stack.enter_context(socket.socket()) for _ in range(most + 2))
         assert not waiting.add(first, "a")
-        assert not any(waiting.add(one, "b") for one in others)
-        assert not waiting.add(ends[unproved.MOST_OF_ONE][0], "b")
-        assert waiting.add(ends[unproved.MOST_OF_ONE + 1][0], "b"), "one of b's was cut"
+        assert [waiting.add(one, "b") for one in others] == [False] * most + [True]
         assert not waiting.take_out(others[0])
-        assert waiting.take_out(first), "a's was not"
-    finally:
-        for pair in ends:
-            for end in pair:
-                end.close()
+        assert waiting.take_out(others[1])
+        assert waiting.take_out(first)
+
+
+def test_many_addresses_take_a_number_of_places_together():
+    waiting, most = unproved.Unproved(), unproved.MOST
+    with contextlib.ExitStack() as stack:
+        all_of = [stack.enter_context(socket.socket()) for _ in range(most + 1)]
+        cut = [waiting.add(one, str(number)) for number, one in enumerate(all_of)]
+        assert cut == [False] * most + [True]
+        assert not waiting.take_out(all_of[0])
+        assert waiting.take_out(all_of[1])
