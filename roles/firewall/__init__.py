@@ -1,12 +1,14 @@
 """The engine's ports are open to the other serving nodes over the fabric only.
 
 A table of our own in nftables, which only drops: what it lets pass still meets the user's own
-rules. In force before the engine starts, and at each boot before Docker starts.
+rules. In force before the engine starts, and at each boot before Docker starts. The ports on which
+a node sends copies are in a table of their own, since copies are also made where nothing serves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Literal
 
@@ -25,7 +27,7 @@ from spark_cluster.resources import (
     Resource,
     Service,
 )
-from spark_cluster.serving.firewall import DROP_IN, TABLE, UNIT, UNIT_FILE
+from spark_cluster.serving.firewall import COPIES_TABLE, DROP_IN, TABLE, UNIT, UNIT_FILE
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -38,8 +40,9 @@ TRUST = (
 class Settings(BaseModel):
     """Settings of the role `firewall`; `up` gives all but `allow`."""
 
-    state: Literal["present", "absent"] = Field(
-        description="absent: whoever reaches the node reaches the engine's ports"
+    state: Literal["present", "absent", "copies"] = Field(
+        description="absent: whoever reaches the node reaches the engine's ports; copies: the "
+        "table of the ports on which a node sends copies, and nothing else"
     )
     peers: tuple[str, ...] = Field(
         default=(), description="names of the nodes that serve together; none for one alone"
@@ -59,6 +62,9 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """nftables, the table, and the unit that loads it at boot."""
     if settings.state == "absent":
         yield from _removal()
+        return
+    if settings.state == "copies":
+        yield _copies(node, settings)
         return
     peers = [one for one in node.cluster if one.name in settings.peers and one.name != node.name]
     if peers and not all(one.links for one in (node, *peers)):
@@ -90,6 +96,45 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     yield Service(UNIT, running=True, enabled=True)
 
 
+def _copies(node: Node, settings: Settings) -> NftTable:
+    """The table of the ports on which a node sends copies: the other nodes of the run reach them,
+    from any of their own addresses on the network that these are in."""
+    others = [one for one in node.cluster if one.name != node.name]
+    fabric = [str(link.address.ip) for one in others for link in one.links]
+    elsewhere = {ip for one in others for ip in _management(one)} - set(_management(node))
+    v6 = [ip for ip in map(_literal, others) if isinstance(ip, IPv6Address)]
+    chains = render(
+        TEMPLATES,
+        "copies.nft.j2",
+        fabric=_quoted(link.interface for link in node.links),
+        peers=_joined(fabric),
+        elsewhere=_joined(map(str, sorted(elsewhere))),
+        networks=_joined(str(ip_network((int(ip), 64), strict=False)) for ip in v6),
+        ports=_joined(_shown(settings.ports)),
+        allow=_joined(str(port) for port in _allowed(node, settings)),
+    )
+    # A run of `--tags models` copies, too.
+    return NftTable(COPIES_TABLE, chains, tags=("images", "models"))
+
+
+def _management(node: Node) -> set[IPv4Address]:
+    """A node's addresses that are not on the fabric: connections may come from any of them."""
+    fabric = {link.interface for link in node.links}
+    interfaces = [one for one in node.facts.interfaces if one.name not in fabric]
+    found = {address.ip for one in interfaces for address in one.addresses}
+    known = _literal(node)
+    named = {known} if isinstance(known, IPv4Address) else set()
+    return {ip for ip in found | named if not ip.is_loopback}
+
+
+def _literal(node: Node) -> IPv4Address | IPv6Address | None:
+    """Its address in the inventory; None for a name."""
+    try:
+        return ip_address(node.address)
+    except ValueError:
+        return None
+
+
 def _must_not_open_the_engine(node: Node, settings: Settings) -> None:
     """Raise Failed when a port that shall stay open is one of the engine's."""
     for port in settings.allow:
@@ -109,6 +154,7 @@ def _removal() -> Iterator[Resource]:
     yield drop_in
     yield _systemd_reads(drop_in)
     yield NftTable(TABLE, state="absent")
+    yield NftTable(COPIES_TABLE, state="absent")
 
 
 def _systemd_reads(drop_in: File) -> Command:
@@ -126,11 +172,15 @@ def _own(node: Node) -> list[str]:
 
 def _spans(node: Node, settings: Settings) -> list[str]:
     """The engine's own ports, and the range in which the kernel picks the others."""
-    spans = {*settings.ports, node.facts.local_ports}
+    return _shown((*settings.ports, node.facts.local_ports))
+
+
+def _shown(spans: Iterable[Span]) -> list[str]:
+    """Return spans as nftables writes them."""
     return [f"{first}" if first == last else f"{first}-{last}" for first, last in _merged(spans)]
 
 
-def _merged(spans: set[Span]) -> list[Span]:
+def _merged(spans: Iterable[Span]) -> list[Span]:
     """Merge spans so that none overlap, which a set of nftables refuses."""
     found: list[Span] = []
     for first, last in sorted(spans):
@@ -149,9 +199,9 @@ def _allowed(node: Node, settings: Settings) -> list[int]:
     return sorted({*settings.allow, *more, *ssh})
 
 
-def _quoted(names: Iterator[str] | list[str]) -> str:
+def _quoted(names: Iterable[str]) -> str:
     return _joined(f'"{name}"' for name in names)
 
 
-def _joined(words: Iterator[str] | list[str]) -> str:
+def _joined(words: Iterable[str]) -> str:
     return ", ".join(dict.fromkeys(words))

@@ -20,8 +20,9 @@ from spark_cluster.node.store import copy_work, folder_work, layout, plain_folde
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.values import ResourceError
 
-SECRETS = paths.COPIES
-"""Secrets of the senders that run, root-only and in memory: a later run joins the same copy."""
+COPIES = paths.COPIES
+"""Root-only and in memory: `*.wanted` for each part of a copy, which ends with it, and the secrets
+of the senders that run, `*.json`: a later run joins the same copy."""
 LIMIT_S = 24 * 3600.0
 """Seconds that a copy may take: 400 GB over a network of 1 Gbit/s take one."""
 
@@ -30,7 +31,7 @@ Reply = dict[str, Any]
 
 
 def answer(host: Host, request: Request) -> Reply:
-    """Carry out `what` of a request: folder, lacking, secrets, or work.
+    """Carry out `what` of a request: folder, lacking, begin, work, or end.
 
     Raises:
         ResourceError: it cannot be done, or is unknown here.
@@ -40,10 +41,12 @@ def answer(host: Host, request: Request) -> Reply:
         return _folder(host, request)
     if what == "lacking":
         return _lacking(host, request)
-    if what == "secrets":
-        return _secrets(host, request)
+    if what == "begin":
+        return _begin(host, request)
     if what == "work":
         return _work(host, request)
+    if what == "end":
+        return _end(host, request)
     raise ResourceError(f"this agent's `copy` has no action {str(what)[:60]!r}")
 
 
@@ -73,16 +76,24 @@ def _lacking(host: Host, request: Request) -> Reply:
     return {"bytes": lacking.size, "nothing": lacking.nothing}
 
 
-def _place(host: Host, manifest: Manifest) -> Path:
+def _place(host: Host, manifest: Manifest, kind: str) -> Path:
     name = hashlib.sha256(f"{manifest.repository}@{manifest.commit}".encode()).hexdigest()[:16]
-    return host.path(SECRETS) / f"{name}.json"
+    return host.path(COPIES) / f"{name}.{kind}"
 
 
-def _secrets(host: Host, request: Request) -> Reply:
+def _begin(host: Host, request: Request) -> Reply:
+    """Note that this node's part is wanted, before any node does its part; where secrets of a
+    sender are `offered`, return them, or those of the one that runs."""
+    path = _place(host, _manifest(request), "wanted")
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path.touch(mode=0o600)
+    return {"secrets": _secrets(host, request) if request.get("offered") else None}
+
+
+def _secrets(host: Host, request: Request) -> dict[str, Any]:
     """Keep the offered secrets for this copy with a port of its own, unless its sender runs with
     others; return those."""
-    path = _place(host, _manifest(request))
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = _place(host, _manifest(request), "json")
     handle = os.open(path.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)  # held for the time of a few small files
@@ -95,7 +106,7 @@ def _secrets(host: Host, request: Request) -> Reply:
             write_file(path, json.dumps(known).encode())
     finally:
         os.close(handle)
-    return {"secrets": known}
+    return known
 
 
 def _read(path: Path) -> dict[str, Any] | None:
@@ -129,12 +140,23 @@ def _work(host: Host, request: Request) -> Reply:
         "serve": request.get("serve"),
     }
     if given["serve"]:
-        given["serve"] = {**given["serve"], "state": str(_place(host, manifest))}
+        given["serve"] = {**given["serve"], "state": str(_place(host, manifest, "json"))}
+    wanted = _place(host, manifest, "wanted")
+    given["wanted"] = str(wanted)
     key = f"copy {manifest.repository}@{manifest.commit[:12]}"
-    return result_of(
+    done = result_of(
         host,
         key,
         copy_work.argv(str(request["label"])),
         stdin=json.dumps(given).encode(),
         timeout=LIMIT_S,
     )
+    wanted.unlink(missing_ok=True)
+    return done
+
+
+def _end(host: Host, request: Request) -> Reply:
+    """Have this node's part end, with the secrets of its sender; it has LOOK_S for that."""
+    for kind in ("wanted", "json"):
+        _place(host, _manifest(request), kind).unlink(missing_ok=True)
+    return {}

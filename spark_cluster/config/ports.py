@@ -27,11 +27,13 @@ the head does on its address on the fabric."""
 
 REPLICAS = 18950
 """Where the load generators of a benchmark's replicas wait for each other, on the first replica's
-node. It is no port of the engine, and is listened on only until all have come."""
+node. It is no port of the engine, and is listened on only until all have come. The firewall closes
+it with the engine's."""
 
 COPIES = tuple(range(18960, 18968))
 """Where a node sends a model or an image to another one, while it does: on the fabric, encrypted or
-not, and only for who knows the token of this copy. Each copy from a node has a port of its own."""
+not, and only for who knows the token of this copy. Each copy from a node has a port of its own.
+The firewall lets only the other nodes of the run connect (`transfer/copy.py`)."""
 
 SERVICES = 9
 """Ports of Ray that follow each other, from `first_port`."""

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node import paths
+from spark_cluster.node.durable import write_file
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State
 from spark_cluster.resources.file import sha256, unified
@@ -159,9 +159,7 @@ class NftTable(Resource):
         """Keep the listing, not journaled: it notes what the file means to this nft."""
         path = host.path(self.listing)
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        staged = path.with_name(f".{path.name}.{os.getpid()}")
-        staged.write_text(live)
-        staged.replace(path)
+        write_file(path, live.encode())
 
     def _nft(self, host: Host, *arguments: str) -> None:
         done = host.run(("nft", *arguments))

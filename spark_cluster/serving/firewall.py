@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
-from spark_cluster.config.ports import EnginePorts, Span, recipe_ports, vllm_ports
+from spark_cluster.config.ports import REPLICAS, EnginePorts, Span, recipe_ports, vllm_ports
 from spark_cluster.errors import Refused
 from spark_cluster.inference.engine import engine
 from spark_cluster.inference.ray import TOKENS_SINCE
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from spark_cluster.topology import Node
 
 TABLE = "spark_cluster"
+COPIES_TABLE = f"{TABLE}_copies"
+"""Of the ports on which a node sends models and images to others."""
 BEFORE_TOKENS = Version("0.12")
 """The first vLLM that was released after Ray 2.52 (November 2025); images carry the Ray of their
 day."""
@@ -96,7 +98,8 @@ def closed(inventory: Inventory, deployment: Deployment, nodes: Sequence[Node]) 
     own = engine(deployment.engine).ports(int(given))
     named = recipe_ports(deployment.flags, deployment.env, addresses)
     ranks = {(port, min(port + len(nodes) - 1, 65535)) for port in named}
-    return tuple(sorted({*deployment.ray.ports.spans, *vllm_ports(deployment.env), *ranks, *own}))
+    ours = {*deployment.ray.ports.spans, *vllm_ports(deployment.env), (REPLICAS, REPLICAS)}
+    return tuple(sorted({*ours, *ranks, *own}))
 
 
 def remarks(inventory: Inventory | None, recipe: Recipe, tp: int) -> tuple[str, ...]:

@@ -6,6 +6,7 @@ part is a unit that goes on when the laptop is gone; the next call joins it.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from spark_cluster.config.ports import COPIES
-from spark_cluster.errors import Refused, UsageError
+from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
 from spark_cluster.link_check import hops
 from spark_cluster.node.sizes import gigabytes
 from spark_cluster.node.store.blob_client import MANAGEMENT_MB_S
@@ -21,6 +22,7 @@ from spark_cluster.node.store.copy_work import WARNING
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
+from spark_cluster.serving import firewall
 from spark_cluster.topology import Link, Node
 from spark_cluster.transfer.certificate import Pair, make_certificate
 
@@ -28,6 +30,12 @@ LIMIT_S = 24 * 3600.0
 """Seconds; the nodes keep the same limit."""
 FABRIC_GB_S = 5
 """GB/s that a link of 2 x 100 Gbit/s takes with ease: far more than most disks write."""
+
+OPEN = (
+    f"nftables does not work here, so there is no firewall: anyone on the network can connect to "
+    f"the port on which this node sends (of {COPIES[0]} to {COPIES[-1]}), and gets nothing without "
+    "the token of this copy. `apt install nftables` on the node changes that"
+)
 
 
 @dataclass(frozen=True)
@@ -151,10 +159,29 @@ def copy(
     for way in routes:
         if not way.fabric:
             _warn(play, way, int(asked[way.target.name]["bytes"]))
+    guard(play, [way.source for way in routes])
     chain = _Chain(play, base, routes, revision, follow, encrypt, streams)
     done = chain.run()
     ways = {way.target.name: way for way in routes}
     return [_copied(node, ways.get(node.name), done.get(node.name), manifest) for node in targets]
+
+
+def guard(play: Play, senders: Sequence[Node]) -> None:
+    """Close the ports on which these nodes send to all but the other nodes of the run.
+
+    A node goes on where nftables does not work; the user is told. `down` opens the ports again.
+    """
+    if play.inventory.trusted_network:
+        return
+    works = list(firewall.WORKS)
+    tried = play.on_each(senders, lambda node: play.session(node).run(works).status)
+    able = [node for node in senders if tried[node.name] == 0]
+    for node in senders:
+        if node not in able:
+            play.note(OPEN, warning=True, node=node)
+    ports, serve = ((COPIES[0], COPIES[-1]),), play.inventory.serve
+    endpoint = serve.port if serve.bind != "loopback" else None
+    play.apply(able, play.role("firewall", state="copies", ports=ports, endpoint_port=endpoint))
 
 
 def _copied(
@@ -195,25 +222,58 @@ class _Chain:
     streams: int
 
     def run(self) -> dict[str, Any]:
-        """Have all nodes do their part at the same time; name to result."""
-        offered = make_certificate() if self.encrypt else Pair("", "")
-        senders = [way.source for way in self.routes]
-        known = self.play.on_each(senders, lambda node: self._secrets(node, offered))
-        nodes = [self.routes[0].source, *(way.target for way in self.routes)]
-        return self.play.on_each(nodes, lambda node: self._work(node, known))
+        """Have all nodes do their part at the same time; name to result.
 
-    def _secrets(self, node: Node, offered: Pair) -> dict[str, Any]:
-        """The secrets and the port of a node's sender: those that run already, else new ones."""
+        Raises:
+            SparkClusterError: a part has failed; the first one, with which the others are ended.
+        """
+        offered = make_certificate() if self.encrypt else Pair("", "")
+        nodes = [self.routes[0].source, *(way.target for way in self.routes)]
+        known = self.play.on_each(nodes, lambda node: self._begin(node, offered))
+        failed: list[Failed] = []
+
+        def part(node: Node) -> dict[str, Any]:
+            try:
+                return self._work(node, known)
+            except Failed as error:
+                failed.append(error)
+                if error is failed[0]:
+                    self._end(nodes)
+                raise
+
+        try:
+            return self.play.on_each(nodes, part)
+        except SparkClusterError as error:
+            raise (failed[0] if failed else error) from None
+
+    def _begin(self, node: Node, offered: Pair) -> dict[str, Any] | None:
+        """Return the secrets and the port of a node's sender, if it has one: those of a sender
+        that runs already, else new ones."""
         new = {
             "token": secrets.token_hex(32),
             "certificate": offered.certificate,
             "key": offered.key,
         }
+        sends = any(way.source.name == node.name for way in self.routes)
         reply = self.play.session(node).request(
-            "copy", what="secrets", offered=new, ports=list(COPIES), **self.base
+            "copy",
+            what="begin",
+            offered=new if sends else None,
+            ports=list(COPIES),
+            **self.base,
         )
-        found: dict[str, Any] = reply["secrets"]
+        found: dict[str, Any] | None = reply["secrets"]
         return found
+
+    def _end(self, nodes: Sequence[Node]) -> None:
+        """End all parts that still run: a sender whose receiver has failed waits for it, and the
+        other way round. A node that is lost goes on by itself."""
+
+        def end(node: Node) -> None:
+            with contextlib.suppress(SparkClusterError):
+                self.play.session(node).request("copy", what="end", **self.base)
+
+        self.play.on_each(nodes, end)
 
     def _work(self, node: Node, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         before = next((way for way in self.routes if way.target.name == node.name), None)

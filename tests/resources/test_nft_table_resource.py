@@ -1,5 +1,7 @@
 """NftTable, against an nft that keeps real tables in a file."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import pytest
 
 from spark_cluster.resources import InvalidResource, NftTable, Package
@@ -33,6 +35,15 @@ def test_absent_is_loaded_kept_for_the_next_boot_and_then_left(nft):
     assert nft.apply(TABLE).verdict == "ok"
     assert nft.check(TABLE).verdict == "ok"
     assert tables(nft)["ufw"] == ["chain mine {"], "the user's own are not touched"
+
+
+def test_two_documents_at_once_may_have_the_same_table(nft):
+    """An image and a model are copied at the same time, say."""
+    host = nft.host()
+    with ThreadPoolExecutor(2) as pool:
+        for kept in [pool.submit(TABLE._keep, host, "{}") for _ in range(300)]:
+            kept.result()
+    assert host.path(TABLE.listing).read_text() == "{}"
 
 
 def test_what_someone_flushed_or_changed_is_repaired(nft):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from dataclasses import replace
 from ipaddress import IPv4Interface
 
 import pytest
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.recipe_schema import Ray
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.facts.model import Facts, Hca
+from spark_cluster.facts.model import Facts, Hca, Interface
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.process import RAY, SECRET_ENV, SERVER, WITH_SECRET_ENV
 from spark_cluster.loader.recipes import load_recipe
@@ -440,11 +441,64 @@ def test_one_node_alone_needs_no_fabric():
     ]
 
 
+SENDING = {"state": "copies", "peers": (), "ports": ((18960, 18967),)}
+
+
+def addresses(*found):
+    """Facts with interfaces of these addresses."""
+    interfaces = [
+        Interface(f"eth{number}", "", 1500, True, (IPv4Interface(address),))
+        for number, address in enumerate(found)
+    ]
+    return Facts(hcas=HCAS, interfaces=tuple(interfaces))
+
+
+def test_only_the_other_nodes_reach_the_ports_on_which_a_node_sends_copies():
+    head, worker = pair()
+    bridge = "172.17.0.1/16"  # Docker's: each node has it, and so it is no other node's
+    facts = addresses("10.0.0.2/24", "10.7.7.7/24", "127.0.0.1/8", bridge)
+    worker = replace(worker, facts=facts)
+    head = replace(head, facts=addresses("10.0.0.1/24", bridge), cluster=(head, worker))
+    fabric = '{ "enp1s0f1np1", "enP2p1s0f1np1" }'
+    (table,) = run("firewall", head, **SENDING)
+    assert (table.table, table.state) == ("spark_cluster_copies", "present")
+    assert rules(head, **SENDING) == [
+        "chain input {",
+        "type filter hook input priority filter - 10; policy accept;",
+        "meta l4proto != tcp accept",
+        "tcp flags & (syn | ack) != syn accept",
+        "tcp dport != { 18960-18967 } accept",
+        f"iifname {fabric} ip saddr {{ 192.168.177.12, 192.168.178.12 }} accept",
+        f"iifname != {fabric} ip saddr {{ 10.0.0.2, 10.7.7.7 }} accept",
+        "counter drop",
+        "}",
+    ]
+
+
+def test_copies_without_a_fabric_and_over_ipv6():
+    nodes = [replace(node, address=f"2001:db8::{n}") for n, node in enumerate(pair(links=0))]
+    told = rules(replace(nodes[0], cluster=tuple(nodes)), **SENDING)
+    assert told[-3:] == ["ip6 saddr { 2001:db8::/64 } accept", "counter drop", "}"]
+    assert not any("iifname" in line for line in told)
+    named = [replace(node, address=f"{node.name}.local") for node in nodes]
+    told = rules(replace(named[0], cluster=tuple(named)), **SENDING)
+    assert told[-3:] == ["tcp dport != { 18960-18967 } accept", "counter drop", "}"]
+
+
+def test_copies_lock_no_one_out_of_ssh_either_nor_of_the_endpoint():
+    told = rules(
+        pair(facts=Facts(hcas=HCAS, ssh_ports=(22, 18960)))[0], **SENDING, endpoint_port=18961
+    )
+    assert told[-3] == "tcp dport { 18960, 18961 } accept"
+
+
 def test_the_firewall_is_gone_where_no_one_wants_it():
     found = run("firewall", spark(1, links=0), state="absent")
-    assert [type(r).__name__ for r in found] == ["Service", "File", "File", "Command", "NftTable"]
+    tables = ["NftTable", "NftTable"]
+    assert [type(r).__name__ for r in found] == ["Service", "File", "File", "Command", *tables]
     assert found[0].running is found[0].enabled is False
-    assert {r.state for r in (*found[1:3], found[4])} == {"absent"}
+    assert {r.state for r in (*found[1:3], *found[4:])} == {"absent"}
+    assert [r.table for r in found[4:]] == ["spark_cluster", "spark_cluster_copies"]
     assert found[3].when_changed == (found[2],)
     with pytest.raises(Failed, match="no fabric"):
         run("firewall", pair(links=0)[0], **GUARD)

@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from factories import make_inventory
 from free_ports import free_port
 
 from spark_cluster.agent import model_copy
@@ -24,6 +25,8 @@ from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import verify
 from spark_cluster.node.values import ResourceError
 from spark_cluster.runner.parallel import in_parallel
+from spark_cluster.runner.play import RoleCall
+from spark_cluster.serving import firewall
 from spark_cluster.topology import Link, Node
 from spark_cluster.transfer import copy as copying
 from spark_cluster.transfer.certificate import make_certificate
@@ -31,6 +34,7 @@ from spark_cluster.transfer.folders import bring_folder, copy_folder, uploads
 
 COMMIT = "c" * 40
 HUB = "/hub"
+INVENTORY = "nodes:\n  spark1: {address: 127.0.1.1, roles: [head]}\n"
 
 
 def model(root: Path, repository: str = "org/model") -> Manifest:
@@ -66,6 +70,9 @@ class Laptop:
         self.notes: list[str] = []
         self.asked: list[dict[str, Any]] = []
         self.bus = SimpleNamespace(emit=lambda event: None)
+        self.inventory = make_inventory(folder, INVENTORY)
+        self.nft = 0
+        """The exit status of nft on the nodes."""
 
     def root(self, node: Node) -> Path:
         return self.folder / node.name
@@ -78,7 +85,18 @@ class Laptop:
             except ResourceError as error:
                 raise Failed(error.message, where=node.name, hint=error.hint) from error
 
-        return SimpleNamespace(request=request)
+        def run(argv: list[str]) -> SimpleNamespace:
+            assert argv == list(firewall.WORKS)
+            return SimpleNamespace(status=self.nft)
+
+        return SimpleNamespace(request=request, run=run)
+
+    def role(self, name: str, **given: Any) -> RoleCall:
+        return RoleCall(name, given)
+
+    def apply(self, nodes: list[Node], role: RoleCall) -> None:
+        names = [node.name for node in nodes]
+        self.asked.append({"what": f"role {role.name}", "nodes": names, **role.given})
 
     def on_each(self, nodes: list[Node], job: Any) -> dict[str, Any]:
         outcomes = in_parallel({node.name: partial(job, node) for node in nodes})
@@ -180,6 +198,8 @@ def test_a_folder_of_the_laptop_goes_to_the_first_node_and_on(laptop, nodes, tmp
     applied: list[tuple[list[str], list[Any]]] = []
 
     def apply(of, resources):
+        if isinstance(resources, RoleCall):
+            return
         applied.append(([node.name for node in of], resources))
         there = laptop.root(nodes[0]) / "srv/model/sub"
         there.mkdir(parents=True)
@@ -203,6 +223,39 @@ def test_a_folder_that_cannot_be_sent_is_refused(tmp_path):
     (tmp_path / "empty/passwd").symlink_to("/etc/passwd")
     with pytest.raises(Refused, match="leads out of"):
         uploads(tmp_path / "empty", "/srv/model")
+
+
+def test_the_ports_are_closed_to_strangers_before_a_sender_listens(laptop, nodes):
+    manifest = model(laptop.root(nodes[0]) / "hub")
+    copying.copy(laptop, manifest, nodes[0], nodes[1:], hub=HUB)
+    guarded = {
+        "what": "role firewall",
+        "nodes": ["spark1", "spark2"],
+        "state": "copies",
+        "ports": ((copying.COPIES[0], copying.COPIES[-1]),),
+        "endpoint_port": None,
+    }
+    asked = [one for one in laptop.asked if one["what"] != "lacking"]
+    assert asked[0] == guarded
+    assert {one["what"] for one in asked[1:]} == {"begin", "work"}
+
+
+def test_where_there_is_no_firewall_the_copy_goes_on_and_says_so(laptop, nodes):
+    manifest = model(laptop.root(nodes[0]) / "hub")
+    laptop.nft = 127
+    copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
+    assert [one["nodes"] for one in laptop.asked if one["what"] == "role firewall"] == [[]]
+    assert verify(HubCache(laptop.root(nodes[1]) / "hub"), manifest).sound
+    (note,) = laptop.notes
+    assert "nftables does not work here" in note
+
+
+def test_a_trusted_network_has_no_firewall_for_copies_either(laptop, nodes):
+    manifest = model(laptop.root(nodes[0]) / "hub")
+    laptop.inventory = make_inventory(laptop.folder, INVENTORY + "trusted_network: true\n")
+    copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
+    assert "role firewall" not in {one["what"] for one in laptop.asked}
+    assert not laptop.notes
 
 
 def test_a_second_copy_starts_nothing(laptop, nodes):
@@ -231,7 +284,7 @@ def test_a_sender_that_runs_is_joined_with_its_own_secrets(laptop, nodes):
     ask = partial(
         laptop.session(nodes[0]).request,
         "copy",
-        what="secrets",
+        what="begin",
         manifest=manifest.document(),
         ports=list(copying.COPIES),
     )

@@ -13,14 +13,15 @@ from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
 from spark_cluster.node.beneath import is_own
-from spark_cluster.node.store import wire
+from spark_cluster.node.store import unproved, wire
 from spark_cluster.node.store.hub_cache import HubCache, is_locked
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.values import ResourceError
 
-MOST_CLIENTS = 128
+MOST_STREAMS = 128
+"""Streams of receivers; each has proved the token."""
 IDLE_S = 60.0
-"""Seconds without a receiver after which it ends."""
+"""Seconds without a receiver after which it ends; who has not proved the token is none."""
 PIECE = 1 << 20
 """Bytes that are read at a time for TLS; without it the kernel sends the file itself."""
 WRITER_GONE_S = 10.0
@@ -53,7 +54,8 @@ class BlobServer:
     sent: int = 0
     ready: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
-    _clients: int = 0
+    _unproved: unproved.Unproved = field(default_factory=unproved.Unproved, repr=False)
+    _streams: int = 0
     _last: float = 0.0
     _last_written: float = field(default_factory=time.monotonic)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
@@ -86,37 +88,55 @@ class BlobServer:
             self.ready.set()
             while not self.ended.is_set() and time.monotonic() < until and not self._is_idle():
                 for key, _ in selector.select(timeout=0.2):
-                    self._accept(key.data)
+                    with suppress(OSError):  # the one who connected is gone again
+                        self._accept(key.data)
+                self._unproved.cut_late()
 
     def _is_idle(self) -> bool:
         with self._lock:
-            return not self._clients and time.monotonic() - self._last > self.idle_s
+            return not self._streams and time.monotonic() - self._last > self.idle_s
 
     def _accept(self, listening: socket.socket) -> None:
-        connection, _ = listening.accept()
-        with self._lock:
-            if self._clients >= MOST_CLIENTS:
-                connection.close()
-                return
-            self._clients += 1
-        threading.Thread(target=self._client, args=(connection,), daemon=True).start()
-
-    def _client(self, connection: socket.socket) -> None:
-        """Serve one stream until the receiver closes it; it may leave at any time."""
+        stream, (host, *_) = listening.accept()
         try:
-            # A stranger or a receiver that is gone must not end the others.
-            with suppress(OSError, EOFError, wire.WireError), connection:
-                wire.fast(connection)
-                stream = connection
-                if self.tls is not None:
-                    stream = self.tls.wrap_socket(connection, server_side=True)
-                with stream:
-                    wire.greet_as_sender(stream, self.token)
+            wire.fast(stream)
+            if self.tls is not None:
+                stream = self.tls.wrap_socket(
+                    stream, server_side=True, do_handshake_on_connect=False
+                )
+        except OSError:
+            stream.close()
+            raise
+        crowded = self._unproved.add(stream, host)
+        threading.Thread(target=self._client, args=(stream,), daemon=True).start()
+        if crowded:
+            self.ended.wait(unproved.PACE_S)
+
+    def _client(self, stream: socket.socket) -> None:
+        """Serve one stream until the receiver closes it; it may leave at any time."""
+        # A stranger or a receiver that is gone must not end the others.
+        with suppress(OSError, EOFError, wire.WireError), stream:
+            try:
+                if isinstance(stream, ssl.SSLSocket):
+                    stream.do_handshake()
+                wire.greet_as_sender(stream, self.token)
+            finally:
+                in_time = self._unproved.take_out(stream)
+            if in_time and self._has_place():
+                try:
                     self._serve(stream)
-        finally:
-            with self._lock:
-                self._clients -= 1
-                self._last = time.monotonic()
+                finally:
+                    with self._lock:
+                        self._streams -= 1
+                        self._last = time.monotonic()
+
+    def _has_place(self) -> bool:
+        """Take a place for a stream that is proved, if there is one."""
+        with self._lock:
+            if self._streams >= MOST_STREAMS:
+                return False
+            self._streams += 1
+            return True
 
     def _serve(self, stream: socket.socket) -> None:
         while not self.ended.is_set():
@@ -203,7 +223,7 @@ def _listen(host: str, port: int) -> socket.socket:
     try:
         listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listening.bind((host, port))
-        listening.listen(MOST_CLIENTS)
+        listening.listen(MOST_STREAMS)
         listening.setblocking(False)
     except OSError as error:
         listening.close()

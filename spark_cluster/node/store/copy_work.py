@@ -30,6 +30,8 @@ from spark_cluster.node.values import ResourceError
 TMPFS = "/run"
 """The key of the certificate is here for the moment in which the ssl module reads it."""
 BIND_S = 10.0
+LOOK_S = 0.2
+"""Seconds between two looks whether this part of the copy is still wanted."""
 WARNING = "warning: "
 """Begin of a line of output that the user is to see as a warning."""
 
@@ -46,8 +48,22 @@ def argv(label: str) -> list[str]:
 
 
 def main(_label: str) -> None:
-    """Do it; the last line of output is JSON: its result, or `error` and `hint`."""
-    own_program.print_answer(lambda: work(json.load(sys.stdin)))
+    """Do it; the last line of output is JSON: its result, or `error` and `hint`.
+
+    Of what it is `given`, `wanted` is a file: once it is gone, this ends, wherever it is.
+    """
+    given = json.load(sys.stdin)
+    threading.Thread(target=_end_with, args=(Path(given["wanted"]),), daemon=True).start()
+    own_program.print_answer(lambda: work(given))
+
+
+def _end_with(wanted: Path) -> None:
+    """End this process with a file; a half-received model is what the next copy goes on with."""
+    while wanted.exists():
+        time.sleep(LOOK_S)
+    error = "the copy was ended, because another node's part in it has failed"
+    print(json.dumps({"error": error, "hint": ""}), flush=True)
+    os._exit(0)
 
 
 def work(given: Given) -> dict[str, Any]:

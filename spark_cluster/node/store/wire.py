@@ -83,7 +83,12 @@ def fill(connection: socket.socket, view: memoryview) -> None:
 
 def _proof(token: str, side: str, first: str, second: str) -> str:
     text = f"spark-cluster copy {side} {first} {second}"
-    return hmac.new(token.encode(), text.encode(), hashlib.sha256).hexdigest()
+    return hmac.new(token.encode(), _bytes(text), hashlib.sha256).hexdigest()
+
+
+def _bytes(text: object) -> bytes:
+    """Return what a stranger has sent as text; JSON also has what is none in UTF-8."""
+    return str(text).encode(errors="replace")
 
 
 def greet_as_sender(connection: socket.socket, token: str) -> None:
@@ -96,9 +101,8 @@ def greet_as_sender(connection: socket.socket, token: str) -> None:
     send(connection, {"nonce": ours})
     message = receive(connection)
     theirs = str(message.get("nonce", ""))
-    if not hmac.compare_digest(
-        str(message.get("proof", "")).encode(), _proof(token, "receiver", ours, theirs).encode()
-    ):
+    expected = _proof(token, "receiver", ours, theirs)
+    if not hmac.compare_digest(_bytes(message.get("proof", "")), expected.encode()):
         raise WireError("the receiver does not know this copy's token")
     send(connection, {"proof": _proof(token, "sender", theirs, ours)})
 
@@ -112,8 +116,8 @@ def greet_as_receiver(connection: socket.socket, token: str) -> None:
     ours = secrets.token_hex(NONCE)
     theirs = str(receive(connection).get("nonce", ""))
     send(connection, {"nonce": ours, "proof": _proof(token, "receiver", theirs, ours)})
-    proof = str(receive(connection).get("proof", ""))
-    if not hmac.compare_digest(proof.encode(), _proof(token, "sender", ours, theirs).encode()):
+    proof = receive(connection).get("proof", "")
+    if not hmac.compare_digest(_bytes(proof), _proof(token, "sender", ours, theirs).encode()):
         raise WireError("the sender does not know this copy's token")
 
 
