@@ -71,7 +71,7 @@ class Copy:
         repository = f"org/{folder.name}"  # no other test's processes are taken for its own
         document = {"repository": repository, "commit": "c" * 40, "files": files}
         self.manifest = Manifest.from_document(document)
-        self.source = HubCache(folder / "spark1/hub")
+        self.source = HubCache(folder / "spark1/hub", folder / "spark1/ours")
         blob = self.source.blob(repository, files[0]["blob"])
         blob.parent.mkdir(parents=True)
         blob.write_bytes(content)
