@@ -388,7 +388,6 @@ def test_requests_that_make_no_sense(agent):
         ("run", {}),
         ("run", {"argv": []}),
         ("run", {"argv": ["a\0b"]}),
-        ("gather", {"commands": {"a": 7}}),
         ("stream", {"argv": ["no-such-command"]}),
         ("stream", {}),
         ("lock", {}),
