@@ -7,6 +7,7 @@ not that it is true. A new operation of agent/operations.py has its reply here.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -77,8 +78,16 @@ _MACHINE = {
 _MISSING = {"missing": str, "hint": str}
 
 _TEXT_OR_NULL = (None, str)
+
+
+def _run_id(value: object) -> None:
+    """Raises ValueError for what cannot be the id of a run: it names files of the laptop, too."""
+    if not isinstance(value, str) or re.fullmatch(r"[A-Za-z0-9-]{1,100}", value) is None:
+        raise ValueError("it is not the id of a run")
+
+
 _RUN = {
-    "run": str,
+    "run": _run_id,
     "since": (None, TIME),
     **dict.fromkeys(("user", "command", "reverts", "reverting"), _TEXT_OR_NULL),
     "changes": NUMBER,
@@ -133,10 +142,10 @@ REPLIES: Mapping[str, Shape] = {
         _MISSING,
         {
             "ok": bool,
-            "of": str,
+            "of": _run_id,
             "left": [{"what": str, "why": str}],
             "notes": Maybe([str]),
-            "continued": Maybe(str),
+            "continued": Maybe(_run_id),
         },
     ),
     "run": {**_DONE, "left_out": Maybe(NUMBER)},

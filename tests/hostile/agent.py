@@ -267,3 +267,52 @@ def ended(session: Any) -> bool:
     if reader is not None:
         reader.join(20)
     return reader is None or not reader.is_alive()
+
+
+# -- what the tools of a node print ----------------------------------------------------------------
+
+TEXTS = (
+    "", "\0", "[]", "{}", "null", "[1]", "[{}]", '{"a":', "9" * 5000, "\u2028", "-1", "1e999", "nan",
+    "a=b\n" * 50, "[" * 2000, '{"a":' * 2000, "\x1b[2J", "::::", "0x", "%s", ",,,,,,", "[N/A]",
+    " | ", "580.126.09", "1.2.3.4/99", "²", "١٢", "\n", "\t", "spark1 spark2",
+)  # fmt: skip
+"""Texts that come in the place of others, or in the middle of one."""
+
+
+def texts(original: str) -> st.SearchStrategy[str]:
+    """Draw another text: one with a part of it replaced, cut off, or nothing of it; of JSON also
+    one with another value somewhere in it."""
+    junk = st.sampled_from(TEXTS)
+    at = st.integers(0, len(original))
+    changes = [
+        junk,
+        at.map(lambda end: original[:end]),
+        st.builds(lambda i, one: original[:i] + one + original[i + 1 :], at, junk),
+        st.builds(lambda i, one: original.replace(original[i : i + 1] or "\n", one), at, junk),
+    ]
+    return st.one_of(*changes, *[_other_json(original)] * (3 if original.startswith(("[", "{")) else 0))
+
+
+@st.composite
+def _other_json(draw: st.DrawFn, original: str) -> str:
+    found = json.loads(original)
+    holder, key = draw(st.sampled_from(list(_places(found))))
+    holder[key] = draw(st.sampled_from(JUNK))
+    return json.dumps(found)
+
+
+def answers(original: dict[str, Any]) -> st.SearchStrategy[dict[str, Any]]:
+    """Draw the answer to a `gather` of which one to four texts are others.
+
+    The message is one that a session lets through: this is about what is in the texts.
+    """
+
+    @st.composite
+    def changed(draw: st.DrawFn) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(json.dumps(original))
+        places = [place for place in _places(found) if isinstance(place[0][place[1]], str)]
+        for holder, key in draw(st.lists(st.sampled_from(places), min_size=1, max_size=4)):
+            holder[key] = draw(texts(holder[key]))
+        return found
+
+    return changed()
