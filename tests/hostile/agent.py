@@ -290,7 +290,15 @@ def texts(original: str) -> st.SearchStrategy[str]:
         st.builds(lambda i, one: original[:i] + one + original[i + 1 :], at, junk),
         st.builds(lambda i, one: original.replace(original[i : i + 1] or "\n", one), at, junk),
     ]
-    return st.one_of(*changes, *[_other_json(original)] * (3 if original.startswith(("[", "{")) else 0))
+    return st.one_of(*changes, *[_other_json(original)] * (3 if _has_parts(original) else 0))
+
+
+def _has_parts(text: str) -> bool:
+    """Return whether a text is JSON in which a value can be replaced."""
+    try:
+        return any(_places(json.loads(text)))
+    except (ValueError, RecursionError):
+        return False
 
 
 @st.composite
