@@ -43,7 +43,9 @@ def dgx_version(text: str | None) -> str | None:
 
 def meminfo(text: str) -> Memory:
     """/proc/meminfo, KiB."""
-    found = {m[1]: int(m[2]) for m in re.finditer(r"^(\w+):\s+([0-9]{1,15}) kB$", text, re.MULTILINE)}
+    found = {
+        m[1]: int(m[2]) for m in re.finditer(r"^(\w+):\s+([0-9]{1,15}) kB$", text, re.MULTILINE)
+    }
     names = ("MemTotal", "MemAvailable", "Cached")
     total, available, cached = (found.get(name, 0) for name in names)
     return Memory(total, available, cached)

@@ -125,7 +125,10 @@ class Delivery:
                 return reply
             rebooted = reply["reboot"]
             begin += rebooted["at"]
-            if ids[begin : begin + 1] != [rebooted["id"]] or rebooted["id"] in {**self._away, **self.results}:
+            if ids[begin : begin + 1] != [rebooted["id"]] or rebooted["id"] in {
+                **self._away,
+                **self.results,
+            }:
                 raise self._refuse(f"it asks for a reboot for {rebooted['id']}, out of turn")
             self._away[rebooted["id"]] = reboot(
                 self.connections, self.node, rebooted, self._progress(rebooted["id"])

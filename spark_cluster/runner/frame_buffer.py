@@ -10,13 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent import frames
-
+from spark_cluster.runner.channel import SLOWEST
 
 FRAME_S = 30.0
 """Seconds that a frame may take to come, whatever its size."""
-
-SLOWEST = 4096
-"""Bytes a second that must come of a frame that takes longer; the slowest link to work over."""
 
 
 class FrameBuffer:

@@ -46,7 +46,13 @@ _OF_SESSION: Mapping[str, Shape] = {
 """Events of the agent itself."""
 
 _OF_REQUEST: Mapping[str, Shape] = {
-    "ask": {"id": str, "verdict": VERDICTS, "changes": Maybe(CHANGES), "diff": Maybe(str), "reason": Maybe(str)},
+    "ask": {
+        "id": str,
+        "verdict": VERDICTS,
+        "changes": Maybe(CHANGES),
+        "diff": Maybe(str),
+        "reason": Maybe(str),
+    },
     "changing": {"id": str},
     "need": {"sha256": str, "from": Number(int, 0, 1 << 43), "size": Number(int, 0, 1 << 43)},
     "note": {"text": str},
@@ -118,7 +124,7 @@ _REVISION = {
 }
 _IMAGE = {
     **dict.fromkeys(("id", "created"), str),
-    **dict.fromkeys(("names", "digests", "used_by"), [str]),
+    **{key: [str] for key in ("names", "digests", "used_by")},
     "size": int,
 }
 _CACHE_ENTRY = {
@@ -135,7 +141,9 @@ REPLIES: Mapping[str, Shape] = {
     "apply": {"ok": bool, "reboot": Maybe(_REBOOT), "stopped": Maybe(str)},
     "http": _ANSWER,
     "lock": {
-        "locked_by": Maybe({**dict.fromkeys(("run", "user", "command"), Maybe(str)), "since": Maybe(TIME)})
+        "locked_by": Maybe(
+            {**dict.fromkeys(("run", "user", "command"), Maybe(str)), "since": Maybe(TIME)}
+        )
     },
     "reboot": {"boot_id": str},
     "revert": (
@@ -154,7 +162,7 @@ REPLIES: Mapping[str, Shape] = {
 }
 """Operation to its reply, where it is always the same."""
 
-_ACTIONS: Mapping[str, Mapping[str, Shape]] = {
+ACTIONS: Mapping[str, Mapping[str, Shape]] = {
     "store": {
         "state": {"models": [dict], "free": NUMBER},
         "usage": {
@@ -168,7 +176,7 @@ _ACTIONS: Mapping[str, Mapping[str, Shape]] = {
             "kept": [{"repository": str, "commit": str, "reason": str}],
             "freed": int,
         },
-        "verify": {**dict.fromkeys(("damaged", "missing", "unchecked"), [str]), "read": NUMBER},
+        "verify": {**{key: [str] for key in ("damaged", "missing", "unchecked")}, "read": NUMBER},
         "remove_damaged": {"removed": NUMBER, "links": NUMBER},
     },
     "copy": {
@@ -205,8 +213,8 @@ def reply_to(op: str, request: Mapping[str, Any]) -> Shape:
     if op == "history":
         runs = {"runs": [_RUN]}
         return runs if request.get("of") is None else (_MISSING, {**_RUN, "entries": [_ENTRY]})
-    if op in _ACTIONS:
-        return _ACTIONS[op].get(str(request.get("what")), {})
+    if op in ACTIONS:
+        return ACTIONS[op].get(str(request.get("what")), {})
     return REPLIES.get(op, {})
 
 
@@ -216,7 +224,7 @@ def _gathered(request: Mapping[str, Any]) -> Shape:
         "commands": (None, _DONE),
         "files": _TEXT_OR_NULL,
         "trees": {str: str},
-        "requests": _ANSWER,
+        "requests": Maybe(_ANSWER),  # one that hangs is named in `late` only
     }
     asked = {kind: dict.fromkeys(request.get(kind, ()), shape) for kind, shape in kinds.items()}
     return {**asked, "late": {str: str}, "machine": _MACHINE}
@@ -250,5 +258,3 @@ def check_reply(event: Mapping[str, Any], op: str, shape: Shape) -> None:
         check(event, shape)
     except Misfit as misfit:
         raise Misfit(f"in the reply to `{op}` {misfit}") from None
-
-

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import itertools
 import threading
 import time
@@ -15,7 +14,7 @@ from typing import Any
 from spark_cluster.agent import frames
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.runner import payload
-from spark_cluster.runner.channel import Channel
+from spark_cluster.runner.channel import Channel, TakesNothing
 from spark_cluster.runner.frame_buffer import FrameBuffer, pieces
 from spark_cluster.runner.messages import check_event, check_reply, reply_to
 from spark_cluster.runner.pending import Blobs, OnEvent, Pending, limit_of
@@ -247,13 +246,20 @@ class Session:
             elif self._held is not None:
                 self._held.append(data)
                 return
-            with contextlib.suppress(OSError, EOFError):  # the reader knows why, and tells all
-                self._channel.send(data)
+            self._try_to_send(data)
 
     def _put(self, data: bytes) -> None:
-        """Send it, if that can be; when not, the reader tells why."""
-        with self._lock, contextlib.suppress(OSError, EOFError):
+        with self._lock:
+            self._try_to_send(data)
+
+    def _try_to_send(self, data: bytes) -> None:
+        """Send it, if that can be; when the connection is gone, the reader tells why."""
+        try:
             self._channel.send(data)
+        except TakesNothing as fault:
+            self._end(self._lost(str(fault)))
+        except (OSError, EOFError):
+            return
 
     def _read(self) -> None:
         try:

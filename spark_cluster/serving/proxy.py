@@ -158,7 +158,7 @@ def described(text: str | None) -> Access | None:
         if tls not in (None, "self-signed", "certificate"):
             return None
         return Access(str(found["url"]), bool(found["api_key"]), tls)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -167,7 +167,7 @@ def replicas_of(text: str | None) -> tuple[Replica, ...]:
     try:
         found = json.loads(text or "").get("replicas", [])
         return tuple(Replica(str(r["node"]), str(r["address"]), int(r["port"])) for r in found)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ()
 
 
@@ -186,7 +186,7 @@ def models_of(text: str | None) -> tuple[ModelServer, ...]:
             for m in found
             if m["kind"] in KINDS
         )
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ()
 
 

@@ -1,4 +1,4 @@
-"""What the tools of a hostile node print: it is left out or unknown, and never ends in a traceback."""
+"""Whatever the tools of a hostile node print is left out or unknown, and never a traceback."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_cluster.bench.telemetry import LineReader
+from spark_cluster.discovery import cable
+from spark_cluster.discovery.neighbours import ip_neigh
 from spark_cluster.facts import gather, listeners, parsers
 from spark_cluster.facts.model import Facts
 from spark_cluster.node.telemetry import FORMAT
@@ -23,6 +25,7 @@ IP = [
         "addr_info": [{"family": "inet", "local": "192.168.177.11", "prefixlen": 24}],
     }
 ]  # fmt: skip
+NEIGHBOUR = {"dst": "169.254.1.2", "dev": "enp1s0f1np1", "lladdr": "AA:BB", "state": ["STALE"]}
 
 
 def done(stdout):
@@ -38,6 +41,8 @@ SPARK = {
         "ssh_sockets": done("Listen=[::]:22 (Stream)\n"),
         "docker": done("29.1.3\n"),
         "dpkg": done("docker-ce\t5:29.1.3\tinstalled\thold\n"),
+        "neigh": done(json.dumps([NEIGHBOUR])),
+        "mdns": done("=;enp1s0f1np1;IPv4;spark2;_ssh._tcp;local;spark2.local;169.254.1.2;22;\n"),
         "apps": done("4711, /usr/bin/python3, 1024\n"),
     },
     "files": {
@@ -75,6 +80,7 @@ def test_nothing_is_missing_before_it_is_changed():
     assert [str(a) for a in found.interfaces[0].addresses] == ["192.168.177.11/24"]
     assert (found.hcas[0].gid_index, found.ssh_ports) == (3, (22, 2222))
     assert len(found.host_keys) == len(found.given_addresses) == 1
+    assert cable.peers(SPARK)[0].host == "spark2"
     assert gather.memory(SPARK)[0][0].pid == 4711
     assert listeners.parse(LISTENERS)[0].pid == 4711
     assert LineReader("spark1").row(ROW) is not None
@@ -88,6 +94,7 @@ def test_facts_of_whatever_a_node_answers(answer):
     assert all(0 <= port <= 65535 for port in (*found.ssh_ports, *found.local_ports))
     json.dumps([found.gpu.power_w if found.gpu else 0, found.memory.total_kib], allow_nan=False)
     gather.memory(answer)
+    cable.peers(answer)
 
 
 @given(st.data())
@@ -105,8 +112,17 @@ def test_an_address_that_is_none_costs_only_itself():
         {"ifname": "b", "mtu": "many", "addr_info": IP[0]["addr_info"]},
     ]
     found = parsers.ip_addr(json.dumps(rows))
-    assert [(one.name, one.mtu, len(one.addresses)) for one in found] == [("a", 1500, 0), ("b", 0, 1)]
+    assert [(one.name, one.mtu, len(one.addresses)) for one in found] == [
+        ("a", 1500, 0),
+        ("b", 0, 1),
+    ]
     assert parsers.ip_addr("[" * 100_000) == ()
+
+
+def test_neighbours_in_no_known_form():
+    for entries in (None, 7, [NEIGHBOUR | {"state": None}], [NEIGHBOUR | {"state": [{}]}], [[]]):
+        assert len(ip_neigh(json.dumps(entries))) <= 1
+    assert ip_neigh(json.dumps([NEIGHBOUR | {"state": ["FAILED"]}])) == []
 
 
 def test_numbers_that_no_kernel_prints():

@@ -28,8 +28,9 @@ DEEP = b"[" * 100_000 + b"]" * 100_000
 """JSON that is nested deeper than a parser can follow."""
 
 JUNK: tuple[Any, ...] = (
-    None, True, 0, -1, 1 << 70, 1e308, float("inf"), float("nan"), "", "x", "\ud800", "\x1b[2J", "9" * 5000,
-    [], [1], [[]], {}, {"a": 1}, {"status": "x"}, [{}], [["x", 1]], "../../etc", "Command:none",
+    None, True, 0, -1, 1 << 70, 1e308, float("inf"), float("nan"),
+    "", "x", "\ud800", "\x1b[2J", "9" * 5000, "../../etc", "Command:none",
+    [], [1], [[]], [{}], [["x", 1]], {}, {"a": 1}, {"status": "x"},
 )  # fmt: skip
 """Values that come in the place of any other."""
 
@@ -272,9 +273,9 @@ def ended(session: Any) -> bool:
 # -- what the tools of a node print ----------------------------------------------------------------
 
 TEXTS = (
-    "", "\0", "[]", "{}", "null", "[1]", "[{}]", '{"a":', "9" * 5000, "\u2028", "-1", "1e999", "nan",
-    "a=b\n" * 50, "[" * 2000, '{"a":' * 2000, "\x1b[2J", "::::", "0x", "%s", ",,,,,,", "[N/A]",
-    " | ", "580.126.09", "1.2.3.4/99", "²", "١٢", "\n", "\t", "spark1 spark2",
+    "", "\0", "[]", "{}", "null", "[1]", "[{}]", '{"a":', "9" * 5000, "\u2028", "-1", "1e999",
+    "nan", "a=b\n" * 50, "[" * 2000, '{"a":' * 2000, "\x1b[2J", "::::", "0x", "%s", ",,,,,,",
+    "[N/A]", " | ", "580.126.09", "1.2.3.4/99", "²", "١٢", "\n", "\t", "spark1 spark2",
 )  # fmt: skip
 """Texts that come in the place of others, or in the middle of one."""
 

@@ -199,7 +199,6 @@ def test_headers_that_never_end(project, serve, monkeypatch) -> None:
     assert "not fetched within 0.5 s" in str(error)
 
 
-
 def test_a_server_that_is_silent_is_given_up(
     serve: Callable[[Answer], str], project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -6,12 +6,14 @@ import json
 import threading
 
 import pytest
-from hostile.agent import DEEP, Played, ended, raw, said
+from hostile.agent import DEEP, Frame, Played, ended, raw, said
 from waiting import HANG_S
 
+from spark_cluster.agent.operations import OPERATIONS
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.runner import pending as pending_module
 from spark_cluster.runner import frame_buffer as frame_buffer_module
+from spark_cluster.runner import messages
+from spark_cluster.runner import pending as pending_module
 from spark_cluster.runner.session import Session
 
 DONE = {"event": "done", "req": 1}
@@ -105,14 +107,8 @@ def test_the_error_says_what_was_found_and_what_was_expected():
 
 
 def test_a_frame_that_is_announced_too_large():
-    error = error_of(Played([session_frame(b"\xff\xff\xff\xff{}")], "alive"))
+    error = error_of(Played([Frame(b"\xff\xff\xff\xff{}", 1)], "alive"))
     assert "a frame of 4294967295 bytes" in error.message
-
-
-def session_frame(data):
-    from hostile.agent import Frame
-
-    return Frame(data, 1)
 
 
 def test_a_frame_that_drips_ends_the_session(monkeypatch, deaths):
@@ -130,6 +126,11 @@ def test_the_limit_of_a_request_holds_whatever_comes(short_limits, ending, op):
     assert f"`{op}` got no answer for " in error.message
 
 
-def test_text_that_is_no_json_says_where_it_begins():
+def test_a_frame_that_is_cut_in_the_middle_of_json():
     error = error_of(Played([raw(json.dumps(DONE).encode()[:-1])]))
-    assert "not the agent's protocol" in error.message
+    assert "not the agent's protocol: Expecting ',' delimiter" in error.message
+
+
+def test_each_operation_has_its_reply_here():
+    """What is not listed is not checked: a new operation says what it returns."""
+    assert {*messages.REPLIES, *messages.ACTIONS, "gather", "history"} == {*OPERATIONS}

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import sys
 import threading
 import time
 
 import pytest
 from factories import put
-from hostile.agent import ENDINGS, Played, Recorder, ended, faults
+from hostile.agent import ENDINGS, Played, Recorder, ended, faults, raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scratch_nodes import Events
 from waiting import HANG_S
 
 from spark_cluster.cli import history
-from spark_cluster.errors import SparkClusterError
+from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts import gather
 from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.project import Project
@@ -256,6 +257,57 @@ def test_a_conversation_that_comes_again_as_it_was(transcripts, conversation, de
     """What is changed below is what a real agent says."""
     node = transcripts.node(lambda: Played(transcripts.said[conversation], "silence"))
     assert held(conversation, node, deaths) is None
+
+
+def results_of(said):
+    return [at for at, frame in enumerate(said) if frame.message["event"] == "result"]
+
+
+def without_a_result(said):
+    del said[results_of(said)[-1]]
+
+
+def a_result_twice(said):
+    at = results_of(said)[0]
+    said.insert(at, said[at])
+
+
+def a_result_of_another(said):
+    at = results_of(said)[0]
+    (said[at],) = said_again({**said[at].message, "id": "File:/other"}, like=said[at])
+
+
+def failed_without_a_failure(said):
+    (said[-1],) = said_again({**said[-1].message, "ok": False}, like=said[-1])
+
+
+def a_reboot_out_of_turn(said):
+    again = {"at": 0, "id": "Reboot:nothing asks for one", "boot_id": "x", "changes": {}}
+    reply = {**said[-1].message, "reboot": {**again, "timeout_s": 1}}
+    (said[-1],) = said_again(reply, like=said[-1])
+
+
+def said_again(*messages, like):
+    return [raw(json.dumps(message).encode(), like.after) for message in messages]
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [
+        (without_a_result, "all is well, it says, without a result of Reboot:"),
+        (a_result_twice, "a result of Directory:/srv, again"),
+        (a_result_of_another, "a result of File:/other, which it was not given"),
+        (failed_without_a_failure, "a resource has failed, it says, and none of the results has"),
+        (a_reboot_out_of_turn, "it asks for a reboot for Reboot:nothing asks for one, out of turn"),
+    ],
+)
+def test_results_that_contradict_each_other(transcripts, deaths, change, found):
+    said = list(transcripts.said[provisioning])
+    change(said)
+    error = held(provisioning, transcripts.node(lambda: Played(said, "silence")), deaths)
+    assert isinstance(error, Failed)
+    assert error.where == "spark1"
+    assert found in error.message
 
 
 @given(data=st.data())

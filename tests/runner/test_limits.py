@@ -88,6 +88,17 @@ def test_an_agent_that_takes_nothing_more_is_lost(fake, monkeypatch):
         session.run(["cat"], stdin="x" * 1_000_000)
 
 
+def test_an_agent_that_takes_a_byte_now_and_then_is_lost(fake, monkeypatch):
+    monkeypatch.setattr(channel_module, "TAKES_NOTHING_S", 0.3)
+    monkeypatch.setattr(channel_module, "SLOWEST", 1 << 40)
+    alive = frames.pack({"event": "alive"})
+    session = fake(
+        f"import os,time\nwhile os.read(0, 5000): os.write(1, {alive!r}); time.sleep(0.1)\n"
+    )
+    with pytest.raises(Unreachable, match=r"the node has read only [0-9]+ bytes in "):
+        session.run(["cat"], stdin="x" * 10_000_000)
+
+
 def test_a_request_that_is_too_long_is_refused_where_it_is_made(agent, monkeypatch):
     monkeypatch.setattr(frames, "LIMIT", 1 << 20)
     with pytest.raises(Failed, match="`run` is too large to be sent: 2 MiB, of which 1 MiB can"):
