@@ -53,7 +53,7 @@ while time.monotonic() < until:
         size = struct.unpack("!H", frame[14:16])[0]
         try:
             found = json.loads(frame[16 : 16 + size])
-        except ValueError:
+        except (ValueError, RecursionError):
             continue
         if isinstance(found, list) and len(found) == 2 and found[0] == token:
             heard.add((ports[one], str(found[1])))
@@ -114,7 +114,7 @@ def _read(node: str, reply: Mapping[str, object], nodes: Sequence[Node]) -> Cabl
         for interface, other in json.loads(str(reply["stdout"])):
             if other in known:
                 ports.setdefault(port_of(str(interface)), set()).add(other)
-    except (ValueError, TypeError, LookupError):
+    except (ValueError, TypeError, LookupError, RecursionError):
         lines = str(reply.get("stderr", "")).strip().splitlines()
         raise Failed(
             f"cannot find out where its ports lead: {lines[-1] if lines else 'no answer'}",

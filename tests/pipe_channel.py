@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from fork_server import ISOLATED, Forked, server
 
-from spark_cluster.runner.channel import TAKES_NOTHING_S
+from spark_cluster.runner.channel import must_take
 
 ENDS_WITHIN_S = 20.0
 """Seconds that an agent may take to end: more than its own limit (LEAVE_S of agent/main.py)."""
@@ -59,15 +59,15 @@ class PipeChannel:
 
     def send(self, data: bytes) -> None:
         assert self._process.stdin is not None
-        rest, since = memoryview(data), time.monotonic()
+        rest, begun = memoryview(data), time.monotonic()
+        last = begun
         try:
             while rest:
+                must_take(len(data) - len(rest), begun, last)
                 handle = self._process.stdin.fileno()
                 if select.select([], [handle], [], 1.0)[1]:
                     rest = rest[os.write(handle, rest[: select.PIPE_BUF]) :]
-                    since = time.monotonic()
-                elif time.monotonic() - since > TAKES_NOTHING_S:
-                    raise OSError(f"the agent has read nothing for {TAKES_NOTHING_S:g} s")
+                    last = time.monotonic()
         except ValueError:
             raise BrokenPipeError("closed") from None
 

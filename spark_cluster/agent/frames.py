@@ -71,7 +71,10 @@ def read(stream: Reader) -> dict[str, Any] | None:
     data = read_raw(stream)
     if data is None:
         return None
-    message = json.loads(data)
+    try:
+        message = json.loads(data)
+    except RecursionError:
+        raise ValueError("JSON that is nested too deeply") from None
     if not isinstance(message, dict):
         raise ValueError("a frame that is not a JSON object")
     return message

@@ -3,8 +3,6 @@ the others."""
 
 from __future__ import annotations
 
-import os
-import stat
 import threading
 import time
 from collections import deque
@@ -154,11 +152,7 @@ class _Reader(threading.Thread):
 
 def _text(host: Host, path: str) -> str | None:
     try:
-        # A FIFO that someone left in the file's place is not waited for.
-        handle = os.open(host.path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(handle, "rb") as source:
-            if not stat.S_ISREG(os.fstat(handle).st_mode):
-                return None
+        with host.path(path).open("rb") as source:
             data = _start(source)
     except OSError:
         return None

@@ -123,13 +123,13 @@ class LineReader:
             sample = json.loads(line)
             at = datetime.fromtimestamp(float(sample["time"]), UTC)
             known = sample["format"] == FORMAT
-        except (ValueError, LookupError, TypeError, OverflowError):
+        except _NOT_A_ROW:
             return None
         if not known:
             return None
         try:
             row = self._row(at, sample)
-        except (ValueError, TypeError, LookupError, AttributeError):
+        except _NOT_A_ROW:
             return None
         self._before = sample
         return row
@@ -188,6 +188,11 @@ class LineReader:
         before, self._errors = self._errors, sum(value or 0 for value in sample.values())
         return _whole(_grown(before, self._errors))
 
+
+_NOT_A_ROW = (
+    ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+"""What reading a line raises that is not the sampler's."""
 
 _GPU = ("utilisation", "sm_clock_mhz", "power_w", "temperature_c")
 

@@ -180,7 +180,7 @@ def row_of_line(line: str) -> Row | None:
         processes = None if held is None else tuple(ProcessMemory(**one) for one in held)
         time, notes = datetime.fromisoformat(data.pop("time")), tuple(data.pop("notes"))
         return Row(time=time, processes=processes, notes=notes, **data)
-    except (ValueError, TypeError, LookupError, AttributeError):
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
         return None
 
 

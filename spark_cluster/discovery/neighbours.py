@@ -60,13 +60,13 @@ def ip_neigh(text: str) -> list[Neighbour]:
     """
     try:
         entries = json.loads(text or "[]")
-    except ValueError:
+    except (ValueError, RecursionError):
         return []
     return [
         Neighbour(str(entry["dst"]), str(entry.get("dev", "")), str(entry["lladdr"]).lower())
-        for entry in entries
+        for entry in (entries if isinstance(entries, list) else ())
         if isinstance(entry, dict) and "lladdr" in entry and "dst" in entry
-        and not {"FAILED", "INCOMPLETE"} & set(entry.get("state", ()))
+        and not any(state in str(entry.get("state")) for state in ("FAILED", "INCOMPLETE"))
     ]  # fmt: skip
 
 

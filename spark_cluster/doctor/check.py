@@ -20,6 +20,12 @@ Pair = Sequence[Observations]
 ALONE = ok("one node alone needs no link")
 
 
+_NOT_UNDERSTOOD = (
+    ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError,
+)  # fmt: skip
+"""What a check raises over a tool's words in a form never seen."""
+
+
 @dataclass(frozen=True)
 class Check(Generic[S]):
     """A check of one node, of several nodes compared, or of what a probe found.
@@ -73,7 +79,7 @@ class Check(Generic[S]):
             return self.look(seen)
         except NotSeen as why:
             return unknown(str(why))
-        except (ValueError, LookupError, TypeError) as fault:  # a tool's words in a form never seen
+        except _NOT_UNDERSTOOD as fault:
             return unknown(f"{self.looked_at}: not understood ({type(fault).__name__}: {fault})")
 
 

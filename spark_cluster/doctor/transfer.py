@@ -110,7 +110,7 @@ def rate_of(text: str) -> Measured:
     try:
         found = json.loads(text)
         return Measured(found["bytes"] * 8 / max(found["seconds"], sys.float_info.epsilon) / 1e9)
-    except (ValueError, LookupError, TypeError):
+    except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
         return Measured(None, f"the receiver said {text[:80]!r}")
 
 

@@ -9,7 +9,8 @@ LISTENERS = ("ss", "-Hltnp")
 
 EVERYWHERE = ("*", "0.0.0.0", "::")  # noqa: S104
 
-_PROGRAM = re.compile(r'\(\("([^"]+)"(?:,pid=(\d+))?')
+_PROGRAM = re.compile(r'\(\("([^"]+)"(?:,pid=([0-9]{1,10}))?')
+_PORT = re.compile(r"[0-9]{1,5}")
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def parse(text: str) -> list[Listener]:
     for line in text.splitlines():
         words = line.split()
         address, _, port = words[3].rpartition(":") if len(words) > 3 else ("", "", "")
-        if not port.isdigit():
+        if _PORT.fullmatch(port) is None:
             continue
         told = _PROGRAM.search(line)
         name, pid = (told[1], told[2]) if told else ("", None)

@@ -43,7 +43,9 @@ def dgx_version(text: str | None) -> str | None:
 
 def meminfo(text: str) -> Memory:
     """/proc/meminfo, KiB."""
-    found = {m[1]: int(m[2]) for m in re.finditer(r"^(\w+):\s+(\d+) kB$", text, re.MULTILINE)}
+    found = {
+        m[1]: int(m[2]) for m in re.finditer(r"^(\w+):\s+([0-9]{1,15}) kB$", text, re.MULTILINE)
+    }
     names = ("MemTotal", "MemAvailable", "Cached")
     total, available, cached = (found.get(name, 0) for name in names)
     return Memory(total, available, cached)
@@ -87,7 +89,7 @@ def _own_memory(used: str, free: str) -> Memory | None:
 
 
 def _figure(cell: str) -> float | None:
-    found = re.match(r"-?\d+(\.\d+)?", cell)
+    found = re.match(r"-?[0-9]{1,15}(\.[0-9]+)?(?![0-9])", cell)
     return float(found[0]) if found and cell not in NOT_TOLD else None
 
 
@@ -113,7 +115,7 @@ def ip_addr(text: str) -> tuple[Interface, ...]:
     """`ip -j addr`."""
     try:
         rows = json.loads(text or "[]")
-    except ValueError:
+    except (ValueError, RecursionError):
         return ()
     if not isinstance(rows, list):
         return ()
@@ -121,21 +123,25 @@ def ip_addr(text: str) -> tuple[Interface, ...]:
 
 
 def _interface(row: dict[str, object]) -> Interface:
-    flags = row.get("flags")
-    infos = row.get("addr_info")
-    addresses = []
-    for info in infos if isinstance(infos, list) else []:
-        if info.get("family") == "inet" and "local" in info:
-            address = IPv4Interface(f"{info['local']}/{info.get('prefixlen', 32)}")
-            if not address.ip.is_link_local:
-                addresses.append(address)
+    """Return an interface; addresses that are none are left out, an MTU that is none is 0."""
+    flags, infos, mtu = row.get("flags"), row.get("addr_info"), row.get("mtu", 1500)
+    addresses = (_address(info) for info in infos) if isinstance(infos, list) else ()
     return Interface(
         name=str(row["ifname"]),
         mac=str(row.get("address", "")),
-        mtu=int(str(row.get("mtu", 1500))),
+        mtu=mtu if isinstance(mtu, int) else 0,
         up=isinstance(flags, list) and "UP" in flags and "LOWER_UP" in flags,
-        addresses=tuple(addresses),
+        addresses=tuple(address for address in addresses if address is not None),
     )
+
+
+def _address(info: object) -> IPv4Interface | None:
+    if not isinstance(info, dict) or info.get("family") != "inet" or "local" not in info:
+        return None
+    with contextlib.suppress(ValueError):
+        address = IPv4Interface(f"{info['local']}/{info.get('prefixlen', 32)}")
+        return None if address.ip.is_link_local else address
+    return None
 
 
 def netplan_addresses(text: str) -> tuple[IPv4Interface, ...]:
@@ -183,7 +189,7 @@ def gid_indexes(files: Mapping[str, str]) -> dict[str, int]:
     """
     found: dict[str, int] = {}
     for path, gid in files.items():
-        place = re.match(r"(.*/infiniband/([^/]+)/ports/1)/gids/(\d+)$", path)
+        place = re.match(r"(.*/infiniband/([^/]+)/ports/1)/gids/([0-9]{1,5})$", path)
         if place is None or not gid.strip().startswith("0000:0000:0000:0000:0000:ffff:"):
             continue
         if files.get(f"{place[1]}/gid_attrs/types/{place[3]}", "").strip() == "RoCE v2":
@@ -193,10 +199,9 @@ def gid_indexes(files: Mapping[str, str]) -> dict[str, int]:
 
 def port_range(text: str) -> tuple[int, int]:
     """First and last port of net.ipv4.ip_local_port_range; the kernel's default without one."""
-    words = text.split()
-    if len(words) != 2 or not all(word.isdigit() for word in words):
-        return EPHEMERAL
-    return int(words[0]), int(words[1])
+    found = re.fullmatch(r"\s*([0-9]{1,5})\s+([0-9]{1,5})\s*", text)
+    ports = (int(found[1]), int(found[2])) if found else EPHEMERAL
+    return ports if max(ports) < 1 << 16 else EPHEMERAL
 
 
 def ssh_ports(config: str, sockets: str) -> tuple[int, ...]:
@@ -212,4 +217,4 @@ def ssh_ports(config: str, sockets: str) -> tuple[int, ...]:
     found = re.findall(r"(?m)^port ([0-9]{1,5})$", config)
     found += re.findall(r"(?m)^listenaddress \S*:([0-9]{1,5})(?: .*)?$", config)
     found += re.findall(r"(?m)^Listen=(?:\S*:)?([0-9]{1,5}) \(Stream\)$", sockets)
-    return tuple(sorted({int(port) for port in found}))
+    return tuple(sorted({int(port) for port in found if int(port) < 1 << 16}))

@@ -31,10 +31,10 @@ _INVALID = re.compile(r'^Field "([^"]+)" is not a valid field to query', re.MULT
 def processes(text: str) -> list[tuple[int, str, int | None]]:
     """Return pid, name and MiB (None when it is not told) of each line of APPS."""
     # No CSV reader: nvidia-smi quotes nothing, and a name may have commas and quotes in it.
-    rows = re.findall(r"^\s*([0-9]+)\s*,(.*),([^,\n]*)$", text, re.MULTILINE)
+    rows = re.findall(r"^\s*([0-9]{1,10})\s*,(.*),([^,\n]*)$", text, re.MULTILINE)
     found = []
     for pid, name, used in rows:
-        mib = re.fullmatch(r"\s*([0-9]+)(?:\s*MiB)?\s*", used)
+        mib = re.fullmatch(r"\s*([0-9]{1,10})(?:\s*MiB)?\s*", used)
         found.append((int(pid), name.strip(), int(mib[1]) if mib else None))
     return found
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import hashlib
+import http.client
 import io
 import tarfile
+import threading
 import time
 import urllib.error
 import urllib.request
 import zlib
 from collections.abc import Iterator
+from concurrent.futures import Future, wait
 from typing import IO, Any
 
 from spark_cluster.config.registries import ARCHIVE_SCHEMES, Registry
@@ -67,9 +70,28 @@ def files(registry: Registry, chosen: Chosen) -> list[SourceFile]:
 def download(registry: Registry) -> bytes:
     """Return the archive.
 
+    A socket's limit is for each byte, so one thread fetches and another looks at the clock; what
+    it leaves behind ends with the process, or with the next byte of the body.
+
     Raises:
         Failed: it cannot be fetched within the limits.
     """
+    fetched: Future[bytes] = Future()
+
+    def fetch() -> None:
+        try:
+            fetched.set_result(_fetch(registry, time.monotonic() + TIMEOUT_S))
+        except BaseException as error:  # noqa: BLE001  (handed to who waits)
+            fetched.set_exception(error)
+
+    threading.Thread(target=fetch, name="archive", daemon=True).start()
+    done, _ = wait([fetched], TIMEOUT_S)
+    if not done:
+        raise _too_slow(registry)
+    return fetched.result()
+
+
+def _fetch(registry: Registry, until: float) -> bytes:
     opener = urllib.request.OpenerDirector()
     for handler in (
         urllib.request.ProxyHandler(),
@@ -80,7 +102,6 @@ def download(registry: Registry) -> bytes:
         _Redirects(),
     ):
         opener.add_handler(handler)
-    until = time.monotonic() + TIMEOUT_S
     try:
         with opener.open(registry.url, timeout=STALL_S) as answer:
             return b"".join(_blocks(answer, registry, until))
@@ -88,9 +109,15 @@ def download(registry: Registry) -> bytes:
         raise Failed(
             f"the server answers {error.code} {error.reason}", where=registry.url
         ) from None
+    except http.client.HTTPException as error:
+        raise Failed(f"cannot be fetched: {error!r}", where=registry.url) from None
     except (OSError, ValueError) as error:
         reason = getattr(error, "reason", None) or error
         raise Failed(f"cannot be fetched: {reason}", where=registry.url) from None
+
+
+def _too_slow(registry: Registry) -> Failed:
+    return Failed(f"not fetched within {TIMEOUT_S:g} s", where=registry.url)
 
 
 def _blocks(answer: IO[bytes], registry: Registry, until: float) -> Iterator[bytes]:
@@ -100,7 +127,7 @@ def _blocks(answer: IO[bytes], registry: Registry, until: float) -> Iterator[byt
         if size > LARGEST_ARCHIVE:
             raise Failed(f"larger than {LARGEST_ARCHIVE >> 20} MiB", where=registry.url)
         if time.monotonic() > until:
-            raise Failed(f"not fetched within {TIMEOUT_S:g} s", where=registry.url)
+            raise _too_slow(registry)
         yield block
 
 

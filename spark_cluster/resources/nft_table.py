@@ -183,9 +183,9 @@ def normalised(listing: str) -> str:
     """
     try:
         rows = json.loads(listing)["nftables"]
-    except (LookupError, TypeError):
+        kept = [_plain(row) for row in rows if "metainfo" not in row]
+    except (LookupError, TypeError, RecursionError):
         raise ValueError("no listing of nft") from None
-    kept = [_plain(row) for row in rows if "metainfo" not in row]
     return json.dumps(kept, sort_keys=True)
 
 

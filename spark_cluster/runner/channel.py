@@ -2,10 +2,35 @@
 
 from __future__ import annotations
 
+import time
 from typing import Protocol
 
 TAKES_NOTHING_S = 30.0
 """Seconds in which an agent takes not one byte more; then it is lost."""
+
+SLOWEST = 4096
+"""Bytes a second that must come and go, on average, of what takes longer than some seconds; the
+slowest link to work over."""
+
+
+class TakesNothing(OSError):
+    """An agent does not read what is sent to it. Half a frame was sent: nothing can follow it."""
+
+
+def must_take(taken: int, begun: float, last: float) -> None:
+    """Check that an agent reads what is sent to it.
+
+    Args:
+        taken: bytes that it has taken since `begun`, the last of them at `last`.
+
+    Raises:
+        TakesNothing: it reads nothing, or less than a node that is well.
+    """
+    now = time.monotonic()
+    if now - last > TAKES_NOTHING_S:
+        raise TakesNothing(f"the node has read nothing for {TAKES_NOTHING_S:g} s")
+    if now - begun > TAKES_NOTHING_S + taken / SLOWEST:
+        raise TakesNothing(f"the node has read only {taken} bytes in {now - begun:.0f} s")
 
 
 class Channel(Protocol):

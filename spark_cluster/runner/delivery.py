@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.node.masking import mask, secrets_in
 from spark_cluster.runner.document import Document, document
 from spark_cluster.runner.events import Applying, Changing, Note, Progress, Result
@@ -121,9 +121,15 @@ class Delivery:
                 begin = lost_at = undone
                 continue
             if "reboot" not in reply:
+                self._must_be_whole(reply, ids)
                 return reply
             rebooted = reply["reboot"]
             begin += rebooted["at"]
+            if ids[begin : begin + 1] != [rebooted["id"]] or rebooted["id"] in {
+                **self._away,
+                **self.results,
+            }:
+                raise self._refuse(f"it asks for a reboot for {rebooted['id']}, out of turn")
             self._away[rebooted["id"]] = reboot(
                 self.connections, self.node, rebooted, self._progress(rebooted["id"])
             )
@@ -141,6 +147,17 @@ class Delivery:
             left_out={i: triggers for i, triggers in self._left_out.items() if triggers},
         )
         return pending.wait(self._take, part.blobs, self._ask)
+
+    def _must_be_whole(self, reply: dict[str, Any], ids: list[str]) -> None:
+        """Raise the error for a node whose reply and results contradict each other."""
+        missing = [name for name in ids if name not in self.results]
+        if reply["ok"] and missing and "stopped" not in reply:
+            raise self._refuse(f"all is well, it says, without a result of {missing[0]}")
+        if not reply["ok"] and not self._has_failed():
+            raise self._refuse("a resource has failed, it says, and none of the results has")
+
+    def _refuse(self, fault: str) -> SparkClusterError:
+        return self.connections.session(self.node).refuse(fault)
 
     def _reconnect(self, lost: Unreachable, resource: str) -> None:
         self.bus.emit(Note(f"{lost.message}; connecting again", "warning", self.node))
@@ -174,6 +191,9 @@ class Delivery:
             self._result(resource, event)
 
     def _result(self, resource: str, event: dict[str, Any]) -> None:
+        if resource not in self._roles or resource in self.results:
+            again = "again" if resource in self.results else "which it was not given"
+            raise self._refuse(f"a result of {resource}, {again}")
         known = {k: event[k] for k in _TOLD if k in event}
         if resource in self._away:
             seconds = self._away.pop(resource)

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import io
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent import frames
+from spark_cluster.runner.channel import SLOWEST
+
+FRAME_S = 30.0
+"""Seconds that a frame may take to come, whatever its size."""
 
 
 class FrameBuffer:
@@ -16,13 +21,30 @@ class FrameBuffer:
 
     def __init__(self) -> None:
         self._data = bytearray()
+        self._begun = 0.0
+        """When the frame that is being received began."""
 
     @property
     def is_partial(self) -> bool:
         """True if a frame has begun."""
         return bool(self._data)
 
+    def why_too_slow(self) -> str:
+        """Return how little has come of a frame that takes too long; nothing while it does not."""
+        seconds, size = time.monotonic() - self._begun, len(self._data)
+        if not size or size >= (seconds - FRAME_S) * SLOWEST:
+            return ""
+        whole = int.from_bytes(self._data[:4], "big") + 4 if size >= 4 else "unknown size"
+        return f"{size} bytes of a message of {whole} have come in {seconds:.0f} s"
+
     def feed(self, data: bytes) -> list[dict[str, Any]]:
+        """Take what has come, and return the messages that are whole now.
+
+        Raises:
+            ValueError: it is not a frame, or not of JSON.
+        """
+        if not self._data:
+            self._begun = time.monotonic()
         self._data += data
         events = []
         while len(self._data) >= 4:
@@ -35,6 +57,7 @@ class FrameBuffer:
             if event is not None:
                 events.append(event)
             del self._data[: 4 + size]
+            self._begun = time.monotonic()
         return events
 
 

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import base64
-import contextlib
 import itertools
-import queue
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -16,8 +14,9 @@ from typing import Any
 from spark_cluster.agent import frames
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.runner import payload
-from spark_cluster.runner.channel import Channel
+from spark_cluster.runner.channel import Channel, TakesNothing
 from spark_cluster.runner.frame_buffer import FrameBuffer, pieces
+from spark_cluster.runner.messages import check_event, check_reply, reply_to
 from spark_cluster.runner.pending import Blobs, OnEvent, Pending, limit_of
 
 LOST_AFTER = 15.0
@@ -92,11 +91,14 @@ class Session:
         """What waits for sudo to have taken the password; None when nothing has to."""
         self._explain = explain
         self._numbers = itertools.count(1)
-        self._queues: dict[int, queue.Queue[dict[str, Any] | SparkClusterError]] = {}
+        self._pending: dict[int, Pending] = {}
         self._lock = threading.Lock()
+        """Held while something is sent, which a node may make long."""
+        self._ending = threading.Lock()
         self._reader: threading.Thread | None = None
         self._error: SparkClusterError | None = None
         self._spoken = False
+        self._has_code = False
         self._closing = False
         self._buffer = FrameBuffer()
 
@@ -106,9 +108,10 @@ class Session:
         Args:
             step_s: the longest time that one step of it may take, seconds; more than usual.
         """
-        pending = Pending(self, next(self._numbers), op, limit_of(op, what.get("timeout"), step_s))
+        limit = limit_of(op, what.get("timeout"), step_s)
+        pending = Pending(self, next(self._numbers), op, limit, reply_to(op, what))
         data = self._packed({"op": op, "req": pending.number, **what})
-        self._queues[pending.number] = pending.mailbox
+        self._pending[pending.number] = pending
         self._send(data)
         return pending
 
@@ -178,7 +181,7 @@ class Session:
         Where the content has less than that, an empty piece says so.
         """
         head = frames.pack({"op": "blob", "req": number, "sha256": need["sha256"]})
-        for piece in pieces(content, int(need.get("from", 0)), need.get("size")):
+        for piece in pieces(content, need["from"], need["size"]):
             self._put(head + frames.pack(piece))
 
     def answer(self, number: int, text: str) -> None:
@@ -197,11 +200,20 @@ class Session:
     @property
     def at_work(self) -> bool:
         """True if the agent has requests that are not answered yet."""
-        return bool(self._queues)
+        return bool(self._pending)
 
     def forget(self, number: int) -> None:
         """Forget request `number`, whose reply is no longer awaited."""
-        self._queues.pop(number, None)
+        self._pending.pop(number, None)
+
+    def refuse(self, fault: str) -> SparkClusterError:
+        """End the session, since what its node has sent cannot be used; return the error.
+
+        Args:
+            fault: what was found, and what was expected.
+        """
+        self._end(self._nonsense(fault))
+        return self._error or self._nonsense(fault)
 
     # -- inside ----------------------------------------------------------------------------------
 
@@ -234,63 +246,87 @@ class Session:
             elif self._held is not None:
                 self._held.append(data)
                 return
-            with contextlib.suppress(OSError, EOFError):  # the reader knows why, and tells all
-                self._channel.send(data)
+            self._try_to_send(data)
 
     def _put(self, data: bytes) -> None:
-        """Send it, if that can be; when not, the reader tells why."""
-        with self._lock, contextlib.suppress(OSError, EOFError):
+        with self._lock:
+            self._try_to_send(data)
+
+    def _try_to_send(self, data: bytes) -> None:
+        """Send it, if that can be; when the connection is gone, the reader tells why."""
+        try:
             self._channel.send(data)
+        except TakesNothing as fault:
+            self._end(self._lost(str(fault)))
+        except (OSError, EOFError):
+            return
 
     def _read(self) -> None:
+        try:
+            error = self._listen()
+        except (OSError, EOFError):  # while answering
+            error = self._ended()
+        except ValueError as fault:
+            error = self._nonsense(str(fault))
+        except Exception as fault:  # noqa: BLE001  (without a reader every request would wait)
+            error = self._nonsense(f"{type(fault).__name__}: {fault}")
+        self._end(error)
+
+    def _listen(self) -> SparkClusterError:
+        """Take what comes until the session is over, and return why it is.
+
+        Raises:
+            ValueError: something that no agent sends.
+            OSError, EOFError: what it asks for cannot be sent.
+        """
         heard = time.monotonic()
         while True:
+            data = None
             try:
                 data = self._channel.receive(0.5)
             except TimeoutError:
-                error = self._silence(time.monotonic() - heard)
-                if error is not None:
-                    self._end(error)
-                    return
-                continue
+                pass
             except (OSError, EOFError) as fault:
-                self._end(self._lost(str(fault) or "the connection was cut"))
-                return
-            if not data:
-                self._end(self._ended())
-                return
-            heard = time.monotonic()
-            try:
+                return self._lost(str(fault) or "the connection was cut")
+            if data == b"":
+                return self._ended()
+            if data:
+                heard = time.monotonic()
                 for event in self._buffer.feed(data):
-                    self._dispatch(event)
-                    if self._error is not None:
-                        return
-            except (OSError, EOFError):  # while answering
-                self._end(self._ended())
-                return
-            except ValueError as fault:
-                self._end(self._lost(f"the data received is not the agent's protocol ({fault})"))
-                return
+                    check_event(event)
+                    error = self._dispatch(event)
+                    if error is not None:
+                        return error
+            error = self._silence(time.monotonic() - heard)
+            if error is not None:
+                return error
+            if slow := self._buffer.why_too_slow():
+                return self._lost(slow)
 
-    def _dispatch(self, event: dict[str, Any]) -> None:
+    def _dispatch(self, event: dict[str, Any]) -> SparkClusterError | None:
+        """Do what an event asks for; return why it is the last one, if it is."""
         self._spoken = True
-        kind = event.get("event")
+        kind = event["event"]
         if kind == "ready":
             with self._lock:
                 held, self._held = b"".join(self._held or []), None
                 self._channel.send(held)
         elif kind == "need_code":
+            if self._has_code:
+                raise ValueError("it asks for the code again")
+            self._has_code = True
             with self._lock:
                 self._channel.send(frames.pack(payload.code()))
         elif kind == "alive":
             with self._lock:
                 self._channel.send(frames.pack({"op": "alive"}))
         elif kind in ("too_old", "no_room"):
-            self._end(self._unfit(event))
-        else:
-            mailbox = self._queues.get(event.get("req", 0))
-            if mailbox is not None:
-                mailbox.put(event)
+            return self._unfit(event)
+        elif (pending := self._pending.get(event["req"])) is not None:
+            if kind == "done":
+                check_reply(event, pending.op, pending.reply)
+            pending.mailbox.put(event)
+        return None
 
     def _silence(self, seconds: float) -> SparkClusterError | None:
         if not self._spoken:
@@ -298,7 +334,7 @@ class Session:
             if error is None and seconds > START_WITHIN:
                 error = self._lost(f"no message from the agent after {START_WITHIN:g} s")
             return error
-        if seconds > LOST_AFTER and self._queues:
+        if seconds > LOST_AFTER and self._pending:
             return self._lost(f"no sign of life for {seconds:.0f} s")
         return None
 
@@ -316,6 +352,14 @@ class Session:
             hint="no file is half-written there; run the same command again to continue",
         )
 
+    def _nonsense(self, fault: str) -> Failed:
+        return Failed(
+            f"what it sent is not the agent's protocol: {fault}",
+            where=self.node,
+            hint="the connection was ended; look at what the login shell prints there "
+            "(`ssh NODE true` must print nothing), and whether the node can be trusted",
+        )
+
     def _unfit(self, event: dict[str, Any]) -> SparkClusterError:
         if event["event"] == "too_old":
             return Failed(
@@ -326,8 +370,12 @@ class Session:
         return Failed(f"the agent cannot be stored there: {event['error']}", where=self.node)
 
     def _end(self, error: SparkClusterError) -> None:
-        self._error = error
-        for mailbox in list(self._queues.values()):
-            mailbox.put(error)
+        """End the session for the first reason that there is."""
+        with self._ending:
+            if self._error is not None:
+                return
+            self._error = error
+        for pending in list(self._pending.values()):
+            pending.mailbox.put(error)
         if not self._closing:
             self._channel.close()

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.agent_errors import why_no_agent
-from spark_cluster.runner.channel import TAKES_NOTHING_S
+from spark_cluster.runner.channel import must_take
 from spark_cluster.runner.node_connection import agent_argv
 from spark_cluster.runner.ssh_connect import connect, hang_up, no_answer, unreachable
 from spark_cluster.runner.ssh_route import Target
@@ -46,15 +46,12 @@ class SshChannel:
 
     def send(self, data: bytes) -> None:
         rest = memoryview(data)
-        since = time.monotonic()
+        begun = last = time.monotonic()
         while rest:
-            try:
+            must_take(len(data) - len(rest), begun, last)
+            with contextlib.suppress(TimeoutError):  # that of `receive`; a window may need longer
                 rest = rest[self._channel.send(bytes(rest[:SLICE])) :]
-                since = time.monotonic()
-            except TimeoutError:  # that of `receive`; a full window may need longer
-                if time.monotonic() - since > TAKES_NOTHING_S:
-                    self._channel.close()  # half a frame was sent: nothing can follow it
-                    raise OSError(f"the node has read nothing for {TAKES_NOTHING_S:g} s") from None
+                last = time.monotonic()
 
     def receive(self, timeout: float) -> bytes:
         self._channel.settimeout(timeout)

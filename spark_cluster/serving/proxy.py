@@ -159,7 +159,7 @@ def described(text: str | None) -> Access | None:
         if tls not in (None, "self-signed", "certificate"):
             return None
         return Access(str(found["url"]), bool(found["api_key"]), tls)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return None
 
 
@@ -168,7 +168,7 @@ def replicas_of(text: str | None) -> tuple[Replica, ...]:
     try:
         found = json.loads(text or "").get("replicas", [])
         return tuple(Replica(str(r["node"]), str(r["address"]), int(r["port"])) for r in found)
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ()
 
 
@@ -187,7 +187,7 @@ def models_of(text: str | None) -> tuple[ModelServer, ...]:
             for m in found
             if m["kind"] in KINDS
         )
-    except (ValueError, LookupError, TypeError, AttributeError):
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return ()
 
 

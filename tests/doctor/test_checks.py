@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 from pathlib import Path
@@ -15,6 +16,7 @@ from doctor_samples import (
     PARTS,
     STARTED,
     UNITS,
+    answer,
     environment,
     inspected,
     interface,
@@ -26,6 +28,7 @@ from doctor_samples import (
     trees,
     with_env,
 )
+from hostile.agent import answers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -456,6 +459,15 @@ def test_what_is_missing_never_makes_a_check_fail(missing: set[str]) -> None:
 def test_words_that_no_tool_says_end_no_examination(garbage: dict[str, str]) -> None:
     told = {name: {"/sys/x": text} if name in trees(1) else text for name, text in garbage.items()}
     for result in examine.judge([seen(1, **told), seen(2)]):
+        assert result.status in ("ok", "warn", "fail", "unknown")
+
+
+@settings(max_examples=min(4 * settings.default.max_examples, 2000))
+@given(answers(answer(1)))
+def test_whatever_the_tools_of_a_node_print_ends_no_examination(told: dict[str, Any]) -> None:
+    """Of a hostile node, too: what cannot be read is unknown, and the other node is judged."""
+    hostile = dataclasses.replace(seen(1), answer=told)
+    for result in examine.judge([hostile, seen(2)]):
         assert result.status in ("ok", "warn", "fail", "unknown")
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from registry_samples import archive as packed
 from registry_samples import name_registry, ours
+from waiting import HANG_S
 
 from spark_cluster.errors import Failed, InvalidFile
 from spark_cluster.loader import registries
@@ -171,6 +172,31 @@ def test_an_answer_that_never_ends_is_given_up(
     with pytest.raises(Failed, match="not fetched within"):
         taken(project, serve(drip), b"x")
     assert time.monotonic() - began < 120
+
+
+def test_headers_that_never_end(project, serve, monkeypatch) -> None:
+    """Each byte comes in time, and the limit is for all of it."""
+    over = threading.Event()
+
+    def drip(request: BaseHTTPRequestHandler) -> None:
+        request.wfile.write(b"HTTP/1.1 200 OK\r\nX-A: ")
+        while not over.wait(0.02):
+            request.wfile.write(b"a")
+
+    monkeypatch.setattr(archive, "TIMEOUT_S", 0.5)
+    found: list[BaseException] = []
+
+    def take() -> None:
+        with pytest.raises(Failed) as caught:
+            taken(project, serve(drip), b"x")
+        found.append(caught.value)
+
+    thread = threading.Thread(target=take, daemon=True)
+    thread.start()
+    thread.join(HANG_S / 4)
+    over.set()
+    (error,) = found
+    assert "not fetched within 0.5 s" in str(error)
 
 
 def test_a_server_that_is_silent_is_given_up(

@@ -79,25 +79,6 @@ def test_the_limit_of_a_step_is_the_longest_that_a_resource_names():
     assert pending_module.limit_of("stream", None, 0.0) == float("inf")
 
 
-def test_an_answer_that_is_on_its_way_is_waited_for(fake, monkeypatch):
-    """It takes several times its limit, a byte in each tenth of that."""
-    answer = frames.pack({"event": "done", "req": 1, "status": 0, "stdout": "", "stderr": ""})
-
-    def comes(limit_s):
-        monkeypatch.setattr(pending_module, "OVERDUE_S", limit_s)
-        text = (
-            f"import os,time\ndata = {answer!r}\n"
-            f"for at in range(len(data)): os.write(1, data[at:at+1]); time.sleep({limit_s / 10})\n"
-            "time.sleep(600)\n"
-        )
-        try:
-            return fake(text).run(["true"], timeout=limit_s).status == 0
-        except Failed:  # a busy machine made a pause of that length
-            return False
-
-    assert any(comes(limit_s) for limit_s in (0.1, 1.0, 10.0))
-
-
 def test_an_agent_that_takes_nothing_more_is_lost(fake, monkeypatch):
     """Its pipe is full, and it never reads: the request cannot be sent, nor an answer come."""
     monkeypatch.setattr(channel_module, "TAKES_NOTHING_S", 0.3)
@@ -105,6 +86,17 @@ def test_an_agent_that_takes_nothing_more_is_lost(fake, monkeypatch):
     session = fake("import time; time.sleep(600)")
     with pytest.raises(Unreachable):
         session.run(["cat"], stdin="x" * 1_000_000)
+
+
+def test_an_agent_that_takes_a_byte_now_and_then_is_lost(fake, monkeypatch):
+    monkeypatch.setattr(channel_module, "TAKES_NOTHING_S", 0.3)
+    monkeypatch.setattr(channel_module, "SLOWEST", 1 << 40)
+    alive = frames.pack({"event": "alive"})
+    session = fake(
+        f"import os,time\nwhile os.read(0, 5000): os.write(1, {alive!r}); time.sleep(0.1)\n"
+    )
+    with pytest.raises(Unreachable, match=r"the node has read only [0-9]+ bytes in "):
+        session.run(["cat"], stdin="x" * 10_000_000)
 
 
 def test_a_request_that_is_too_long_is_refused_where_it_is_made(agent, monkeypatch):

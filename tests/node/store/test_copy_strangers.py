@@ -37,7 +37,9 @@ class Sender:
         self.pem, key = certificate(folder)
         self.encrypted = encrypted
         tls = wire.sender_tls(str(self.pem), str(key)) if encrypted else None
-        self.server = BlobServer(HubCache(folder / "source", folder / "ours"), self.manifest, TOKEN, tls)
+        self.server = BlobServer(
+            HubCache(folder / "source", folder / "ours"), self.manifest, TOKEN, tls
+        )
         self.thread = threading.Thread(
             target=self.server.run, args=([("127.0.0.1", 0)],), daemon=True
         )
@@ -59,7 +61,9 @@ class Sender:
     def is_received(self) -> bool:
         """Return whether a receiver gets the whole model."""
         moved = self.receiver().run().moved
-        sound = verify(HubCache(self.folder / "target", self.folder / "ours-target"), self.manifest).sound
+        sound = verify(
+            HubCache(self.folder / "target", self.folder / "ours-target"), self.manifest
+        ).sound
         return sound and moved == self.manifest.size
 
     @contextlib.contextmanager
