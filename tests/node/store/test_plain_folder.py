@@ -118,7 +118,7 @@ def test_a_folder_that_a_link_leads_out_of_is_not_written_through(source, target
     target.root.mkdir()
     (tmp_path / "elsewhere").mkdir()
     (target.root / "sub").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NotFollowed, match="sub.*is a link|is a link.*sub"):
+    with pytest.raises(NotFollowed, match=r"is a link.*/sub"):
         copied(source, target, manifest)
     assert not list((tmp_path / "elsewhere").iterdir())
 
