@@ -55,8 +55,8 @@ def work(given: Given) -> dict[str, Any]:
 
     Args:
         given: `hub` or `folder` (a plain one), and `ours`, our notes on it; `manifest`; `receive`
-            (sender, addresses, spare, token, certificate, streams, revision) and `serve` (addresses, spare,
-            token, certificate, key, follow, state), each or null.
+            (sender, addresses, spare, token, certificate, streams, revision) and `serve`
+            (addresses, spare, token, certificate, key, follow, state), each or null.
 
     Raises:
         ResourceError: what either of them raises, or a file has no hash.
