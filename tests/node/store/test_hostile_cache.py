@@ -194,6 +194,20 @@ def test_a_copy_puts_right_what_is_not_a_file_of_ours(victim, trick, place):
     victim.untouched(read=trick == "hard link")
 
 
+@pytest.mark.parametrize("by", ["receive", "pull"])
+def test_a_half_file_with_a_second_name_is_not_gone_on_with(victim, tmp_path, by, monkeypatch):
+    """Its other name may be any file of the host, which would be written."""
+    host = container.outside(tmp_path / "shorter", 100)
+    leave("hard link", Path(f"{victim.blob()}.incomplete"), host, FILE_TRICKS)
+    victim.blob().unlink()
+    if by == "pull":
+        _pull(victim, monkeypatch)
+    else:
+        _received(victim)
+    assert victim.state()["missing"] == []
+    untouched(host, victim.host.root)
+
+
 @pytest.mark.parametrize("operation", ["receive", "publish", "adopt", "send", "prune", "state"])
 @pytest.mark.parametrize("place", ["blobs", f"snapshots/{COMMIT}", "refs"])
 def test_a_folder_that_is_exchanged_for_a_link_meanwhile(victim, place, operation):
@@ -390,7 +404,7 @@ def test_a_hostile_model_of_the_login_user_is_not_taken_over(victim, login, tric
 
 
 @user.needs_root
-@pytest.mark.parametrize("other", ["home", "root's file"])
+@pytest.mark.parametrize("other", ["home", "file", "folder"])
 def test_a_model_of_another_user_is_not_taken_over(victim, login, other, monkeypatch):
     _plant(login, victim.outside)
     place = "/nonexistent/.cache/huggingface/hub"
@@ -398,7 +412,8 @@ def test_a_model_of_another_user_is_not_taken_over(victim, login, other, monkeyp
         monkeypatch.setenv("SUDO_USER", "daemon")
     else:
         for path in (login / ".cache").rglob("*"):
-            os.lchown(path, 1, 1)
+            if path.is_dir() == (other == "folder"):
+                os.lchown(path, 1, 1)
     assert victim.state()["elsewhere"] == ""
     with pytest.raises(ResourceError):
         victim.ask("adopt", **REVISION, revision="main", other=place)
