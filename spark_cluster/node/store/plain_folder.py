@@ -16,9 +16,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.beneath import NotFollowed, clone, pieces, write_whole
+from spark_cluster.node.beneath import NotFollowed
 from spark_cluster.node.durable import make_folder, write_file
 from spark_cluster.node.faults import explain
+from spark_cluster.node.open_files import clone, pieces, write_whole
 from spark_cluster.node.store.hub_cache import HubCache, Lacking
 from spark_cluster.node.store.manifest import MOST_FILES, SHA256, Manifest, StoredFile, check_path
 from spark_cluster.node.values import ResourceError
