@@ -23,7 +23,7 @@ HUB_PORT = 7347
 def send(given: dict[str, Any], manifest: Manifest) -> None:
     """Serve until standard input ends; `ready` is printed when it listens."""
     tls = wire.sender_tls(given["certificate"], given["key"]) if given["key"] else None
-    server = BlobServer(HubCache(Path(given["root"])), manifest, given["token"], tls)
+    server = BlobServer(_cache(given), manifest, given["token"], tls)
     server.follow = bool(given.get("follow"))
     thread = threading.Thread(
         target=server.run, args=([(address, PORT) for address in given["addresses"]],)
@@ -36,10 +36,15 @@ def send(given: dict[str, Any], manifest: Manifest) -> None:
     thread.join()
 
 
+def _cache(given: dict[str, Any]) -> HubCache:
+    root = Path(given["root"])
+    return HubCache(root, root.with_name(f"{root.name}-ours"))
+
+
 def receive(given: dict[str, Any], manifest: Manifest) -> None:
     """Fetch all; what was moved is printed."""
     client = BlobClient(
-        HubCache(Path(given["root"])),
+        _cache(given),
         manifest,
         given["token"],
         [(address, PORT) for address in given["addresses"]],

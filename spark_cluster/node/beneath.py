@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_cluster.node.durable import write_at
+from spark_cluster.node.open_files import is_own, pieces
 from spark_cluster.node.temporary_names import temporary_name
 
 DEEPEST = 32
@@ -30,10 +30,7 @@ MOST_LINKS = 40
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FICLONE = 0x40049409
-"""ioctl that lets two files share their blocks until one is written. Source: linux/fs.h."""
 _BATCH = 1000
-_PIECE = 4 << 20
 
 
 class NotFollowed(OSError):
@@ -270,36 +267,6 @@ class Folder:
     def _must_be_owned(self, about: os.stat_result, path: Path | str) -> None:
         if self.owners is not None and about.st_uid not in self.owners:
             raise NotFollowed(self.root / path, f"belongs to another user (uid {about.st_uid})")
-
-
-def is_own(about: os.stat_result) -> bool:
-    """Return whether it is a regular file that nobody else can write by its owner or another name:
-    it belongs to this process's user (root), and has one name only."""
-    return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and about.st_nlink == 1
-
-
-def pieces(handle: int, size: int, piece: int = _PIECE) -> Iterator[bytes]:
-    """Yield the bytes of an open file from its beginning, at most `size`, piece by piece."""
-    at = 0
-    while at < size and (data := os.pread(handle, min(piece, size - at), at)):
-        yield data
-        at += len(data)
-
-
-def write_whole(handle: int, data: bytes | memoryview) -> None:
-    """Write all of it where the file is."""
-    left = memoryview(data)
-    while left:
-        left = left[os.write(handle, left) :]
-
-
-def clone(source: int, target: int) -> bool:
-    """Have an empty file share the blocks of another one; False where the disk cannot do that."""
-    try:
-        fcntl.ioctl(target, _FICLONE, source)
-    except OSError:
-        return False
-    return True
 
 
 def _scanned(folder: int) -> Iterator[os.DirEntry[str]]:

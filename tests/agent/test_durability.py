@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import json
 import os
@@ -13,7 +14,10 @@ import pytest
 from factories import apply
 
 from spark_cluster.agent import bootstrap
+from spark_cluster.node.durable import write_file
 from spark_cluster.node.host import Host
+from spark_cluster.node.temporary import TemporaryFiles
+from spark_cluster.node.temporary_names import temporary_name
 from spark_cluster.resources import Command, Directory, File
 from spark_cluster.resources.base import Resource
 
@@ -108,3 +112,41 @@ def test_only_root_reads_the_journal(tmp_path):
     files = [path for path in (tmp_path / JOURNAL).rglob("*") if path.is_file()]
     assert len(files) == 3
     assert {stat.S_IMODE(path.stat().st_mode) for path in files} == {0o600}
+
+
+def test_a_small_file_is_not_written_through_a_link(tmp_path):
+    """Neither by the name that it has at first, nor by its own."""
+    outside = tmp_path / "outside"
+    outside.write_text("theirs")
+    outside.chmod(0o600)
+    for name in (".f.new", "f"):
+        (tmp_path / name).symlink_to(outside)
+    write_file(tmp_path / "f", b"ours", 0o644)
+    assert (outside.read_text(), outside.stat().st_mode & 0o777) == ("theirs", 0o600)
+    assert not (tmp_path / "f").is_symlink()
+    assert (tmp_path / "f").read_text() == "ours"
+
+
+def test_what_a_crash_left_of_a_small_file_goes_with_the_next_write(tmp_path):
+    left, written = (tmp_path / temporary_name("f") for _ in range(2))
+    other = tmp_path / temporary_name("g")
+    for path in (left, written, other):
+        path.write_text("half")
+    with written.open() as opened:
+        fcntl.flock(opened, fcntl.LOCK_EX)  # as a process that is at work with it
+        write_file(tmp_path / "f", b"ours")
+        TemporaryFiles(tmp_path / "state").path_for(written)
+        TemporaryFiles(tmp_path / "state").clean(lambda _text: None)
+    assert (left.exists(), written.exists(), other.exists()) == (False, True, False)
+    write_file(tmp_path / "f", b"ours")
+    assert [path.name for path in tmp_path.iterdir() if path.is_file()] == ["f"]
+
+
+def test_a_small_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatch):
+    def full(_handle: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(OSError, match="No space left"):
+        write_file(tmp_path / "f", b"ours")
+    assert list(tmp_path.iterdir()) == []

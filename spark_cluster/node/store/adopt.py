@@ -8,7 +8,8 @@ import pwd
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from spark_cluster.node.beneath import Folder, clone, pieces, write_whole
+from spark_cluster.node.beneath import Folder
+from spark_cluster.node.open_files import clone, pieces, write_whole
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.store.records import Records

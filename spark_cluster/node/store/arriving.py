@@ -7,7 +7,7 @@ import os
 import threading
 from dataclasses import dataclass
 
-from spark_cluster.node.beneath import pieces
+from spark_cluster.node.open_files import pieces
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 
-from spark_cluster.node.beneath import is_own
+from spark_cluster.node.open_files import is_own
 from spark_cluster.node.store import unproved, wire
 from spark_cluster.node.store.hub_cache import HubCache, is_locked
 from spark_cluster.node.store.manifest import Manifest, StoredFile

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from spark_cluster.node.beneath import pieces
+from spark_cluster.node.open_files import pieces
 from spark_cluster.node.store import hub_problems
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.hub_problems import HubProblem

@@ -19,8 +19,9 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from spark_cluster.node.beneath import Folder, NotFollowed, is_own
+from spark_cluster.node.beneath import Folder, NotFollowed
 from spark_cluster.node.durable import make_folder
+from spark_cluster.node.open_files import is_own
 from spark_cluster.node.store.layout import (
     INCOMPLETE,
     LOCKS,

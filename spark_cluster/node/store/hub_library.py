@@ -15,7 +15,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.beneath import pieces
+from spark_cluster.node.open_files import pieces
 from spark_cluster.node.store import hub_problems
 from spark_cluster.node.store.fetching import LONGEST_WAIT_S, TRIES, HashedFile, wait_of
 from spark_cluster.node.store.hub_cache import HubCache

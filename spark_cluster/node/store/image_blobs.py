@@ -20,7 +20,7 @@ import tempfile
 from collections.abc import Callable, Sequence
 from typing import IO, Any
 
-from spark_cluster.node.beneath import write_whole
+from spark_cluster.node.open_files import write_whole
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import SHA256, BadManifest, Manifest, StoredFile
 from spark_cluster.node.values import ResourceError

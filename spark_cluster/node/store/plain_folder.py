@@ -17,9 +17,10 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import paths
-from spark_cluster.node.beneath import Entry, clone, pieces, write_whole
+from spark_cluster.node.beneath import NotFollowed
 from spark_cluster.node.durable import make_folder, write_file
 from spark_cluster.node.faults import explain
+from spark_cluster.node.open_files import clone, pieces, write_whole
 from spark_cluster.node.store.hub_cache import HubCache, Lacking
 from spark_cluster.node.store.manifest import MOST_FILES, SHA256, Manifest, StoredFile, check_path
 from spark_cluster.node.values import ResourceError
@@ -146,7 +147,7 @@ class PlainFolder(HubCache):
         staged = target.with_name(f".{target.name}{STAGED}")
         self.files.remove(staged)
         with contextlib.ExitStack() as stack:
-            opened = self.files.open(source)
+            opened = self._opened(source)
             stack.callback(os.close, opened)
             new = self.files.create(staged)
             stack.callback(os.close, new)
@@ -184,7 +185,7 @@ class PlainFolder(HubCache):
         size, changed, digest = known.get(path, (-1, -1, ""))
         if (size, changed) == (about.st_size, about.st_mtime_ns):
             return digest
-        found, handle = hashlib.sha256(), self.files.open(path)
+        found, handle = hashlib.sha256(), self._opened(path)
         try:
             for piece in pieces(handle, about.st_size, PIECE):
                 found.update(piece)
@@ -196,8 +197,6 @@ class PlainFolder(HubCache):
     def _files(self) -> list[tuple[str, os.stat_result]]:
         """Regular files in order of name, with their path. Raises ResourceError."""
         try:
-            with self.files.at() as folder:
-                owner = os.fstat(folder).st_uid
             walk = self.files.walk(enters=self._counts)
             entries = [entry for entry in walk if self._counts(entry.path)]
         except OSError as error:
@@ -206,32 +205,34 @@ class PlainFolder(HubCache):
             ) from error
         if not 0 < len(entries) <= MOST_FILES:
             raise ResourceError(f"{self.root} has no file, or more than {MOST_FILES}")
-        for entry in entries:
-            self._must_be_plain(entry, owner)
-        return sorted((check_path(entry.path), entry.about) for entry in entries)
-
-    def _must_be_plain(self, entry: Entry, owner: int) -> None:
-        about = entry.about
-        if not stat.S_ISREG(about.st_mode):
-            raise ResourceError(
-                f"{self.root / entry.path} is a link or no file; a folder of plain files is copied",
-                "replace it by the file itself; a hub cache is copied by its repository's name",
-            )
-        if about.st_nlink > 1 and about.st_uid != owner:
-            raise ResourceError(
-                f"{self.root / entry.path} is a hard link to a file of another user "
-                f"(uid {about.st_uid})",
-                "replace it by a copy",
-            )
+        for path, about, _target in entries:
+            if not stat.S_ISREG(about.st_mode):
+                raise ResourceError(
+                    f"{self.root / path} is a link or no file; a folder of plain files is copied",
+                    "replace it by the file itself; a hub cache is copied by its repository's name",
+                )
+        return sorted((check_path(path), about) for path, about, _target in entries)
 
     def open(self, repository: str, file: StoredFile) -> int:
         """Open a file that is whole; it may be any user's. Raises OSError."""
         path = self.blob(repository, file.blob)
-        handle = self.files.open(path)
+        handle = self._opened(path)
         if os.fstat(handle).st_size == file.size:
             return handle
         os.close(handle)
         raise OSError(0, "its size is not the one that it had", str(path))
+
+    def _opened(self, path: Path | str) -> int:
+        """Open a regular file that the folder's owner has not borrowed from another user."""
+        handle = self.files.open(path)
+        about = os.fstat(handle)
+        with self.files.at() as folder:
+            owner = os.fstat(folder).st_uid
+        if about.st_nlink == 1 or about.st_uid == owner:
+            return handle
+        os.close(handle)
+        what = f"is a hard link to a file of another user (uid {about.st_uid})"
+        raise NotFollowed(self.root / path, what)
 
     def _counts(self, path: str) -> bool:
         name = path.rpartition("/")[2]

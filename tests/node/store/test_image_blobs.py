@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import os
@@ -9,6 +10,8 @@ import tarfile
 from pathlib import Path
 
 import pytest
+from hostile import container
+from hostile.container import FILE_TRICKS, FOLDER_TRICKS
 
 from spark_cluster.node.store import image_work
 from spark_cluster.node.store.hub_cache import HubCache
@@ -151,3 +154,23 @@ def test_the_program_does_either(docker: Path, tmp_path: Path) -> None:
 )
 def test_layers_count_from_the_lowest(images, count: int) -> None:
     assert common_layers(["a", "b", "c"], images) == count
+
+
+PLACES = (".", "blobs", "blobs/exporting.incomplete", "exported.json", "BLOB")
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("trick", [*FILE_TRICKS, "link to a folder"])
+def test_nothing_is_followed_in_the_files_of_an_image(docker, tmp_path, trick, place):
+    host = container.outside(tmp_path / "outside")
+    save(docker)
+    cache, manifest, _ = exported(tmp_path)
+    tricks = {**FILE_TRICKS, "link to a folder": FOLDER_TRICKS["link"]}
+    folder = cache.folder(REPOSITORY)
+    blob = f"blobs/{manifest.files[0].blob}"
+    container.leave(trick, folder / place.replace("BLOB", blob), host, tricks)
+    with contextlib.suppress(ResourceError, OSError):
+        load(cache, manifest, lambda _count: None)
+    with contextlib.suppress(ResourceError, OSError):
+        exported(tmp_path)
+    container.untouched(host, cache.root, docker, read=trick == "hard link")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import threading
 from pathlib import Path
 
 import pytest
+from hostile import container, user
+from hostile.container import FILE_TRICKS
 
 from spark_cluster.node.beneath import NotFollowed
 from spark_cluster.node.store.blob_client import BlobClient
@@ -118,7 +121,7 @@ def test_a_folder_that_a_link_leads_out_of_is_not_written_through(source, target
     target.root.mkdir()
     (tmp_path / "elsewhere").mkdir()
     (target.root / "sub").symlink_to(tmp_path / "elsewhere")
-    with pytest.raises(NotFollowed, match=r"sub.*is a link|is a link.*sub"):
+    with pytest.raises(NotFollowed, match=r"is a link.*/sub"):
         copied(source, target, manifest)
     assert not list((tmp_path / "elsewhere").iterdir())
 
@@ -165,3 +168,61 @@ def test_a_time_that_cannot_be_one_is_refused(source):
     document["files"][0]["changed"] = "now"
     with pytest.raises(ResourceError, match="its time is 'now'"):
         Manifest.from_document(document)
+
+
+@pytest.mark.parametrize("trick", [*sorted(FILE_TRICKS.keys() - {"huge file"}), "exchanged"])
+def test_a_folder_of_a_user_gives_away_nothing_of_others(source, target, tmp_path, trick):
+    host = container.outside(tmp_path / "outside", len(CONTENTS["same-1.bin"]))
+    manifest = source.manifest()
+    place = source.root / "same-1.bin"
+    if trick == "exchanged":
+        meanwhile = container.exchanged(place, host.secret)
+    else:
+        container.leave(trick, place, host, FILE_TRICKS)
+        meanwhile = contextlib.nullcontext()
+    if os.geteuid() == 0:
+        user.owned(source.root)
+    with meanwhile:
+        for _ in range(10 if trick == "exchanged" else 1):
+            with contextlib.suppress(ResourceError, OSError):
+                source.manifest()
+            source.adopt(manifest)
+            with contextlib.suppress(ResourceError, OSError):
+                copied(source, target, manifest)
+    container.untouched(host, target.root)
+
+
+@pytest.mark.parametrize("trick", FILE_TRICKS)
+@pytest.mark.parametrize(
+    "place", ["config.json", "sub", ".complete", ".spark-cluster-incoming", "HALF"]
+)
+def test_nothing_is_written_through_a_folder_of_a_user(source, target, tmp_path, trick, place):
+    host = container.outside(tmp_path / "outside")
+    manifest = source.manifest()
+    half = target.incomplete(manifest.repository, manifest.files[0].blob)
+    container.leave(trick, half if place == "HALF" else target.root / place, host, FILE_TRICKS)
+    with contextlib.suppress(ResourceError, OSError):
+        copied(source, target, manifest, "org/model@main")
+    container.untouched(host, target.root, read=trick == "hard link")
+
+
+@user.needs_root
+def test_a_hard_link_to_another_users_file_is_refused(source, tmp_path):
+    host = container.outside(tmp_path / "outside")
+    container.leave("hard link", source.root / "config.json", host, FILE_TRICKS)
+    user.owned(source.root)
+    with pytest.raises(NotFollowed, match="hard link to a file of another user"):
+        source.manifest()
+    container.untouched(host)
+
+
+@user.needs_root
+def test_a_folder_is_not_reached_through_a_link_of_a_user(tmp_path):
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/secret").write_text("x")
+    link = tmp_path / "models"
+    link.symlink_to("etc")
+    assert PlainFolder(link, tmp_path / "ours").manifest().files
+    os.lchown(link, user.NOBODY, user.NOBODY)
+    with pytest.raises(ResourceError, match="a link of another user"):
+        PlainFolder(link, tmp_path / "ours").manifest()
