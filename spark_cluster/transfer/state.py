@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.config.caches import CACHE_ROOT, CACHES
+from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.errors import Failed
+from spark_cluster.node.store.layout import HUB
 from spark_cluster.node.store.manifest import BadManifest, Manifest, is_commit
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ class Have:
 
 def hub_folder(root: str = CACHE_ROOT) -> str:
     """The hub cache on a node whose caches are below `root` (serving/caches.py: `root_on`)."""
-    return f"{root}/{CACHES['HF_HOME']}/hub"
+    return f"{root}/{HUB}"
 
 
 def models_on(play: Play, nodes: Iterable[Node], wanted: Wanted, hub: str) -> dict[str, Have]:

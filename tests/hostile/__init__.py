@@ -4,3 +4,22 @@
 `user.py` runs programs as a user of the node without rights, `agent.py` plays the agent's side of
 a session.
 """
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from typing import Any
+
+import pytest
+
+EVERY = 4
+"""Of the combinations of an attack, a place and an operation, `make test` tries one of so many."""
+
+
+def sampled(*sides: Iterable[str]) -> list[Any]:
+    """Return all combinations; those that are left to `make soak` have its marker."""
+    return [
+        case if number % EVERY == 0 else pytest.param(*case, marks=pytest.mark.soak)
+        for number, case in enumerate(itertools.product(*sides))
+    ]

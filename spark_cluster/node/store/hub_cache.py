@@ -29,6 +29,7 @@ from spark_cluster.node.store.layout import (
     check_revision,
     folder_name,
     repository_of,
+    trusted,
 )
 from spark_cluster.node.store.manifest import (
     MOST_FILES,
@@ -98,7 +99,7 @@ class HubCache:
     def __init__(self, root: Path, ours: Path | None = None, files: Folder | None = None) -> None:
         self.root = root
         self.ours = ours
-        self.files = files or Folder(root)
+        self.files = files or Folder(trusted(root))
 
     def folder(self, repository: str) -> Path:
         """The folder of a repository.

@@ -17,6 +17,9 @@ LOCKS = "locks"
 LIBRARY = paths.HUB_LIBRARY
 """Folder of the virtual environment with the hub's own library."""
 
+HUB = "huggingface/hub"
+"""Below the folder of the caches: the hub cache."""
+
 KEPT_FREE = 5 << 30
 """Bytes that a download or copy leaves free on the disk."""
 
@@ -49,6 +52,15 @@ def check_revision(revision: str) -> str:
 def manifest_path(ours: Path, repository: str, commit: str) -> Path:
     """Return the path of a manifest below OURS. Raises BadManifest."""
     return ours / "manifests" / f"{folder_name(repository)}@{check_commit(commit)}.json"
+
+
+def trusted(hub: Path) -> Path:
+    """Return the folder from which on no link is followed to a hub cache.
+
+    Before images had caches of their own, a container could write to all that is below the folder
+    of the caches; only that folder itself may be reached through an administrator's links.
+    """
+    return hub.parents[1] if hub.parts[-2:] == tuple(HUB.split("/")) else hub
 
 
 def snapshot_folder(hub: str, repository: str, commit: str) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hostile import container, user
+from hostile import container, sampled, user
 from hostile.container import FILE_TRICKS, FOLDER_TRICKS, Outside, exchanged, leave, untouched
 from models import COMMIT, REPOSITORY, content, model
 from waiting import HANG_S
@@ -28,7 +28,7 @@ from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.records import Records
 from spark_cluster.node.values import ResourceError
 
-HUB = "/var/cache/hub"
+HUB = "/var/cache/caches/huggingface/hub"
 CONTENTS = {
     "config.json": b"{}",
     "model.safetensors": content(5000, 1),
@@ -162,18 +162,16 @@ def _tried(victim: Victim, operation: str) -> None:
         OPERATIONS[operation](victim)
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("place", FOLDERS)
-@pytest.mark.parametrize("trick", FOLDER_TRICKS)
+@pytest.mark.parametrize(
+    ("trick", "place", "operation"), sampled(FOLDER_TRICKS, FOLDERS, OPERATIONS)
+)
 def test_in_the_place_of_a_folder(victim, trick, place, operation):
     leave(trick, victim.repository / place, victim.outside, FOLDER_TRICKS)
     _tried(victim, operation)
     victim.untouched()
 
 
-@pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("place", FILES)
-@pytest.mark.parametrize("trick", FILE_TRICKS)
+@pytest.mark.parametrize(("trick", "place", "operation"), sampled(FILE_TRICKS, FILES, OPERATIONS))
 def test_in_the_place_of_a_file(victim, trick, place, operation):
     path = victim.repository / place.replace("BLOB", f"blobs/{victim.blob().name}")
     if ".incomplete" in place:
@@ -181,6 +179,17 @@ def test_in_the_place_of_a_file(victim, trick, place, operation):
     leave(trick, path, victim.outside, FILE_TRICKS)
     _tried(victim, operation)
     victim.untouched(read=trick == "hard link")
+
+
+@pytest.mark.parametrize("name", ["huggingface", "huggingface/hub"])
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_a_link_in_the_place_of_the_whole_hub_cache(victim, name, operation):
+    """Containers could write to the folder of all caches before they had folders of their own."""
+    top = victim.cache.root.parents[1]
+    (top / name).rename(top / "aside")
+    (top / name).symlink_to(victim.outside.cron)
+    _tried(victim, operation)
+    victim.untouched()
 
 
 @pytest.mark.parametrize("trick", FILE_TRICKS)
