@@ -14,14 +14,13 @@ from spark_cluster.loader.template import render
 from spark_cluster.resources import (
     Directory,
     File,
-    Line,
     Package,
     Resource,
     Secret,
     SelfSignedCertificate,
     Service,
 )
-from spark_cluster.serving import proxy
+from spark_cluster.serving import named_keys, proxy
 from spark_cluster.serving.proxy import ModelServer, Replica, TlsKind
 from spark_cluster.serving.routes import CONNECTIONS, error_body, routes
 from spark_cluster.topology import Node
@@ -102,7 +101,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     if settings.api_key is not None:
         digest = hashlib.sha256(settings.api_key.get_secret_value().encode()).hexdigest()
         secrets[proxy.KEYS] = _secret(proxy.KEYS, f"{digest.upper()}\n")
-        yield Line(proxy.NAMED_KEYS, line=proxy.NAMED_HEADER, create=True, mode=0o600)
+        yield named_keys.FILE
     else:
         yield File(proxy.KEYS, state="absent")
     if settings.tls == "certificate" and settings.certificate is not None:
