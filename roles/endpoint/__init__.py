@@ -85,9 +85,10 @@ class Settings(BaseModel):
     connections_per_address: int = Field(
         default=512,
         ge=1,
-        description="connections that one client address may have open at a time; those beyond are "
-        "reset. Without a limit where the endpoint is on the loopback; at most 128 with several "
-        "models, whose connections take more memory",
+        description="connections that one client address may have open at a time once it has shown "
+        "a key, and that all other addresses of a network (/24 of IPv4, /64 of IPv6) may have "
+        "together; those beyond are reset. Without a limit where the endpoint is on the loopback; "
+        "at most 128 with several models, whose connections take more memory",
     )
 
 
@@ -180,7 +181,7 @@ def configuration(settings: Settings) -> str:
         named_keys=_name(proxy.NAMED_KEYS),
         socket=_name(proxy.ADMIN_SOCKET),
         certificate=certificate,
-        per_address=_per_address(settings),
+        most=_most_connections(settings),
         errors=ERRORS,
         retry=RETRY,
         replicas=settings.replicas,
@@ -191,8 +192,8 @@ def configuration(settings: Settings) -> str:
     )
 
 
-def _per_address(settings: Settings) -> int | None:
-    """Connections of one address; None on the loopback, where all programs have the same one."""
+def _most_connections(settings: Settings) -> int | None:
+    """Connections of one address or network; None on the loopback, where all programs share one."""
     local = settings.host is not None and ip_address(settings.host).is_loopback
     if local:
         return None
