@@ -18,8 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import own_program, tuned_kernels
-from spark_cluster.node.durable import make_folder
+from spark_cluster.node import locks, own_program, tuned_kernels
 from spark_cluster.node.values import ResourceError
 
 CONTAINER = "spark-tune"
@@ -55,8 +54,8 @@ def argv(request: Mapping[str, Any]) -> list[str]:
     """Return the command that tunes, with this very code.
 
     Args:
-        request: `image` (its id), `root` (folder of the caches), `entry` (model, tp, gpu, file),
-            `words` (arguments of the tuner), `sizes`, `renew` (also what is tuned), `volumes`,
+        request: `image` (its id), `root` (folder of the caches), `lock` (its file), `entry`
+            (model, tp, gpu, file), `words` (arguments of the tuner), `sizes`, `renew` (also what is tuned), `volumes`,
             `env`, `tuner` (a file of the node, or empty for the image's own), `limit_s`. It does
             not depend on what is done already: the same work must be found while it runs.
     """
@@ -76,7 +75,7 @@ def _ended(_signal: int, _frame: Any) -> None:
 
 def tune(request: Mapping[str, Any]) -> dict[str, Any]:
     """Tune what lacks, and return what was done. Raises ResourceError, OSError."""
-    with _alone(Path(request["root"]) / tuned_kernels.FOLDER):
+    with _alone(Path(request["lock"])):
         return _tuned(request)
 
 
@@ -116,14 +115,13 @@ def there_are(request: Mapping[str, Any]) -> set[int]:
 
 
 @contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
+def _alone(lock: Path) -> Iterator[None]:
     """Hold the lock of tuning on this node.
 
     Raises:
         ResourceError: another one has it.
     """
-    make_folder(folder, 0o755)
-    handle = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = locks.opened(lock)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

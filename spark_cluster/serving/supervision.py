@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.agent.operations import LOCK_FILE
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.inference import replies
 from spark_cluster.inference.containers import NODES
 from spark_cluster.inference.process import RAY, SERVER, TITLE
 from spark_cluster.inference.ray import NODES as RAY_NODES
 from spark_cluster.inference.ray import TOKEN_FILE
+from spark_cluster.node import locks
 from spark_cluster.node.supervision.policy import State
 from spark_cluster.resources.unit import DECLARED
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
@@ -42,6 +42,7 @@ PROGRAM = UnitProgram(
         "node/durable",
         "node/engine_metrics",
         "node/http",
+        "node/locks",
         "node/nvidia_smi",
         "node/supervision/__init__",
         "node/supervision/look",
@@ -59,7 +60,7 @@ def configuration(limits: Mapping[str, Any]) -> dict[str, Any]:
         "ray": RAY,
         "unit_folder": UNIT_FOLDER,
         "declared": DECLARED,
-        "lock": f"/{LOCK_FILE}",
+        "lock": locks.RUN,
         "title": TITLE.pattern,
         "labels": {
             "endpoint": endpoint.LABEL,

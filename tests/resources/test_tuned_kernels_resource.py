@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.node import kernel_tuner, tuned_kernels
+from spark_cluster.node import kernel_tuner, locks, tuned_kernels
 from spark_cluster.resources import InvalidResource, TunedKernels
 
 FILE = "E=8,N=64,device_name=NVIDIA_GB10.json"
@@ -86,7 +86,7 @@ def test_tuned_once_and_then_left(tuned: Any) -> None:
     assert (entry["file"], entry["sizes"], entry["engine"]) == (FILE, [1, 2], "0.32.0")
     assert [tuned.apply(MADE).verdict, tuned.check(MADE).verdict] == ["ok", "ok"]
     assert len(runs(tuned)) == 2
-    assert {path.name for path in folder.parent.iterdir()} == {folder.name, ".lock"}
+    assert {path.name for path in folder.parent.iterdir()} == {folder.name}
 
 
 def test_the_container_has_no_network_and_the_tuners_own_arguments(tuned: Any) -> None:
@@ -152,9 +152,9 @@ def test_an_image_that_cannot_tune(node: Any, probe: dict[str, Any], said: str) 
 
 def test_one_at_a_time(tuned: Any) -> None:
     """Another one would end the container of the first."""
-    folder = tuned.root / "srv/caches/tuned"
-    folder.mkdir(parents=True)
-    with (folder / ".lock").open("w") as held:
+    lock = tuned.root / locks.TUNING.lstrip("/")
+    lock.parent.mkdir(parents=True)
+    with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         result = tuned.apply(MADE)
     assert (result.verdict, "another tuning runs on this node" in result.error) == ("failed", True)
