@@ -10,6 +10,7 @@ from hostile import user
 
 from spark_cluster.agent.lock import Locked, NodeLock
 from spark_cluster.bench import on_node
+from spark_cluster.lab.lock import LabLock
 from spark_cluster.node import kernel_tuner, locks
 from spark_cluster.node.host import Host
 from spark_cluster.node.supervision.main import Supervisor
@@ -75,7 +76,13 @@ def bench_lock(root: Path) -> Path:
     return host.path(on_node.LOCK)
 
 
-@pytest.mark.parametrize("made", [run_lock, supervisors_lock, tuners_lock, bench_lock])
+def lab_lock(root: Path) -> Path:
+    path = root / "lab/lock"
+    with LabLock(path).held(lambda _: None):
+        return path
+
+
+@pytest.mark.parametrize("made", [run_lock, supervisors_lock, tuners_lock, bench_lock, lab_lock])
 def test_a_user_cannot_hold_a_lock(root: Path, made: Callable[[Path], Path]) -> None:
     path = made(root)
     assert path.exists()
