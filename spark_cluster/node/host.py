@@ -18,12 +18,12 @@ from spark_cluster.node import safe_paths
 from spark_cluster.node.durable import naming, sync_folder
 from spark_cluster.node.faults import explain
 from spark_cluster.node.journal import Journal, Shape, file_shape, folder_shape, shape
-from spark_cluster.node.masking import marks_of
 from spark_cluster.node.overlay import Overlay
 from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Completed, Processes
 from spark_cluster.node.restarts import PendingRestarts
 from spark_cluster.node.temporary import TemporaryFiles, mounts_below, remove_tree
 from spark_cluster.node.values import Blob, ResourceError, Unknown
+from spark_cluster.node.written import Written
 
 __all__ = ["SEARCH_PATH", "STATE", "Cancelled", "Completed", "Host", "Processes", "explain"]
 
@@ -236,7 +236,7 @@ class Host:
             old = _not_a_link(target)
             handle = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with naming(target), os.fdopen(handle, "wb") as out:
-                written = _Written(self.secrets)
+                written = Written(self.secrets)
                 for piece in (data,) if isinstance(data, bytes) else data:
                     out.write(piece)
                     written.add(piece)
@@ -259,7 +259,7 @@ class Host:
         """Put a symbolic link to `target` in the place of what is there."""
         with self._staged(name) as (path, staged):
             staged.symlink_to(target)
-            owned = _own_link(staged, uid, gid)
+            owned = safe_paths.own_link(staged, uid, gid)
             after = {"kind": "link", "link": target, **owned}
             self.journal.keep(self.current, path, name, after)
             staged.replace(path)
@@ -398,42 +398,12 @@ class Host:
         return True
 
 
-class _Written:
-    """The result of a write: its digest, and whether one of the secrets is in it."""
-
-    def __init__(self, secrets: frozenset[str]) -> None:
-        self._marks = marks_of(secrets)
-        self._overlap = max((len(mark) for mark in self._marks), default=1) - 1
-        self._end = b""
-        self.digest = hashlib.sha256()
-        self.secret = False
-
-    def add(self, piece: bytes) -> None:
-        self.digest.update(piece)
-        if self._marks and not self.secret:
-            searched = self._end + piece
-            self.secret = any(mark in searched for mark in self._marks)
-            self._end = searched[-self._overlap :]
-
-
 def _not_a_link(path: Path) -> os.stat_result | None:
     try:
         status = path.lstat()
     except FileNotFoundError:
         return None
     return None if stat.S_ISLNK(status.st_mode) else status
-
-
-def _own_link(path: Path, uid: int, gid: int) -> dict[str, int]:
-    """Give a link an owner, and return the owner; -1 leaves it."""
-    handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        if stat.S_ISLNK(os.fstat(handle).st_mode):  # the link itself, not where it leads
-            os.chown(f"/proc/self/fd/{handle}", uid, gid)
-        status = os.fstat(handle)
-        return {"uid": status.st_uid, "gid": status.st_gid}
-    finally:
-        os.close(handle)
 
 
 def _mode_of(old: os.stat_result | None) -> int:

@@ -257,7 +257,11 @@ def why_not_kept(folder: Path) -> str:
 
 
 def shape(path: Path) -> Shape | None:
-    """Return what is at `path` now; in a folder that others can write, one of `safe_paths.entry`."""
+    """Return what is at `path` now.
+
+    Args:
+        path: as `safe_paths.entry` gives it, in a folder that other users can write.
+    """
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):

@@ -55,9 +55,10 @@ def argv(request: Mapping[str, Any]) -> list[str]:
 
     Args:
         request: `image` (its id), `root` (folder of the caches), `lock` (its file), `entry`
-            (model, tp, gpu, file), `words` (arguments of the tuner), `sizes`, `renew` (also what is tuned), `volumes`,
-            `env`, `tuner` (a file of the node, or empty for the image's own), `limit_s`. It does
-            not depend on what is done already: the same work must be found while it runs.
+            (model, tp, gpu, file), `words` (arguments of the tuner), `sizes`, `renew` (also what is
+            tuned), `volumes`, `env`, `tuner` (a file of the node, or empty for the image's own),
+            `limit_s`. It does not depend on what is done already: the same work must be found while
+            it runs.
     """
     return own_program.argv(__name__, json.dumps(dict(request), sort_keys=True))
 

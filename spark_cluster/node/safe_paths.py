@@ -73,6 +73,18 @@ def file_in(place: Path) -> BinaryIO:
     return _regular(os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW), place)
 
 
+def own_link(path: Path, uid: int, gid: int) -> dict[str, int]:
+    """Give a link an owner, and return the owner; -1 leaves it."""
+    handle = os.open(path, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        if stat.S_ISLNK(os.fstat(handle).st_mode):  # the link itself, not where it leads
+            os.chown(f"/proc/self/fd/{handle}", uid, gid)
+        status = os.fstat(handle)
+        return {"uid": status.st_uid, "gid": status.st_gid}
+    finally:
+        os.close(handle)
+
+
 def _regular(handle: int, path: Path) -> BinaryIO:
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
@@ -137,7 +149,7 @@ def _target(around: int, name: str, error: OSError) -> PurePosixPath:
 
 
 def _named(folder: int, name: str) -> str:
-    return f"{os.readlink(f'/proc/self/fd/{folder}')}/{name}".replace("//", "/")
+    return f"{Path(f'/proc/self/fd/{folder}').readlink()}/{name}".replace("//", "/")
 
 
 def _close(handles: list[int], count: int) -> None:

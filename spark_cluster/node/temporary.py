@@ -104,7 +104,8 @@ class TemporaryFiles:
             folders = [Path(name) for name in read_lines(self._list)[0] if isinstance(name, str)]
             if not folders:
                 return
-            if not any([_clean(folder, note) for folder in folders]):
+            left = [folder for folder in folders if _clean(folder, note)]
+            if not left:
                 self._list.unlink(missing_ok=True)
 
 
@@ -150,15 +151,19 @@ def _clean(folder: Path, note: Callable[[str], None]) -> bool:
     """Remove our temporary files in a folder; return whether any are left."""
     try:
         with safe_paths.folder(folder) as pinned:
-            for name in filter(is_temporary, os.listdir(pinned)):
-                if name not in _in_use:
-                    _try_to_remove(folder, pinned / name, note)
-            return any(map(is_temporary, os.listdir(pinned)))
+            for path in _ours(pinned):
+                if path.name not in _in_use:
+                    _try_to_remove(folder, path, note)
+            return bool(_ours(pinned))
     except ResourceError as error:
         note(f"what a crashed run left cannot be removed: {error.message}; remove it yourself")
         return True
     except OSError:
         return False  # the folder is gone, and what was in it
+
+
+def _ours(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if is_temporary(path.name)]
 
 
 def _try_to_remove(folder: Path, path: Path, note: Callable[[str], None]) -> None:

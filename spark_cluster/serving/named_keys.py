@@ -5,7 +5,8 @@ is told of changes by its runtime API (HAProxy 2.6, management guide, 9.3: `add 
 Neither the proxy nor the engine is restarted, and no request is cut.
 
 A run may be cut between the two. A key is therefore written into the file before the proxy accepts
-it, and removed from the proxy before the file; what either of them has is listed and can be revoked.
+it, and removed from the proxy before the file. What either of them has is listed and can be
+revoked.
 """
 
 from __future__ import annotations

@@ -262,14 +262,17 @@ def test_a_key_is_revoked_while_no_proxy_runs(run, head, guarded, monkeypatch):
 
 def test_a_proxy_that_does_not_answer_leaves_the_key_listed(run, head, guarded, monkeypatch):
     key = added(run, "bob")
-    with socket.socket(socket.AF_UNIX) as mute, tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        with monkeypatch.context() as meanwhile:
-            meanwhile.setattr(named_keys, "ADMIN_SOCKET", f"{folder}/mute.sock")
-            meanwhile.setattr(named_keys, "ANSWERS_S", 0.5)
-            mute.bind(f"{folder}/mute.sock")
-            mute.listen(8)
-            code, _, err = run("keys", "revoke", "bob")
-            assert (code, "does not answer" in err) == (1, True)
+    with (
+        socket.socket(socket.AF_UNIX) as mute,
+        tempfile.TemporaryDirectory(dir="/tmp") as folder,
+        monkeypatch.context() as meanwhile,
+    ):
+        meanwhile.setattr(named_keys, "ADMIN_SOCKET", f"{folder}/mute.sock")
+        meanwhile.setattr(named_keys, "ANSWERS_S", 0.5)
+        mute.bind(f"{folder}/mute.sock")
+        mute.listen(8)
+        code, _, err = run("keys", "revoke", "bob")
+        assert (code, "does not answer" in err) == (1, True)
     assert (status(guarded, key), names(run)) == (200, ["bob"])
 
 

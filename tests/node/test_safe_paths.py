@@ -6,6 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hostile import user
@@ -15,7 +16,7 @@ from spark_cluster.node import safe_paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.journal import shape
 from spark_cluster.node.values import ResourceError
-from spark_cluster.resources import AuthorizedKey, Directory, File, JsonKeys, Line, Resource
+from spark_cluster.resources import AuthorizedKey, Directory, File, Line, Resource, authorized_key
 from spark_cluster.resources.base import differences
 
 pytestmark = user.needs_root
@@ -147,11 +148,6 @@ def no_line(host: Host, number: int) -> None:
     converged(host, Line(f"{FOLDER}/f", line=f"line {number}", match="^line"))
 
 
-def no_json(host: Host, number: int) -> None:
-    with contextlib.suppress(ResourceError):
-        converged(host, JsonKeys(f"{FOLDER}/f", values={"number": number}))
-
-
 def no_file(host: Host, number: int) -> None:
     converged(host, File(f"{FOLDER}/f", content=f"{number}\n", mode=0o644))
 
@@ -204,30 +200,28 @@ def test_a_revert_follows_no_link(host: Host) -> None:
     assert all_of(host.path("/etc")) == before
 
 
-def test_an_authorized_key_is_not_kept_of_another_users_file(
+def test_the_journal_keeps_no_file_of_roots_for_a_users_authorized_keys(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A user's ~/.ssh becomes a link to root's own while the key is added."""
-    from types import SimpleNamespace
-
-    from spark_cluster.resources import authorized_key
-
+    """The user's ~/.ssh becomes a link while the key is added."""
     entry = SimpleNamespace(pw_dir=FOLDER, pw_uid=user.NOBODY, pw_gid=user.NOBODY, pw_name="nobody")
     known = SimpleNamespace(getpwnam=lambda _: entry, getpwuid=lambda _: entry)
     monkeypatch.setattr(authorized_key, "pwd", known)
     host.path("/etc/authorized_keys").write_text(SECRET)
     run = host.path(FOLDER)
     (run / "d").rename(run / ".ssh")
-    (run / ".ssh/authorized_keys").write_text("")
-    user.owned(run / ".ssh/authorized_keys")
-    blob = "AAAAC3NzaC1lZDI1NTE5AAAAI" + "A" * 43
     before = all_of(host.path("/etc"))
-    with exchanging(host, ".ssh", "d-link"):
-        for number in range(TRIES):
-            key = f"ssh-ed25519 {blob} me{number}"
-            state = "absent" if number % 2 else "present"
-            with contextlib.suppress(ResourceError, OSError):
-                converged(host, AuthorizedKey("nobody", key, state=state))
+    key = AuthorizedKey("nobody", f"ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI{'A' * 43} me")
+    after = AuthorizedKey._after
+
+    def meanwhile(self: AuthorizedKey, content: bytes) -> bytes:
+        user.run(f"os.chdir({str(run)!r}); os.rename('.ssh', 'e'); os.rename('d-link', '.ssh')")
+        return after(self, content)
+
+    monkeypatch.setattr(AuthorizedKey, "_after", meanwhile)
+    with pytest.raises(ResourceError, match="is a link"):
+        converged(host, key)
+    assert (run / ".ssh").is_symlink()
     assert all_of(host.path("/etc")) == before
     for path in host.path("/var/lib/spark-cluster/journal").rglob("*"):
         assert not path.is_file() or SECRET not in path.read_text(), path

@@ -70,7 +70,9 @@ def guarded(folder: Path, engine: Engine, **settings: Any) -> Iterator[int]:
 
 
 @contextlib.contextmanager
-def idle(address: tuple[str, int], sources: Sequence[str], each: int) -> Iterator[Callable[[], int]]:
+def idle(
+    address: tuple[str, int], sources: Sequence[str], each: int
+) -> Iterator[Callable[[], int]]:
     """Connections that send the beginning of a request; yields what counts those still open."""
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     with contextlib.ExitStack() as opened:
