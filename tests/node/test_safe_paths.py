@@ -16,7 +16,15 @@ from spark_cluster.node import safe_paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.journal import shape
 from spark_cluster.node.values import ResourceError
-from spark_cluster.resources import AuthorizedKey, Directory, File, Line, Resource, authorized_key
+from spark_cluster.resources import (
+    AuthorizedKey,
+    Directory,
+    File,
+    Line,
+    Resource,
+    SshKey,
+    authorized_key,
+)
 from spark_cluster.resources.base import differences
 
 pytestmark = user.needs_root
@@ -273,3 +281,17 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError) as missing:
         Host(root=tmp_path).write("/no/folder/file", b"x")
     assert missing.value.filename == f"{tmp_path}/no"
+
+
+def test_a_private_key_is_made_out_of_the_users_reach(host: Host) -> None:
+    """In the user's folder, `ssh-keygen` would write it wherever the user has a link by then."""
+    keygen = host.path("/usr/local/bin/ssh-keygen")
+    keygen.parent.mkdir(parents=True)
+    keygen.write_text(f'#!/bin/sh\necho "$*" >>{host.root}/asked\nexec /usr/bin/ssh-keygen "$@"\n')
+    keygen.chmod(0o755)
+    converged(host, SshKey(f"{FOLDER}/d/id", owner="nobody", comment="x"))
+    made = next(line for line in (host.root / "asked").read_text().splitlines() if "-t " in line)
+    folder = Path(made.rpartition(" ")[2]).parent
+    assert not folder.is_relative_to(host.path(FOLDER))
+    assert not folder.exists(), "nothing of it is left"
+    assert host.look(f"{FOLDER}/d/id").st_uid == user.NOBODY
