@@ -295,3 +295,15 @@ def test_a_private_key_is_made_out_of_the_users_reach(host: Host) -> None:
     assert not folder.is_relative_to(host.path(FOLDER))
     assert not folder.exists(), "nothing of it is left"
     assert host.look(f"{FOLDER}/d/id").st_uid == user.NOBODY
+
+
+def test_a_file_in_an_open_folder_is_no_link_and_no_pipe(host: Host) -> None:
+    """The journal keeps what it reads there, so a link would give away where it leads."""
+    os.mkfifo(host.path(f"{FOLDER}/pipe"))
+    with safe_paths.entry(host.path(f"{FOLDER}/f")) as place:
+        with safe_paths.file_in(place) as own:
+            assert own.read() == b"mine\n"
+        with pytest.raises(OSError, match="symbolic links"):
+            safe_paths.file_in(place.with_name("f-link"))
+        with pytest.raises(ResourceError, match=f"{FOLDER}/pipe is not a regular file"):
+            safe_paths.file_in(place.with_name("pipe"))
