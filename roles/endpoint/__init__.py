@@ -15,14 +15,13 @@ from spark_cluster.node import paths
 from spark_cluster.resources import (
     Directory,
     File,
-    Line,
     Package,
     Resource,
     Secret,
     SelfSignedCertificate,
     Service,
 )
-from spark_cluster.serving import proxy
+from spark_cluster.serving import named_keys, proxy
 from spark_cluster.serving.proxy import ModelServer, Replica, TlsKind
 from spark_cluster.serving.routes import CONNECTIONS, error_body, routes
 from spark_cluster.topology import Node
@@ -87,9 +86,10 @@ class Settings(BaseModel):
     connections_per_address: int = Field(
         default=512,
         ge=1,
-        description="connections that one client address may have open at a time; those beyond are "
-        "reset. Without a limit where the endpoint is on the loopback; at most 128 with several "
-        "models, whose connections take more memory",
+        description="connections that one client address may have open at a time once it has shown "
+        "a key, and that all other addresses of a network (/24 of IPv4, /64 of IPv6) may have "
+        "together; those beyond are reset. Without a limit where the endpoint is on the loopback; "
+        "at most 128 with several models, whose connections take more memory",
     )
 
 
@@ -103,7 +103,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     if settings.api_key is not None:
         digest = hashlib.sha256(settings.api_key.get_secret_value().encode()).hexdigest()
         secrets[proxy.KEYS] = _secret(proxy.KEYS, f"{digest.upper()}\n")
-        yield Line(proxy.NAMED_KEYS, line=proxy.NAMED_HEADER, create=True, mode=0o600)
+        yield named_keys.FILE
     else:
         yield File(proxy.KEYS, state="absent")
     if settings.tls == "certificate" and settings.certificate is not None:
@@ -182,7 +182,7 @@ def configuration(settings: Settings) -> str:
         named_keys=_name(proxy.NAMED_KEYS),
         socket=_name(proxy.ADMIN_SOCKET),
         certificate=certificate,
-        per_address=_per_address(settings),
+        most=_most_connections(settings),
         errors=ERRORS,
         retry=RETRY,
         replicas=settings.replicas,
@@ -193,8 +193,8 @@ def configuration(settings: Settings) -> str:
     )
 
 
-def _per_address(settings: Settings) -> int | None:
-    """Connections of one address; None on the loopback, where all programs have the same one."""
+def _most_connections(settings: Settings) -> int | None:
+    """Connections of one address or network; None on the loopback, where all programs share one."""
     local = settings.host is not None and ip_address(settings.host).is_loopback
     if local:
         return None

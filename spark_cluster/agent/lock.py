@@ -9,6 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.node import locks
+
 PATIENCE = 1.0
 """Seconds to wait for a lock before its holder is named."""
 
@@ -34,8 +36,7 @@ class NodeLock:
         """Take the lock, or raise Locked with what its holder wrote."""
         if self._handle is not None:
             return
-        self.path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-        handle = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        handle = locks.opened(self.path)
         if not _flock(handle):
             text = os.read(handle, 65536).decode(errors="replace")
             os.close(handle)

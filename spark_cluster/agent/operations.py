@@ -15,6 +15,7 @@ from typing import Any
 from spark_cluster.agent.apply import Document
 from spark_cluster.agent.gathering import Gathering
 from spark_cluster.agent.lock import Locked, NodeLock
+from spark_cluster.node import locks
 from spark_cluster.node.faults import explain, unforeseen
 from spark_cluster.node.host import SEARCH_PATH, Cancelled, Host, Processes
 from spark_cluster.node.masking import secrets_in
@@ -27,8 +28,6 @@ Reply = dict[str, Any]
 Emit = Callable[[Reply], None]
 Fetch = Callable[[Blob], Iterable[bytes]]
 Ask = Callable[[Reply], str]
-
-LOCK_FILE = "run/spark-cluster.lock"
 
 GATHER_S = 20.0
 """Seconds that each reading command may take, unless the laptop says otherwise."""
@@ -64,7 +63,7 @@ class Node:
     lock: NodeLock = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lock = NodeLock(self.root / LOCK_FILE)
+        self.lock = NodeLock(self.root / locks.RUN.lstrip("/"))
 
     def host(self, request: Request, laptop: Laptop | None = None) -> Host:
         """This node, for one request."""

@@ -15,10 +15,11 @@ from typing import Any
 from spark_cluster.agent.changed_paths import matches, on_the_way, same
 from spark_cluster.agent.history import History
 from spark_cluster.agent.revert_plan import Plan, Planner, Step, irrecoverable_last
+from spark_cluster.node import safe_paths
 from spark_cluster.node.durable import sync_folder
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
-from spark_cluster.node.journal import Journal, Shape, shape
+from spark_cluster.node.journal import Journal, Shape
 from spark_cluster.node.temporary_names import is_temporary
 from spark_cluster.node.values import ResourceError
 from spark_cluster.resources.file import DIFF_INPUT_LIMIT, sizes, unified
@@ -59,7 +60,7 @@ def revert(host: Host, run: str, emit: Emit, *, diff: bool = False) -> dict[str,
     if killed is not None:
         reply["continued"] = killed
     for path, why in plan.refused.items():
-        name = _named(path, shape(host.path(path)))
+        name = _named(path, host.shape(path))
         emit({"event": "result", "id": name, "verdict": "failed", "error": why})
     if plan.refused:
         return {**reply, "ok": False}
@@ -94,12 +95,12 @@ class _Rest:
         for step in self.steps:
             states.setdefault(step.path, []).append(step)
         for path, steps in states.items():
-            current = shape(self.host.path(path))
+            current = self.host.shape(path)
             if not self._is_expected(steps, current):
                 plan.refused[path] = self.planner.since(path, current)
         going = {step.path for step in self.steps if step.then is None}
         for step in self.steps:
-            current = shape(self.host.path(step.path))
+            current = self.host.shape(step.path)
             final = states[step.path][-1].then
             if same(current, final) or (step.then is None and current is None):
                 continue  # done
@@ -161,13 +162,14 @@ def _diff(host: Host, journal: Journal, step: Step) -> str:
         return ""
     if host.is_secret(step.path):
         return f"{step.path}: secret content, not shown\n"
-    before = host.path(step.path) if kinds[0] == "file" else None
     then = step.then if kinds[1] == "file" else None
     after = journal.kept(then["sha256"]) if then else None
-    old, new = (path.stat().st_size if path else 0 for path in (before, after))
+    old = host.size(step.path) if kinds[0] == "file" else 0
+    new = after.stat().st_size if after else 0
     if max(old, new) > DIFF_INPUT_LIMIT:
         return sizes(step.path, old, new)
-    return unified(step.path, *(path.read_bytes() if path else b"" for path in (before, after)))
+    before = host.read(step.path) if kinds[0] == "file" else None
+    return unified(step.path, before or b"", after.read_bytes() if after else b"")
 
 
 def _named(path: str, found: Shape | None) -> str:
@@ -225,13 +227,14 @@ def _undone(host: Host, history: History, run: str) -> str:
 
 def _put(host: Host, journal: Journal, path: str, then: Shape | None) -> None:
     """Make what was at a path once."""
-    target = host.path(path)
     if then is None:
-        if target.is_dir() and not target.is_symlink():
-            host.journal.keep(host.current, target, path, None)
-            target.rmdir()
-            sync_folder(target.parent)
-        elif target.exists() or target.is_symlink():
+        now = host.shape(path)
+        if now is not None and now["kind"] == "directory":
+            with safe_paths.entry(host.path(path)) as target:
+                host.journal.keep(host.current, target, path, None)
+                target.rmdir()
+                sync_folder(target.parent)
+        elif now is not None:
             host.remove(path)
         return
     uid, gid = then["uid"], then["gid"]

@@ -17,7 +17,7 @@ from spark_cluster.agent.changed_paths import (
 )
 from spark_cluster.agent.history import Entry, History
 from spark_cluster.node.host import Host
-from spark_cluster.node.journal import Shape, digest_of, shape
+from spark_cluster.node.journal import Shape, digest_of
 from spark_cluster.node.temporary_names import is_temporary
 from spark_cluster.resources.base import resource_class
 
@@ -72,7 +72,7 @@ class Planner:
         """The steps, or why there are none."""
         entries = self.history.entries(self.run)
         self._paths = changed_paths(entries)
-        self._found = {path: shape(self.host.path(path)) for path in self._paths}
+        self._found = {path: self.host.shape(path) for path in self._paths}
         self._lost = {path for path in self._paths if self._is_lost(path)}
         for path in reversed(_by_depth(self._paths)):  # a folder can go when all in it can
             self._target[path] = self._decide(path)
@@ -204,7 +204,7 @@ class Planner:
             return f"{path} was changed since, by run {later['run']} ({who}): revert that one first"
         if current is None:
             return f"{path} was removed since, by something other than spark-cluster"
-        status = self.host.path(path).lstat()
+        status = self.host.look(path)
         when = time.strftime("%Y-%m-%d %H:%M", time.localtime(status.st_ctime))
         return f"{path} was changed since, by something other than spark-cluster (at {when})"
 

@@ -53,13 +53,17 @@ def add(app: App, name: str) -> None:
 @command.command("list")
 @click.pass_obj
 def list_(app: App) -> None:
-    """List the named keys: the day on which each was added, and whether it is in force."""
+    """List the named keys: the day on which each was added, and whether it is in force.
+
+    A key that the running proxy accepts and the head's file no longer has, because a run was cut,
+    is listed as in force until the proxy restarts; `keys revoke` ends it at once.
+    """
     from spark_cluster.runner.agents import agents
     from spark_cluster.serving.named_keys import listed
 
     head = app.inventory.head
     with agents([head], "keys list") as sessions:
-        found = listed(sessions[head.name])
+        found = listed(sessions[head.name], head.name)
     if app.as_json:
         app.print_json({"keys": [key.to_dict() for key in found]})
     elif not found:
@@ -75,7 +79,8 @@ def _show(app: App, found: list[NamedKey]) -> None:
     for title in ("name", "added", "in force"):
         table.add_column(title)
     for key in found:
-        table.add_row(key.name, key.added, "yes" if key.in_force else "no")
+        kept = "yes" if key.kept else "until the proxy restarts"
+        table.add_row(key.name, key.added, kept if key.in_force else "no")
     app.console.print(table)
 
 
@@ -87,7 +92,6 @@ def revoke(app: App, name: str) -> None:
     from spark_cluster.runner.options import Options
     from spark_cluster.serving import named_keys
 
-    named_keys.check_name(name)
     head = [app.inventory.head]
     with app.play(f"keys revoke {name}", head, Options(), gather_facts=False) as run:
         named_keys.revoke(run.open(), name)

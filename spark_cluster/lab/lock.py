@@ -42,7 +42,9 @@ class LabLock:
 
     def _acquire(self, progress: Progress) -> Any:
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        lock = self.path.open("a+")
+        handle = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        os.fchmod(handle, 0o600)  # anyone who can open it can hold it
+        lock = os.fdopen(handle, "a+")
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -104,7 +104,7 @@ def on(layout: Layout, node: NodeLayout, count: int) -> None:
 
 def start(node: NodeLayout, argv: list[str]) -> None:
     """Start a program of this package as a node's supervisor."""
-    node.lock.touch()
+    node.lock.touch(0o600)
     node.powered.unlink(missing_ok=True)  # left there if this machine was switched off meanwhile
     run(["setsid", "--fork", *argv], env=supervisor_environment(), log=node.console)
 

@@ -17,16 +17,16 @@ from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
+from spark_cluster.node import safe_paths
 from spark_cluster.node.durable import write_at
 from spark_cluster.node.open_files import is_own, pieces
 from spark_cluster.node.temporary_names import temporary_name
+from spark_cluster.node.values import ResourceError
 
 DEEPEST = 32
 """Folders in each other that are walked through, and open at a time."""
 MOST_ENTRIES = 200_000
 """Names of one folder, or of one walk, that are looked at."""
-MOST_LINKS = 40
-"""Links on the way to the root, as the kernel's own limit (path_resolution(7))."""
 
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -64,7 +64,7 @@ class Folder:
     way, or where a path leads out of the root.
 
     Args:
-        root: may be reached through links that root (or this process's user) owns.
+        root: may be reached through links that no other user can replace (`safe_paths`).
         owners: user ids; folders and files below the root that belong to others are refused.
     """
 
@@ -293,44 +293,22 @@ def _naming(path: Path) -> Iterator[None]:
 
 
 def _open_root(root: Path, mode: int | None) -> int:
-    """Open a folder by its whole path, through links only if root or this process's user owns them:
-    a user's own folder may be the root, and its owner may put links on the way there."""
-    waiting = list(reversed(root.absolute().parts[1:]))
-    handle, links = os.open("/", _FOLDER), 0
+    """Open a folder by its whole path, through links only that no other user can replace; with a
+    mode it is made where it is missing."""
     try:
-        while waiting:
-            name = waiting.pop()
-            target = _trusted_link(handle, name, root)
-            if target is None:
-                with _naming(root):
-                    inner = _enter(handle, name, mode)
-            else:
-                links += 1
-                if links > MOST_LINKS:
-                    raise NotFollowed(root, "is reached through too many links")
-                inner = os.open("/" if target.startswith("/") else ".", _FOLDER, dir_fd=handle)
-                waiting += reversed([part for part in target.split("/") if part])
-            os.close(handle)
-            handle = inner
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
-
-
-def _trusted_link(folder: int, name: str, root: Path) -> str | None:
-    """Return where a link leads; None where there is no link."""
-    try:
-        handle = os.open(name, os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=folder)
+        return safe_paths.opened(root.absolute(), _FOLDER)
+    except ResourceError:
+        raise NotFollowed(root, "is reached through a link that other users can replace") from None
     except FileNotFoundError:
-        return None
+        if mode is None:
+            raise
+    except OSError as error:
+        error.filename = str(root)
+        raise
+    handle = _open_root(root.parent, mode)
     try:
-        about = os.fstat(handle)
-        if not stat.S_ISLNK(about.st_mode):
-            return None
-        if about.st_uid not in (0, os.geteuid()):
-            raise NotFollowed(root, f"is reached through a link of another user ({name})")
-        return os.readlink("", dir_fd=handle)
+        with _naming(root):
+            return _enter(handle, root.name, mode)
     finally:
         os.close(handle)
 

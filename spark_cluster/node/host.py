@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -13,16 +14,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import paths
+from spark_cluster.node import paths, safe_paths
 from spark_cluster.node.durable import naming, sync_folder
 from spark_cluster.node.faults import explain
-from spark_cluster.node.journal import Journal, file_shape, folder_shape
-from spark_cluster.node.masking import marks_of
+from spark_cluster.node.journal import Journal, Shape, file_shape, folder_shape, shape
 from spark_cluster.node.overlay import Overlay
 from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Completed, Processes
 from spark_cluster.node.restarts import PendingRestarts
 from spark_cluster.node.temporary import TemporaryFiles, mounts_below, remove_tree
 from spark_cluster.node.values import Blob, ResourceError, Unknown
+from spark_cluster.node.written import Written
 
 __all__ = ["SEARCH_PATH", "STATE", "Cancelled", "Completed", "Host", "Processes", "explain"]
 
@@ -124,11 +125,30 @@ class Host:
             raise Unknown(f"after: {self.overlay.opaque[name]}")
         if self.check and name in self.overlay.files:
             return self.overlay.files[name]
-        path = self.path(name)
         try:
-            if not stat.S_ISREG(path.stat().st_mode):
-                raise ResourceError(f"{name} is not a regular file")
-            return path.read_bytes()
+            return b"".join(self.pieces(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def look(self, name: str) -> os.stat_result:
+        """Return the status of what is at a path, which may be a link.
+
+        Raises:
+            ResourceError: a folder above it is a link that other users can replace.
+            OSError: nothing is there.
+        """
+        with safe_paths.entry(self.path(name)) as place:
+            return place.lstat()
+
+    def shape(self, name: str) -> Shape | None:
+        """Return what is at a path, as the journal keeps it.
+
+        Raises:
+            ResourceError: as `look`.
+        """
+        try:
+            with safe_paths.entry(self.path(name)) as place:
+                return shape(place)
         except (FileNotFoundError, NotADirectoryError):
             return None
 
@@ -153,8 +173,11 @@ class Host:
         """Bytes of what `read` would return; 0 when it would return None."""
         if self.check and name in (*self.overlay.opaque, *self.overlay.files):
             return len(self.read(name) or b"")
-        path = self.path(name)
-        return path.stat().st_size if path.exists() else 0
+        try:
+            with safe_paths.file(self.path(name)) as source:
+                return os.fstat(source.fileno()).st_size
+        except (FileNotFoundError, NotADirectoryError):
+            return 0
 
     def pieces(self, name: str) -> Iterator[bytes]:
         """Content of a regular file that is there, piece by piece.
@@ -162,10 +185,7 @@ class Host:
         Raises:
             ResourceError: there is something else than a regular file.
         """
-        path = self.path(name)
-        if not stat.S_ISREG(path.stat().st_mode):
-            raise ResourceError(f"{name} is not a regular file")
-        with path.open("rb") as source:
+        with safe_paths.file(self.path(name)) as source:
             while piece := source.read(PIECE):
                 yield piece
 
@@ -212,13 +232,11 @@ class Host:
                 that this request declares as a Secret.
             validate: checks the new file before it takes the old one's place, and raises.
         """
-        target = self.path(name)
-        old = target.lstat() if target.exists() and not target.is_symlink() else None
-        staged = self.temporary.path_for(target)
-        handle = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
-        try:
+        with self._staged(name) as (target, staged):
+            old = _not_a_link(target)
+            handle = os.open(staged, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
             with naming(target), os.fdopen(handle, "wb") as out:
-                written = _Written(self.secrets)
+                written = Written(self.secrets)
                 for piece in (data,) if isinstance(data, bytes) else data:
                     out.write(piece)
                     written.add(piece)
@@ -232,29 +250,30 @@ class Host:
                 os.fsync(handle)
                 after = file_shape(os.fstat(handle), written.digest.hexdigest())
             if validate is not None:
-                validate(staged)
+                validate(self.path(name).with_name(staged.name))
             secret = secret or written.secret
             self.journal.keep(self.current, target, name, after, secret=secret)
             staged.replace(target)
-        finally:
-            self.temporary.done(staged)
-        sync_folder(target.parent)
 
     def link(self, name: str, target: str, *, uid: int = -1, gid: int = -1) -> None:
         """Put a symbolic link to `target` in the place of what is there."""
-        path = self.path(name)
-        staged = self.temporary.path_for(path)
-        try:
+        with self._staged(name) as (path, staged):
             staged.symlink_to(target)
-            os.lchown(staged, uid, gid)
-            status = staged.lstat()
-            owned = {"uid": status.st_uid, "gid": status.st_gid}
+            owned = safe_paths.own_link(staged, uid, gid)
             after = {"kind": "link", "link": target, **owned}
             self.journal.keep(self.current, path, name, after)
             staged.replace(path)
-        finally:
-            self.temporary.done(staged)
-        sync_folder(path.parent)
+
+    @contextlib.contextmanager
+    def _staged(self, name: str) -> Iterator[tuple[Path, Path]]:
+        """The place of a path in its open folder, and a temporary one that is to replace it."""
+        with safe_paths.entry(self.path(name)) as target:
+            staged = self.temporary.path_for(target)
+            try:
+                yield target, staged
+            finally:
+                self.temporary.done(staged)
+            sync_folder(target.parent)
 
     def directory(
         self, name: str, *, mode: int | None = None, uid: int = -1, gid: int = -1
@@ -266,20 +285,28 @@ class Host:
             uid, gid: owner; -1 leaves it.
         """
         path = self.path(name)
-        if not path.is_dir():
+        new = not path.is_dir()
+        if new:
             parent = name.rsplit("/", 1)[0]
             if parent and not self.path(parent).is_dir():
                 self.directory(parent)
-            self.journal.keep(self.current, path, name, {"kind": "directory"})
-            path.mkdir(mode=0o755 if mode is None else mode & 0o755)
-            path.chmod(0o755 if mode is None else mode & 0o755)
-            sync_folder(path.parent)
-        elif mode is not None or (uid, gid) != (-1, -1):
-            self.journal.keep(self.current, path, name, folder_shape(path.stat(), mode, uid, gid))
-        if (uid, gid) != (-1, -1):
-            os.chown(path, uid, gid)
-        if mode is not None:
-            path.chmod(mode)
+            with safe_paths.entry(path) as place:
+                self.journal.keep(self.current, place, name, {"kind": "directory"})
+                place.mkdir(mode=0o755 if mode is None else mode & 0o755)
+                sync_folder(place.parent)
+            mode = 0o755 if mode is None else mode
+        handle = safe_paths.opened(path, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            if not new and (mode is not None or (uid, gid) != (-1, -1)):
+                after = folder_shape(os.fstat(handle), mode, uid, gid)
+                with safe_paths.entry(path) as place:
+                    self.journal.keep(self.current, place, name, after)
+            if (uid, gid) != (-1, -1):
+                os.fchown(handle, uid, gid)
+            if mode is not None:
+                os.fchmod(handle, mode)
+        finally:
+            os.close(handle)
 
     def remove(self, name: str, *, keep: bool = True) -> None:
         """Remove a file or link, or a folder with all in it.
@@ -290,15 +317,16 @@ class Host:
         Raises:
             OSError: a part cannot be removed; what is left of it is where it was.
         """
-        target = self.path(name)
-        self.journal.keep(self.current, target, name, None, tree=keep)
-        if not target.is_dir() or target.is_symlink():
-            target.unlink(missing_ok=True)
-        elif mounts_below(target):  # it cannot be renamed, or not be removed whole
-            remove_tree(target)
-        else:
-            self.temporary.remove_folder(target)
-        if target.parent.is_dir():
+        if not self.path(name).parent.is_dir():
+            return
+        with safe_paths.entry(self.path(name)) as target:
+            self.journal.keep(self.current, target, name, None, tree=keep)
+            if not target.is_dir() or target.is_symlink():
+                target.unlink(missing_ok=True)
+            elif mounts_below(target):  # it cannot be renamed, or not be removed whole
+                remove_tree(target)
+            else:
+                self.temporary.remove_folder(target)
             sync_folder(target.parent)
 
     # -- commands ------------------------------------------------------------------------------
@@ -370,22 +398,12 @@ class Host:
         return True
 
 
-class _Written:
-    """The result of a write: its digest, and whether one of the secrets is in it."""
-
-    def __init__(self, secrets: frozenset[str]) -> None:
-        self._marks = marks_of(secrets)
-        self._overlap = max((len(mark) for mark in self._marks), default=1) - 1
-        self._end = b""
-        self.digest = hashlib.sha256()
-        self.secret = False
-
-    def add(self, piece: bytes) -> None:
-        self.digest.update(piece)
-        if self._marks and not self.secret:
-            searched = self._end + piece
-            self.secret = any(mark in searched for mark in self._marks)
-            self._end = searched[-self._overlap :]
+def _not_a_link(path: Path) -> os.stat_result | None:
+    try:
+        status = path.lstat()
+    except FileNotFoundError:
+        return None
+    return None if stat.S_ISLNK(status.st_mode) else status
 
 
 def _mode_of(old: os.stat_result | None) -> int:

@@ -16,11 +16,12 @@ import stat
 import threading
 import time
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
 
 from spark_cluster.node.durable import append_line, make_folder, naming, sync_folder, write_file
 from spark_cluster.node.masking import marks_of
+from spark_cluster.node.safe_paths import file_in
 from spark_cluster.node.secret_paths import SecretPaths
 
 Shape = dict[str, Any]
@@ -139,10 +140,9 @@ class Journal:
             return True
         if found is None or found["kind"] != "file" or not self._marks:
             return False
-        if path.stat().st_size > SEARCHED:
-            return False
-        data = path.read_bytes()
-        return any(mark in data for mark in self._marks)
+        with file_in(path) as file:
+            data = file.read(SEARCHED + 1)
+        return len(data) <= SEARCHED and any(mark in data for mark in self._marks)
 
     def _content(self, path: Path, digest: str) -> bool:
         """Keep a file's content; False when it is not what it was a moment ago, or too much."""
@@ -150,14 +150,14 @@ class Journal:
         if target.exists():
             return True
         with _lock:
-            if not self._make_room(path.stat().st_size):
+            if not self._make_room(path.lstat().st_size):
                 return False
         make_folder(target.parent)
         staged = target.with_name(f".{digest}.{threading.get_ident()}")
         copied = hashlib.sha256()
         handle = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
-            with naming(staged), os.fdopen(handle, "wb") as out, path.open("rb") as source:
+            with naming(staged), os.fdopen(handle, "wb") as out, file_in(path) as source:
                 for block in iter(lambda: source.read(1 << 20), b""):
                     copied.update(block)
                     out.write(block)
@@ -192,19 +192,28 @@ class Journal:
         """Return everything in a folder, with contents kept; None when that is not possible."""
         if why_not_kept(folder):
             return None
-        found = []
-        for path in sorted(folder.rglob("*")):
-            item = shape(path)
-            inside = str(path.relative_to(folder))
-            if item is None or item["kind"] == "special":
-                return None
-            if self._is_secret(path, f"{shown}/{inside}", item):
-                self.secret_paths.add(f"{shown}/{inside}", path)
-                item.update(kept=False, secret=True)
-            elif item["kind"] == "file" and not self._content(path, item["sha256"]):
-                return None
-            found.append({"path": inside, **item})
-        return found
+        found: list[Shape] = []
+        for above, folders, files, handle in os.fwalk(folder):
+            for name in (*folders, *files):
+                path = Path(f"/proc/self/fd/{handle}/{name}")
+                inside = os.path.relpath(f"{above}/{name}", folder)
+                item = self._inside(path, f"{shown}/{inside}")
+                if item is None:
+                    return None
+                found.append({"path": inside, **item})
+        return sorted(found, key=lambda item: PurePosixPath(item["path"]).parts)
+
+    def _inside(self, path: Path, shown: str) -> Shape | None:
+        """Return what is at a path in a folder that is removed, kept; None when it cannot be."""
+        item = shape(path)
+        if item is None or item["kind"] == "special":
+            return None
+        if self._is_secret(path, shown, item):
+            self.secret_paths.add(shown, path)
+            item.update(kept=False, secret=True)
+        elif item["kind"] == "file" and not self._content(path, item["sha256"]):
+            return None
+        return item
 
 
 def runs_in_order(folder: Path) -> list[Path]:
@@ -248,7 +257,11 @@ def why_not_kept(folder: Path) -> str:
 
 
 def shape(path: Path) -> Shape | None:
-    """Return what is at `path` now."""
+    """Return what is at `path` now.
+
+    Args:
+        path: as `safe_paths.entry` gives it, in a folder that other users can write.
+    """
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -258,7 +271,8 @@ def shape(path: Path) -> Shape | None:
     if stat.S_ISLNK(status.st_mode):
         return {"kind": "link", "link": str(path.readlink()), **owned}
     if stat.S_ISREG(status.st_mode):
-        return file_shape(status, digest_of(path))
+        with file_in(path) as source:
+            return file_shape(os.fstat(source.fileno()), _digest(source))
     kind = "directory" if stat.S_ISDIR(status.st_mode) else "special"
     return {"kind": kind, "mode": mode, **owned}
 
@@ -281,8 +295,12 @@ def folder_shape(status: os.stat_result, mode: int | None, uid: int, gid: int) -
 
 def digest_of(path: Path) -> str:
     """SHA-256 of a file's content, hex."""
+    with file_in(path) as source:
+        return _digest(source)
+
+
+def _digest(source: BinaryIO) -> str:
     digest = hashlib.sha256()
-    with path.open("rb") as source:
-        for block in iter(lambda: source.read(1 << 20), b""):
-            digest.update(block)
+    for block in iter(lambda: source.read(1 << 20), b""):
+        digest.update(block)
     return digest.hexdigest()

@@ -17,9 +17,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import own_program, tuned_kernels
+from spark_cluster.node import locks, own_program, tuned_kernels
 from spark_cluster.node.beneath import Folder
-from spark_cluster.node.durable import make_folder
 from spark_cluster.node.values import ResourceError
 
 CONTAINER = "spark-tune"
@@ -55,11 +54,11 @@ def argv(request: Mapping[str, Any]) -> list[str]:
     """Return the command that tunes, with this very code.
 
     Args:
-        request: `image` (its id), `root` (folder of the caches), `lock` (a file), `entry` (model,
-            tp, gpu, file), `words` (arguments of the tuner), `sizes`, `renew` (also what is tuned),
-            `volumes`, `env`, `tuner` (a file of the node, or empty for the image's own), `limit_s`.
-            It does
-            not depend on what is done already: the same work must be found while it runs.
+        request: `image` (its id), `root` (folder of the caches), `lock` (its file), `entry`
+            (model, tp, gpu, file), `words` (arguments of the tuner), `sizes`, `renew` (also what is
+            tuned), `volumes`, `env`, `tuner` (a file of the node, or empty for the image's own),
+            `limit_s`. It does not depend on what is done already: the same work must be found while
+            it runs.
     """
     return own_program.argv(__name__, json.dumps(dict(request), sort_keys=True))
 
@@ -120,14 +119,13 @@ def there_are(request: Mapping[str, Any]) -> set[int]:
 
 
 @contextlib.contextmanager
-def _alone(path: Path) -> Iterator[None]:
+def _alone(lock: Path) -> Iterator[None]:
     """Hold the lock of tuning on this node.
 
     Raises:
         ResourceError: another one has it.
     """
-    make_folder(path.parent)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    handle = locks.opened(lock)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield

@@ -18,14 +18,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
 
+from spark_cluster.node import safe_paths
 from spark_cluster.node.durable import append_line, is_being_written, make_folder, read_lines
 from spark_cluster.node.faults import explain
 from spark_cluster.node.temporary_names import is_temporary, temporary_name
+from spark_cluster.node.values import ResourceError
 
 LIST = "temporary-folders"
 _lock = threading.Lock()
 _in_use: set[str] = set()
-"""Temporary files that this process is at work with."""
+"""Names of the temporary files that this process is at work with."""
 
 
 class TemporaryFiles:
@@ -39,14 +41,15 @@ class TemporaryFiles:
         self._list = state / LIST
 
     def path_for(self, target: Path) -> Path:
-        """A temporary name in the folder of `target`; the folder is listed first."""
-        folder = str(target.parent)
+        """A temporary name in the folder of `target`, which may be an open one (`safe_paths`); the
+        folder is listed first."""
+        folder = os.path.realpath(target.parent)
         with _lock:
             if folder not in read_lines(self._list)[0]:
                 make_folder(self._list.parent, 0o755)
                 append_line(self._list, folder)
             path = target.parent / temporary_name(target.name)
-            _in_use.add(str(path))
+            _in_use.add(path.name)
         return path
 
     def done(self, path: Path) -> None:
@@ -58,7 +61,7 @@ class TemporaryFiles:
         try:
             _remove(path)
         finally:
-            _in_use.discard(str(path))
+            _in_use.discard(path.name)
 
     def remove_folder(self, target: Path) -> None:
         """Remove a folder: first its name, so that after a crash no half of it is in its place.
@@ -85,11 +88,8 @@ class TemporaryFiles:
             folders = [Path(name) for name in read_lines(self._list)[0] if isinstance(name, str)]
             if not folders:
                 return
-            left = [path for folder in folders for path in _ours(folder)]
-            for path in left:
-                if str(path) not in _in_use and not is_being_written(path):
-                    _try_to_remove(path, note)
-            if not any(_ours(folder) for folder in folders):
+            left = [folder for folder in folders if _clean(folder, note)]
+            if not left:
                 self._list.unlink(missing_ok=True)
 
 
@@ -133,17 +133,30 @@ def _unescaped(point: bytes) -> bytes:
     return re.sub(rb"\\([0-7]{3})", lambda found: bytes([int(found[1], 8)]), point)
 
 
-def _ours(folder: Path) -> list[Path]:
+def _clean(folder: Path, note: Callable[[str], None]) -> bool:
+    """Remove our temporary files in a folder; return whether any are left."""
     try:
-        return [folder / name for name in os.listdir(folder) if is_temporary(name)]  # noqa: PTH208
+        with safe_paths.folder(folder) as pinned:
+            for path in _ours(pinned):
+                if path.name not in _in_use and not is_being_written(path):
+                    _try_to_remove(folder, path, note)
+            return bool(_ours(pinned))
+    except ResourceError as error:
+        note(f"what a crashed run left cannot be removed: {error.message}; remove it yourself")
+        return True
     except OSError:
-        return []  # the folder is gone, and what was in it
+        return False  # the folder is gone, and what was in it
 
 
-def _try_to_remove(path: Path, note: Callable[[str], None]) -> None:
+def _ours(folder: Path) -> list[Path]:
+    return [path for path in folder.iterdir() if is_temporary(path.name)]
+
+
+def _try_to_remove(folder: Path, path: Path, note: Callable[[str], None]) -> None:
     try:
         _remove(path)
     except OSError as error:
+        error.filename = str(error.filename).replace(str(path.parent), str(folder), 1)
         note(f"what a crashed run left cannot be removed: {explain(error)}; remove it yourself")
 
 

@@ -24,8 +24,6 @@ VARIABLE = "VLLM_TUNED_CONFIG_FOLDER"
 
 INDEX = "index.json"
 ENTRY = ("model", "tp", "gpu", "file", "sizes", "engine", "at")
-LOCK = "/var/lib/spark-cluster/locks/tuning"
-"""Root's alone, as containers could hold one below the caches."""
 _LARGEST = 1 << 20
 _KEYS = {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M"}
 

@@ -11,9 +11,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from spark_cluster.node import safe_paths
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State
-from spark_cluster.resources.file import sha256, unified
+from spark_cluster.resources.file import unified
 from spark_cluster.resources.group import valid_name
 from spark_cluster.resources.public_key import comment_of, fingerprint, parse_key, split_line
 
@@ -115,26 +116,12 @@ class AuthorizedKey(Resource):
 
     def converge(self, host: Host, actual: State) -> None:
         entry = self._home(host)
-        owned = {"uid": entry.pw_uid, "gid": entry.pw_gid}
-        self._keep(host, actual, owned)
-        if actual["folder"] == "absent":
-            with _opened(str(host.path(entry.pw_dir))) as home:
-                os.mkdir(_FOLDER, 0o700, dir_fd=home)
+        shown, uid, gid = self._shown(host), entry.pw_uid, entry.pw_gid
+        if self.state == "present" and actual["folder"] != self.desired()["folder"]:
+            host.directory(shown.rsplit("/", 1)[0], mode=0o700, uid=uid, gid=gid)
         with self._folder(host) as folder:
-            if folder is None:
-                raise ResourceError(f"{self._shown(host)}: its folder was removed meanwhile")
-            if self.state == "present":
-                os.fchown(folder, entry.pw_uid, entry.pw_gid)
-                os.fchmod(folder, 0o700)
             data = self._after(self._content(host, folder))
-            shown = self._shown(host)
-            after = {"kind": "file", "mode": 0o600, "sha256": sha256(data), **owned}
-            host.journal.keep(host.current, host.path(shown), shown, after)
-            staged = host.temporary.path_for(host.path(shown))
-            try:
-                _replace(folder, staged.name, data, entry.pw_uid, entry.pw_gid)
-            finally:
-                host.temporary.done(staged)
+        host.write(shown, data, mode=0o600, uid=uid, gid=gid)
 
     def plan(self, host: Host, actual: State) -> None:
         with self._folder(host) as folder:
@@ -144,15 +131,6 @@ class AuthorizedKey(Resource):
         with self._folder(host) as folder:
             before = self._content(host, folder)
         return unified(self._shown(host), before, self._after(before))
-
-    def _keep(self, host: Host, actual: State, owned: dict[str, int]) -> None:
-        """Have the folder in the journal when it will be made, or given another mode or owner."""
-        shown = self._shown(host).rsplit("/", 1)[0]
-        if actual["folder"] == "absent":
-            host.journal.keep(host.current, host.path(shown), shown, {"kind": "directory"})
-        elif self.state == "present" and actual["folder"] != self.desired().get("folder"):
-            after = {"kind": "directory", "mode": 0o700, **owned}
-            host.journal.keep(host.current, host.path(shown), shown, after)
 
     def _home(self, host: Host) -> pwd.struct_passwd:
         try:
@@ -169,9 +147,9 @@ class AuthorizedKey(Resource):
     def _folder(self, host: Host) -> Iterator[int | None]:
         """The user's `.ssh`, opened without following a link; None when it is not there."""
         entry = self._home(host)
-        with _opened(str(host.path(entry.pw_dir))) as home:
+        with safe_paths.entry(host.path(f"{entry.pw_dir}/{_FOLDER}")) as place:
             try:
-                folder = os.open(_FOLDER, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=home)
+                folder = os.open(place, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
             except FileNotFoundError:
                 yield None
                 return
@@ -275,15 +253,6 @@ class AuthorizedKey(Resource):
         return before + gap + self._line()
 
 
-@contextlib.contextmanager
-def _opened(folder: str) -> Iterator[int]:
-    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
-
-
 def _look(folder: int | None) -> os.stat_result | None:
     """Return what is at authorized_keys, without following a link."""
     if folder is None:
@@ -302,22 +271,3 @@ def _access(found: os.stat_result | None) -> str:
     except KeyError:
         owner = str(found.st_uid)
     return f"{stat.S_IMODE(found.st_mode):04o} {owner}"
-
-
-def _replace(folder: int, staged: str, data: bytes, uid: int, gid: int) -> None:
-    """Write to a temporary name and rename, all inside the opened folder."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
-    handle = os.open(staged, flags, 0o600, dir_fd=folder)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(data)
-            out.flush()
-            os.fchown(handle, uid, gid)
-            os.fchmod(handle, 0o600)
-            os.fsync(handle)
-        os.rename(staged, _FILE, src_dir_fd=folder, dst_dir_fd=folder)
-        os.fsync(folder)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(staged, dir_fd=folder)
-        raise

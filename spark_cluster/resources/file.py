@@ -197,9 +197,8 @@ def observe_path(host: Host, path: str, *, needs_parent: bool) -> State:
     """
     if host.check and path in host.overlay.files and host.overlay.files[path] is None:
         return {"kind": "absent"}
-    target = host.path(path)
     try:
-        status = target.lstat()
+        status = host.look(path)
     except (FileNotFoundError, NotADirectoryError):
         parent = path.rsplit("/", 1)[0] or "/"
         if host.path(parent).is_file():

@@ -94,7 +94,8 @@ class SshKey(Resource):
         return done.stdout.encode()
 
     def _make(self, host: Host) -> bytes:
-        with tempfile.TemporaryDirectory(dir=host.path(self.path).parent, prefix=".key-") as folder:
+        # Not next to its place, which may be a folder that other users can write.
+        with tempfile.TemporaryDirectory(prefix="spark-cluster-key-") as folder:
             return generate(host, Path(folder) / "key", self.kind, self.comment)[0]
 
 

@@ -6,8 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.node import kernel_tuner, own_program, units
-from spark_cluster.node.tuned_kernels import LOCK
+from spark_cluster.node import kernel_tuner, locks, own_program, units
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.docker import inspect
@@ -88,7 +87,7 @@ class TunedKernels(Resource):
     def converge(self, host: Host, actual: State) -> None:
         request = {
             **self._place(host),
-            "lock": str(host.path(LOCK)),
+            "lock": str(host.path(locks.TUNING)),
             "words": list(self.words),
             "sizes": sorted(set(self.sizes)),
             "renew": self.renew,

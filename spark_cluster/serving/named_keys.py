@@ -3,6 +3,10 @@
 The head keeps the SHA-256 of each, its name and the day. HAProxy reads the file when it starts, and
 is told of changes by its runtime API (HAProxy 2.6, management guide, 9.3: `add map`, `del map`).
 Neither the proxy nor the engine is restarted, and no request is cut.
+
+A run may be cut between the two. A key is therefore written into the file before the proxy accepts
+it, and removed from the proxy before the file. What either of them has is listed and can be
+revoked.
 """
 
 from __future__ import annotations
@@ -10,7 +14,6 @@ from __future__ import annotations
 import hashlib
 import re
 import secrets
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -38,24 +41,32 @@ BYTES = 32
 MOST = 1000
 """Named keys of an endpoint."""
 
-ANSWERS_S = 10.0
+ANSWERS_S = 5.0
 """Seconds for an answer of the runtime API, which comes at once."""
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 INVENTORY = "inventory"
 """The inventory's own key in the proxy's log."""
 
-_ENTRY = re.compile(rf"([0-9A-F]{{64}}) ({NAME.pattern})/(\d{{4}}-\d\d-\d\d)")
+_LINE = re.compile(r"([0-9A-F]{64})[ \t]*(.*)")
+"""A line of HAProxy's map file. Any text may follow the digest; ours is `NAME/DATE`."""
 
-_TALK = """\
+_NOT_RUNNING = 3
+_TALK = f"""\
 import socket, sys
 with socket.socket(socket.AF_UNIX) as proxy:
-    proxy.settimeout(5)
-    proxy.connect(sys.argv[1])
+    proxy.settimeout(float(sys.argv[2]))
+    try:
+        proxy.connect(sys.argv[1])
+    except (FileNotFoundError, ConnectionRefusedError):
+        sys.exit({_NOT_RUNNING})
     proxy.sendall(sys.stdin.buffer.read())
     while block := proxy.recv(65536):
         sys.stdout.buffer.write(block)
 """
+
+FILE = Line(NAMED_KEYS, line=NAMED_HEADER, create=True, mode=0o600)
+"""The file of named keys, which only root reads."""
 
 
 @dataclass(frozen=True)
@@ -64,21 +75,35 @@ class NamedKey:
 
     Attributes:
         name: as it was given.
-        added: the day, YYYY-MM-DD.
-        in_force: the proxy that runs takes it.
+        added: the day, YYYY-MM-DD; empty for a key that was put into the file by hand.
+        in_force: the running proxy accepts it.
+        kept: the head's file has it, so that the next start of the proxy accepts it.
     """
 
     name: str
     added: str
     in_force: bool
+    kept: bool
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `keys --json` prints it."""
         return dict(vars(self))
 
 
+@dataclass(frozen=True)
+class _Entry:
+    """An entry of the map: the digest of a key, and what HAProxy gives for it."""
+
+    digest: str
+    value: str
+
+    @property
+    def name(self) -> str:
+        return self.value.partition("/")[0]
+
+
 def check_name(name: str) -> None:
-    """Raise UsageError for a name that cannot be used."""
+    """Raise UsageError for a name that a new key cannot have."""
     if not NAME.fullmatch(name) or name == INVENTORY:
         raise UsageError(
             f"{name!r} is no name for a key",
@@ -92,16 +117,22 @@ def new_key() -> str:
     return PREFIX + secrets.token_urlsafe(BYTES)
 
 
-def listed(session: Session) -> list[NamedKey]:
-    """Return the named keys of the head's endpoint, by name."""
-    known = _read(session)
-    taken = _map(session)[1] if known else set()
-    found = [NamedKey(name, day, digest in taken) for digest, name, day in known]
-    return sorted(found, key=lambda key: key.name)
+def listed(session: Session, head: str) -> list[NamedKey]:
+    """Return the named keys of the head's endpoint, by name.
+
+    Raises:
+        Failed: the proxy runs and does not answer.
+    """
+    kept, accepted = _kept(session), _accepted(session, head)[1]
+    found = [
+        NamedKey(entry.name, entry.value.partition("/")[2], entry in accepted, entry in kept)
+        for entry in kept.keys() | accepted
+    ]
+    return sorted(found, key=lambda key: (key.name, key.added))
 
 
 def add(play: Play, name: str, key: str, day: str) -> None:
-    """Have the endpoint take another key.
+    """Have the endpoint accept another key.
 
     Raises:
         UsageError: the endpoint asks for no key, or there is a key of that name already.
@@ -109,8 +140,8 @@ def add(play: Play, name: str, key: str, day: str) -> None:
     """
     session, head = play.session(play.head), play.head.name
     _must_ask_for_keys(session, head)
-    known = _read(session)
-    if any(found == name for _, found, _ in known):
+    known = _kept(session).keys() | _accepted(session, head)[1]
+    if any(entry.name == name for entry in known):
         raise UsageError(
             f"there is a key {name!r} already",
             where=head,
@@ -118,34 +149,32 @@ def add(play: Play, name: str, key: str, day: str) -> None:
         )
     if len(known) >= MOST:
         raise UsageError(f"there are {MOST} keys already", where=head, hint="revoke some of them")
-    digest = hashlib.sha256(key.encode()).hexdigest().upper()
-    value = f"{name}/{day}"
-    play.apply(play.head, [_header(), Line(NAMED_KEYS, line=Secret(f"{digest} {value}"))])
+    entry = _Entry(hashlib.sha256(key.encode()).hexdigest().upper(), f"{name}/{day}")
+    play.apply(play.head, [FILE, Line(NAMED_KEYS, line=Secret(f"{entry.digest} {entry.value}"))])
     if not play.check:
-        _tell(session, head, ["add map {map} " + f"{digest} {value}"])
+        _have_accepted(session, head, entry)
 
 
 def revoke(play: Play, name: str) -> None:
     """Have the endpoint refuse a key from now on; requests that it has begun go on.
 
     Raises:
-        UsageError: there is no key of that name.
-        Failed: the proxy could not be told; it takes the key until it is restarted.
+        UsageError: neither the file nor the running proxy has a key of that name.
+        Failed: the proxy could not be told; the key stays listed.
     """
     session, head = play.session(play.head), play.head.name
-    entries = [entry for entry in _read(session) if entry[1] == name]
-    if not entries:
+    kept = _kept(session)
+    found = {e for e in kept.keys() | _accepted(session, head)[1] if e.name == name}
+    if not found:
         raise UsageError(
             f"there is no key {name!r}", where=head, hint="spark-cluster keys list shows them"
         )
-    lines = [f"{digest} {found}/{day}" for digest, found, day in entries]
-    play.apply(play.head, [Line(NAMED_KEYS, line=Secret(line), state="absent") for line in lines])
     if not play.check:
-        _tell(session, head, [f"del map {{map}} {digest}" for digest, _, _ in entries])
-
-
-def _header() -> Line:
-    return Line(NAMED_KEYS, line=NAMED_HEADER, create=True, mode=0o600)
+        _have_refused(session, head, found)
+    lines = [kept[entry] for entry in found if entry in kept]
+    play.apply(play.head, [Line(NAMED_KEYS, line=Secret(line), state="absent") for line in lines])
+    if not play.check:  # a proxy that has started meanwhile has read the file as it was
+        _have_refused(session, head, found)
 
 
 def _must_ask_for_keys(session: Session, node: str) -> None:
@@ -159,16 +188,16 @@ def _must_ask_for_keys(session: Session, node: str) -> None:
         )
 
 
-def _read(session: Session) -> list[tuple[str, str, str]]:
-    """Return digest, name and day of each key in the head's file; other lines are left out."""
+def _kept(session: Session) -> dict[_Entry, str]:
+    """Return the entries of the head's file, each with its line."""
     text = session.request("gather", files={"keys": NAMED_KEYS})["files"]["keys"] or ""
-    found = (_ENTRY.fullmatch(line) for line in text.splitlines()[: 2 * MOST])
-    return [(entry[1], entry[2], entry[3]) for entry in found if entry is not None]
+    found = ((_LINE.fullmatch(line.strip()), line) for line in text.splitlines())
+    return {_Entry(entry[1], entry[2]): line for entry, line in found if entry is not None}
 
 
-def _map(session: Session) -> tuple[str, set[str]]:
-    """Return the number of the map in the proxy that runs and the digests in it, or nothing."""
-    shown = _talk(session, "show map")
+def _accepted(session: Session, node: str) -> tuple[str, set[_Entry]]:
+    """Return the number of the running proxy's map and its entries; none without a proxy."""
+    shown = _talk(session, node, "show map") or ""
     ending = f"/{NAMED_KEYS.rpartition('/')[2]})"
     number = next(
         (line.split()[0] for line in shown.splitlines() if ending in line and line[:1].isdigit()),
@@ -176,26 +205,54 @@ def _map(session: Session) -> tuple[str, set[str]]:
     )
     if not number:
         return "", set()
-    entries = _talk(session, f"show map #{number}").splitlines()
-    return f"#{number}", {words[1] for line in entries if len(words := line.split()) > 1}
+    lines = (_talk(session, node, f"show map #{number}") or "").splitlines()
+    found = (_LINE.fullmatch(line.partition(" ")[2].strip()) for line in lines)
+    return f"#{number}", {_Entry(entry[1], entry[2]) for entry in found if entry is not None}
 
 
-def _tell(session: Session, node: str, commands: Sequence[str]) -> None:
-    number, _ = _map(session)
-    answer = "no answer"
-    if number:
-        answer = _talk(session, *(command.format(map=number) for command in commands)).strip()
+def _have_accepted(session: Session, node: str, entry: _Entry) -> None:
+    number, accepted = _accepted(session, node)
+    if not number:
+        raise _not_told("it does not run, or takes no named keys", node)
+    if entry not in accepted:  # it may have started, and read the file, just now
+        _tell(session, node, [f"add map {number} {entry.digest} {entry.value}"])
+
+
+def _have_refused(session: Session, node: str, entries: set[_Entry]) -> None:
+    number, accepted = _accepted(session, node)
+    _tell(session, node, [f"del map {number} {e.digest}" for e in entries & accepted])
+
+
+def _tell(session: Session, node: str, commands: list[str]) -> None:
+    answer = (_talk(session, node, *commands) or "").strip() if commands else ""
     if answer:
+        raise _not_told(answer[:200], node)
+
+
+def _not_told(why: str, node: str) -> Failed:
+    return Failed(
+        f"the proxy ({UNIT}) that runs was not told: {why}",
+        where=node,
+        hint="spark-cluster status shows whether it runs; `spark-cluster up` starts one that "
+        "takes the keys of the file",
+    )
+
+
+def _talk(session: Session, node: str, *commands: str) -> str | None:
+    """Return what the runtime API answers; None when no proxy runs that has one.
+
+    Raises:
+        Failed: the proxy does not answer.
+    """
+    argv = ["python3", "-I", "-S", "-c", _TALK, ADMIN_SOCKET, str(ANSWERS_S)]
+    done = session.run(argv, stdin=f"{'; '.join(commands)}\n", timeout=4 * ANSWERS_S)
+    if done.status == _NOT_RUNNING:
+        return None
+    if done.status != 0:
+        said = done.stderr.strip().rpartition("\n")[2] or f"status {done.status}"
         raise Failed(
-            f"the proxy ({UNIT}) that runs was not told: {answer[:200]}",
+            f"the proxy ({UNIT}) does not answer on {ADMIN_SOCKET}: {said[:200]}",
             where=node,
-            hint="spark-cluster status shows whether it runs; `spark-cluster up` starts one that "
-            "takes the keys of the file",
+            hint=f"look at it with `systemctl status {UNIT}` on the node, then run this again",
         )
-
-
-def _talk(session: Session, *commands: str) -> str:
-    """Return what the runtime API answers; empty when no proxy has one."""
-    argv = ["python3", "-I", "-S", "-c", _TALK, ADMIN_SOCKET]
-    done = session.run(argv, stdin=f"{'; '.join(commands)}\n", timeout=ANSWERS_S)
-    return done.stdout if done.status == 0 else ""
+    return done.stdout

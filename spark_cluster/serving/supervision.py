@@ -7,14 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.agent.operations import LOCK_FILE
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.inference import replies
 from spark_cluster.inference.containers import NODES
 from spark_cluster.inference.process import RAY, SERVER, TITLE
 from spark_cluster.inference.ray import NODES as RAY_NODES
 from spark_cluster.inference.ray import TOKEN_FILE
-from spark_cluster.node import paths
+from spark_cluster.node import locks, paths
 from spark_cluster.node.supervision.policy import State
 from spark_cluster.resources.unit import DECLARED
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
@@ -43,7 +42,9 @@ PROGRAM = UnitProgram(
         "node/durable",
         "node/engine_metrics",
         "node/http",
+        "node/locks",
         "node/nvidia_smi",
+        "node/paths",
         "node/supervision/__init__",
         "node/supervision/look",
         "node/supervision/main",
@@ -61,7 +62,7 @@ def configuration(limits: Mapping[str, Any]) -> dict[str, Any]:
         "ray": RAY,
         "unit_folder": UNIT_FOLDER,
         "declared": DECLARED,
-        "lock": f"/{LOCK_FILE}",
+        "lock": locks.RUN,
         "title": TITLE.pattern,
         "labels": {
             "endpoint": endpoint.LABEL,

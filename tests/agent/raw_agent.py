@@ -85,7 +85,7 @@ class RawAgent:
         assert not self.lock_is_free()
 
     def lock_is_free(self) -> bool:
-        handle = os.open(self.root / "run/spark-cluster.lock", os.O_RDWR)
+        handle = os.open(self.root / "run/spark-cluster/locks/run", os.O_RDWR)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             return True

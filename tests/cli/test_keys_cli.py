@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
 import json
 import re
+import socket
+import sys
 import tempfile
+from collections.abc import Iterator
+from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
+from typing import Any
 
 import pytest
 from factories import make_node, put
@@ -14,7 +21,7 @@ from proxied import HAPROXY, LOG, Engine, converse, proxied
 from waiting import until
 
 from spark_cluster.config.secret_text import looks_secret
-from spark_cluster.errors import UsageError
+from spark_cluster.errors import Unreachable, UsageError
 from spark_cluster.runner import agents as agents_module
 from spark_cluster.runner import head_start
 from spark_cluster.serving import named_keys, proxy
@@ -134,7 +141,7 @@ def test_an_endpoint_that_asks_for_no_key_is_left_as_it_is(run, head):
 
 
 def test_a_proxy_that_does_not_run_is_told_of(run, head, monkeypatch):
-    monkeypatch.setattr(named_keys, "ADMIN_SOCKET", str(head / "admin.sock"))
+    monkeypatch.setattr(named_keys, "ADMIN_SOCKET", "/tmp/no-proxy/admin.sock")
     description = {"url": "http://10.0.0.1:8000/v1", "api_key": True, "tls": None}
     put(head / Path(proxy.DESCRIPTION).name, json.dumps(description))
     code, _, err = run("keys", "add", "alice")
@@ -145,6 +152,128 @@ def test_a_proxy_that_does_not_run_is_told_of(run, head, monkeypatch):
     assert file.stat().st_mode & 0o777 == 0o600
     code, out, _ = run("keys", "list")
     assert (code, "alice" in out, "no" in out.split()) == (0, True, True)
+
+
+# -- runs that are cut -------------------------------------------------------------------------
+
+
+CHANGING = ("add", "revoke", "_have_accepted", "_have_refused", "_tell")
+"""The functions of `named_keys` that change something; the others only look."""
+
+
+@contextlib.contextmanager
+def cut_at(line: int) -> Iterator[None]:
+    """Lose the connection before the given executed line of those functions, counted from 1."""
+    seen: set[tuple[FrameType, int]] = set()
+
+    def follow(frame: FrameType, event: str, _: Any) -> Any:
+        code = frame.f_code
+        if code.co_filename != named_keys.__file__ or code.co_name not in CHANGING:
+            return None
+        if event != "line" or (frame, frame.f_lineno) in seen:
+            return follow
+        seen.add((frame, frame.f_lineno))
+        if len(seen) == line:
+            raise Unreachable("the connection was lost", where="spark1")
+        return follow
+
+    before = sys.gettrace()
+    sys.settrace(follow)
+    try:
+        yield
+    finally:
+        sys.settrace(before)
+
+
+def names(run) -> list[str]:
+    code, out, err = run("keys", "list", "--json")
+    assert code == 0, err
+    return [key["name"] for key in json.loads(out)["keys"]]
+
+
+def test_a_revocation_cut_at_any_line_leaves_the_key_listed_or_refused(run, head, guarded):
+    for line in count(1):
+        key = added(run, "bob")
+        with cut_at(line):
+            code, _, err = run("keys", "revoke", "bob")
+        if code == 0:
+            break
+        assert "the connection was lost" in err, f"line {line}"
+        listed = names(run)
+        if listed:
+            assert run("keys", "revoke", "bob")[0] == 0, f"cut at line {line}"
+        assert status(guarded, key) == 401, f"cut at line {line}, then listed {listed}"
+    assert line > 5, "it was never cut"
+    assert (status(guarded, key), names(run)) == (401, [])
+
+
+def test_an_addition_cut_at_any_line_leaves_no_unlisted_key_in_force(
+    run, head, guarded, monkeypatch
+):
+    for line in count(1):
+        key = f"{named_keys.PREFIX}{line}"
+        monkeypatch.setattr(named_keys, "new_key", lambda key=key: key)
+        with cut_at(line):
+            code, _, err = run("keys", "add", "bob")
+        if code == 0:
+            break
+        assert "the connection was lost" in err, f"line {line}"
+        listed = names(run)
+        assert status(guarded, key) == 401 or listed == ["bob"], f"cut at line {line}"
+        if listed:
+            assert run("keys", "revoke", "bob")[0] == 0, f"cut at line {line}"
+        assert status(guarded, key) == 401, f"cut at line {line}, then revoked"
+    assert line > 5, "it was never cut"
+    assert (status(guarded, key), names(run)) == (200, ["bob"])
+
+
+def test_a_key_of_the_running_proxy_that_no_file_has_is_listed_and_revoked(run, head, guarded):
+    key = added(run, "bob")
+    file = head / Path(proxy.NAMED_KEYS).name
+    file.write_text(f"{proxy.NAMED_HEADER}\n")
+    (listed,) = json.loads(run("keys", "list", "--json")[1])["keys"]
+    assert (listed["name"], listed["in_force"], listed["kept"]) == ("bob", True, False)
+    assert "until the proxy restarts" in run("keys", "list")[1]
+    code, _, err = run("keys", "add", "bob")
+    assert (code, "there is a key 'bob' already" in err) == (2, True)
+    assert run("keys", "revoke", "bob")[0] == 0
+    assert (status(guarded, key), names(run)) == (401, [])
+
+
+def test_a_key_that_was_put_into_the_file_by_hand_is_listed_and_revoked(run, head, guarded):
+    """HAProxy takes lines of other forms than ours."""
+    digest = hashlib.sha256(b"by-hand").hexdigest().upper()
+    file = head / Path(proxy.NAMED_KEYS).name
+    added(run, "bob")
+    with file.open("a") as opened:
+        opened.write(f"{digest}   some one\n")
+    assert sorted(names(run)) == ["bob", "some one"]
+    assert run("keys", "revoke", "some one")[0] == 0
+    assert names(run) == ["bob"]
+    assert digest not in file.read_text()
+
+
+def test_a_key_is_revoked_while_no_proxy_runs(run, head, guarded, monkeypatch):
+    added(run, "bob")
+    monkeypatch.setattr(named_keys, "ADMIN_SOCKET", "/tmp/no-proxy/admin.sock")
+    assert run("keys", "revoke", "bob")[0] == 0
+    assert " bob/" not in (head / Path(proxy.NAMED_KEYS).name).read_text()
+
+
+def test_a_proxy_that_does_not_answer_leaves_the_key_listed(run, head, guarded, monkeypatch):
+    key = added(run, "bob")
+    with (
+        socket.socket(socket.AF_UNIX) as mute,
+        tempfile.TemporaryDirectory(dir="/tmp") as folder,
+        monkeypatch.context() as meanwhile,
+    ):
+        meanwhile.setattr(named_keys, "ADMIN_SOCKET", f"{folder}/mute.sock")
+        meanwhile.setattr(named_keys, "ANSWERS_S", 0.5)
+        mute.bind(f"{folder}/mute.sock")
+        mute.listen(8)
+        code, _, err = run("keys", "revoke", "bob")
+        assert (code, "does not answer" in err) == (1, True)
+    assert (status(guarded, key), names(run)) == (200, ["bob"])
 
 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "-a", "inventory", "x" * 65, "a;b", "a\nb"])

@@ -26,7 +26,7 @@ from spark_cluster.lab.layout import PASSWORD, USER
 
 pytestmark = pytest.mark.lab
 
-LOCK = "/run/spark-cluster.lock"
+LOCK = "/run/spark-cluster/locks/run"
 AGENT = "spark-cluster-agen[t]"
 SUDOERS = f"/etc/sudoers.d/{USER}"
 CABLED = "enp1s0f1np1"

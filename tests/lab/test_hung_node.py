@@ -40,7 +40,7 @@ def stubborn(node: LabNode) -> str:
 
 
 def lock_is_free(node: LabNode) -> bool:
-    argv = ["flock", "-n", "/run/spark-cluster.lock", "true"]
+    argv = ["flock", "-n", "/run/spark-cluster/locks/run", "true"]
     return node.run(argv, check=False).returncode == 0
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.node import kernel_tuner, tuned_kernels
+from spark_cluster.node import kernel_tuner, locks, tuned_kernels
 from spark_cluster.node.beneath import Folder
 from spark_cluster.resources import InvalidResource, TunedKernels
 
@@ -88,7 +88,7 @@ def test_tuned_once_and_then_left(tuned: Any) -> None:
     assert [tuned.apply(MADE).verdict, tuned.check(MADE).verdict] == ["ok", "ok"]
     assert len(runs(tuned)) == 2
     assert {path.name for path in folder.parent.iterdir()} == {folder.name}
-    lock = tuned.root / tuned_kernels.LOCK.lstrip("/")
+    lock = tuned.root / locks.TUNING.lstrip("/")
     assert [path.stat().st_mode & 0o777 for path in (lock.parent, lock)] == [0o700, 0o600]
 
 
@@ -155,7 +155,7 @@ def test_an_image_that_cannot_tune(node: Any, probe: dict[str, Any], said: str) 
 
 def test_one_at_a_time(tuned: Any) -> None:
     """Another one would end the container of the first."""
-    lock = tuned.root / tuned_kernels.LOCK.lstrip("/")
+    lock = tuned.root / locks.TUNING.lstrip("/")
     lock.parent.mkdir(parents=True)
     with lock.open("w") as held:
         fcntl.flock(held, fcntl.LOCK_EX)

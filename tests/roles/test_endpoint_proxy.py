@@ -324,7 +324,7 @@ def reset(connections: list[socket.socket]) -> int:
     return sum(bool(select.select([c], [], [], 0)[0]) for c in connections)
 
 
-def health(port: int, *, tls: bool, source: str = "127.0.0.2", timeout: float = HANG_S) -> str:
+def health(port: int, *, tls: bool, source: str = "127.0.1.2", timeout: float = HANG_S) -> str:
     """Return the reply to an honest client; empty when it does not get that far."""
     address = ("127.0.0.1", port)
     try:
@@ -357,7 +357,7 @@ def test_who_connects_and_says_nothing_is_cut_off(
 def test_one_address_does_not_take_all_places(
     tmp_path: Path, engine: Engine, tls: str | None
 ) -> None:
-    """The limits as they are: the honest client is served at once, from another address."""
+    """The limits as they are: the honest client is served at once, from another network."""
     with (
         proxied(tmp_path, a_spark(), engine.port, tls=tls, host="0.0.0.0") as port,
         silent(port, 600) as connections,

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
+from hostile import user
 from role_samples import a_spark, ids, one, together
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import Secret
-from spark_cluster.resources import File, Service
+from spark_cluster.resources import Directory, File, Line, Service
 from spark_cluster.resources.base import to_wire
 from spark_cluster.runner.document import check
 from spark_cluster.serving import proxy
@@ -84,6 +88,32 @@ def test_what_is_not_wanted_any_more_goes(role, given, present):
     assert ids(found).index(one(found, "Service").id) > max(
         ids(found).index(resource.id) for resource in restarts
     )
+
+
+@user.needs_root
+def test_a_user_of_the_node_reads_no_digest_and_no_private_key(role, tmp_path):
+    """A digest can be tried against guessed keys, as many a second as a machine can hash."""
+    given = {"api_key": KEY, "tls": "certificate", "certificate": PEM, **GIVEN}
+    host = Host(root=user.reachable(tmp_path))
+    for resource in role("endpoint", a_spark(), **given):
+        if isinstance(resource, (Directory, File, Line)):
+            unchecked = {"validate_with": ()} if isinstance(resource, File) else {}
+            Path(host.path(resource.path)).parent.mkdir(parents=True, exist_ok=True)
+            replace(resource, **unchecked).converge(host, resource.observe(host))
+    folder = host.path(proxy.FOLDER)
+    looked = user.run(
+        f"""
+for path in sorted(Path({str(folder)!r}).iterdir()):
+    try:
+        path.read_bytes()
+        print(path.name)
+    except PermissionError:
+        pass
+"""
+    )
+    secret = {Path(path).name for path in (proxy.KEYS, proxy.NAMED_KEYS, proxy.CERTIFICATE)}
+    assert secret <= {path.name for path in folder.iterdir()}
+    assert set(looked.stdout.split()) == {Path(p).name for p in (proxy.CONFIG, proxy.DESCRIPTION)}
 
 
 def test_the_certificate_of_the_user(role):

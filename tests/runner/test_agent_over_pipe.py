@@ -610,8 +610,8 @@ def test_a_second_agent_is_refused_with_who_holds_the_lock(agent, root):
 
 
 def test_a_lock_file_of_nonsense(agent, root):
-    (root / "run").mkdir(parents=True)
-    (root / "run/spark-cluster.lock").write_text("[not json")
+    (root / "run/spark-cluster/locks").mkdir(parents=True)
+    (root / "run/spark-cluster/locks/run").write_text("[not json")
     assert "locked_by" not in agent().request("lock", owner={"run": "r1"})
 
 

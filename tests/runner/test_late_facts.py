@@ -66,7 +66,7 @@ def test_a_copy_of_a_node_is_a_whole_node(start):
 
 def test_the_lock_is_held_without_facts_too(start, nodes):
     start(gather_facts=False)
-    assert all((n.root / "run/spark-cluster.lock").read_text() for n in nodes.values())
+    assert all((n.root / "run/spark-cluster/locks/run").read_text() for n in nodes.values())
 
 
 def test_a_run_that_changes_nothing_still_finds_who_does_not_answer(start, nodes, monkeypatch):

@@ -37,7 +37,7 @@ def test_reboot_and_the_remainder_of_the_document_in_one_recap(start, nodes):
     assert all(e.reason.startswith("rebooted, back after") and e.seconds > 0 for e in told)
     assert any("waiting for it to come back" in e.text for e in events.of("Progress"))
     # The lock was taken again, and the same again changes nothing and reboots nobody.
-    assert all((n.root / "run/spark-cluster.lock").read_text() for n in nodes.values())
+    assert all((n.root / "run/spark-cluster/locks/run").read_text() for n in nodes.values())
     assert not play.apply(play.nodes, [BEFORE, reboot(), AFTER]).changed
 
 

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
+from spark_cluster.node import locks
 from spark_cluster.node.beneath import Folder, NotFollowed
-from spark_cluster.node.durable import make_folder
 from spark_cluster.node.open_files import is_own
 from spark_cluster.node.store.layout import (
     INCOMPLETE,
@@ -330,9 +330,7 @@ def alone(cache: HubCache, repository: str, limit_s: float = WAIT_S) -> Iterator
     Raises:
         ResourceError: another one has not ended in time.
     """
-    path = _lock_of(cache, repository)
-    make_folder(path.parent, 0o700)
-    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    handle = locks.opened(_lock_of(cache, repository))
     try:
         until = time.monotonic() + limit_s
         while not _locked(handle):
@@ -357,10 +355,7 @@ def _locked(handle: int) -> bool:
 
 def is_locked(cache: HubCache, repository: str) -> bool:
     """Return whether somebody writes into a repository of the cache (`alone`)."""
-    try:
-        handle = os.open(_lock_of(cache, repository), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return False
+    handle = locks.opened(_lock_of(cache, repository))
     try:
         return not _locked(handle)
     finally:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import durable
+from spark_cluster.node import durable, locks
 from spark_cluster.node.supervision import look as looking
 from spark_cluster.node.supervision.look import Program
 from spark_cluster.node.supervision.policy import START, STOP, Limits, Look, State, decide
@@ -168,7 +168,7 @@ class Supervisor:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
         """Hold the node's lock; False where a run has it, such as `up` or `down`."""
-        handle = os.open(self.config["lock"], os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = locks.opened(Path(self.config["lock"]))
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

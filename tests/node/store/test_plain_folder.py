@@ -224,5 +224,5 @@ def test_a_folder_is_not_reached_through_a_link_of_a_user(tmp_path):
     link.symlink_to("etc")
     assert PlainFolder(link, tmp_path / "ours").manifest().files
     os.lchown(link, user.NOBODY, user.NOBODY)
-    with pytest.raises(ResourceError, match="a link of another user"):
+    with pytest.raises(ResourceError, match="a link that other users can replace"):
         PlainFolder(link, tmp_path / "ours").manifest()

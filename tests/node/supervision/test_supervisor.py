@@ -85,7 +85,7 @@ class Node:
         limits = {"misses": 2, "pause_s": 10, "answer_s": 5}
         self.config = {
             **supervision.configuration(limits),
-            "lock": str(folder / "lock"),
+            "lock": str(folder / "locks/run"),
             "unit_folder": str(folder),
             "description": str(folder / "endpoint.json"),
         }
@@ -180,7 +180,7 @@ def test_a_reply_without_an_answer_is_none(node, engine):
 def test_nothing_is_done_while_a_run_is_at_work(node, engine):
     node.look()
     engine.alive = False
-    with (node.folder / "lock").open("w") as lock:
+    with (node.folder / "locks/run").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         assert [node.look() for _ in range(5)] == [""] * 5
         assert node.phase == "serving"

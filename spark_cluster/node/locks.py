@@ -1,0 +1,30 @@
+"""Locks between the programs of this node: files that only root can open.
+
+Anyone who can open a file can lock it, whatever its mode allows besides. So the files are 0600, in
+a folder that is 0700; either is enough. The kernel releases a lock when its holder ends.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from spark_cluster.node import paths
+
+RUN = f"{paths.LOCKS}/run"
+"""Held by a run that changes the node, and by the supervision while it acts."""
+
+TUNING = f"{paths.LOCKS}/tuning"
+
+
+def opened(path: Path) -> int:
+    """Open the file of a lock; it and its folder, which holds nothing else, are made where absent.
+
+    Raises:
+        OSError: it cannot be made, or there is a link in its place.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.chmod(0o700)
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    os.fchmod(handle, 0o600)
+    return handle

@@ -1,0 +1,126 @@
+"""A user of the node without rights can neither hold nor read the locks of its programs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hostile import user
+
+from spark_cluster.agent.lock import Locked, NodeLock
+from spark_cluster.bench import on_node
+from spark_cluster.lab.lock import LabLock
+from spark_cluster.node import kernel_tuner, locks
+from spark_cluster.node.host import Host
+from spark_cluster.node.supervision.main import Supervisor
+from spark_cluster.resources import Directory
+from spark_cluster.serving import supervision
+
+pytestmark = user.needs_root
+
+HOLD = """
+held = []
+for path in {paths}:
+    for flags in (os.O_RDONLY, os.O_WRONLY, os.O_RDWR):
+        try:
+            held.append(os.open(path, flags))
+            fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            pass
+print(len(held))
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """The root of a node, which that user can enter."""
+    (tmp_path / "var/lib/spark-cluster").mkdir(parents=True)
+    return user.reachable(tmp_path)
+
+
+def below(root: Path, path: str) -> Path:
+    return root / path.lstrip("/")
+
+
+def run_lock(root: Path) -> Path:
+    lock = NodeLock(below(root, locks.RUN))
+    lock.take({"run": "r1", "command": "up --set secret"})
+    lock.release()
+    return lock.path
+
+
+def supervisors_lock(root: Path) -> Path:
+    path = below(root, locks.RUN)
+    config = {
+        **supervision.configuration({"misses": 2, "pause_s": 10, "answer_s": 5}),
+        "lock": str(path),
+    }
+    with Supervisor(config, root / "state")._alone() as free:
+        assert free
+    return path
+
+
+def tuners_lock(root: Path) -> Path:
+    path = below(root, locks.TUNING)
+    with kernel_tuner._alone(path):
+        return path
+
+
+def bench_lock(root: Path) -> Path:
+    job = on_node.Job(f"{on_node.FOLDER}/run/server", "http://x", (), {}, "nobody")
+    host = Host(root=root)
+    (made,) = [r for r in job.resources if isinstance(r, Directory) and r.path == on_node.LOCK]
+    if made.observe(host)["kind"] == "absent":
+        made.converge(host, {})
+    return host.path(on_node.LOCK)
+
+
+def lab_lock(root: Path) -> Path:
+    path = root / "lab/lock"
+    with LabLock(path).held(lambda _: None):
+        return path
+
+
+@pytest.mark.parametrize("made", [run_lock, supervisors_lock, tuners_lock, bench_lock, lab_lock])
+def test_a_user_cannot_hold_a_lock(root: Path, made: Callable[[Path], Path]) -> None:
+    path = made(root)
+    assert path.exists()
+    tried = user.run(HOLD.format(paths=[str(path)]))
+    assert (tried.stdout.strip(), tried.stderr) == ("0", "")
+    made(root)
+
+
+@pytest.mark.parametrize("made", [run_lock, supervisors_lock, tuners_lock])
+@pytest.mark.parametrize("opened", ["file", "folder"])
+def test_file_and_folder_each_keep_a_user_out(
+    root: Path, made: Callable[[Path], Path], opened: str
+) -> None:
+    """Whatever an administrator, a backup or an older version has left of one of them."""
+    path = made(root)
+    (path if opened == "file" else path.parent).chmod(0o777)
+    assert user.run(HOLD.format(paths=[str(path)])).stdout.strip() == "0"
+    made(root)
+    modes = [p.stat().st_mode & 0o777 for p in (path.parent, path)]
+    assert modes == [0o700, 0o600]
+
+
+def test_a_lock_that_a_user_has_put_a_link_for_is_not_followed(root: Path) -> None:
+    """No user can, in the folder of locks; a lock makes nothing elsewhere either way."""
+    path = below(root, locks.RUN)
+    path.parent.mkdir(parents=True)
+    path.symlink_to(root / "elsewhere")
+    with pytest.raises(OSError, match="symbolic link"):
+        run_lock(root)
+    assert not (root / "elsewhere").exists()
+
+
+def test_the_owner_of_the_run_lock_is_named_to_root_alone(root: Path) -> None:
+    lock, other = NodeLock(below(root, locks.RUN)), NodeLock(below(root, locks.RUN))
+    lock.take({"run": "r1", "command": "up --set secret"})
+    looked = user.run(f"print(Path({str(lock.path)!r}).read_text())")
+    assert (looked.stdout, "PermissionError" in looked.stderr) == ("", True)
+    with pytest.raises(Locked) as held:
+        other.take({"run": "r2"})
+    assert held.value.owner["command"] == "up --set secret"
+    lock.release()
