@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from spark_cluster.inference import unit_state
 from spark_cluster.inference.containers import RECIPE
-from spark_cluster.inference.process import SECRET_ENV, SERVER, WITH_SECRET_ENV, Process
+from spark_cluster.inference.process import (
+    PAUSE,
+    RAY,
+    SECRET_ENV,
+    SERVER,
+    WITH_SECRET_ENV,
+    Process,
+)
+from spark_cluster.node import confinement
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
@@ -79,10 +87,12 @@ class Docker:
             mounts=_mounts(process, deployment),
             network="host",
             ipc="host",
-            pid="host" if process.host_pid else None,
+            pid=f"container:{PAUSE}" if process.sees_ray else None,
             gpus="all",
             devices=(INFINIBAND,) if process.rdma else (),
-            cap_add=("IPC_LOCK",),
+            cap_add=confinement.ENGINE,
+            cap_drop=confinement.DROPPED,
+            security_opt=confinement.SECURITY,
             ulimits={"memlock": -1, "stack": STACK},
             # After status 0 too, with which vLLM ends when a rank died. The model loader starts its
             # servers itself, when there is memory: not Docker, all of them when the node boots.
@@ -134,10 +144,35 @@ class Venv:
 
 RUNTIMES: dict[Name, Runtime] = {"docker": Docker(), "venv": Venv()}
 
+NO_PAUSE = Container(PAUSE, state="absent", stop_timeout_s=0)
+"""The desired state without Ray: nothing holds process ids for it."""
+
 
 def absent(*names: str, stop_timeout_s: int = 10) -> list[Resource]:
-    """Return the desired state: no program of these names, in whatever runtime."""
-    return [r.absent(name, stop_timeout_s) for name in names for r in RUNTIMES.values()]
+    """Return the desired state: no program of these names, in whatever runtime.
+
+    Without Ray there is no container for its process ids either.
+    """
+    gone = [r.absent(name, stop_timeout_s) for name in names for r in RUNTIMES.values()]
+    return [*gone, NO_PAUSE] if RAY in names else gone
+
+
+def pause(deployment: Deployment) -> list[Resource]:
+    """Return what Ray's head and the servers next to it need first: the container `PAUSE`."""
+    if deployment.runtime != "docker":
+        return []
+    return [
+        Container(
+            PAUSE,
+            deployment.image,
+            ("sleep", "infinity"),
+            entrypoint="",
+            network="none",
+            cap_drop=confinement.DROPPED,
+            security_opt=confinement.SECURITY,
+            stop_timeout_s=0,
+        )
+    ]
 
 
 def question(name: str) -> list[list[str]]:

@@ -32,6 +32,9 @@ MADE = ("created", "running", "restarting", "paused", "exited")
 
 RESTARTS = ("no", "always", "unless-stopped", "on-failure")
 
+LABELS_OFF = "label=disable"
+"""What Docker adds to `security_opt` by itself where containers share ipc or pid."""
+
 
 @dataclass(frozen=True)
 class Container(Resource):
@@ -51,10 +54,13 @@ class Container(Resource):
         secret_files: path in the container to a Secret; kept on the node in a file that only root
             reads, and mounted read-only. A program in the container must run as root to read it.
         mounts: `SOURCE:TARGET` or `SOURCE:TARGET:ro`, absolute; the source must exist.
-        network, ipc, pid: `host`, or another mode that Docker knows; None leaves Docker's own.
+        network, ipc, pid: `host`, `container:NAME`, or another mode that Docker knows; None leaves
+            Docker's own. With `container:NAME` it is made again after that container was.
         gpus: `all`, or as `docker run --gpus` takes it.
         devices: `/dev/x`, or `/dev/x:/dev/y`.
-        cap_add: e.g. `IPC_LOCK`.
+        cap_add: capabilities, e.g. `IPC_LOCK`.
+        cap_drop: capabilities of Docker's default that it does not get; `ALL` leaves `cap_add`.
+        security_opt: e.g. `no-new-privileges`.
         ulimits: name to `SOFT[:HARD]`, -1 for no limit.
         shm_size: of /dev/shm, e.g. `16g`; not with ipc="host".
         user: who the program runs as.
@@ -91,6 +97,8 @@ class Container(Resource):
     gpus: str | None = field(default=None, kw_only=True)
     devices: tuple[str, ...] = field(default=(), kw_only=True)
     cap_add: tuple[str, ...] = field(default=(), kw_only=True)
+    cap_drop: tuple[str, ...] = field(default=(), kw_only=True)
+    security_opt: tuple[str, ...] = field(default=(), kw_only=True)
     ulimits: Mapping[str, str | int] = field(default_factory=dict, kw_only=True)
     shm_size: str | None = field(default=None, kw_only=True)
     user: str | None = field(default=None, kw_only=True)
@@ -116,7 +124,7 @@ class Container(Resource):
             raise self._invalid(f"only_labelled has no effect with state={self.state!r}")
         if self.shm_size and self.ipc == "host":
             raise self._invalid("shm_size has no effect with ipc='host'")
-        for what in ("devices", "cap_add"):
+        for what in ("devices", "cap_add", "cap_drop", "security_opt"):
             if isinstance(getattr(self, what), str):
                 raise self._invalid(f"{what} is a list of strings, not one string")
         names = r"[A-Za-z_][A-Za-z0-9_.-]*"
@@ -138,7 +146,8 @@ class Container(Resource):
         if self.state == "absent":
             return {"state": "absent", "secrets": "none"}
         secrets = "as declared" if self.secret_files else "none"
-        return {"state": self.state, "spec": self.spec[:12], "image": "current", "secrets": secrets}
+        same = {"image": "current", "rights": "as declared", "secrets": secrets}
+        return {"state": self.state, "spec": self.spec[:12], **same}
 
     def observe(self, host: Host) -> State:
         if self.state == "absent" and host.which("docker") is None:
@@ -154,6 +163,7 @@ class Container(Resource):
         if found is not None:
             same = found["Image"] == self._image_id(host)
             state["image"] = "current" if same else "not the one that the reference names now"
+            state["rights"] = self._rights(host, found["HostConfig"])
         else:
             self._image_id(host)
         maker = host.will_provide(f"image:{self.image}")
@@ -209,7 +219,9 @@ class Container(Resource):
             if value is not None:
                 words += [f"--{option.replace('_', '-')}", value]
         words += [w for d in self.devices for w in ("--device", d)]
+        words += [w for c in self.cap_drop for w in ("--cap-drop", c)]
         words += [w for c in self.cap_add for w in ("--cap-add", c)]
+        words += [w for o in self.security_opt for w in ("--security-opt", o)]
         words += [w for k, v in sorted(self.ulimits.items()) for w in ("--ulimit", f"{k}={v}")]
         words += [w for m in self.mounts for w in ("--mount", _mount(m))]
         for path in sorted(self.secret_files):
@@ -239,6 +251,26 @@ class Container(Resource):
     def _units(self, host: Host) -> bool:
         """Return whether the secrets of this name are those of a unit, which may still run."""
         return host.read(f"{FOLDER}/{self.container}.service") is not None
+
+    def _rights(self, host: Host, found: Mapping[str, Any]) -> str:
+        """Return what the container may do, as Docker says it; or that it is as declared.
+
+        Raises:
+            Unknown: check mode, and the container whose process ids it shares is made again.
+        """
+        pid, owner = self.pid or "", (self.pid or "").removeprefix("container:")
+        if owner != pid:  # Docker keeps the id of that container
+            if maker := host.will_provide(f"container:{owner}"):
+                raise Unknown(f"after: {maker}")
+            pid = f"container:{(inspect(host, 'container', owner) or {}).get('Id', '')}"
+        declared = {
+            "PidMode": pid,
+            "CapAdd": self.cap_add,
+            "CapDrop": self.cap_drop,
+            "SecurityOpt": self.security_opt,
+        }
+        same = _rights_of(found) == _rights_of(declared)
+        return "as declared" if same else _rights_of(found)
 
     def _image_id(self, host: Host) -> str:
         done = docker(host, "image", "inspect", "-f", "{{.Id}}", self.image)
@@ -307,6 +339,20 @@ class Container(Resource):
 def _mount(mount: str) -> str:
     source, target, mode = split_mount(mount)
     return f"type=bind,source={source},target={target}" + (",readonly" if mode == "ro" else "")
+
+
+def _rights_of(config: Mapping[str, Any]) -> str:
+    """Return in words what a `HostConfig` gives and takes; capabilities without their `CAP_`."""
+    parts = ["privileged"] if config.get("Privileged") else []
+    for name, key in (
+        ("cap_add", "CapAdd"),
+        ("cap_drop", "CapDrop"),
+        ("security_opt", "SecurityOpt"),
+    ):
+        found = {str(one).removeprefix("CAP_") for one in config.get(key) or ()}
+        values = sorted(found - {LABELS_OFF})
+        parts.append(" ".join([name, *values]) if values else f"no {name}")
+    return ", ".join([*parts, f"pid {config.get('PidMode') or 'of its own'}"])
 
 
 def _has_label(found: Mapping[str, Any] | None, label: str) -> bool:
