@@ -10,7 +10,7 @@ from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import RAY
 from spark_cluster.inference.ray_node import RAY_HOME, ray_node
-from spark_cluster.inference.runtime import NO_PAUSE, RUNTIMES, pause
+from spark_cluster.inference.runtime import RUNTIMES, pause
 from spark_cluster.resources import Directory, Resource
 from spark_cluster.topology import Node
 
@@ -26,7 +26,8 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     deployment = settings.deployment
     runtime = RUNTIMES[deployment.runtime]
     if not deployment.on_ray:
-        yield from (runtime.absent(RAY), NO_PAUSE)
+        yield runtime.absent(RAY)
+        yield from pause(deployment)
         return
     process = ray_node(node, deployment, engine(deployment.engine))
     if node.is_head:

@@ -35,6 +35,10 @@ STACK = 64 * 1024 * 1024
 
 INFINIBAND = "/dev/infiniband"
 
+DEVICES = ("char-nvidia*", "char-infiniband*", f"{INFINIBAND}/rdma_cm")
+"""What units may open: the GPU's devices and, by /proc/devices, those of RDMA (rdma_cm is a device
+of the kernel's group `misc`)."""
+
 JOURNAL = 'journalctl --quiet --no-pager --unit "$2.service" --since "@$(stat -c %Y "$1")"'
 """The journal of a unit since it was last made: what it said before, another program said."""
 
@@ -124,6 +128,7 @@ class Venv:
             env={"VIRTUAL_ENV": deployment.venv, **process.env},
             secret_files=secrets,
             mounts=_mounts(process, deployment),
+            devices=DEVICES,
             limits={"MEMLOCK": "infinity", "STACK": str(STACK), "NOFILE": "1048576"},
             restart="always",  # as above
             labels=dict(deployment.labels),
@@ -158,9 +163,14 @@ def absent(*names: str, stop_timeout_s: int = 10) -> list[Resource]:
 
 
 def pause(deployment: Deployment) -> list[Resource]:
-    """Return what Ray's head and the servers next to it need first: the container `PAUSE`."""
+    """Return what the head's containers of Ray and of servers next to it need first.
+
+    Units need none, and without Ray there is none.
+    """
     if deployment.runtime != "docker":
         return []
+    if not deployment.on_ray:
+        return [NO_PAUSE]
     return [
         Container(
             PAUSE,
