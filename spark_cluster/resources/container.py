@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret, Unknown
 from spark_cluster.resources import secret_files
 from spark_cluster.resources.base import Resource, State, absolute, differences, ids
-from spark_cluster.resources.docker import docker, inspect
+from spark_cluster.resources.docker import docker, inspect, rights
 from spark_cluster.resources.program import check_program, need_paths, split_mount
 from spark_cluster.resources.unit import FOLDER
 
@@ -31,9 +31,6 @@ MADE = ("created", "running", "restarting", "paused", "exited")
 """States in which a container of the state `created` is left."""
 
 RESTARTS = ("no", "always", "unless-stopped", "on-failure")
-
-LABELS_OFF = "label=disable"
-"""What Docker adds to `security_opt` by itself where containers share ipc or pid."""
 
 
 @dataclass(frozen=True)
@@ -269,8 +266,8 @@ class Container(Resource):
             "CapDrop": self.cap_drop,
             "SecurityOpt": self.security_opt,
         }
-        same = _rights_of(found) == _rights_of(declared)
-        return "as declared" if same else _rights_of(found)
+        same = rights(found) == rights(declared)
+        return "as declared" if same else rights(found)
 
     def _image_id(self, host: Host) -> str:
         done = docker(host, "image", "inspect", "-f", "{{.Id}}", self.image)
@@ -339,20 +336,6 @@ class Container(Resource):
 def _mount(mount: str) -> str:
     source, target, mode = split_mount(mount)
     return f"type=bind,source={source},target={target}" + (",readonly" if mode == "ro" else "")
-
-
-def _rights_of(config: Mapping[str, Any]) -> str:
-    """Return in words what a `HostConfig` gives and takes; capabilities without their `CAP_`."""
-    parts = ["privileged"] if config.get("Privileged") else []
-    for name, key in (
-        ("cap_add", "CapAdd"),
-        ("cap_drop", "CapDrop"),
-        ("security_opt", "SecurityOpt"),
-    ):
-        found = {str(one).removeprefix("CAP_") for one in config.get(key) or ()}
-        values = sorted(found - {LABELS_OFF})
-        parts.append(" ".join([name, *values]) if values else f"no {name}")
-    return ", ".join([*parts, f"pid {config.get('PidMode') or 'of its own'}"])
 
 
 def _has_label(found: Mapping[str, Any] | None, label: str) -> bool:
