@@ -11,7 +11,7 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from spark_cluster.errors import Refused
-from spark_cluster.node import paths
+from spark_cluster.node import confinement, paths
 from spark_cluster.resources import Command, Directory, File, LaptopFile, Resource, Secret
 from spark_cluster.topology import Node
 from spark_cluster.transfer.folders import SENT_TO_EACH, is_large
@@ -105,7 +105,8 @@ def _download(settings: Settings) -> Resource:
 
 def _container_options(settings: Settings) -> list[str]:
     """Return what `docker run` needs for the mirror and for the mounts of the image's `hf`."""
-    options = [f"--env=HF_ENDPOINT={settings.endpoint}"] if settings.endpoint else []
+    options = [*confinement.options(confinement.READ_OTHERS)]
+    options += [f"--env=HF_ENDPOINT={settings.endpoint}"] if settings.endpoint else []
     for mount in settings.mounts:
         source, target = mount.split(":")[:2]
         options.append(f"--mount=type=bind,source={source},target={target},readonly")

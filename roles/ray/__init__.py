@@ -10,7 +10,7 @@ from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import engine
 from spark_cluster.inference.process import RAY
 from spark_cluster.inference.ray_node import RAY_HOME, ray_node
-from spark_cluster.inference.runtime import RUNTIMES
+from spark_cluster.inference.runtime import RUNTIMES, pause
 from spark_cluster.resources import Directory, Resource
 from spark_cluster.topology import Node
 
@@ -27,8 +27,10 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     runtime = RUNTIMES[deployment.runtime]
     if not deployment.on_ray:
         yield runtime.absent(RAY)
+        yield from pause(deployment)
         return
     process = ray_node(node, deployment, engine(deployment.engine))
     if node.is_head:
         yield Directory(RAY_HOME)  # Ray sets the mode itself
+        yield from pause(deployment)
     yield runtime.resource(process, deployment)

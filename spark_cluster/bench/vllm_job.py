@@ -20,6 +20,7 @@ from spark_cluster.bench.expansion import REQUESTS, PlannedCell
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.config.caches import CACHES
 from spark_cluster.inference.deployment import Deployment
+from spark_cluster.node import confinement
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.resources.program import split_mount
 from spark_cluster.runner.session import Session
@@ -39,7 +40,7 @@ FIRST_TO_END = "500"
 
 CONFINED = (
     "--pull", "never", "--restart", "no", "--init", "--network", "host", "--gpus", "all",
-    "--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE", "--security-opt", "no-new-privileges",
+    *confinement.options(confinement.READ_OTHERS),
     "--oom-score-adj", FIRST_TO_END, "--log-driver", "none", "--entrypoint", "",
 )  # fmt: skip
 """How the container is made. The GPU is there because vLLM looks for it when it is imported, as in

@@ -5,13 +5,14 @@ Each prints plain text and ends with status 0 unless what it asks did not answer
 
 from __future__ import annotations
 
-from spark_cluster.inference.process import PROGRAMS
+from spark_cluster.inference.process import PAUSE, PROGRAMS
 from spark_cluster.inference.runtime import JOURNAL
 
-_ENGINES = """\
-fields='{{{{.Names}}}} {{{{.Image}}}} {{{{.Command}}}}'
-all=$(docker ps {all} --no-trunc --format "$fields") || exit 1
-names=$(printf '%s\\n' "$all" | grep -iE '(^|[^a-z])(vllm|ray|sglang)([^a-z]|$)' | cut -d' ' -f1)
+_FIELDS = "fields='{{{{.Names}}}} {{{{.Image}}}} {{{{.Command}}}}'\n"
+_ENGINES = f"""\
+{_FIELDS}all=$(docker ps {{all}} --no-trunc --format "$fields") || exit 1
+names=$(printf '%s\\n' "$all" | grep -v '^{PAUSE} ' |
+  grep -iE '(^|[^a-z])(vllm|ray|sglang)([^a-z]|$)' | cut -d' ' -f1)
 """
 """Containers that look like an engine's, by name, image or command; not only our own."""
 

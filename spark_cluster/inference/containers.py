@@ -1,7 +1,7 @@
 """Containers of the engine as `docker container inspect` tells them: the one parser of it.
 
 What comes is foreign input: nothing in it is taken for granted, and a field of another type than
-Docker's counts as not there. On the node, `resources/container.py` reads the four fields that it
+Docker's counts as not there. On the node, `resources/container.py` reads the fields that it
 compares by itself (it has the standard library only, and its own version of this package).
 """
 

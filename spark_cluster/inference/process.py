@@ -20,6 +20,10 @@ SERVER, RAY = "spark-vllm", "spark-ray"
 
 PROGRAMS = (SERVER, RAY)
 
+PAUSE = "spark-pause"
+"""Container whose process ids Ray's head and the servers next to it share, as the containers of a
+pod share those of its pause container. It ends with Ray, not with a crash of either."""
+
 
 def server_name(instance: str = "") -> str:
     """Return the name of a server's program; of one of several models it has its instance."""
@@ -56,7 +60,7 @@ class Process:
         secret_files: path that the program sees to a secret.
         mounts: `SOURCE:TARGET[:ro]`, in addition to those of the deployment.
         rdma: whether it needs the RDMA devices.
-        host_pid: whether it must see the processes of the node.
+        sees_ray: whether it shares the process ids of Ray's head: it is that, or a server over it.
         stop_timeout_s: seconds that it has to end before it is killed.
     """
 
@@ -66,7 +70,7 @@ class Process:
     secret_files: Mapping[str, Secret] = field(default_factory=dict)
     mounts: tuple[str, ...] = ()
     rdma: bool = False
-    host_pid: bool = False
+    sees_ray: bool = False
     stop_timeout_s: int = 30
 
 

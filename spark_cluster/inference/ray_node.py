@@ -67,6 +67,7 @@ def ray_node(node: Node, deployment: Deployment, engine: Engine) -> Process:
         secret_files=secrets,
         mounts=(f"{RAY_HOME}:/tmp/ray",) if node.is_head else (),
         rdma=needs_rdma(node, deployment),
+        sees_ray=node.is_head,
         stop_timeout_s=2,
     )
 

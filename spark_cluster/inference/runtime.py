@@ -11,7 +11,15 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from spark_cluster.inference import unit_state
 from spark_cluster.inference.containers import RECIPE
-from spark_cluster.inference.process import SECRET_ENV, SERVER, WITH_SECRET_ENV, Process
+from spark_cluster.inference.process import (
+    PAUSE,
+    RAY,
+    SECRET_ENV,
+    SERVER,
+    WITH_SECRET_ENV,
+    Process,
+)
+from spark_cluster.node import confinement
 from spark_cluster.node.engine_caches import of_environment
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.node.values import Secret
@@ -27,6 +35,10 @@ STACK = 64 * 1024 * 1024
 """Bytes of stack that a program may take."""
 
 INFINIBAND = "/dev/infiniband"
+
+DEVICES = ("char-nvidia*", "char-infiniband*", f"{INFINIBAND}/rdma_cm")
+"""What units may open: the GPU's devices and, by /proc/devices, those of RDMA (rdma_cm is a device
+of the kernel's group `misc`)."""
 
 JOURNAL = 'journalctl --quiet --no-pager --unit "$2.service" --since "@$(stat -c %Y "$1")"'
 """The journal of a unit since it was last made: what it said before, another program said."""
@@ -81,10 +93,12 @@ class Docker:
             caches=deployment.cache_root,
             network="host",
             ipc="host",
-            pid="host" if process.host_pid else None,
+            pid=f"container:{PAUSE}" if process.sees_ray else None,
             gpus="all",
             devices=(INFINIBAND,) if process.rdma else (),
-            cap_add=("IPC_LOCK",),
+            cap_add=confinement.ENGINE,
+            cap_drop=confinement.DROPPED,
+            security_opt=confinement.SECURITY,
             ulimits={"memlock": -1, "stack": STACK},
             # After status 0 too, with which vLLM ends when a rank died. The model loader starts its
             # servers itself, when there is memory: not Docker, all of them when the node boots.
@@ -117,6 +131,7 @@ class Venv:
             secret_files=secrets,
             mounts=_mounts(process, deployment),
             caches=(deployment.cache_root, of_environment(deployment.venv)),
+            devices=DEVICES,
             limits={"MEMLOCK": "infinity", "STACK": str(STACK), "NOFILE": "1048576"},
             restart="always",  # as above
             labels=dict(deployment.labels),
@@ -137,10 +152,40 @@ class Venv:
 
 RUNTIMES: dict[Name, Runtime] = {"docker": Docker(), "venv": Venv()}
 
+NO_PAUSE = Container(PAUSE, state="absent", stop_timeout_s=0)
+"""The desired state without Ray: nothing holds process ids for it."""
+
 
 def absent(*names: str, stop_timeout_s: int = 10) -> list[Resource]:
-    """Return the desired state: no program of these names, in whatever runtime."""
-    return [r.absent(name, stop_timeout_s) for name in names for r in RUNTIMES.values()]
+    """Return the desired state: no program of these names, in whatever runtime.
+
+    Without Ray there is no container for its process ids either.
+    """
+    gone = [r.absent(name, stop_timeout_s) for name in names for r in RUNTIMES.values()]
+    return [*gone, NO_PAUSE] if RAY in names else gone
+
+
+def pause(deployment: Deployment) -> list[Resource]:
+    """Return what the head's containers of Ray and of servers next to it need first.
+
+    Units need none, and without Ray there is none.
+    """
+    if deployment.runtime != "docker":
+        return []
+    if not deployment.on_ray:
+        return [NO_PAUSE]
+    return [
+        Container(
+            PAUSE,
+            deployment.image,
+            ("sleep", "infinity"),
+            entrypoint="",
+            network="none",
+            cap_drop=confinement.DROPPED,
+            security_opt=confinement.SECURITY,
+            stop_timeout_s=0,
+        )
+    ]
 
 
 def question(name: str) -> list[list[str]]:

@@ -102,8 +102,9 @@ class Vllm:
     def _beside_ray(self, node: Node, deployment: Deployment, command: tuple[str, ...]) -> Process:
         """Return the server of several nodes over Ray.
 
-        Next to a Ray head it needs four things (found out one by one): the host's PID namespace, or
-        Ray does not find its node; Ray's folder; vLLM's own sockets in a folder that both share,
+        Next to a Ray head it needs four things (found out one by one): the head's PID namespace, as
+        Ray finds its node by the command line of the process raylet (2.60,
+        `services.find_node_ids`); Ray's folder; vLLM's own sockets in a folder that both share,
         or it hangs for ever; and the head's address.
         """
         variables, secrets = authentication(deployment)
@@ -120,7 +121,7 @@ class Vllm:
             **variables,
         }
         mounts = (f"{RAY_HOME}:/tmp/ray",)
-        return replace(made, env=env, mounts=mounts, secret_files=secrets, host_pid=True)
+        return replace(made, env=env, mounts=mounts, secret_files=secrets, sees_ray=True)
 
     def _rank(
         self, node: Node, deployment: Deployment, command: tuple[str, ...], master_port: int

@@ -51,6 +51,7 @@ def container_owns_the_node(about: RuleContext, case: Case) -> RuleResult:
         return None
     wide = [f"--cap-add {c}" for c in case.docker("cap-add") if _capability(c) in CAPABILITIES]
     wide += [f"--security-opt {o}" for o in case.docker("security-opt") if "unconfined" in o]
+    wide += ["--pid host"] if "host" in case.docker("pid") else []
     wide += ["--privileged"] if case.docker("privileged") else []
     return about.found(", ".join(wide)) if wide else None
 

@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import locks, own_program, tuned_kernels
+from spark_cluster.node import confinement, locks, own_program, tuned_kernels
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.values import ResourceError
 
@@ -178,6 +178,7 @@ def _container(
     return [
         *("docker", "run", "--rm", "--init", "--name", CONTAINER, "--label", f"{LABEL}=1"),
         *("--network", "none", "--ipc", "host", "--gpus", "all", "--ulimit", "memlock=-1"),
+        *confinement.options(*confinement.ENGINE),
         *(word for volume in volumes for word in ("--volume", volume)),
         *(word for name, value in env.items() for word in ("--env", f"{name}={value}")),
         *("--workdir", f"{OUTPUT}/output", "--entrypoint", "python3", request["image"]),
@@ -247,6 +248,7 @@ def _tuner(request: Mapping[str, Any]) -> dict[str, Any]:
     """
     command = [
         *("docker", "run", "--rm", "--network", "none", "--entrypoint", "python3"),
+        *confinement.options(*confinement.ENGINE),
         *(word for volume in request["volumes"] for word in ("--volume", volume)),
         *(request["image"], "-c", PROBE, str(request["entry"]["file"])),
     ]

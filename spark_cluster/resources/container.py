@@ -15,7 +15,7 @@ from spark_cluster.node.engine_caches import folder_of, prepare, short
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret, Unknown
 from spark_cluster.resources import secret_files
 from spark_cluster.resources.base import Resource, State, absolute, differences, ids
-from spark_cluster.resources.docker import docker, inspect
+from spark_cluster.resources.docker import docker, inspect, rights
 from spark_cluster.resources.program import check_program, need_paths, split_mount
 from spark_cluster.resources.unit import FOLDER
 
@@ -56,10 +56,13 @@ class Container(Resource):
         mounts: `SOURCE:TARGET` or `SOURCE:TARGET:ro`, absolute; the source must exist.
         caches: a folder that the program sees as its own: `images/ID` below it, with the first
             digits of the image's id, is made and mounted in its place.
-        network, ipc, pid: `host`, or another mode that Docker knows; None leaves Docker's own.
+        network, ipc, pid: `host`, `container:NAME`, or another mode that Docker knows; None leaves
+            Docker's own. With `container:NAME` it is made again after that container was.
         gpus: `all`, or as `docker run --gpus` takes it.
         devices: `/dev/x`, or `/dev/x:/dev/y`.
-        cap_add: e.g. `IPC_LOCK`.
+        cap_add: capabilities, e.g. `IPC_LOCK`.
+        cap_drop: capabilities of Docker's default that it does not get; `ALL` leaves `cap_add`.
+        security_opt: e.g. `no-new-privileges`.
         ulimits: name to `SOFT[:HARD]`, -1 for no limit.
         shm_size: of /dev/shm, e.g. `16g`; not with ipc="host".
         user: who the program runs as.
@@ -97,6 +100,8 @@ class Container(Resource):
     gpus: str | None = field(default=None, kw_only=True)
     devices: tuple[str, ...] = field(default=(), kw_only=True)
     cap_add: tuple[str, ...] = field(default=(), kw_only=True)
+    cap_drop: tuple[str, ...] = field(default=(), kw_only=True)
+    security_opt: tuple[str, ...] = field(default=(), kw_only=True)
     ulimits: Mapping[str, str | int] = field(default_factory=dict, kw_only=True)
     shm_size: str | None = field(default=None, kw_only=True)
     user: str | None = field(default=None, kw_only=True)
@@ -122,7 +127,7 @@ class Container(Resource):
             raise self._invalid(f"only_labelled has no effect with state={self.state!r}")
         if self.shm_size and self.ipc == "host":
             raise self._invalid("shm_size has no effect with ipc='host'")
-        for what in ("devices", "cap_add"):
+        for what in ("devices", "cap_add", "cap_drop", "security_opt"):
             if isinstance(getattr(self, what), str):
                 raise self._invalid(f"{what} is a list of strings, not one string")
         names = r"[A-Za-z_][A-Za-z0-9_.-]*"
@@ -146,7 +151,8 @@ class Container(Resource):
         if self.state == "absent":
             return {"state": "absent", "secrets": "none"}
         secrets = "as declared" if self.secret_files else "none"
-        return {"state": self.state, "spec": self.spec[:12], "image": "current", "secrets": secrets}
+        same = {"image": "current", "rights": "as declared", "secrets": secrets}
+        return {"state": self.state, "spec": self.spec[:12], **same}
 
     def observe(self, host: Host) -> State:
         if self.state == "absent" and host.which("docker") is None:
@@ -162,6 +168,7 @@ class Container(Resource):
         if found is not None:
             same = found["Image"] == self._image_id(host)
             state["image"] = "current" if same else "not the one that the reference names now"
+            state["rights"] = self._rights(host, found["HostConfig"])
         else:
             self._image_id(host)
         maker = host.will_provide(f"image:{self.image}")
@@ -220,7 +227,9 @@ class Container(Resource):
             if value is not None:
                 words += [f"--{option.replace('_', '-')}", value]
         words += [w for d in self.devices for w in ("--device", d)]
+        words += [w for c in self.cap_drop for w in ("--cap-drop", c)]
         words += [w for c in self.cap_add for w in ("--cap-add", c)]
+        words += [w for o in self.security_opt for w in ("--security-opt", o)]
         words += [w for k, v in sorted(self.ulimits.items()) for w in ("--ulimit", f"{k}={v}")]
         if self.caches:
             own = folder_of(self.caches, ID)
@@ -253,6 +262,26 @@ class Container(Resource):
     def _units(self, host: Host) -> bool:
         """Return whether the secrets of this name are those of a unit, which may still run."""
         return host.read(f"{FOLDER}/{self.container}.service") is not None
+
+    def _rights(self, host: Host, found: Mapping[str, Any]) -> str:
+        """Return what the container may do, as Docker says it; or that it is as declared.
+
+        Raises:
+            Unknown: check mode, and the container whose process ids it shares is made again.
+        """
+        pid, owner = self.pid or "", (self.pid or "").removeprefix("container:")
+        if owner != pid:  # Docker keeps the id of that container
+            if maker := host.will_provide(f"container:{owner}"):
+                raise Unknown(f"after: {maker}")
+            pid = f"container:{(inspect(host, 'container', owner) or {}).get('Id', '')}"
+        declared = {
+            "PidMode": pid,
+            "CapAdd": self.cap_add,
+            "CapDrop": self.cap_drop,
+            "SecurityOpt": self.security_opt,
+        }
+        same = rights(found) == rights(declared)
+        return "as declared" if same else rights(found)
 
     def _image_id(self, host: Host) -> str:
         done = docker(host, "image", "inspect", "-f", "{{.Id}}", self.image)

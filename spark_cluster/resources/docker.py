@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node import units
@@ -14,6 +14,9 @@ if TYPE_CHECKING:
 
 RUNNING = "running:docker.service"
 """What `Service("docker")` provides."""
+
+LABELS_OFF = "label=disable"
+"""What Docker adds to `security_opt` by itself where containers share ipc or pid."""
 
 _NO_DAEMON = ("cannot connect to the docker daemon", "failed to connect to the docker api")
 
@@ -96,3 +99,17 @@ def _why_down(host: Host) -> tuple[str, str]:
         f"the Docker daemon does not answer: docker.service is {state}{why}",
         "see `journalctl -u docker -n 50` on the node; start it with `systemctl start docker`",
     )
+
+
+def rights(config: Mapping[str, Any]) -> str:
+    """Return in words what a `HostConfig` gives and takes; capabilities without their `CAP_`."""
+    parts = ["privileged"] if config.get("Privileged") else []
+    for name, key in (
+        ("cap_add", "CapAdd"),
+        ("cap_drop", "CapDrop"),
+        ("security_opt", "SecurityOpt"),
+    ):
+        found = {str(one).removeprefix("CAP_") for one in config.get(key) or ()}
+        values = sorted(found - {LABELS_OFF})
+        parts.append(" ".join([name, *values]) if values else f"no {name}")
+    return ", ".join([*parts, f"pid {config.get('PidMode') or 'of its own'}"])

@@ -31,12 +31,29 @@ STAYS_S = 2.0
 
 LOOK_EVERY_S = 0.2
 
+RESOLV_CONF = (
+    *("systemd/resolve/stub-resolv.conf", "systemd/resolve/resolv.conf"),
+    *("NetworkManager/resolv.conf", "resolvconf/resolv.conf"),
+)
+"""Where /etc/resolv.conf may lead to, below /run."""
+
 SANDBOX = (
     *("NoNewPrivileges=yes", "PrivateTmp=yes", "ProtectSystem=strict", "ProtectHome=read-only"),
     *("ProtectKernelTunables=yes", "ProtectKernelModules=yes", "ProtectControlGroups=yes"),
-    "CapabilityBoundingSet=CAP_IPC_LOCK CAP_SYS_NICE",
+    *("CapabilityBoundingSet=CAP_IPC_LOCK CAP_SYS_NICE", "RestrictSUIDSGID=yes"),
+    # Root may open the node's disks and, by /proc/PID/root, see the folders of another process
+    # that has no more capabilities; from a user namespace it may not, and it may make no other.
+    *("DevicePolicy=closed", "PrivateUsers=yes", "RestrictNamespaces=yes"),
+    # A socket takes connections below a read-only mount, too: of /run there is nothing but how
+    # names are looked up, and the sockets of root's that are elsewhere are hidden.
+    "TemporaryFileSystem=/run:ro",
+    "BindReadOnlyPaths=" + " ".join(f"-/run/{name}" for name in RESOLV_CONF),
+    "InaccessiblePaths=-/var/lib/incus -/var/lib/kubelet -/var/lib/lxd -/var/snap",
 )
-"""What a container keeps from a program, too: of the system it may write its mounts only."""
+"""What a container keeps from a program, too: it writes its mounts only, has the devices that are
+declared only, and reaches no daemon of the node by a socket that has a path. It still is root, who
+reads root's files and can end root's processes; and sockets with abstract names are the network's.
+"""
 
 RESTARTS = ("no", "always", "on-failure")
 _PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,NRestarts,ExecMainStatus"
@@ -47,8 +64,8 @@ class Unit(Resource):
     """A long-running program as an installed systemd service, made again when anything changes.
 
     It is converged when it runs, is started at boot, and was made of the same declaration. Its
-    temporary folders are its own, of the others it may write its mounts only, and it and all that
-    it starts can gain no privileges.
+    temporary folders are its own, of the others it may write its mounts only, it sees nothing of
+    /run and no devices but those declared, and it and all that it starts can gain no privileges.
 
     Args:
         unit: its name, without `.service`.
@@ -60,6 +77,8 @@ class Unit(Resource):
             program sees the source there; `ro` guards it where both are the same path, too.
         caches: a folder that the program sees as its own, and a name: `images/NAME` below it is
             made and mounted in its place.
+        devices: device nodes that it may open besides null, random and the like: a path, or
+            `char-NAME` as in /proc/devices, with `*`.
         limits: of systemd, such as `MEMLOCK: infinity` for `LimitMEMLOCK=`.
         user: who the program runs as.
         restart: `no`, `always` or `on-failure`.
@@ -88,6 +107,7 @@ class Unit(Resource):
     secret_files: Mapping[str, Secret] = field(default_factory=dict, kw_only=True)
     mounts: tuple[str, ...] = field(default=(), kw_only=True)
     caches: tuple[str, str] | None = field(default=None, kw_only=True)
+    devices: tuple[str, ...] = field(default=(), kw_only=True)
     limits: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     user: str = field(default="root", kw_only=True)
     restart: str = field(default="always", kw_only=True)
@@ -107,6 +127,9 @@ class Unit(Resource):
         if self.restart not in RESTARTS:
             raise self._invalid(f"restart {self.restart!r} is not one of {', '.join(RESTARTS)}")
         check_program(self, f"Unit {self.unit}", shown_by="systemctl show")
+        for device in self.devices:
+            if not re.fullmatch(r"(/dev/|char-|block-)[\w/*.-]+", device):
+                raise self._invalid(f"device {device!r} is not /dev/NAME or char-NAME")
         for name, value in self.limits.items():
             if not re.fullmatch(r"[A-Z]+", name) or not re.fullmatch(r"[0-9A-Za-z:]+", str(value)):
                 raise self._invalid(f"limit {name}: {value!r} is none of systemd's")
@@ -205,6 +228,7 @@ class Unit(Resource):
             *(f"Limit{name}={value}" for name, value in sorted(self.limits.items())),
             *(f"Restart={self.restart}", "RestartSec=2", f"TimeoutStopSec={self.stop_timeout_s}"),
             *("KillMode=mixed", f"SyslogIdentifier={self.unit}", *SANDBOX),
+            *(f"DeviceAllow={device} rw" for device in self.devices),
             *self._binds(),
             *("", "[Install]", "WantedBy=multi-user.target", ""),
             "[X-Spark-Cluster]",

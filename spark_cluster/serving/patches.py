@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Failed, Refused
+from spark_cluster.node import confinement
 from spark_cluster.resources import Directory, File, LaptopFile, Resource
 from spark_cluster.runner.play import Play
 
@@ -56,7 +57,8 @@ def require_patches(
 def _not_in_image(play: Play, node: Node, image: str, paths: list[str]) -> list[str]:
     """Return those of the paths that are no files in the image."""
     look = 'for path; do test -f "$path" || echo "$path"; done'
-    run = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "sh", image]
+    run = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "sh"]
+    run += [*confinement.options(confinement.READ_OTHERS), image]
     done = play.session(node).run([*run, "-c", look, "sh", *paths], timeout=120)
     if done.status != 0:
         raise Failed(f"looking into {image}: {done.stderr.strip()}", where=node.name)

@@ -38,7 +38,10 @@ def run(tmp_path: Path) -> Callable[..., str]:
     """Runs a script where `docker` is a fake with files next to it."""
     (tmp_path / "docker").write_text(DOCKER)
     (tmp_path / "docker").chmod(0o755)
-    (tmp_path / "names").write_text("web nginx:1 nginx\nspark-vllm vllm:1 vllm\ntray-app x:1 sh\n")
+    (tmp_path / "names").write_text(
+        "web nginx:1 nginx\nspark-vllm vllm:1 vllm\ntray-app x:1 sh\n"
+        "spark-pause vllm:1 sleep infinity\n"
+    )
     (tmp_path / "inspected").write_text(json.dumps(containers(1)))
 
     def script(text: str, *words: str) -> str:

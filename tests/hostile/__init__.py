@@ -1,8 +1,8 @@
 """Attackers that the product must withstand, for the tests of every feature.
 
 `recipe.py` writes hostile recipes, `container.py` leaves behind what a container could write,
-`user.py` runs programs as a user of the node without rights, `agent.py` plays the agent's side of
-a session.
+`unit.py` is a program of an engine that looks for a way to the node, `user.py` runs programs as a
+user of the node without rights, `agent.py` plays the agent's side of a session.
 """
 
 from __future__ import annotations

@@ -228,7 +228,7 @@ def test_flags_without_a_place(flags: str, what: str, why: str) -> None:
         ("--cap-add SYS_ADMIN", "--cap-add SYS_ADMIN", "IPC_LOCK"),
         ("--cap-add ALL", "--cap-add ALL", "IPC_LOCK"),
         ("--privileged", "--privileged", "not needed"),
-        ("--pid host", "--pid host", "where Ray needs it"),
+        ("--pid host", "--pid host", "those of the node are not shown"),
         ("--security-opt seccomp=unconfined", "--security-opt seccomp=unconfined", "not loosen"),
         ("-v /:/host", "-v /:/host", "the whole node"),
         ("-v /etc:/e:ro", "-v /etc:/e:ro", "accounts and keys"),

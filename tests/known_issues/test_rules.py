@@ -91,6 +91,8 @@ FOUND = [
     ("container-owns-the-node", docker(docker={"privileged": True}), docker()),
     ("container-owns-the-node", docker(docker={"cap-add": ["IPC_LOCK", "CAP_SYS_ADMIN"]}),
      docker(docker={"cap-add": "IPC_LOCK"})),
+    ("container-owns-the-node", docker(docker={"pid": "host"}),
+     docker(docker={"pid": "container:ray"})),
     ("container-owns-the-node", docker(docker={"security-opt": "seccomp=unconfined"}),
      docker(docker={"security-opt": "no-new-privileges"})),
     ("image-overlay-not-pinned",

@@ -19,6 +19,7 @@ import lab_model
 import pytest
 from commandline import WAIT_S, CommandLine, processes, until
 from exposure import Exposure, exposure
+from hostile import unit as hostile
 
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.inference.ray import TOKEN_FILE
@@ -290,6 +291,23 @@ def test_rays_token_is_nowhere_to_be_read(user, spark1, spark2):
             assert node.run(["stat", "-c", "%a %U", path]).stdout == "600 root\n"
     assert token not in "".join(p.read_text() for p in (user.home / "state").rglob("*.jsonl"))
     assert token not in user("logs", "--tail", "4000").printed
+
+
+def test_a_container_has_little_of_the_node(spark1, spark2):
+    """Tried by the same program as in a unit, in each container that has the GPU."""
+    program = Path(hostile.__file__).read_text()
+    for node, name in ((spark1, "spark-vllm"), (spark1, "spark-ray"), (spark2, "spark-ray")):
+        argv = ["docker", "exec", name, "python3", "-c", program, "/run/docker.sock"]
+        seen = json.loads(node.run(argv).stdout)
+        assert seen["uid"] == 0
+        assert int(seen["status"]["CapBnd"], 16) == 1 << 1 | 1 << 14, "DAC_OVERRIDE and IPC_LOCK"
+        assert seen["status"]["NoNewPrivs"] == "1"
+        assert seen["connected"] == seen["roots"] == []
+        assert not seen["namespaces"]
+        assert not {"systemd", "sshd", "dockerd"} & set(seen["processes"])
+        config = json.loads(node.run(["docker", "inspect", name]).stdout)[0]["HostConfig"]
+        assert config["PidMode"] != "host"
+        assert not config["Privileged"]
 
 
 def test_a_firewall_that_someone_flushed_is_reported_and_restored(user, spark1, spark2):

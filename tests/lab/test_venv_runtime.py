@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from commandline import CommandLine
+from commandline import CommandLine, until
 from exposure import exposure
+from hostile import unit as hostile
 
 from spark_cluster.lab import LabNode
 
@@ -93,6 +95,62 @@ def test_no_password_is_in_what_others_may_read(spark1, spark2):
         shown = node.run(["systemctl", "show", "spark-ray", "spark-vllm"]).stdout
         shown += node.run(["sh", "-c", "cat /etc/systemd/system/spark-*; ps -eo args"]).stdout
         assert token not in shown
+
+
+HOSTILE = """
+PROGRAM = {program!r}
+SHELL = 'python3 /srv/hostile/unit.py "$@" >/srv/hostile/new; ' \\
+    'mv /srv/hostile/new /srv/hostile/found; exec sleep infinity'
+
+
+def main(play):
+    command = ("sh", "-c", SHELL, "sh", *{sockets!r})
+    play.apply(play.nodes, [
+        Directory("/srv/hostile"),
+        File("/srv/hostile/unit.py", content=PROGRAM),
+        Unit("spark-hostile", command, mounts=("/srv/hostile:/srv/hostile",)),
+    ])
+"""
+
+
+def listening(node: LabNode) -> set[str]:
+    """Paths of the sockets that programs of the node listen on, and systemd's for datagrams."""
+    lines = node.run(["ss", "-xlnpH"]).stdout.splitlines()
+    paths = {word for line in lines for word in line.split() if word[0] in "/@"}
+    return paths | {"/run/systemd/notify", "/run/systemd/journal/socket"}
+
+
+def test_a_hostile_program_reaches_nothing_of_the_node(user, spark2):
+    sockets = listening(spark2)
+    assert {"/run/docker.sock", "/run/systemd/private", "/run/dbus/system_bus_socket"} <= sockets
+    assert any(path.startswith("/run/containerd/") for path in sockets)
+    program = Path(hostile.__file__).read_text()
+    text = HOSTILE.format(program=program, sockets=sorted(sockets))
+    try:
+        # The program works: root outside connects to them.
+        spark2.run(["mkdir", "-p", "/srv/hostile"])
+        (spark2.root / "srv/hostile/unit.py").write_text(program)
+        outside = json.loads(spark2.run(["python3", "/srv/hostile/unit.py", *sockets]).stdout)
+        assert set(outside["connected"]) >= {"/run/docker.sock", "/run/systemd/private"}
+        assert "/dev/net/tun" in outside["devices"]
+        assert (outside["namespaces"], "systemd" in outside["roots"]) == (True, True)
+        user("--limit", "spark2", "playbook", user.playbook(text))
+        found = spark2.root / "srv/hostile/found"
+        until(found.exists, what="the program has ended")
+        seen = json.loads(found.read_text())
+    finally:
+        spark2.run(["systemctl", "disable", "--now", "spark-hostile"], check=False)
+        spark2.run(["sh", "-c", "rm -rf /srv/hostile /etc/systemd/system/spark-hostile.service"])
+        spark2.run(["systemctl", "daemon-reload"])
+    assert seen["uid"] == 0
+    assert seen["connected"] == []
+    assert seen["roots"] == [], "another process's root folder shows what is hidden from its own"
+    harmless = {"null", "zero", "full", "random", "urandom", "tty", "ptmx", "console"}
+    others = [path for path in seen["devices"] if not path.startswith("/dev/pts/")]
+    assert {Path(path).name for path in others} <= harmless
+    assert seen["namespaces"] is False
+    assert seen["status"]["NoNewPrivs"] == "1"
+    assert int(seen["status"]["CapBnd"], 16) == 1 << 14 | 1 << 23, "IPC_LOCK and SYS_NICE"
 
 
 @pytest.mark.soak

@@ -16,7 +16,7 @@ from spark_cluster.config.recipe_schema import FromLaptop, Venv
 from spark_cluster.config.secret import Secret
 from spark_cluster.config.tls import Tls
 from spark_cluster.errors import Failed, Refused, UsageError, VerificationFailed
-from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.inference.process import PAUSE, RAY, SERVER
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.resources import Container, Directory, Unit
 from spark_cluster.serving.endpoint import Endpoint, management_ip
@@ -234,6 +234,9 @@ def test_an_engine_in_a_virtual_environment(tmp_path, tp):
         start(play, plan, 0.5, "present")
         made.append([r for role in ("ray", "vllm") for r in play.made[role, "a"]])
     in_docker, in_venv = ([r for r in m if isinstance(r, Container | Unit)] for m in made)
+    (pause,) = (r for r in in_docker if r.name == PAUSE)
+    in_docker.remove(pause)
+    assert pause.state == "absent", "no Ray"
     assert [(type(r), r.name) for r in in_venv] == [(Unit, RAY), (Unit, SERVER)]
     for container, unit in zip(in_docker, in_venv, strict=True):
         assert unit.command == container.command

@@ -20,6 +20,9 @@ RAY = Container(
     mounts=("/srv/models:/models:ro",),
     ipc="host",
     ulimits={"memlock": -1},
+    cap_drop=("ALL",),
+    cap_add=("IPC_LOCK",),
+    security_opt=("no-new-privileges",),
 )
 CACHED = dataclasses.replace(RAY, caches="/srv/caches")
 SECRET = dataclasses.replace(RAY, secret_files={"/run/keys/api": Secret("hunter2")})
@@ -104,10 +107,56 @@ def test_absent_is_started_and_then_left(docker):
         {"restart": "always"},
         {"stop_timeout_s": 30},
         {"labels": {"a": "b"}},
+        {"cap_drop": ()},
+        {"security_opt": ()},
     ],
 )
 def test_other_arguments_make_another_container(change):
     assert dataclasses.replace(RAY, **change).spec != RAY.spec
+
+
+@pytest.mark.parametrize(
+    ("rights", "told"),
+    [
+        ({"Privileged": True}, "privileged"),
+        ({"CapDrop": None}, "no cap_drop"),
+        ({"CapAdd": ["CAP_IPC_LOCK", "CAP_SYS_ADMIN"]}, "cap_add IPC_LOCK SYS_ADMIN"),
+        ({"SecurityOpt": []}, "no security_opt"),
+        ({"PidMode": "host"}, "pid host"),
+    ],
+)
+def test_rights_that_are_not_as_declared_make_it_again(docker, rights, told):
+    """Docker is asked: the label with the digest is what anyone may have written."""
+    docker.apply(RAY)
+    with docker.state("docker") as state:
+        state["containers"]["ray"]["HostConfig"] |= rights
+    result = docker.check(RAY)
+    assert (result.verdict, made(docker)) == ("change", 1)
+    assert told in result.event["changes"]["rights"][0]
+    assert docker.apply(RAY).verdict == "change"
+    assert docker.apply(RAY).verdict == "ok"
+    assert made(docker) == 2
+
+
+PAUSE = Container("pause", "vllm:1", ("sleep", "infinity"))
+BESIDE = dataclasses.replace(RAY, pid="container:pause")
+
+
+def test_a_container_that_shares_the_process_ids_of_another(docker):
+    assert [r.verdict for r in docker.results(PAUSE, BESIDE)] == ["change", "change"]
+    assert [r.verdict for r in docker.results(PAUSE, BESIDE)] == ["ok", "ok"]
+    other = dataclasses.replace(PAUSE, env={"A": "1"})
+    docker.apply(other)
+    assert docker.check(BESIDE).verdict == "change", "Docker keeps the id of the one that is gone"
+    assert docker.apply(BESIDE).verdict == "change"
+    assert docker.apply(BESIDE).verdict == "ok"
+
+
+def test_check_mode_does_not_guess_whose_process_ids_it_will_share(docker):
+    docker.results(PAUSE, BESIDE)
+    other = dataclasses.replace(PAUSE, env={"A": "1"})
+    result = docker.check(other, BESIDE)
+    assert (result.verdict, result.reason) == ("unknown", "after: Container:pause")
 
 
 def test_another_one_takes_its_place(docker):

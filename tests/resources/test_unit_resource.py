@@ -18,6 +18,7 @@ SERVER = Unit(
     search_path=("/opt/vllm/bin",),
     env={"B": "two words", "A": 'a "quote" \\ %h'},
     mounts=("/srv/models:/srv/models:ro", "/var/lib/ray:/tmp/ray"),
+    devices=("/dev/nvidia0", "char-nvidia*"),
     limits={"MEMLOCK": "infinity"},
     labels={"spark-cluster.tp": "1"},
 )
@@ -61,6 +62,7 @@ def test_absent_is_started_and_then_left(systemd):
         {"mounts": ()},
         {"search_path": ("/opt/other/bin",)},
         {"limits": {}},
+        {"devices": ("char-nvidia*",)},
         {"user": "nvidia"},
         {"restart": "no"},
         {"stop_timeout_s": 30},
@@ -152,7 +154,7 @@ def test_secrets_are_in_private_files_and_nowhere_else(systemd):
 def test_folders_of_secrets_are_empty_but_for_them():
     files = {"/run/secrets/env/KEY": Secret("1"), "/run/secrets/ray-token": Secret("2")}
     text = dataclasses.replace(SERVER, secret_files=files).text
-    assert text.count("TemporaryFileSystem=") == 1
+    assert text.count("TemporaryFileSystem=") == 2, "/run and these"
     assert 'TemporaryFileSystem="/run/secrets:ro"' in text
     assert text.count('":"/run/secrets/') == 2
 
@@ -167,6 +169,13 @@ def test_it_may_write_its_mounts_only():
         "NoNewPrivileges=yes",
     ):
         assert line in text.splitlines()
+
+
+def test_it_has_the_devices_that_are_declared_only():
+    text = dataclasses.replace(SERVER, devices=("char-nvidia*", "/dev/infiniband/rdma_cm")).text
+    assert "DevicePolicy=closed" in text.splitlines()
+    allowed = [line for line in text.splitlines() if line.startswith("DeviceAllow=")]
+    assert allowed == ["DeviceAllow=char-nvidia* rw", "DeviceAllow=/dev/infiniband/rdma_cm rw"]
 
 
 def test_the_file_says_what_was_declared():
@@ -214,6 +223,8 @@ def test_systemd_itself_takes_the_file(tmp_path):
         ({"mounts": ("/a:/b:rx",)}, "SOURCE:TARGET"),
         ({"limits": {"memlock": "1"}}, "none of systemd's"),
         ({"limits": {"MEMLOCK": "1\nUser=x"}}, "none of systemd's"),
+        ({"devices": ("/dev/x rw\nUser=x",)}, "not /dev/NAME"),
+        ({"devices": ("/etc/passwd",)}, "not /dev/NAME"),
         ({"restart": "sometimes"}, "not one of no, always"),
         ({"state": "stopped"}, "not running or absent"),
     ],

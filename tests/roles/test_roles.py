@@ -16,7 +16,7 @@ from spark_cluster.config.recipe_schema import Ray
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.facts.model import Facts, Hca, Interface
 from spark_cluster.inference.deployment import Deployment
-from spark_cluster.inference.process import RAY, SECRET_ENV, SERVER, WITH_SECRET_ENV
+from spark_cluster.inference.process import PAUSE, RAY, SECRET_ENV, SERVER, WITH_SECRET_ENV
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.values import LaptopFile, Secret
 from spark_cluster.resources import (
@@ -204,7 +204,9 @@ def test_a_download_and_its_token(monkeypatch):
     assert command.stdin == ""
     assert not isinstance(command.stdin, Secret)
     assert command.long  # it outlives the connection, and the next run waits for it
-    assert command.argv[-4:] == ("i:1", "a/b", "r1", "/srv/m")
+    confined = ("--cap-drop", "ALL", "--cap-add", "DAC_OVERRIDE")
+    options = (*confined, "--security-opt", "no-new-privileges")
+    assert command.argv[-10:] == ("i:1", "a/b", "r1", "/srv/m", *options)
     assert command.unless[-2:] == ("a/b@r1", "/srv/m/.complete")
     monkeypatch.setenv("HF_TOKEN", "hf_secret")
     with_token = download()
@@ -298,14 +300,40 @@ def engine(tp=2, **more):
 
 
 def containers(role, nodes, **settings):
-    found = [[r for r in run(role, n, **settings) if isinstance(r, Container)] for n in nodes]
+    found = [
+        [r for r in run(role, n, **settings) if isinstance(r, Container) and r.container != PAUSE]
+        for n in nodes
+    ]
     assert all(len(one) == 1 for one in found)
     return [one[0] for one in found]
 
 
 def test_ray_is_not_there_for_one_node():
-    (absent,) = run("ray", spark(1, links=0), **engine(tp=1))
-    assert (absent.container, absent.state) == (RAY, "absent")
+    absent = run("ray", spark(1, links=0), **engine(tp=1))
+    assert [(one.container, one.state) for one in absent] == [(RAY, "absent"), (PAUSE, "absent")]
+
+
+def test_ray_and_the_server_share_process_ids_of_their_own():
+    """Ray finds its node by its processes; those of the node are none of its business."""
+    head, worker = pair()
+    pause = next(r for r in run("ray", head, **engine()) if isinstance(r, Container))
+    assert (pause.container, pause.image, pause.network) == (PAUSE, "i:1", "none")
+    assert (pause.cap_drop, pause.cap_add, pause.gpus) == (("ALL",), (), None)
+    (ray, _), (server, _) = (
+        containers(role, (head, worker), **engine()) for role in ("ray", "vllm")
+    )
+    assert ray.pid == server.pid == f"container:{PAUSE}"
+    (alone,) = run("ray", worker, **engine())
+    assert alone.pid is None
+    (single,) = containers("vllm", [spark(1, links=0)], **engine(tp=1))
+    assert single.pid is None
+
+
+def test_an_engines_container_has_two_capabilities_and_gains_none():
+    for role in ("ray", "vllm"):
+        made = containers(role, pair()[:1], **engine())[0]
+        assert set(made.cap_add) == {"DAC_OVERRIDE", "IPC_LOCK"}
+        assert (made.cap_drop, made.security_opt) == (("ALL",), ("no-new-privileges",))
 
 
 def test_ray_head_and_worker():
@@ -525,7 +553,6 @@ def test_the_server_is_on_the_head_only():
     assert head.command[:5] == ("vllm", "serve", "/srv/m", "--dtype", "auto")
     assert "--port=9000" in head.command
     assert "--distributed-executor-backend=ray" in head.command
-    assert head.pid == "host"
     assert head.env["RAY_ADDRESS"] == "192.168.177.11:6379"
 
 
@@ -558,8 +585,11 @@ def test_ranks_without_ray():
 
 def test_no_ray_for_the_executor_mp():
     for node in pair():
-        (absent,) = run("ray", node, **engine(executor="mp"))
-        assert (absent.container, absent.state) == (RAY, "absent")
+        absent = run("ray", node, **engine(executor="mp"))
+        assert {(one.container, one.state) for one in absent} == {
+            (RAY, "absent"),
+            (PAUSE, "absent"),
+        }
 
 
 def test_a_node_that_has_no_rank():

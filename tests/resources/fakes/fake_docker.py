@@ -16,8 +16,10 @@ RUN_FLAGS = ("-d", "--init")
 RUN_VALUED = (
     *("--name", "--pull", "--restart", "--stop-timeout", "--network", "--ipc", "--pid", "--gpus"),
     *("--shm-size", "--user", "--workdir", "--entrypoint", "--device", "--cap-add", "--ulimit"),
-    *("--mount", "--label", "--env"),
+    *("--mount", "--label", "--env", "--cap-drop", "--security-opt"),
 )
+LABELS_OFF = ("label=disable",)
+"""Docker adds it by itself where containers share ipc or pid."""
 
 
 def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> None:
@@ -128,6 +130,13 @@ def run(state: dict[str, Any], root: Path, rest: list[str]) -> None:
         if not (root / mount["source"].lstrip("/")).exists():
             raise Refuse(125, f"docker: bind source path does not exist: {mount['source']}")
     labels = dict(item.split("=", 1) for item in found.get("--label", []))
+    (pid,) = found.get("--pid", [""])
+    owner = pid.removeprefix("container:")
+    if owner != pid:  # Docker keeps its id
+        if owner not in state["containers"]:
+            raise Refuse(125, f"docker: Error response from daemon: No such container: {owner}")
+        pid = f"container:{state['containers'][owner]['Id']}"
+    shares = [one for one in (*found.get("--ipc", []), pid) if one]
     state["made"] = state.get("made", 0) + 1
     state["containers"][name] = {
         "Id": hashlib.sha256(str(state["made"]).encode()).hexdigest(),
@@ -135,6 +144,13 @@ def run(state: dict[str, Any], root: Path, rest: list[str]) -> None:
         "RestartCount": 0,
         "State": {"Status": "running", "ExitCode": 0},
         "Config": {"Labels": labels, "Env": found.get("--env", []), "Cmd": command},
+        "HostConfig": {
+            "Privileged": False,
+            "PidMode": pid,
+            "CapAdd": [f"CAP_{one}" for one in found.get("--cap-add", [])] or None,
+            "CapDrop": found.get("--cap-drop"),
+            "SecurityOpt": [*found.get("--security-opt", []), *LABELS_OFF[: len(shares)]],
+        },
         "Mounts": mounts,
         "restart": found["--restart"][0],
         "left": 1 if "dies" in behaviour else None,

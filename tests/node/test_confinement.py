@@ -1,0 +1,36 @@
+"""Every container that we start has the capabilities that it was given here, and no more."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import spark_cluster
+from spark_cluster.node import confinement
+
+WORDS = "--cap-drop ALL --cap-add DAC_OVERRIDE --security-opt no-new-privileges"
+
+
+def test_options_of_docker_run() -> None:
+    assert " ".join(confinement.options("DAC_OVERRIDE")) == WORDS
+
+
+def test_no_container_is_started_without_them() -> None:
+    """Each function or constant that writes `docker run` takes the options from here."""
+    package = Path(spark_cluster.__file__).parent
+    sources = [p for p in package.rglob("*.py") if p.parts[len(package.parts)] != "lab"]
+    starting = [
+        (path.name, ast.unparse(part))
+        for path in sources
+        for part in ast.walk(ast.parse(path.read_text()))
+        if isinstance(part, ast.FunctionDef) and _starts_a_container(part)
+    ]
+    assert {name for name, _ in starting} == {"kernel_tuner.py", "patches.py"}
+    for name, text in starting:
+        assert "confinement.options(" in text, name
+
+
+def _starts_a_container(part: ast.FunctionDef) -> bool:
+    lists = (p for p in ast.walk(part) if isinstance(p, ast.List | ast.Tuple))
+    words = ([getattr(one, "value", None) for one in p.elts] for p in lists)
+    return any(found[:2] == ["docker", "run"] for found in words)
