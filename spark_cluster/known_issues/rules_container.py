@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from spark_cluster.config.node_paths import why_refused
+from spark_cluster.config.node_paths import is_for_models, why_refused
 from spark_cluster.config.secret_text import is_secret_setting
 from spark_cluster.known_issues.case import Case
 from spark_cluster.known_issues.match import Edit
@@ -38,7 +38,9 @@ def secret_in_sight(about: RuleContext, case: Case) -> RuleResult:
 def mount_of_the_system(about: RuleContext, case: Case) -> RuleResult:
     """In a recipe it is no finding: such a recipe is refused as a whole."""
     for volume in case.launch.volumes:
-        why = why_refused(volume.source, read_only=volume.read_only)
+        # Next to a container of one's own, models are data.
+        read_only = volume.read_only or is_for_models(f"{volume.source}/model")
+        why = why_refused(volume.source, read_only=read_only)
         if why and case.is_command:
             mode = ":ro" if volume.read_only else ""
             return about.found(f"-v {volume.source}:{volume.target}{mode}: {why}")
