@@ -13,7 +13,7 @@ from serve_plans import inventory_of
 
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.inference.containers import NEEDS, ContainerState
-from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.inference.process import PAUSE, RAY, SERVER
 from spark_cluster.loader.project import Project
 from spark_cluster.planning.room import SPARK, NodeMemory
 from spark_cluster.planning.together import Placed
@@ -218,7 +218,7 @@ def test_what_has_no_place_next_to_them_is_ended_and_they_are_not(
     )
     play = FakePlay()
     model_servers.end_others(play, GROUP, former)  # type: ignore[arg-type]
-    assert (play.log, waited) == ([[RAY, SERVER, "spark-vllm-old"]], []), "nothing was there"
+    assert (play.log, waited) == ([[PAUSE, RAY, SERVER, "spark-vllm-old"]], []), "nothing was there"
     play.changed = 1
     model_servers.end_others(play, GROUP, former)  # type: ignore[arg-type]
     assert waited == [{"a": {7}}], "the memory of those that stay is not waited for"

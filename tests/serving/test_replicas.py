@@ -14,7 +14,7 @@ from serve_plans import inventory_of
 
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.inference.containers import ContainerState
-from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.inference.process import PAUSE, RAY, SERVER
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import File
 from spark_cluster.serving import proxy, replicas
@@ -190,7 +190,7 @@ def test_what_served_over_several_nodes_is_ended_before_memory_is_counted(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     done = started(monkeypatch, b="running")
-    assert done[:3] == [([SERVER], ["b"]), ([RAY], ["b"]), ("memory", ["b"])]
+    assert done[:3] == [([SERVER], ["b"]), ([PAUSE, RAY], ["b"]), ("memory", ["b"])]
     assert done[3][0] == "ray"
 
 
