@@ -183,6 +183,7 @@ def pause(deployment: Deployment) -> list[Resource]:
             network="none",
             cap_drop=confinement.DROPPED,
             security_opt=confinement.SECURITY,
+            stays_s=0,
             stop_timeout_s=0,
         )
     ]

@@ -52,8 +52,8 @@ def folder_of(root: str, name: str) -> str:
 def prepare(host: Host, root: str, name: str) -> None:
     """Make the folder of an image's caches.
 
-    The first image on a node takes over what was shared before, if no record says that another one
-    has written it, too. Otherwise its first start is a cold one.
+    The first image on a node takes over what was shared before, if the records of launches there
+    name it and no other one. Otherwise its first start is a cold one.
 
     Raises:
         NotFollowed: a link, or another user's folder, is in the place of one of the folders.
@@ -67,14 +67,14 @@ def prepare(host: Host, root: str, name: str) -> None:
     if not there:
         return
     writers = {short(record.image) for record in launch_records.read(host.root)}
-    if writers <= {name}:
+    if writers == {name}:
         for one in there:
             folder.rename(one, f"{IMAGES}/{name}/{one}")
         host.note(f"the compiled code below {root} is this image's own from now on")
     else:
         host.note(
-            f"{', '.join(there)} below {root} were written by several images and are not used any "
-            "more: the first start of each image compiles again, and "
+            f"{', '.join(there)} below {root} may have been written by other images and are not "
+            "used any more: the first start of each image compiles again, and "
             "`spark-cluster caches prune` removes them"
         )
 

@@ -26,7 +26,7 @@ ID = "IMAGE-ID"
 """Stands in the arguments for the id of the image, which is known on the node."""
 SPEC, ARGV = "spark-cluster.spec", "spark-cluster.argv"
 STAYS_S = 2.0
-"""Seconds that a container must run after its start; it is looked at at least once."""
+"""Seconds of `stays_s`: what cannot start ends within them."""
 
 LOOK_EVERY_S = 0.2
 
@@ -70,6 +70,7 @@ class Container(Resource):
         init: a small process 1 that reaps.
         restart: `no`, `always`, `unless-stopped` or `on-failure`.
         labels: more labels.
+        stays_s: seconds that it must run after its start; it is looked at at least once.
         stop_timeout_s: seconds it has to end before it is killed.
         restart_when: resources of the same document whose change creates it again.
         only_labelled: with `absent`, a container without this label is another's and stays.
@@ -109,6 +110,7 @@ class Container(Resource):
     init: bool = field(default=True, kw_only=True)
     restart: str = field(default="unless-stopped", kw_only=True)
     labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
+    stays_s: float = field(default=STAYS_S, kw_only=True)
     stop_timeout_s: int = field(default=10, kw_only=True)
     restart_when: tuple[Resource | str, ...] = field(default=(), kw_only=True)
     only_labelled: str = field(default="", kw_only=True)
@@ -323,7 +325,7 @@ class Container(Resource):
             done.check(f"starting container {self.container}")
         if self.state == "created":
             return
-        until = time.monotonic() + STAYS_S
+        until = time.monotonic() + self.stays_s
         while True:
             time.sleep(LOOK_EVERY_S)
             found = _state_of(inspect(host, "container", self.container))

@@ -24,6 +24,8 @@ from hostile import unit as hostile
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.inference.ray import TOKEN_FILE
 from spark_cluster.lab import Lab, LabNode
+from spark_cluster.node.engine_caches import short
+from spark_cluster.node.paths import CACHE_ROOT
 
 pytestmark = pytest.mark.lab
 
@@ -308,6 +310,31 @@ def test_a_container_has_little_of_the_node(spark1, spark2):
         config = json.loads(node.run(["docker", "inspect", name]).stdout)[0]["HostConfig"]
         assert config["PidMode"] != "host"
         assert not config["Privileged"]
+
+
+def test_a_container_writes_the_caches_of_its_image_only(user, spark1):
+    """It has its model to read, and what it leaves in its caches leads root nowhere."""
+    image = spark1.run(["docker", "inspect", "-f", "{{.Image}}", "spark-ray"]).stdout.strip()
+    own = f"{CACHE_ROOT}/images/{short(image)}"
+    written = "/srv/models/paris/config.json"
+    for command in (f"echo x >> {written}", f"rm {written}", "ls /srv/models | grep -v paris"):
+        assert spark1.run(
+            ["docker", "exec", "spark-ray", "sh", "-c", command], check=False
+        ).returncode
+    plant = (
+        f"cd {CACHE_ROOT} && echo left > mine && rm -rf triton vllm-x && ln -s /etc triton && "
+        "ln -s /root vllm-x && mkfifo fifo"
+    )
+    spark1.run(["docker", "exec", "spark-ray", "sh", "-c", plant])
+    assert spark1.run(["cat", f"{own}/mine"]).stdout == "left\n"
+    assert spark1.run(["ls", CACHE_ROOT]).stdout.split() == ["images"]
+    before = spark1.run(["stat", "-c", "%a %u %Y", "/etc", "/root"]).stdout
+    listed = [part["path"] for part in user.json("caches", "list")["parts"]]
+    assert not any(path.endswith("triton") for path in listed), "a link is not an entry"
+    assert user.json("up", "--tp", "2")["changed"] == 0
+    user("caches", "prune", "--older-than", "0", "--kind", "triton", "--apply")
+    assert spark1.run(["stat", "-c", "%a %u %Y", "/etc", "/root"]).stdout == before
+    spark1.run(["sh", "-c", f"cd {own} && rm -f mine triton vllm-x fifo"])
 
 
 def test_a_firewall_that_someone_flushed_is_reported_and_restored(user, spark1, spark2):

@@ -64,7 +64,7 @@ def test_the_only_image_that_was_served_takes_over_what_it_compiled(
     assert list(own(node, OTHER).iterdir()) == []
 
 
-@pytest.mark.parametrize("images", [(OTHER,), (ONE, OTHER)])
+@pytest.mark.parametrize("images", [(), (OTHER,), (ONE, OTHER)])
 def test_what_another_image_may_have_written_is_left(
     node: Host, noted: list[str], images: tuple[str, ...]
 ) -> None:
