@@ -371,10 +371,10 @@ def test_whatever_is_done_to_nftables_the_ports_stay_closed(user, spark1, spark2
 
 
 def test_drift_is_repaired_and_nothing_else(user, story, spark1, spark2):
-    spark1.run(["chmod", "700", "/var/cache/spark-cluster/engine/triton"])
+    spark1.run(["chmod", "700", CACHE_ROOT])
     spark2.run(["chmod", "644", "/etc/netplan/40-cx7.yaml"])
     drifted = {
-        "spark1 Directory:/var/cache/spark-cluster/engine/triton",
+        f"spark1 Directory:{CACHE_ROOT}",
         "spark2 Netplan:/etc/netplan/40-cx7.yaml",
     }
     user("up", "--tp", "2", "--check", "--exit-code", status=10)

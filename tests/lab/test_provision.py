@@ -198,7 +198,7 @@ DRIFT = {
         "echo junk >> /etc/default/earlyoom",
         f"chmod 600 {HELPER}",
         "rm /etc/ssh/ssh_config.d/40-spark-cluster.conf",
-        f"chown {USER} /var/cache/spark-cluster/engine/vllm",
+        f"chown {USER} /var/cache/spark-cluster/engine",
         "echo x > /etc/ssh/spark-cluster-known-hosts",
         f"echo '{USER} ALL=(ALL) ALL' > /etc/sudoers.d/91-spark-cluster-drop-caches",
         "sed -i /fabric/d /etc/hosts",

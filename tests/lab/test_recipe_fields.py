@@ -15,6 +15,7 @@ from spark_cluster.lab import LabNode
 pytestmark = pytest.mark.lab
 
 NAME = "lab-fields"
+UP = ("up", "--tp", "2", "--recipe", NAME, "--allow-build-network")
 BUILD = "  build:\n    why: a test\n    dockerfile: |\n      FROM spark-vllm:lab\n"
 FIELDS = """\
 executor: mp
@@ -67,7 +68,7 @@ def change(user: CommandLine, old: str, new: str) -> None:
 
 
 def test_it_serves_by_ranks_without_ray(user, spark1, spark2):
-    document = user.json("up", "--tp", "2", "--recipe", NAME)
+    document = user.json(*UP)
     assert "Paris" in document["answer"]
     assert document["verified"] == ["answer"]
     for node in (spark1, spark2):
@@ -79,20 +80,20 @@ def test_it_serves_by_ranks_without_ray(user, spark1, spark2):
 
 
 def test_again_changes_nothing(user):
-    assert user.json("up", "--tp", "2", "--recipe", NAME)["changed"] == 0
+    assert user.json(*UP)["changed"] == 0
 
 
 @pytest.mark.soak
 def test_a_neighbour_reaches_the_endpoint_and_nothing_else(user, spark1, spark2):
     """Ranks without Ray have no passwords at all."""
-    user("up", "--tp", "2", "--recipe", NAME)
+    user(*UP)
     with exposure(spark1, spark2) as seen:
         assert {(node, port) for node, _, port in seen.open()} == {("spark1", 8000)}
 
 
 def test_a_patch_that_is_missing_is_found_before_anything_is_changed(user):
     (user.home / "recipes/issue").rename(user.home / "elsewhere")
-    ran = user("up", "--tp", "2", "--recipe", NAME, status=4)
+    ran = user(*UP, status=4)
     assert "the patch" in ran.err
     assert "is not on this machine" in ran.err
     (user.home / "elsewhere").rename(user.home / "recipes/issue")
@@ -100,7 +101,7 @@ def test_a_patch_that_is_missing_is_found_before_anything_is_changed(user):
 
 def test_what_the_log_does_not_say(user):
     change(user, 'headless multiproc executor"', 'headless multiproc executor", "MARLIN"')
-    ran = user("up", "--tp", "2", "--recipe", NAME, status=5)
+    ran = user(*UP, status=5)
     assert "the engine's log does not contain 'MARLIN'" in ran.err
     change(user, ', "MARLIN"', "")
 
@@ -108,7 +109,7 @@ def test_what_the_log_does_not_say(user):
 def test_a_tool_call_without_the_flags(user):
     """Real vLLM refuses it; a router would hide that."""
     change(user, "rungs: [answer]", "rungs: [answer, tool_call]")
-    ran = user("up", "--tp", "2", "--recipe", NAME, status=5)
+    ran = user(*UP, status=5)
     assert "tool call: the request failed (status 400)" in ran.err
     assert "--enable-auto-tool-choice" in ran.err
     change(user, "rungs: [answer, tool_call]", "rungs: [answer]")
@@ -134,9 +135,9 @@ def test_verify_of_a_server_without_a_tool_parser(user):
 @pytest.mark.soak
 def test_a_rank_that_was_killed(user, spark2):
     """All ranks begin anew: one does not join others that have begun."""
-    user("up", "--tp", "2", "--recipe", NAME)
+    user(*UP)
     spark2.run(["docker", "kill", "spark-vllm"])
     found = user.json("status", status=5)
     assert "the rank's container on spark2 is exited" in found["problems"]
-    assert "Paris" in user.json("up", "--tp", "2", "--recipe", NAME)["answer"]
+    assert "Paris" in user.json(*UP)["answer"]
     assert user.json("status")["state"] == "serving"

@@ -23,7 +23,8 @@ def main(play):
     image = Image("spark-vllm:lab", archive="/srv/images/spark-vllm.tar")
     play.apply(play.nodes, "network", "containers", [image])  # the fabric is scanned, too
 """
-UP = ("up", "--tp", "1", "--recipe", NAME)
+ASKED = ("up", "--tp", "1", "--recipe", NAME)
+UP = (*ASKED, "--allow-build-network")
 
 
 def write(user: CommandLine, lab: Lab, **changes: object) -> None:
@@ -50,6 +51,7 @@ def logs(node: LabNode) -> str:
 
 
 def test_it_comes_up_at_one_node(user: CommandLine, spark1: LabNode) -> None:
+    assert "--allow-build-network" in user(*ASKED, status=4).err, "a Dockerfile is asked for"
     document = user.json(*UP)
     assert "Paris" in document["answer"]
     assert document["verified"] == ["answer"]
