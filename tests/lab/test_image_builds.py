@@ -71,7 +71,7 @@ def built(node: LabNode) -> str:
 
 def test_nothing_is_built_without_permission(user: CommandLine) -> None:
     ran = user(*UP, status=4)
-    assert "builds its image by scripts that run as root" in ran.err
+    assert "builds its image by commands that run as root" in ran.err
     assert "--allow-build" in ran.err
 
 
