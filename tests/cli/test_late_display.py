@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
+from terminal import Terminal
 from waiting import HANG_S
 
 from spark_cluster.cli import late_display
@@ -85,3 +90,68 @@ def test_an_output_that_is_closed_is_reported_to_who_waits():
     with pytest.raises(BrokenPipeError):
         display.settle()
     display.close()
+
+
+class Holding(Sink):
+    """A sink that holds events back while a person is asked."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held = False
+
+    @contextlib.contextmanager
+    def quiet(self):
+        self.held = True
+        yield
+        self.held = False
+
+
+def test_a_question_comes_after_all_that_was_told_and_holds_back_the_rest():
+    sink = Holding()
+    display = late(lambda: sink)
+    display.take(STARTED)
+    display.take(Note("one"))
+    with display.quiet():
+        assert [getattr(event, "text", "") for event in sink.seen] == ["", "one"]
+        assert sink.held
+    assert not sink.held
+
+
+def test_a_question_before_anything_was_told():
+    with late(Sink).quiet():
+        pass
+
+
+QUESTION = """
+from types import SimpleNamespace
+from spark_cluster.cli.run import shown
+from spark_cluster.runner.options import Options
+program = SimpleNamespace(as_json={as_json}, verbose=False, console=None)
+run = SimpleNamespace(options=Options(), change=True)
+shown(program, run)
+consent = run.options.consent
+print("answer", consent and consent("org/model is in /root: take a copy?"))
+"""
+
+
+@pytest.mark.parametrize(("typed", "answer"), [("y", "True"), ("n", "False"), ("", "False")])
+def test_on_a_terminal_a_person_is_asked(tmp_path, typed, answer):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    terminal = Terminal(["-c", QUESTION.format(as_json=False)], tmp_path, environment)
+    terminal.expect("org/model is in /root: take a copy? [y/N]: ")
+    terminal.type(typed)
+    terminal.expect(f"answer {answer}")
+    terminal.close()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_without_a_terminal_nobody_is_asked(tmp_path, as_json):
+    done = subprocess.run(
+        [sys.executable, "-c", QUESTION.format(as_json=as_json)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout == "answer None\n"
