@@ -261,7 +261,7 @@ class _Copy:
         Raises:
             Failed: another image than the one that the first node would send.
         """
-        name = f"{self.given['ref']}@{self.given['digest']}"
+        name = f"{without_tag(str(self.given['ref']))}@{self.given['digest']}"
         told, why = set[str](), "--offline"
         if not self.offline:
             argv = ["docker", "manifest", "inspect", "--verbose", name]
@@ -316,6 +316,13 @@ class _Copy:
             digests=sorted(image.digests),
             timeout=LIMIT_S,
         )
+
+
+def without_tag(ref: str) -> str:
+    """Return the name of an image without its tag: next to a digest `docker manifest inspect` asks
+    for the tag, which may mean another image by now."""
+    place, _, name = ref.rpartition("/")
+    return "/".join(filter(None, (place, name.partition(":")[0])))
 
 
 def ids_of(printed: str) -> set[str]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -163,10 +164,16 @@ def test_it_is_fetched_once_copied_and_served_although_the_laptop_was_gone(
     ).stdout
     assert f'"Source":"{FOLDER}"' in mounts
     pulls = images.pulls()
-    (asked,) = [blob for address, blob in pulls if address != "10.89.0.11"]
+    pulls, others = [
+        [p for p in pulls if (p[0] == "10.89.0.11") is first] for first in (True, False)
+    ]
+    (asked,) = {blob for _, blob in others}
     own = spark2.run(["docker", "inspect", "-f", "{{.Image}}", "spark-ray"]).stdout.strip()
     assert asked in own, "the other one got it by a copy, and asked only what the digest stands for"
-    assert len(pulls) == len(set(pulls)), "no layer came twice"
+    log = (images.folder / "registry.log").read_text()
+    assert re.search(r"^10\.89\.0\.12 .*/manifests/sha256:", log, re.M), "by the digest"
+    layers = [blob for address, blob in pulls if address == "10.89.0.11"]
+    assert len(layers) == len(set(layers)), "no layer came twice"
     for node in (spark1, spark2):
         assert not node.run(["sh", "-c", "ls /var/lib/spark-cluster/images"], check=False).stdout
 

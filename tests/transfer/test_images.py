@@ -117,7 +117,7 @@ class Cluster:
         )
 
     def _docker(self, node: Any, argv: list[str]) -> Any:
-        assert argv == ["docker", "manifest", "inspect", "--verbose", f"{REF}@{PIN}"]
+        assert argv == ["docker", "manifest", "inspect", "--verbose", f"repo/image@{PIN}"]
         self.done.append(f"registry {node.name}")
         return SimpleNamespace(**{"stderr": "no basic auth credentials\n", **self.registry})
 
@@ -177,8 +177,25 @@ def test_a_registry_that_is_not_reached_is_said(cluster):
     two.registry = {"status": 1, "stdout": ""}
     two.bring(digest=PIN)
     told = [done for done in two.done if "not verified against its registry" in done]
-    assert told == [f"{REF}@{PIN} is not verified against its registry (no basic auth credentials)"]
+    assert told == [
+        f"repo/image@{PIN} is not verified against its registry (no basic auth credentials)"
+    ]
     assert "load spark2" in two.done
+
+
+@pytest.mark.parametrize(
+    ("ref", "name"),
+    [
+        ("vllm/vllm-openai:v1", "vllm/vllm-openai"),
+        ("image", "image"),
+        ("image:1", "image"),
+        ("localhost:5000/a/b:1", "localhost:5000/a/b"),
+        ("localhost:5000/b", "localhost:5000/b"),
+    ],
+)
+def test_a_registry_is_asked_for_the_digest_and_not_for_the_tag(ref, name):
+    """With both, `docker manifest inspect` asks for the tag, which may have moved."""
+    assert module.without_tag(ref) == name
 
 
 @pytest.mark.parametrize(
