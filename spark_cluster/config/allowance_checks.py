@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from spark_cluster.config.node_paths import is_for_models, overlap, why_not_writable
+from spark_cluster.config.node_paths import is_for_models, is_in, overlap, why_not_writable
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Refused
@@ -136,7 +136,7 @@ def mounts_must_be_allowed(recipe: Recipe) -> None:
     allowed = recipe.allowances
     for key, path, read_only in _reached(recipe):
         for own in allowed.own:
-            if overlap(path, own) if not read_only else _is_in(path, own):
+            if is_in(path, own) or (not read_only and overlap(path, own)):
                 raise Refused(
                     f"recipe {recipe.name} wants {path} of the nodes ({key}); {own} is a folder of "
                     "spark-cluster's own by the inventory's settings",
@@ -149,10 +149,6 @@ def mounts_must_be_allowed(recipe: Recipe) -> None:
                 hint=f"if you trust the recipe with it: --allow-mount {path}, or `allow_mounts` "
                 "under serve in the inventory",
             )
-
-
-def _is_in(path: str, folder: str) -> bool:
-    return overlap(path, folder) and len(path.rstrip("/")) >= len(folder.rstrip("/"))
 
 
 def _reached(recipe: Recipe) -> Iterator[tuple[str, str, bool]]:

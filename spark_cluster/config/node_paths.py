@@ -99,10 +99,14 @@ def is_for_models(path: str) -> bool:
     return ".." not in pure.parts and pure != models and pure.is_relative_to(models)
 
 
+def is_in(path: str, folder: str) -> bool:
+    """Return whether a path of a node is a folder, or is in it."""
+    return _normal(path).is_relative_to(_normal(folder))
+
+
 def overlap(path: str, folder: str) -> bool:
     """Return whether one of two paths of a node is in the other, or is the other."""
-    one, other = _normal(path), _normal(folder)
-    return one.is_relative_to(other) or other.is_relative_to(one)
+    return is_in(path, folder) or is_in(folder, path)
 
 
 def _normal(path: str) -> PurePosixPath:

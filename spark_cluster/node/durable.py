@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.node import locks
 from spark_cluster.node.temporary_names import becomes, temporary_name
 
 MOST_STALE = 1000
@@ -118,12 +119,9 @@ def is_being_written(path: Path | str, folder: int | None = None) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return locks.is_held(handle)
     finally:
         os.close(handle)
-    return False
 
 
 def append_line(path: Path, entry: Any) -> None:

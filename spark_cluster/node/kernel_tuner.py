@@ -19,6 +19,7 @@ from typing import Any
 
 from spark_cluster.node import confinement, locks, own_program, tuned_kernels
 from spark_cluster.node.beneath import Folder
+from spark_cluster.node.engine_caches import short
 from spark_cluster.node.values import ResourceError
 
 CONTAINER = "spark-tune"
@@ -112,8 +113,8 @@ def there_are(request: Mapping[str, Any]) -> set[int]:
 
     The name of the file is left to the engine.
     """
-    short = str(request["image"]).removeprefix("sha256:")[:12]
-    wanted = {key: request["entry"][key] for key in ("model", "tp", "gpu")} | {"image": short}
+    image = short(str(request["image"]))
+    wanted = {key: request["entry"][key] for key in ("model", "tp", "gpu")} | {"image": image}
     entries = tuned_kernels.read(Path(request["root"]))
     return {size for one in entries if wanted.items() <= one.items() for size in one["sizes"]}
 

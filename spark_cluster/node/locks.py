@@ -6,6 +6,7 @@ a folder that is 0700; either is enough. The kernel releases a lock when its hol
 
 from __future__ import annotations
 
+import fcntl
 import os
 from pathlib import Path
 
@@ -15,6 +16,15 @@ RUN = f"{paths.LOCKS}/run"
 """Held by a run that changes the node, and by the supervision while it acts."""
 
 TUNING = f"{paths.LOCKS}/tuning"
+
+
+def is_held(handle: int) -> bool:
+    """Return whether somebody else holds the lock of an open file alone."""
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
 
 
 def opened(path: Path) -> int:

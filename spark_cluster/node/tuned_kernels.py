@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.beneath import Folder
+from spark_cluster.node.engine_caches import short
 from spark_cluster.node.values import ResourceError
 
 FOLDER = "tuned"
@@ -35,7 +36,7 @@ def folder_of(root: str, image: str) -> str:
         root: folder of the caches.
         image: its id, `sha256:...`.
     """
-    return f"{root}/{FOLDER}/{image.removeprefix('sha256:')[:12]}"
+    return f"{root}/{FOLDER}/{short(image)}"
 
 
 def read(root: Path) -> list[dict[str, Any]]:

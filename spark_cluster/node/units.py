@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import base64
 import contextlib
-import fcntl
 import hashlib
 import json
 import os
@@ -20,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spark_cluster.node import moment, paths, processes
+from spark_cluster.node import locks, moment, paths, processes
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
 from spark_cluster.node.own_program import bytecode
@@ -345,12 +344,9 @@ def _running(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return locks.is_held(handle)
     finally:
         os.close(handle)
-    return False
 
 
 def _read(path: Path) -> dict[str, Any] | None:

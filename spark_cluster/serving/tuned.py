@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.node.engine_caches import short
 from spark_cluster.node.tuned_kernels import VARIABLE, folder_of
 
 if TYPE_CHECKING:
@@ -70,11 +71,11 @@ def fitting(
     entries: Iterable[Mapping[str, Any]], tp: int, gpus: Collection[str], image: str = ""
 ) -> list[Mapping[str, Any]]:
     """Return what is tuned for a size, GPUs and an image's id; for any image without one."""
-    short = image.removeprefix("sha256:")[:12]
+    own = short(image)
     return [
         entry
         for entry in entries
-        if entry["tp"] == tp and entry["gpu"] in gpus and (not image or entry["image"] == short)
+        if entry["tp"] == tp and entry["gpu"] in gpus and (not image or entry["image"] == own)
     ]
 
 
