@@ -69,7 +69,7 @@ class Netplan(Resource):
     """
 
     reverts = "the old addresses come at the next boot, or with "
-    reverts += "`spark-cluster --limit NODE exec -b -- netplan apply`"
+    reverts += "`spark-cluster exec -b -l NODE -- netplan apply`"
 
     path: str
     content: str | None = field(kw_only=True)

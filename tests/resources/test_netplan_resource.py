@@ -14,7 +14,7 @@ from spark_cluster.node.processes import KILL_GRACE, TERM_GRACE, TooLong
 from spark_cluster.resources import InvalidResource, Netplan
 from spark_cluster.resources import netplan as module
 
-PATH = "/etc/netplan/40-cx7.yaml"
+PATH = "/etc/netplan/99-spark-cluster.yaml"
 TWINS = {"enp1s0f1np1": "192.168.177.11/24", "enP2p1s0f1np1": "192.168.178.11/24"}
 CONTENT = "".join(f"# {name} {address} 9000\n" for name, address in TWINS.items())
 OLD = "# enp1s0f1np1 10.9.9.9/24 1500\n"
@@ -203,7 +203,7 @@ def test_a_node_that_is_cut_off_puts_it_back_by_itself(network, before):
     run = cut_off(network)
     assert as_wanted(network)
     ((unit, argv),) = timers(network).items()
-    assert unit == "spark-cluster-rollback-etc-netplan-40-cx7-yaml"
+    assert unit == "spark-cluster-rollback-etc-netplan-99-spark-cluster-yaml"
     environment = {"PATH": f"{network.bin}:/usr/bin:/bin"}
     subprocess.run(argv, check=True, env=environment)
     path = network.path(PATH)
