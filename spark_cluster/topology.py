@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from ipaddress import IPv4Interface
@@ -70,12 +70,9 @@ def topology_of(
     inventory: Inventory, facts: dict[str, Facts], users: dict[str, str]
 ) -> dict[str, Node]:
     """Every node whose facts are known, each knowing all of them."""
+    joined = links_of(inventory, facts)
     plain = {
-        name: Node(
-            **_identity(inventory, node, users),
-            facts=facts[name],
-            links=links(inventory, node, facts[name]),
-        )
+        name: Node(**_identity(inventory, node, users), facts=facts[name], links=joined[name])
         for name, node in inventory.nodes.items()
         if name in facts
     }
@@ -118,7 +115,8 @@ class _BeforeFacts(Node):
 
     @cached_property
     def links(self) -> tuple[Link, ...]:
-        return links(self.inventory, self.inventory.nodes[self.name], self.facts)
+        known = {node.name: node.facts for node in self.cluster} | {self.name: self.facts}
+        return links_of(self.inventory, known)[self.name]
 
 
 def _identity(inventory: Inventory, node: InventoryNode, users: dict[str, str]) -> dict[str, Any]:
@@ -133,28 +131,84 @@ def _identity(inventory: Inventory, node: InventoryNode, users: dict[str, str]) 
     }
 
 
+def links_of(inventory: Inventory, facts: Mapping[str, Facts]) -> dict[str, tuple[Link, ...]]:
+    """Return the twins of each node, with addresses in subnets that the nodes share.
+
+    Where the user has configured one node only, the others get addresses in its subnets.
+    """
+    alone = {
+        name: links(inventory, node, facts[name])
+        for name, node in inventory.nodes.items()
+        if name in facts
+    }
+    return {
+        name: tuple(
+            _joined(inventory, facts, name, link, [k[at] for k in others if at < len(k)])
+            for at, link in enumerate(found)
+        )
+        for name, found in alone.items()
+        for others in [[k for other, k in alone.items() if other != name]]
+    }
+
+
+def _joined(
+    inventory: Inventory, facts: Mapping[str, Facts], name: str, link: Link, peers: list[Link]
+) -> Link:
+    """Return a link with the address that fits the same twins of the other nodes."""
+    from spark_cluster.config.inventory_checks import FIRST_HOST
+
+    node, interface = inventory.nodes[name], facts[name].interface(link.interface)
+    if not link.ours or node.fabric != "detect":
+        return link
+    present = interface.addresses if interface is not None else ()
+    given = [address for address in present if address in facts[name].given_addresses]
+    networks = {peer.address.network for peer in peers if not peer.ours}
+    if not networks and given and len(facts) < len(inventory.nodes):
+        # It may be for an address of a node that is not in this run.
+        return replace(link, address=given[0])
+    if len(networks) != 1 or link.address.network in networks:
+        return link
+    (network,) = networks
+    numbers = (FIRST_HOST + node.index, *range(1, min(network.num_addresses - 1, FIRST_HOST)))
+    taken = {peer.address.ip for peer in peers}
+    free = [
+        IPv4Interface((network[n], network.prefixlen))
+        for n in numbers
+        if n < network.num_addresses - 1 and network[n] not in taken
+    ]
+    kept = [address for address in given if address.network == network]
+    return replace(link, address=next(iter([*kept, *free]), link.address))
+
+
 def links(inventory: Inventory, node: InventoryNode, facts: Facts) -> tuple[Link, ...]:
     """The node's twins with their addresses.
 
-    With `fabric: detect` a twin keeps an address that it already has, so that what a user
-    configured is never fought; without one, or with one that an earlier run gave (the pool may be
-    another one now), it gets its place in the inventory's pool. Named interfaces get what the
-    inventory says, unless it says that they have it already (`configure: false`).
+    With `fabric: detect` a twin keeps an address that it already has, or that a netplan file of
+    the user's gives it, so that what a user configured is never fought; without one, or with one
+    that an earlier run gave (the pool may be another one now), it gets its place in the inventory's
+    pool. Named interfaces get what the inventory says, unless it says that they have it already
+    (`configure: false`), or the user's netplan gives it.
     """
     from spark_cluster.config.inventory import fabric_addresses
 
     if node.fabric != "detect":
         hcas = {h.interface: h.name for h in facts.hcas}
         return tuple(
-            Link(one.name, one.address, hcas.get(one.name), ours=one.configure)
+            Link(
+                one.name,
+                one.address,
+                hcas.get(one.name),
+                ours=one.configure and one.address not in facts.netplan.given(one.name),
+            )
             for one in node.fabric
         )
     found = []
     for hca, address in zip(cabled_port(facts), fabric_addresses(inventory, node), strict=False):
         interface = facts.interface(hca.interface)
         present = interface.addresses if interface is not None else ()
-        theirs = [one for one in present if one not in facts.given_addresses]
-        ours = not theirs or address in present
+        given = facts.netplan.given(hca.interface)
+        theirs = [*given, *(one for one in present if one not in facts.given_addresses)]
+        ours = address not in given and (not theirs or address in present)
         found.append(Link(hca.interface, address if ours else theirs[0], hca.name, ours))
     return tuple(found)
 

@@ -8,7 +8,7 @@ import factories
 import pytest
 
 from spark_cluster.facts.model import Facts, Hca, Interface
-from spark_cluster.topology import cabled_port, links, topology_of
+from spark_cluster.topology import cabled_port, links, links_of, topology_of
 
 PORT_0 = ("enp1s0f0np0", "enP2p1s0f0np0")
 PORT_1 = ("enp1s0f1np1", "enP2p1s0f1np1")
@@ -154,3 +154,28 @@ def test_sparks_know_each_other(inventory):
     alone = topology_of(made, {"spark2": facts(())}, {})
     assert list(alone) == ["spark2"]
     assert alone["spark2"].fabric_ip is None
+
+
+def addresses_of(made, **nodes):
+    """Return the addresses of the first twin of each node, all of which have both twins up."""
+    return {name: str(found[0].address) for name, found in links_of(made, nodes).items()}
+
+
+def test_nodes_share_the_subnet_that_the_user_configured_on_one(inventory):
+    """P01: an address of the user's on one node left the other node in a subnet of the pool."""
+    made = inventory()
+    theirs = facts(PORT_1, {PORT_1[0]: ["192.168.100.10/24"]})
+    assert addresses_of(made, spark1=facts(PORT_1), spark2=theirs) == {
+        "spark1": "192.168.100.11/24",
+        "spark2": "192.168.100.10/24",
+    }
+    taken = facts(PORT_1, {PORT_1[0]: ["192.168.100.11/24"]})
+    assert addresses_of(made, spark1=facts(PORT_1), spark2=taken)["spark1"] == "192.168.100.1/24"
+    given = facts(PORT_1, {PORT_1[0]: ["192.168.100.7/24"]}, given_here=["192.168.100.7/24"])
+    assert addresses_of(made, spark1=given, spark2=theirs)["spark1"] == "192.168.100.7/24"
+    # Of a node that is not in this run it is not known what it has: nothing is changed.
+    assert addresses_of(made, spark1=given)["spark1"] == "192.168.100.7/24"
+    assert addresses_of(made, spark1=given, spark2=facts(PORT_1)) == {
+        "spark1": "192.168.177.11/24",
+        "spark2": "192.168.177.12/24",
+    }

@@ -113,7 +113,11 @@ def load(path: Path, what: str = "file", *, lenient: bool = False) -> Sourced:
     Raises:
         InvalidFile: it is missing, unreadable, binary, empty, no YAML, or not a mapping.
     """
-    text = _read(path, what)
+    return parse(_read(path, what), path, what, lenient=lenient)
+
+
+def parse(text: str, path: Path, what: str = "file", *, lenient: bool = False) -> Sourced:
+    """Read the text of a YAML file, as `load` does; `path` is for messages only."""
     root, constructor = _compose(path, text)
     if root is None:
         raise InvalidFile(f"the {what} is empty; expected `key: value` lines", where=shown(path))

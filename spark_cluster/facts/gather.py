@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from spark_cluster.facts import parsers
+from spark_cluster.facts import netplan, parsers
 from spark_cluster.facts.model import Facts, Memory, Process
 from spark_cluster.node import nvidia_smi, paths
 
@@ -35,9 +35,6 @@ PACKAGES = (
 MESH_KEY = paths.MESH_KEY
 """The key with which a node logs in to the others, made by the role `ssh_mesh`."""
 
-NETPLAN = "/etc/netplan/40-cx7.yaml"
-"""The addresses of the fabric, as the role `network` writes them."""
-
 COMMANDS: dict[str, tuple[str, ...] | tuple[tuple[str, ...], ...]] = {
     "gpu": ("nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader,nounits"),
     "ip": ("ip", "-j", "addr"),
@@ -63,10 +60,11 @@ FILES = {
     "reboot_required": "/var/run/reboot-required",
     "mesh_key": f"{MESH_KEY}.pub",
     "local_ports": "/proc/sys/net/ipv4/ip_local_port_range",
-    "netplan": NETPLAN,
 }
+NETPLAN = {f"netplan {folder}": f"{folder}/*.yaml" for folder in netplan.FOLDERS}
 TREES = {
     "host_keys": "/etc/ssh/ssh_host_*_key.pub",
+    **NETPLAN,
     **{
         f"{what}{digits}": f"/sys/class/infiniband/*/ports/1/{folder}/{digits}"
         for what, folder in (("gids", "gids"), ("types", "gid_attrs/types"))
@@ -94,6 +92,16 @@ def facts(answer: Mapping[str, Any]) -> Facts:
     gids = parsers.gid_indexes({k: v for name in TREES for k, v in trees.get(name, {}).items()})
     dpkg = (commands.get("dpkg") or {"stdout": ""})["stdout"]
     machine = answer["machine"]
+    interfaces = parsers.ip_addr(_out(commands, "ip"))
+    hcas_of = tuple(
+        replace(hca, gid_index=gids.get(hca.name))
+        for hca in parsers.ibdev2netdev(hcas) or parsers.rdma_link(hcas)
+    )
+    configured = netplan.read(
+        {k: v for name in NETPLAN for k, v in trees.get(name, {}).items()},
+        interfaces,
+        {hca.interface for hca in hcas_of},
+    )
     return Facts(
         hostname=machine["hostname"],
         os=parsers.os_name(files["os"]),
@@ -109,11 +117,8 @@ def facts(answer: Mapping[str, Any]) -> Facts:
         gpu=None if smi_fails else parsers.gpu(_out(commands, "gpu")),
         nvml_error=(smi["stdout"] + smi["stderr"]).strip() if smi_fails else hangs,
         dgx_version=parsers.dgx_version(files["dgx"]),
-        interfaces=parsers.ip_addr(_out(commands, "ip")),
-        hcas=tuple(
-            replace(hca, gid_index=gids.get(hca.name))
-            for hca in parsers.ibdev2netdev(hcas) or parsers.rdma_link(hcas)
-        ),
+        interfaces=interfaces,
+        hcas=hcas_of,
         docker=_out(commands, "docker").strip() or None,
         packages=parsers.dpkg(dpkg),
         held=parsers.dpkg_held(dpkg),
@@ -123,7 +128,10 @@ def facts(answer: Mapping[str, Any]) -> Facts:
         mesh_key=next(iter(parsers.public_keys([files["mesh_key"]])), ""),
         local_ports=parsers.port_range(files["local_ports"]),
         ssh_ports=parsers.ssh_ports(_out(commands, "sshd"), _out(commands, "ssh_sockets")),
-        given_addresses=parsers.netplan_addresses(files["netplan"]),
+        given_addresses=tuple(
+            given.address for d in configured.definitions if d.ours for given in d.addresses
+        ),
+        netplan=configured,
     )
 
 

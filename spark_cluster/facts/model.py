@@ -82,6 +82,77 @@ class Hca:
 
 
 @dataclass(frozen=True)
+class GivenAddress:
+    """An IPv4 address with its prefix, and the line of a netplan file that gives it."""
+
+    address: IPv4Interface
+    line: int
+
+
+@dataclass(frozen=True)
+class NetplanDefinition:
+    """What a netplan file gives an interface.
+
+    Attributes:
+        file, line: the place of the definition.
+        id: its name in netplan; the interface's unless it has `match`.
+        interface: the interface that it configures.
+        shared: it configures other interfaces of the node, too.
+        ours: a role of ours has written the file.
+        keys: all that it sets.
+        dhcp4: it asks for an address by DHCP.
+        mtu: bytes; None when it sets none.
+        member_of: the bond or bridge that the interface belongs to, such as `bond bond0`.
+    """
+
+    file: str
+    line: int
+    id: str
+    interface: str
+    shared: bool = False
+    ours: bool = False
+    addresses: tuple[GivenAddress, ...] = ()
+    keys: tuple[str, ...] = ()
+    dhcp4: bool = False
+    mtu: int | None = None
+    member_of: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.file}:{self.line}"
+
+
+@dataclass(frozen=True)
+class NetplanFiles:
+    """The netplan files of a node.
+
+    Attributes:
+        definitions: in the order in which netplan merges them.
+        paths: of the files that netplan reads, in its order.
+        own: the files that a role of ours has written.
+        unreadable: `FILE:LINE: reason` of files that are not valid YAML.
+    """
+
+    definitions: tuple[NetplanDefinition, ...] = ()
+    paths: tuple[str, ...] = ()
+    own: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
+
+    def of_others(self, interface: str) -> tuple[NetplanDefinition, ...]:
+        """Return what files other than our own give an interface."""
+        return tuple(d for d in self.definitions if d.interface == interface and not d.ours)
+
+    def given(self, interface: str) -> tuple[IPv4Interface, ...]:
+        """Return the addresses that files other than our own give an interface alone."""
+        return tuple(
+            given.address
+            for d in self.of_others(interface)
+            if not d.shared
+            for given in d.addresses
+        )
+
+
+@dataclass(frozen=True)
 class Process:
     """A process that holds GPU memory, as `nvidia-smi --query-compute-apps` lists it (MiB)."""
 
@@ -109,6 +180,7 @@ class Facts:
         local_ports: first and last of the ports that the kernel picks by itself.
         ssh_ports: TCP ports at which sshd is to listen, by itself or through systemd.
         given_addresses: those that our own netplan file gives, in force or not.
+        netplan: what the node's netplan files say.
     """
 
     hostname: str = ""
@@ -137,6 +209,7 @@ class Facts:
     local_ports: tuple[int, int] = EPHEMERAL
     ssh_ports: tuple[int, ...] = ()
     given_addresses: tuple[IPv4Interface, ...] = ()
+    netplan: NetplanFiles = field(default_factory=NetplanFiles)
 
     def interface(self, name: str) -> Interface | None:
         return next((i for i in self.interfaces if i.name == name), None)

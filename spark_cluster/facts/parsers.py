@@ -13,9 +13,6 @@ from spark_cluster.facts.model import Gpu, Hca, Interface, Memory, Process
 from spark_cluster.facts.public_keys import is_key
 from spark_cluster.node import nvidia_smi
 
-MANAGED = "# Managed by spark-cluster"
-"""How files begin that roles write."""
-
 NOT_TOLD = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "")
 
 
@@ -142,21 +139,6 @@ def _address(info: object) -> IPv4Interface | None:
         address = IPv4Interface(f"{info['local']}/{info.get('prefixlen', 32)}")
         return None if address.ip.is_link_local else address
     return None
-
-
-def netplan_addresses(text: str) -> tuple[IPv4Interface, ...]:
-    """Return the IPv4 addresses of a netplan file of our own; none of another one.
-
-    >>> netplan_addresses("# Managed by spark-cluster: x\\n  addresses: [192.168.177.11/24]\\n")
-    (IPv4Interface('192.168.177.11/24'),)
-    """
-    if not text.startswith(MANAGED):
-        return ()
-    found = []
-    for word in re.findall(r"[0-9.]+/[0-9]+", "".join(re.findall(r"addresses:\s*\[.*\]", text))):
-        with contextlib.suppress(ValueError):
-            found.append(IPv4Interface(word))
-    return tuple(found)
 
 
 def dpkg(text: str) -> dict[str, str]:

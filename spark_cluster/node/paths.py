@@ -76,10 +76,12 @@ KERNEL_MODULES = "/etc/modules-load.d/60-spark-cluster-{}.conf"
 DRIVER_PREFERENCES = "/etc/apt/preferences.d/50-spark-cluster.pref"
 SUDOERS = "/etc/sudoers.d/90-spark-cluster-{}"
 SUDOERS_DROP_CACHES = "/etc/sudoers.d/91-spark-cluster-drop-caches"
+NETPLAN = "/etc/netplan/99-spark-cluster.yaml"
+"""Addresses of the fabric; the last name, as netplan takes the last value of a key."""
 
 OWN = (
     *(STATE, CONFIGURATION, RUNTIME, CACHE, FORMER_ENVIRONMENTS, DOWNLOADS, SYSTEMD_UNITS),
     *(MESH_KNOWN_HOSTS, MESH_CONFIGURATION, NEXT_HOST_KEYS, DROP_CACHES),
-    *(DRIVER_PREFERENCES, SUDOERS_DROP_CACHES),
+    *(DRIVER_PREFERENCES, SUDOERS_DROP_CACHES, NETPLAN),
 )
 """What holds all of the above, and the names that stand alone."""

@@ -54,25 +54,28 @@ class Netplan(Resource):
 
     Args:
         path: the file, under /etc/netplan.
-        content: YAML, all of it.
-        addresses: interface to the address with prefix that it must have.
-        mtu: bytes that each of these interfaces must have.
+        content: YAML, all of it; None: there is no such file.
+        addresses: interface to the address with prefix that it must have, whichever file gives it.
+        mtu: bytes that each of these interfaces must have, or of some of them.
+        kept: what stays of other netplan files, in words; told with a change.
         confirm_within_s: seconds that the laptop has for its new connection; 0 asks for none.
 
     Raises:
         ResourceError: not valid, no such interface, no address, or not reached any more.
 
     Example:
-        Netplan("/etc/netplan/40-cx7.yaml", content=text, mtu=9000,
+        Netplan("/etc/netplan/70-lab.yaml", content=text, mtu=9000,
                 addresses={"enp1s0f1np1": "192.168.177.11/24"})
     """
 
-    reverts = "the old addresses come with `netplan apply`, or at the next boot"
+    reverts = "the old addresses come at the next boot, or with "
+    reverts += "`spark-cluster exec -b -l NODE -- netplan apply`"
 
     path: str
-    content: str = field(kw_only=True)
+    content: str | None = field(kw_only=True)
     addresses: Mapping[str, str] = field(kw_only=True)
-    mtu: int = field(kw_only=True)
+    mtu: int | Mapping[str, int] = field(kw_only=True)
+    kept: str = field(default="", kw_only=True)
     confirm_within_s: float = field(default=20.0, kw_only=True)
 
     def validate(self) -> None:
@@ -84,14 +87,19 @@ class Netplan(Resource):
         return (f"path:{self.path}",)
 
     def desired(self) -> State:
+        file = {"kind": "absent"}
+        if self.content is not None:
+            file = {"kind": "file", "sha256": sha256(self.content.encode()), "mode": "0600"}
         return {
-            "kind": "file",
-            "sha256": sha256(self.content.encode()),
-            "mode": "0600",
+            **file,
             "addresses": dict(self.addresses),
-            "mtu": dict.fromkeys(self.addresses, self.mtu),
+            "mtu": dict(self._mtus),
             "rollback": "none",
         }
+
+    @property
+    def _mtus(self) -> Mapping[str, int]:
+        return dict.fromkeys(self.addresses, self.mtu) if isinstance(self.mtu, int) else self.mtu
 
     def observe(self, host: Host) -> State:
         state = observe_path(host, self.path, needs_parent=True)
@@ -106,9 +114,12 @@ class Netplan(Resource):
             interface: self._address(rows[interface], wanted)
             for interface, wanted in self.addresses.items()
         }
-        state["mtu"] = {interface: rows[interface].get("mtu") for interface in self.addresses}
+        state["mtu"] = {interface: rows[interface].get("mtu") for interface in self._mtus}
         state["rollback"] = "pending" if self._rollback(host).armed else "none"
         return state
+
+    def permit(self, host: Host, changes: Mapping[str, tuple[Any, Any]]) -> str:
+        return self.kept
 
     def converge(self, host: Host, actual: State) -> None:
         rollback, pending = self._rollback(host), actual["rollback"] == "pending"
@@ -133,7 +144,7 @@ class Netplan(Resource):
         rollback.disarm()
 
     def diff(self, host: Host, actual: State) -> str:
-        return unified(self.path, host.read(self.path) or b"", self.content.encode())
+        return unified(self.path, host.read(self.path) or b"", (self.content or "").encode())
 
     def _unreached(self) -> ResourceError:
         return ResourceError(
@@ -155,6 +166,9 @@ class Netplan(Resource):
         return sum(commands) + ending_s + WAIT_S + SETTLE_S + self.confirm_within_s + SLACK_S
 
     def _write(self, host: Host) -> None:
+        if self.content is None:
+            host.remove(self.path)
+            return
         data = self.content.encode()
         path = host.path(self.path)
         if host.read(self.path) != data or stat.S_IMODE(path.stat().st_mode) != 0o600:
@@ -195,17 +209,16 @@ class Netplan(Resource):
 
     def _wait(self, host: Host) -> None:
         deadline = time.monotonic() + WAIT_S
-        wanted = dict.fromkeys(self.addresses, self.mtu)
         while True:
             state = self.observe(host)
-            if state["addresses"] == dict(self.addresses) and state["mtu"] == wanted:
+            lacking = [
+                f"{i} has {state['addresses'][i]} with MTU {state['mtu'].get(i)}"
+                for i, address in self.addresses.items()
+                if state["addresses"][i] != address or state["mtu"].get(i) != self._mtus.get(i)
+            ]
+            if not lacking:
                 return
             if time.monotonic() > deadline:
-                lacking = [
-                    f"{i} has {state['addresses'][i]} with MTU {state['mtu'][i]}"
-                    for i, a in self.addresses.items()
-                    if state["addresses"][i] != a or state["mtu"][i] != self.mtu
-                ]
                 raise ResourceError(
                     f"{WAIT_S:g} s after netplan apply {', '.join(lacking)}; "
                     "the old configuration was restored",

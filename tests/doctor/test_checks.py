@@ -741,7 +741,7 @@ def test_the_samples_answer_what_is_asked() -> None:
     from spark_cluster.doctor.question import Context, question
 
     asked, told = question(Context("nvidia", logs.WORDS)), seen(1).answer
-    of_facts = {*gather.COMMANDS, *gather.FILES}
+    of_facts = {*gather.COMMANDS, *gather.FILES, *gather.NETPLAN}
     for part in PARTS:
         assert set(told[part]) - of_facts == set(asked[part]) - of_facts
     json.dumps(asked)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spark_cluster.bench.telemetry import LineReader
 from spark_cluster.discovery import cable
 from spark_cluster.discovery.neighbours import ip_neigh
-from spark_cluster.facts import gather, listeners, parsers
+from spark_cluster.facts import gather, listeners, netplan, parsers
 from spark_cluster.facts.model import Facts
 from spark_cluster.node.telemetry import FORMAT
 
@@ -25,6 +25,14 @@ IP = [
         "addr_info": [{"family": "inet", "local": "192.168.177.11", "prefixlen": 24}],
     }
 ]  # fmt: skip
+NETPLAN = f"""{netplan.MANAGED}
+network:
+  ethernets:
+    fabric:
+      match: {{macaddress: "aa:bb"}}
+      addresses: [192.168.177.11/24]
+  bonds: {{bond0: {{interfaces: [fabric]}}}}
+"""
 NEIGHBOUR = {"dst": "169.254.1.2", "dev": "enp1s0f1np1", "lladdr": "AA:BB", "state": ["STALE"]}
 
 
@@ -50,7 +58,6 @@ SPARK = {
         "os": "ID=ubuntu\nVERSION_ID=24.04\n",
         "meminfo": "MemTotal:  128 kB\nMemAvailable:   64 kB\n",
         "local_ports": "32768\t60999\n",
-        "netplan": f"{parsers.MANAGED}\n  addresses: [192.168.177.11/24]\n",
         "mesh_key": f"ssh-ed25519 {KEY} x",
     },
     "trees": {
@@ -58,6 +65,7 @@ SPARK = {
         "gids?": {f"{GIDS}/gids/3": "0000:0000:0000:0000:0000:ffff:c0a8:b10b"},
         "types?": {f"{GIDS}/gid_attrs/types/3": "RoCE v2"},
         "host_keys": {"/etc/ssh/ssh_host_ed25519_key.pub": f"ssh-ed25519 {KEY} x"},
+        "netplan /etc/netplan": {"/etc/netplan/99-spark-cluster.yaml": NETPLAN},
     },
     "late": {},
     "machine": {

@@ -9,10 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from roles import network
 from spark_cluster.facts import gather, parsers
 from spark_cluster.facts.model import Facts, Gpu, Hca, Memory, Process
-from spark_cluster.loader.template import render
 
 DGX_RELEASE = """\
 DGX_NAME="DGX Spark"
@@ -310,15 +308,3 @@ def test_where_sshd_listens():
     found = (22, 2222, 40022, 40023, 40024, 41022)
     assert parsers.ssh_ports(config, sockets) == found
     assert parsers.ssh_ports("", "Listen=\n") == ()
-
-
-@pytest.mark.parametrize("count", [1, 2])
-def test_the_addresses_of_our_netplan_file_are_read_back(count):
-    addresses = [IPv4Interface("192.168.177.11/24"), IPv4Interface("10.77.0.11/24")][:count]
-    links = [{"interface": f"eth{n}", "address": one} for n, one in enumerate(addresses)]
-    text = render(network.TEMPLATES, "40-cx7.yaml.j2", links=links, mtu=9000)
-    assert parsers.netplan_addresses(text) == tuple(addresses)
-    assert parsers.netplan_addresses("# mine\n" + text) == ()
-    assert parsers.netplan_addresses(text.replace("10.77.0.11/24", "10.77.0.911/24")) == tuple(
-        addresses[:1]
-    )

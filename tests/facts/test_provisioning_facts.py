@@ -103,4 +103,5 @@ def test_facts_of_an_answer():
     assert (facts.packages, facts.held) == ({"fwupd": "2.0.20"}, ("fwupd",))
     assert (facts.cmdline, facts.reboot_required) == ("quiet kho=off", True)
     assert (facts.host_keys, facts.mesh_key) == ((ECDSA,), ED25519)
-    assert set(gather.TREES) == {"host_keys", "gids?", "gids1?", "types?", "types1?"}
+    names = {"host_keys", "gids?", "gids1?", "types?", "types1?"}
+    assert set(gather.TREES) == names | set(gather.NETPLAN)

@@ -23,6 +23,7 @@ from waiting import HANG_S
 
 from spark_cluster.lab import Lab, LabNode
 from spark_cluster.lab.layout import PASSWORD, USER
+from spark_cluster.node import paths
 
 pytestmark = pytest.mark.lab
 
@@ -154,7 +155,7 @@ def test_one_of_two_cannot_be_reached(user, spark1):
     assert document["nodes"]["spark1"]["change"] == 1, "the other node's work is done"
     spark1.run(["rm", "/srv/mark"])
     refused_with(user, 3, "spark2", "refused the connection", words=("up", "--tp", "2"))
-    assert not is_there(spark1, "/etc/netplan/40-cx7.yaml"), "up needs all or does nothing"
+    assert not is_there(spark1, paths.NETPLAN), "up needs all or does nothing"
 
 
 def test_unknown_host_key(user, spark1):
@@ -494,7 +495,7 @@ def test_sizes_that_cannot_be(user, spark1):
         user, 4, "--tp 2 needs 2 nodes", "--limit", words=("-l", "spark1", "up", "--tp", "2")
     )
     refused_with(user, 4, "the head is not among", words=("-l", "spark2", "up", "--tp", "1"))
-    assert not is_there(spark1, "/etc/netplan/40-cx7.yaml")
+    assert not is_there(spark1, paths.NETPLAN)
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ from spark_cluster.config.ports import EnginePorts
 from spark_cluster.inference.ray import TOKEN_FILE
 from spark_cluster.lab import Lab, LabNode
 from spark_cluster.node.engine_caches import short
-from spark_cluster.node.paths import CACHE_ROOT
+from spark_cluster.node.paths import CACHE_ROOT, NETPLAN
 
 pytestmark = pytest.mark.lab
 
@@ -372,10 +372,10 @@ def test_whatever_is_done_to_nftables_the_ports_stay_closed(user, spark1, spark2
 
 def test_drift_is_repaired_and_nothing_else(user, story, spark1, spark2):
     spark1.run(["chmod", "700", CACHE_ROOT])
-    spark2.run(["chmod", "644", "/etc/netplan/40-cx7.yaml"])
+    spark2.run(["chmod", "644", NETPLAN])
     drifted = {
         f"spark1 Directory:{CACHE_ROOT}",
-        "spark2 Netplan:/etc/netplan/40-cx7.yaml",
+        f"spark2 Netplan:{NETPLAN}",
     }
     user("up", "--tp", "2", "--check", "--exit-code", status=10)
     assert user.verdicts()["change"] == drifted

@@ -23,7 +23,7 @@ from spark_cluster.lab.packages import DRIVER, REVISION, add_repository
 pytestmark = pytest.mark.lab
 
 CHECKOUT = Path(__file__).parents[2]
-OURS = "/etc/netplan/40-cx7.yaml"
+OURS = "/etc/netplan/99-spark-cluster.yaml"
 CAP = "spark-clock-cap"
 HELPER = "/usr/local/sbin/spark-drop-caches"
 CUTS_OFF = """

@@ -14,7 +14,7 @@ from spark_cluster.node.processes import KILL_GRACE, TERM_GRACE, TooLong
 from spark_cluster.resources import InvalidResource, Netplan
 from spark_cluster.resources import netplan as module
 
-PATH = "/etc/netplan/40-cx7.yaml"
+PATH = "/etc/netplan/99-spark-cluster.yaml"
 TWINS = {"enp1s0f1np1": "192.168.177.11/24", "enP2p1s0f1np1": "192.168.178.11/24"}
 CONTENT = "".join(f"# {name} {address} 9000\n" for name, address in TWINS.items())
 OLD = "# enp1s0f1np1 10.9.9.9/24 1500\n"
@@ -203,7 +203,7 @@ def test_a_node_that_is_cut_off_puts_it_back_by_itself(network, before):
     run = cut_off(network)
     assert as_wanted(network)
     ((unit, argv),) = timers(network).items()
-    assert unit == "spark-cluster-rollback-etc-netplan-40-cx7-yaml"
+    assert unit == "spark-cluster-rollback-etc-netplan-99-spark-cluster-yaml"
     environment = {"PATH": f"{network.bin}:/usr/bin:/bin"}
     subprocess.run(argv, check=True, env=environment)
     path = network.path(PATH)
@@ -416,3 +416,32 @@ def test_no_such_interface(network):
 def test_only_under_etc_netplan():
     with pytest.raises(InvalidResource, match="under /etc/netplan"):
         Netplan("/etc/network/x.yaml", content="", addresses={}, mtu=1500)
+
+
+def test_addresses_that_another_file_gives(network):
+    """P01: they must be in force, and no file of ours is needed for that."""
+    network.put("/etc/netplan/40-theirs.yaml", f"# {next(iter(TWINS))} 10.9.9.9/24 1500\n")
+    theirs = {"enp1s0f1np1": "10.9.9.9/24"}
+    wanted = Netplan(PATH, content=None, addresses=theirs, mtu={}, kept="40-theirs.yaml stays")
+    assert apply(network, wanted).event["reason"] == "40-theirs.yaml stays"
+    assert links(network)["enp1s0f1np1"] == (["10.9.9.9/24"], 1500)
+    assert not network.path(PATH).exists()
+    assert nothing_armed(network)
+    assert apply(network, wanted).verdict == "ok"
+
+
+@pytest.mark.parametrize("reached_again", [True, False])
+def test_a_file_of_ours_that_is_not_needed_any_more(network, reached_again):
+    apply(network)
+    wanted = Netplan(PATH, content=None, addresses={}, mtu={}, confirm_within_s=0.3)
+    result = apply(network, wanted) if reached_again else network.apply(wanted, host=network.host())
+    assert (result.verdict == "change") is reached_again
+    assert network.path(PATH).exists() is not reached_again
+    assert as_wanted(network) is not reached_again
+
+
+def test_an_interface_whose_mtu_is_left_to_others(network):
+    content = CONTENT.replace("192.168.178.11/24 9000", "192.168.178.11/24 1500")
+    wanted = Netplan(PATH, content=content, addresses=TWINS, mtu={"enp1s0f1np1": 9000})
+    assert apply(network, wanted).verdict == "change"
+    assert apply(network, wanted).verdict == "ok"

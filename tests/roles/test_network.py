@@ -12,12 +12,13 @@ from spark_cluster.facts.model import Interface
 
 def test_both_twins_in_one_file(role):
     (netplan,) = role("network", a_spark(1))
-    assert netplan.path == "/etc/netplan/40-cx7.yaml"
+    assert netplan.path == "/etc/netplan/99-spark-cluster.yaml"
     assert netplan.addresses == {
         "enp1s0f1np1": "192.168.177.12/24",
         "enP2p1s0f1np1": "192.168.178.12/24",
     }
-    assert (netplan.mtu, netplan.confirm_within_s) == (9000, 20.0)
+    assert netplan.mtu == dict.fromkeys(netplan.addresses, 9000)
+    assert netplan.confirm_within_s == 20.0
     assert (
         "enP2p1s0f1np1:\n      addresses: [192.168.178.12/24]\n      mtu: 9000" in netplan.content
     )

@@ -286,7 +286,7 @@ def test_known_bad_is_said(play):
 def test_bandwidth_is_measured_when_the_link_was_changed_and_the_tools_are_there(play, monkeypatch):
 
     monkeypatch.setattr(link_check, "measure", lambda server, client, hop: 13.0)
-    changes = [{"spark1": ["Netplan:/etc/netplan/40-cx7.yaml"]}]
+    changes = [{"spark1": ["Netplan:/etc/netplan/99-spark-cluster.yaml"]}]
     tools = {"packages": {"perftest": "1"}}
     both = together(a_spark(**tools), a_spark(1, **tools))
     done = PLAYBOOK.function(play(*both, changes=changes))

@@ -9,8 +9,9 @@ from spark_cluster.errors import Failed
 from spark_cluster.lab.breakages.model import Breakage, by_state, keep, peer, sh
 from spark_cluster.lab.layout import FABRIC, MANAGEMENT
 from spark_cluster.lab.node import LabNode
+from spark_cluster.node import paths
 
-NETPLAN = "/etc/netplan/40-cx7.yaml"
+NETPLAN = paths.NETPLAN
 FIRST, SECOND = FABRIC
 CRAWL = "800mbit burst 256k limit 1m"
 """Slow compared with what the lab's processor does to itself, however busy this machine is."""

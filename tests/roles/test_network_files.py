@@ -1,0 +1,200 @@
+"""network and the netplan files of others: used, added to, never written, or named as conflicts."""
+
+import json
+from dataclasses import replace
+from ipaddress import IPv4Interface
+
+import factories
+import pytest
+from netplan_files import FIRST, LAYOUTS, PLAYBOOK, SECOND
+from role_samples import a_spark, together
+
+from spark_cluster.errors import Failed
+from spark_cluster.facts.model import Interface
+from spark_cluster.facts.netplan import MANAGED, read
+from spark_cluster.node import paths
+from spark_cluster.resources import File
+from spark_cluster.topology import links_of
+
+POOL = {FIRST: "192.168.177.11/24", SECOND: "192.168.178.11/24"}
+LAN = "enP7s7"
+
+
+@pytest.fixture
+def a_pair(tmp_path):
+    """`a_pair(files, now, fabric=..., **more)`: two nodes, the first one with these netplan files,
+    and addresses that interfaces have `now`."""
+
+    def make(files=(), now=(), fabric="detect", pool="[192.168.177.0/24, 192.168.178.0/24]"):
+        inventory = factories.make_inventory(
+            tmp_path,
+            f"""
+            nodes:
+              spark1: {{address: 10.89.0.11, roles: [head], fabric: {json.dumps(fabric)}}}
+              spark2: {{address: 10.89.0.12}}
+            fabric: {{pool: {pool}}}
+            """,
+        )
+        nodes = []
+        for index, (texts, addresses) in enumerate([(dict(files), dict(now)), ({}, {})]):
+            interfaces = tuple(
+                Interface(name, addresses=tuple(map(IPv4Interface, addresses.get(name, ()))))
+                for name in (FIRST, SECOND, LAN)
+            )
+            netplan = read(texts, interfaces, {FIRST, SECOND})
+            given = tuple(g.address for d in netplan.definitions if d.ours for g in d.addresses)
+            node = a_spark(index, interfaces=interfaces, netplan=netplan, given_addresses=given)
+            nodes.append(node)
+        found = links_of(inventory, {node.name: node.facts for node in nodes})
+        return together(*(replace(node, links=found[node.name]) for node in nodes))
+
+    return make
+
+
+def refused(role, node, **settings):
+    with pytest.raises(Failed) as caught:
+        role("network", node, **settings)
+    assert caught.value.where == node.name
+    assert "nothing was changed" in caught.value.hint
+    return caught.value.message
+
+
+@pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
+def test_our_file_has_what_others_leave_open(role, a_pair, layout):
+    """P01: the file of the user's was overwritten, and its address was lost."""
+    node, _ = a_pair(layout.files)
+    (netplan,) = role("network", replace(node, cluster=()))
+    assert netplan.path == "/etc/netplan/99-spark-cluster.yaml" not in layout.files
+    assert netplan.addresses == POOL | layout.given
+    ours = set(POOL) - set(layout.given)
+    assert set(netplan.mtu) == ours
+    if not ours:
+        assert netplan.content is None
+    else:
+        made = read({netplan.path: netplan.content, **layout.files}, node.facts.interfaces)
+        own = {d.interface: d for d in made.definitions if d.ours}
+        assert {name: str(d.addresses[0].address) for name, d in own.items()} == {
+            name: POOL[name] for name in ours
+        }
+    for name, place in layout.places.items():
+        assert place in netplan.kept, name
+
+
+def test_what_others_set_stays_and_dhcp_is_switched_off(role, a_pair):
+    text = f"network:\n  ethernets:\n    {SECOND}: {{dhcp4: yes, link-local: [ipv4], mtu: 1500}}\n"
+    node, _ = a_pair({PLAYBOOK: text})
+    (netplan,) = role("network", node)
+    first, second = netplan.content.split(f"    {SECOND}:")
+    assert "link-local" in first
+    assert "mtu: 9000" in first
+    assert "dhcp4: false" in second
+    assert "link-local" not in second
+    assert "mtu" not in second
+    assert netplan.mtu == {FIRST: 9000, SECOND: 1500}
+    assert f"{PLAYBOOK}:3 stays" in netplan.kept
+    assert "dhcp4 is switched off" in netplan.kept
+    assert "its MTU 1500 stays, where the inventory says 9000" in netplan.kept
+
+
+def test_refusing_what_is_configured_names_the_lines(role, a_pair):
+    """P01: the choice between adopting addresses and being told what to remove."""
+    node, _ = a_pair(LAYOUTS["block lists"].files)
+    said = refused(role, node, existing_addresses="refuse")
+    assert f"{PLAYBOOK}:7: {FIRST} has 192.168.100.10/24; remove the line" in said
+    assert f"{PLAYBOOK}:11: {SECOND} has 192.168.101.10/24" in said
+
+
+def test_our_file_under_another_name_goes(role, a_pair):
+    """A file of ours that was written under the playbook's name, by its first line."""
+    first, _ = a_pair()
+    (made,) = role("network", first)
+    node, _ = a_pair({PLAYBOOK: made.content}, {name: [POOL[name]] for name in POOL})
+    netplan, gone = role("network", node)
+    assert (netplan.path, dict(netplan.addresses)) == (paths.NETPLAN, POOL)
+    assert gone == File(PLAYBOOK, state="absent")
+    theirs, _ = a_pair({PLAYBOOK: made.content.replace(MANAGED, "# mine")})
+    assert [resource.path for resource in role("network", theirs)] == [paths.NETPLAN]
+
+
+def test_our_file_goes_when_others_give_all(role, a_pair):
+    ours = f"{MANAGED}\nnetwork: {{ethernets: {{{FIRST}: {{addresses: [{POOL[FIRST]}]}}}}}}"
+    layout = LAYOUTS["block lists"]
+    node, _ = a_pair({**layout.files, paths.NETPLAN: ours})
+    (netplan,) = role("network", node)
+    assert (netplan.content, netplan.addresses) == (None, layout.given)
+
+
+def test_nothing_is_written_over_a_file_of_others_with_our_name(role, a_pair):
+    node, _ = a_pair({paths.NETPLAN: "network: {ethernets: {eth9: {dhcp4: true}}}"})
+    assert f"{paths.NETPLAN}: not written by spark-cluster" in refused(role, node)
+    assert role("network", node, netplan_file="/etc/netplan/98-link.yaml")
+    node, _ = a_pair(LAYOUTS["one interface without an address"].files)
+    assert "not written by" in refused(role, node, netplan_file=PLAYBOOK)
+
+
+CONFLICTS = {
+    "bond": (
+        f"network:\n  bonds:\n    bond0: {{interfaces: [{FIRST}, {SECOND}]}}\n",
+        f"{PLAYBOOK}:3: {FIRST} is part of bond bond0",
+    ),
+    "shared": (
+        "network:\n  ethernets:\n    cx7: {match: {driver: mlx5_core}, link-local: [ipv4]}\n",
+        f"{PLAYBOOK}:3: the definition cx7 is for other interfaces, too",
+    ),
+    "two definitions": (
+        f"network:\n  ethernets:\n    a: {{match: {{name: {FIRST}}}}}\n    {FIRST}: {{}}\n",
+        f"{PLAYBOOK}:3 (a) and {PLAYBOOK}:4 ({FIRST}) are different definitions",
+    ),
+    "unreadable": ("network:\n  ethernets: {\n", f"{PLAYBOOK}:"),
+    "pool's subnet": (
+        f"network:\n  ethernets:\n    {FIRST}:\n      addresses: [192.168.178.10/24]\n",
+        f"{SECOND} gets 192.168.178.11/24, and {FIRST} has 192.168.178.10/24 ({PLAYBOOK}:4)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("text", "said"), CONFLICTS.values(), ids=CONFLICTS)
+def test_conflicts_are_named_before_anything_is_changed(role, a_pair, text, said):
+    """P01: what cannot be merged is named with file and line."""
+    node, _ = a_pair({PLAYBOOK: text})
+    assert said in refused(role, node)
+
+
+def test_an_address_of_the_inventory_that_a_file_contradicts(role, a_pair):
+    fabric = {"interfaces": [{"name": FIRST, "address": "192.168.177.5/24"}]}
+    layout = LAYOUTS["flow lists"]
+    node, _ = a_pair(layout.files, fabric=fabric, pool="[192.168.177.0/24]")
+    said = refused(role, node)
+    assert f"{PLAYBOOK}:1: {FIRST} has 192.168.100.10/24, and the inventory says" in said
+    fabric["interfaces"][0]["address"] = "192.168.100.10/24"
+    node, _ = a_pair(layout.files, fabric=fabric, pool="[192.168.100.0/24]")
+    (netplan,) = role("network", node)
+    assert (netplan.content, netplan.addresses) == (None, layout.given)
+
+
+def test_an_interface_of_the_lan_in_the_pools_subnet(role, a_pair):
+    lan = {LAN: ["192.168.177.200/24"]}
+    node, _ = a_pair((), lan)
+    assert f"{LAN} has 192.168.177.200/24 of the same subnet" in refused(role, node)
+    node, _ = a_pair((), lan | {FIRST: [POOL[FIRST]], SECOND: [POOL[SECOND]]})
+    assert role("network", node)
+
+
+def test_a_node_joins_the_subnet_that_the_other_one_has(role, a_pair):
+    """P01: an address that is adopted on one node decides the other node's subnet."""
+    one, two = a_pair(LAYOUTS["flow lists"].files)
+    (netplan,) = role("network", two)
+    assert netplan.addresses == {FIRST: "192.168.100.12/24", SECOND: "192.168.178.12/24"}
+    assert role("network", one)[0].addresses[FIRST] == "192.168.100.10/24"
+
+
+def test_a_node_that_the_inventory_keeps_from_joining(role, a_pair):
+    text = f"network: {{ethernets: {{{FIRST}: {{addresses: [192.168.100.10/24]}}}}}}"
+    fabric = {"interfaces": [{"name": FIRST, "address": "192.168.177.5/24"}]}
+    one, two = a_pair((), fabric=fabric, pool="[192.168.177.0/24]")
+    with_its_own = replace(two.links[0], address=IPv4Interface("192.168.100.10/24"), ours=False)
+    netplan = read({PLAYBOOK: text}, two.facts.interfaces)
+    two = replace(two, links=(with_its_own,), facts=replace(two.facts, netplan=netplan))
+    said = refused(role, together(one, two)[0])
+    assert f"spark2 has 192.168.100.10/24 on {FIRST} ({PLAYBOOK}:1), which is another" in said
+    assert "pool: [192.168.100.0/24, ...]" in said
