@@ -7,6 +7,7 @@ import json
 import re
 
 from spark_cluster.doctor.check import check
+from spark_cluster.doctor.kernel import fault_in
 from spark_cluster.doctor.observations import Observations, Ran
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.facts import pins
@@ -160,11 +161,16 @@ def clocks(seen: Observations) -> Verdict:
 
 @check(
     "driver.power-off",
-    title="the last boot ended with a clean shutdown",
-    needs=("previous",),
+    title="the last boot ended with a clean shutdown, not with a fault of the kernel",
+    needs=("previous", "previous_kernel", "pstore"),
     effect="risks",
 )
 def power_off(seen: Observations) -> Verdict:
+    crashed = fault_in(
+        seen.ran("previous_kernel").stdout + seen.output("pstore"), "driver.power-off"
+    )
+    if crashed is not None:
+        return warn(f"in the boot before this one: {crashed.found}", crashed.issue.id)
     done = seen.ran("previous")
     if NO_EARLIER_BOOT.search(done.output):
         return ok("no earlier boot is on record")
