@@ -74,6 +74,7 @@ NFTABLES_DROP_IN = f"{SYSTEMD_UNITS}/nftables.service.d/spark-cluster.conf"
 SYSCTL = "/etc/sysctl.d/60-spark-cluster-{}.conf"
 KERNEL_MODULES = "/etc/modules-load.d/60-spark-cluster-{}.conf"
 DRIVER_PREFERENCES = "/etc/apt/preferences.d/50-spark-cluster.pref"
+LOGIND = "/etc/systemd/logind.conf.d/60-spark-cluster.conf"
 SUDOERS = "/etc/sudoers.d/90-spark-cluster-{}"
 SUDOERS_DROP_CACHES = "/etc/sudoers.d/91-spark-cluster-drop-caches"
 
