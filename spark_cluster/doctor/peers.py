@@ -5,14 +5,13 @@ from __future__ import annotations
 import re
 from itertools import permutations
 
+from spark_cluster.discovery.mdns import COUNT
 from spark_cluster.doctor.check import Pair, check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.inference.containers import ContainerState, read_sections
 
 _AVAHI_NAME = re.compile(r's "([\w-]{1,63})"')
-_COUNT = re.compile(r"-\d+$")
-"""How avahi makes another name of one that is taken (source: avahi-docs-alternative)."""
 
 
 @check(
@@ -56,7 +55,7 @@ def _renamed(seen: Observations) -> str:
     if answered is None:
         raise NotSeen(f"{seen.node}: avahi does not tell its host name")
     own = seen.facts.hostname.partition(".")[0].lower()
-    counted = answered[1] != own and _COUNT.sub("", answered[1]) == _COUNT.sub("", own)
+    counted = answered[1] != own and COUNT.sub("", answered[1]) == COUNT.sub("", own)
     return answered[1] if counted else ""
 
 
