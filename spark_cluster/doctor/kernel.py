@@ -26,7 +26,8 @@ _PCIE_ERROR = re.compile(
     r"(?: from|:) (?P<device>[0-9a-f:.]+)"
     r"|(?P<device2>[0-9a-f:.]+): PCIe Bus Error: severity=(?P<kind2>\w+(?: \([\w-]+\))?)"
 )
-"""The root port's line, of newer and older kernels, and the device's own (source: linux-docs-aer)."""
+"""The root port's line, as newer and older kernels have it, and the device's own (source:
+linux-docs-aer)."""
 
 _CONNECTX = re.compile(r"pci ([0-9a-f:.]+): \[15b3:[0-9a-f]{4}\] type 00")
 _RECORD = re.compile(r"^<\d+>\[ *[\d.]+\] ")

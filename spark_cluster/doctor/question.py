@@ -97,7 +97,7 @@ def question(context: Context) -> dict[str, Any]:
 
 
 def kernel_words() -> tuple[str, ...]:
-    """Return what is looked for in the kernel's log: the signs of the issues that its checks know."""
+    """Return what is looked for in the kernel's log: the signs of what its checks find."""
     about = [i for i in shipped().values() if any(map(KERNEL_CHECK.match, i.checks))]
     return tuple(dict.fromkeys([*(sign.has for issue in about for sign in issue.log), *OF_FAULTS]))
 
