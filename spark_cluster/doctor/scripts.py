@@ -141,8 +141,8 @@ for pid in $pids; do
 done
 true
 """
-"""pid, parent's pid, control group, uid, whose IPC namespace it has (`own`; the `node`'s; `lingers` if
-it has the node's, and logind never ends its user), parent's name."""
+"""pid, parent's pid, control group, uid, IPC namespace (`own`; the `node`'s; `lingers`: the node's,
+and logind never ends its user), parent's name."""
 
 KERNEL = (
     _KEEP

@@ -164,7 +164,7 @@ def test_vram_of_processes_with_brackets(run, project):
 
 
 OOPS = b"""\
-2026-11-20T15:00:00.000000+00:00 s kernel: Unable to handle kernel paging request [/x] \xc2\x9b31m\x1b[2J
+2026-11-20T15:00:00.000000+00:00 s kernel: kernel BUG at paging request [/x] \xc2\x9b31m\x1b[2J
 2026-11-20T15:00:01.000000+00:00 s kernel: pc : f\x07+0x1/0x2 [x]
 """
 

@@ -55,8 +55,12 @@ def test_no_cable_no_peer() -> None:
 
 
 V4 = {"family": "inet", "prefixlen": 16}
-OWN = json.dumps([{"ifname": "enP7s7", "addr_info": [V4 | {"local": "192.168.1.20"}]},
-                  {"ifname": "enp1s0f1np1", "addr_info": [V4 | {"local": "169.254.10.19"}]}])  # fmt: skip
+OWN = json.dumps(
+    [
+        {"ifname": "enP7s7", "addr_info": [V4 | {"local": "192.168.1.20"}]},
+        {"ifname": "enp1s0f1np1", "addr_info": [V4 | {"local": "169.254.10.19"}]},
+    ]
+)
 
 
 def test_a_node_that_hears_itself_is_not_its_own_peer() -> None:

@@ -443,4 +443,3 @@ def test_runtime_data_is_removed_and_not_kept(node):
     assert not node.path("/opt/ray").exists()
     kept = node.path("/var/lib/spark-cluster/journal").glob("*/before/*")
     assert list(kept) == []
-
