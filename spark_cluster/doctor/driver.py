@@ -17,12 +17,14 @@ from spark_cluster.known_issues.entries import catalogue
 from spark_cluster.known_issues.match import ORDER
 
 KHO = "kernel-kho"
-XID = re.compile(r"Xid \(?[^)]*\)?: (\d+)")
+XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+)")
+"""More of it than the 15 characters in which a user's process can name itself."""
 GSP_TIMEOUT = "119"
 FLASHER = "mlnx-fw-updater"
 ORDERLY_END = re.compile(
-    r"Journal stopped|Reached target .*(Power-?Off|Reboot|Shutdown|Halt)", re.I
+    r" systemd\[1\]: (Shutting down|Reached target .*(Power-?Off|Reboot|Shutdown|Halt))", re.I
 )
+"""Of process 1: others may log under any name, but the journal prints the number of the process."""
 NO_EARLIER_BOOT = re.compile(r"no persistent journal|not available|No .*boot", re.I)
 FAILED_STATE = 3
 """Of fwupd's UpdateState (0 unknown, 1 pending, 2 success, 3 failed, 4 needs reboot)."""

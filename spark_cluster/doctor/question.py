@@ -213,7 +213,7 @@ def _system(context: Context) -> dict[str, NodeSource]:
         "hosts": "/etc/hosts",
         "reboot_packages": "/var/run/reboot-required.pkgs",
         "init": "/proc/1/comm",
-        "modules": "/proc/modules",
+        "mstflint_access": "/sys/module/mstflint_access/initstate",
         "firewall_kept": firewall.KEPT,
     }
     return {

@@ -275,7 +275,7 @@ def files(number: int) -> dict[str, str | None]:
         "reboot_required": None,
         "reboot_packages": None,
         "init": "systemd\n",
-        "modules": "mstflint_access 65536 0 - Live 0x0000000000000000 (O)\n",
+        "mstflint_access": "live\n",
         "firewall_kept": normalised(NFT),
     }
 

@@ -172,6 +172,9 @@ SICK: list[tuple[str, dict[str, Any], str, str]] = [
                           "units": UNITS.replace("cap.service\nLoadState=loaded\nActiveState="
                                                  "active", "cap.service\nActiveState=inactive")},
      "warn", "ended abruptly"),
+    ("driver.power-off", {"previous": KILLED + KILLED.replace("vllm[9]: serving", "systemd[9]: "
+                          "Reached target poweroff.target") + KILLED.replace("serving", "Journal "
+                          "stopped")}, "warn", "ended abruptly"),
     ("driver.power-off", {"previous": KILLED, "previous_kernel": kernel(*PANIC)}, "warn",
      "mst_ioctl+0x2f4/0x9c0 [mstflint_access]"),
     ("driver.power-off", {"previous_kernel": kernel(FATAL)}, "warn", "AER: Uncorrectable (Fatal)"),
@@ -327,6 +330,13 @@ def test_a_fresh_healthy_pair_without_an_engine_gives_no_alarm() -> None:
 )
 def test_no_earlier_boot_is_no_trouble(said: str) -> None:
     assert found("driver.power-off", previous=("", 1, said)).status == "ok"
+
+
+def test_without_the_module_a_cable_may_be_plugged() -> None:
+    """P10: only mstflint_access keeps using what is gone."""
+    replugged = {"kernel_log": kernel(REPLUGGED)}
+    assert found("kernel.mstflint", **replugged).status == "warn"
+    assert found("kernel.mstflint", mstflint_access=None, **replugged).status == "ok"
 
 
 def test_a_combination_that_is_known_to_be_good_is_said_to_be() -> None:
