@@ -54,9 +54,8 @@ def _renamed(seen: Observations) -> str:
     answered = _AVAHI_NAME.fullmatch(seen.output("avahi").strip())
     if answered is None:
         raise NotSeen(f"{seen.node}: avahi does not tell its host name")
-    own = seen.facts.hostname.partition(".")[0].lower()
-    counted = answered[1] != own and COUNT.sub("", answered[1]) == COUNT.sub("", own)
-    return answered[1] if counted else ""
+    name, own = answered[1].lower(), seen.facts.hostname.partition(".")[0].lower()
+    return name if name != own and COUNT.sub("", name) == COUNT.sub("", own) else ""
 
 
 def _link_is_up(nodes: Pair) -> None:
