@@ -174,7 +174,7 @@ def power_off(seen: Observations) -> Verdict:
     if crashed is not None:
         return warn(f"in the boot before this one: {crashed.found}", crashed.issue.id)
     done = seen.ran("previous")
-    if NO_EARLIER_BOOT.search(done.output):
+    if NO_EARLIER_BOOT.search(done.stderr):
         return ok("no earlier boot is on record")
     if done.status != 0:
         raise NotSeen(f"journalctl -b -1: {done.output[-200:] or f'status {done.status}'}")

@@ -175,6 +175,8 @@ SICK: list[tuple[str, dict[str, Any], str, str]] = [
     ("driver.power-off", {"previous": KILLED + KILLED.replace("vllm[9]: serving", "systemd[9]: "
                           "Reached target poweroff.target") + KILLED.replace("serving", "Journal "
                           "stopped")}, "warn", "ended abruptly"),
+    ("driver.power-off", {"previous": KILLED.replace("serving", "no boot: not available")}, "warn",
+     "ended abruptly"),
     ("driver.power-off", {"previous": KILLED, "previous_kernel": kernel(*PANIC)}, "warn",
      "mst_ioctl+0x2f4/0x9c0 [mstflint_access]"),
     ("driver.power-off", {"previous_kernel": kernel(FATAL)}, "warn", "AER: Uncorrectable (Fatal)"),
