@@ -16,6 +16,7 @@ from spark_cluster.resources import (
     HostKeys,
     Hostname,
     HostsEntry,
+    Line,
     MachineId,
     Resource,
     Service,
@@ -25,6 +26,7 @@ from spark_cluster.topology import Node
 TEMPLATES = Path(__file__).parent / "templates"
 CLOCKS = ("chrony", "systemd-timesyncd")
 """Packages that keep the time; their units have the same names."""
+AVAHI = "avahi-daemon"
 
 
 class Settings(BaseModel):
@@ -63,10 +65,16 @@ class Settings(BaseModel):
         description="package that keeps the clock, which must be installed; `auto` takes "
         "the installed one, and leaves the clock as it is where neither is installed",
     )
+    avahi_on_link: bool = Field(
+        default=True,
+        description="false: avahi, where it is installed, does not use the ConnectX-7 ports, for a "
+        "node that announces itself as spark1-30. That this is the cause is not confirmed, and it "
+        "hides the node from NVIDIA's discover-sparks, so true leaves avahi as it is",
+    )
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
-    """Keys, sudo, name, identity, time."""
+    """Keys, sudo, name, identity, time, announcement."""
     if settings.prepare_host_keys:
         if settings.unique_identity:
             yield _host_keys(node, prepare=True)
@@ -89,6 +97,21 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     clock = _clock(node, settings)
     if clock:
         yield Service(clock, enabled=True)
+    if not settings.avahi_on_link and AVAHI in node.facts.packages and node.facts.hcas:
+        yield from _avahi(node)
+
+
+def _avahi(node: Node) -> Iterator[Resource]:
+    """The key stands in the section [server]; the file as it comes has it as a comment."""
+    ports = ",".join(hca.interface for hca in node.facts.hcas)
+    denied = Line(
+        "/etc/avahi/avahi-daemon.conf",
+        line=f"deny-interfaces={ports}",
+        match=r"^\s*#?\s*deny-interfaces\s*=",
+        after=r"^\[server\]$",
+    )
+    yield denied
+    yield Service(AVAHI, running=None, restart_when=(denied,))
 
 
 def _earlier(node: Node) -> list[Node]:

@@ -12,10 +12,12 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.node import paths
 from spark_cluster.resources import (
     Command,
     Directory,
     DiskSpace,
+    File,
     JsonKeys,
     Package,
     Resource,
@@ -28,6 +30,11 @@ DEBIAN = ("docker.io", "docker-cli")
 TOOLKIT = "nvidia-container-toolkit"
 CDI = "/etc/cdi/nvidia.yaml"
 DAEMON = "/etc/docker/daemon.json"
+LOGIND = """\
+# Managed by spark-cluster (role containers, keep_ipc): changes here are overwritten.
+[Login]
+RemoveIPC=no
+"""
 SERVING = (
     *("docker", "ps", "--format", "{{.Names}}"),
     *("--filter", f"name=^{SERVER}(-.+)?$", "--filter", f"name=^{RAY}$"),
@@ -74,6 +81,11 @@ class Settings(BaseModel):
         description="a CDI specification of the GPU, where the NVIDIA container toolkit is "
         "installed and has not made one itself",
     )
+    keep_ipc: bool = Field(
+        default=True,
+        description="RemoveIPC=no for logind, which otherwise deletes the semaphores of a "
+        "container that has --ipc host and a user's uid when that user logs out; false leaves it",
+    )
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
@@ -108,6 +120,8 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
         in_use=SERVING,
         allow_restart=settings.allow_restart,
     )
+    if settings.keep_ipc:
+        yield from _keep_ipc()
     if settings.users and node.user != "root":
         yield User(node.user, groups=("docker",))
 
@@ -130,6 +144,14 @@ def _daemon(settings: Settings) -> dict[str, Any]:
     if settings.data_root:
         keys["data-root"] = settings.data_root
     return {**keys, **settings.daemon}
+
+
+def _keep_ipc() -> Iterator[Resource]:
+    """Sessions outlive a reload of logind, and a restart where it knows no reload (before 253)."""
+    yield Directory(paths.LOGIND.rpartition("/")[0])
+    drop_in = File(paths.LOGIND, content=LOGIND)
+    yield drop_in
+    yield Service("systemd-logind", running=None, restart_when=(drop_in,), reload=True)
 
 
 def _specification() -> Resource:

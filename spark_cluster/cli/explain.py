@@ -99,7 +99,7 @@ def _show(app: App, explanation: Explanation) -> None:
     shown = [p for p in main if p is cause or (p not in other and p.finding.severity != "info")]
     for seen in shown:
         show(console, seen.finding, place=_place(seen))
-    if explanation.verdict != "no-error":
+    if explanation.verdict not in ("warnings", "no-error"):
         _list_seen(app, "other errors" if certain else "other lines that look like errors", other)
     _list_seen(app, "consequences of the above", [p for p in now if p.follows and p is not cause])
     past = [p for p in explanation.problems if p.overcome]
@@ -155,7 +155,8 @@ HEADLINES = {
     "likely": ("what happened; its cause is not certain", "red"),
     "unknown": ("not a known issue; the decisive line", "red"),
     "effects": ("only consequences are in these logs, not their cause", "red"),
-    "unfinished": ("no error, but the server never took requests", "yellow"),
+    "unfinished": ("the server never took requests, and no error says why", "yellow"),
+    "warnings": ("only warnings", "yellow"),
     "no-error": ("no error", "green"),
 }
 

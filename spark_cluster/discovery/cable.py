@@ -18,6 +18,7 @@ from spark_cluster.facts import gather, parsers
 
 COMMANDS: dict[str, Any] = {
     "hcas": gather.COMMANDS["hcas"],
+    "ip": gather.COMMANDS["ip"],
     "neigh": ("ip", "-j", "neigh"),
     "mdns": ("avahi-browse", "-p", "-r", "-t", SERVICE.removesuffix(".local.")),
 }
@@ -46,8 +47,10 @@ def peers(answer: Mapping[str, Any]) -> list[Peer]:
     """Return who is at the other end of a node's fabric ports, from its answer to COMMANDS."""
     hcas = _out(answer, "hcas")
     ports = {hca.interface for hca in parsers.ibdev2netdev(hcas) or parsers.rdma_link(hcas)}
+    own = {str(a.ip) for i in parsers.ip_addr(_out(answer, "ip")) for a in i.addresses}
     rows = _resolved(_out(answer, "mdns"))
-    at_cable = sorted({host for interface, host, _ in rows if interface in ports})
+    itself = {host for _, host, address in rows if address in own}  # heard back over the cable
+    at_cable = sorted({host for interface, host, _ in rows if interface in ports} - itself)
     named = [Peer(host, _management(host, rows, ports)) for host in at_cable]
     if named:
         return named

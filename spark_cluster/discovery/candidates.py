@@ -10,7 +10,7 @@ from concurrent.futures import TimeoutError as TooLate
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 
-from spark_cluster.discovery.mdns import Announced, nearest
+from spark_cluster.discovery.mdns import COUNT, Announced, nearest
 from spark_cluster.discovery.neighbours import Neighbour
 
 MAKERS = (
@@ -33,7 +33,8 @@ class Candidate:
     """A machine that may be a Spark.
 
     Attributes:
-        address: how to reach it: its .local name where this machine resolves that, else IPv4.
+        address: how to reach it: its .local name where this machine resolves that, else IPv4; a
+            name that avahi may have counted up does not stay.
         also: its address where that is its name, its name where that is its address.
         why: what tells that it is one.
         named: its host name is that of a Spark, which anyone on the network can announce.
@@ -69,7 +70,11 @@ class Found:
 
 
 def is_spark_name(host: str) -> bool:
-    """Return whether a host name is one that a Spark has from its maker."""
+    """Return whether a host name is one that a Spark has from its maker, counted up or not."""
+    return _is_makers(host) or _is_makers(COUNT.sub("", host))
+
+
+def _is_makers(host: str) -> bool:
     return _SPARK.fullmatch(host.lower()) is not None
 
 
@@ -89,16 +94,21 @@ def candidates(
     nvidia = {neighbour.address: neighbour.mac for neighbour in neighbours if neighbour.is_nvidia}
     found, others, seen = [], 0, set[str]()
     for one in announced:
-        seen.update(one.addresses)
         address = nearest(one.addresses, local)
+        if address in seen:
+            continue
+        seen.update(one.addresses)
         named = is_spark_name(one.host)
         card = any(address in nvidia for address in one.addresses)
         if address is None or not (named or card):
             others += 1
             continue
         name = f"{one.host}.local"
+        counted = COUNT.search(one.host) is not None and not _is_makers(one.host)
         why = "announced by mDNS" + (", NVIDIA network card" if card else "")
-        both = (name, address) if resolves(name, address) else (address, one.host)
+        why += ", perhaps renamed by avahi" if counted else ""
+        by_name = not counted and resolves(name, address)
+        both = (name, address) if by_name else (address, one.host)
         found.append(Candidate(*both, why, named, card, one.port))
     for address, mac in sorted(nvidia.items()):
         if address not in seen and nearest([address], local):

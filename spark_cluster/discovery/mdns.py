@@ -30,6 +30,10 @@ within the first 2.5 s (RFC 6762, sections 5.2 and 6)."""
 
 HOST_NAME = re.compile(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", re.IGNORECASE)
 
+COUNT = re.compile(r"-\d+$")
+"""What avahi puts behind a name that is taken: `spark1`, `spark1-2`, `spark1-3` (source:
+avahi-docs-alternative)."""
+
 
 @dataclass(frozen=True, slots=True)
 class Announced:

@@ -7,6 +7,7 @@ import json
 import re
 
 from spark_cluster.doctor.check import check
+from spark_cluster.doctor.kernel import fault_in
 from spark_cluster.doctor.observations import Observations, Ran
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.facts import pins
@@ -16,12 +17,14 @@ from spark_cluster.known_issues.entries import catalogue
 from spark_cluster.known_issues.match import ORDER
 
 KHO = "kernel-kho"
-XID = re.compile(r"Xid \(?[^)]*\)?: (\d+)")
+XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+)")
+"""More of it than the 15 characters in which a user's process can name itself."""
 GSP_TIMEOUT = "119"
 FLASHER = "mlnx-fw-updater"
 ORDERLY_END = re.compile(
-    r"Journal stopped|Reached target .*(Power-?Off|Reboot|Shutdown|Halt)", re.I
+    r" systemd\[1\]: (Shutting down|Reached target .*(Power-?Off|Reboot|Shutdown|Halt))", re.I
 )
+"""Of process 1: others may log under any name, but the journal prints the number of the process."""
 NO_EARLIER_BOOT = re.compile(r"no persistent journal|not available|No .*boot", re.I)
 FAILED_STATE = 3
 """Of fwupd's UpdateState (0 unknown, 1 pending, 2 success, 3 failed, 4 needs reboot)."""
@@ -160,13 +163,18 @@ def clocks(seen: Observations) -> Verdict:
 
 @check(
     "driver.power-off",
-    title="the last boot ended with a clean shutdown",
-    needs=("previous",),
+    title="the last boot ended with a clean shutdown, not with a fault of the kernel",
+    needs=("previous", "previous_kernel", "pstore"),
     effect="risks",
 )
 def power_off(seen: Observations) -> Verdict:
+    crashed = fault_in(
+        seen.ran("previous_kernel").stdout + seen.output("pstore"), "driver.power-off"
+    )
+    if crashed is not None:
+        return warn(f"in the boot before this one: {crashed.found}", crashed.issue.id)
     done = seen.ran("previous")
-    if NO_EARLIER_BOOT.search(done.output):
+    if NO_EARLIER_BOOT.search(done.stderr):
         return ok("no earlier boot is on record")
     if done.status != 0:
         raise NotSeen(f"journalctl -b -1: {done.output[-200:] or f'status {done.status}'}")

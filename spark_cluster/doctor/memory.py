@@ -47,7 +47,7 @@ def orphan(seen: Observations) -> Verdict:
     running = {e.id for e in seen.engines if e.running}
     left = []
     for line in seen.output("holders").splitlines():
-        pid, parent, group, *name = line.split(" ", 3)
+        pid, parent, group, _, _, *name = line.split(" ", 5)
         process = processes.get(int(pid))
         container = CONTAINER_ID.search(group)
         if process is None or not TITLE.match(process.name):

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import re
 from itertools import permutations
 
+from spark_cluster.discovery.mdns import COUNT
 from spark_cluster.doctor.check import Pair, check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.inference.containers import ContainerState, read_sections
 
+_AVAHI_NAME = re.compile(r's "([\w-]{1,63})"')
+
 
 @check(
     "pair.names",
     title="each node finds the others by name",
-    needs=("hosts", "ip"),
+    needs=("hosts", "ip", "units"),
     effect="risks",
 )
 def names(nodes: Pair) -> Verdict:
+    renamed = [f"avahi announces {s.node} as {name}.local" for s in nodes if (name := _renamed(s))]
+    if renamed:
+        return warn("; ".join(renamed), "mdns-name-counts-up")
     lost = []
     for seen, peer in permutations(nodes, 2):
         addresses = {str(a.ip) for i in peer.interfaces for a in i.addresses}
@@ -31,7 +38,24 @@ def names(nodes: Pair) -> Verdict:
         return ok("in /etc/hosts")
     _link_is_up(nodes)
     avahi = [seen.units.get("avahi-daemon", {}).get("ActiveState") for seen in nodes]
-    return ok("through avahi") if set(avahi) == {"active"} else warn("; ".join(lost))
+    if set(avahi) == {"active"}:
+        return ok("through avahi")
+    return warn("; ".join(lost), "peer-without-name")
+
+
+def _renamed(seen: Observations) -> str:
+    """Return the name to which avahi counted a node's own up after a conflict; empty without one.
+
+    Raises:
+        NotSeen: avahi runs, and does not answer.
+    """
+    if seen.units.get("avahi-daemon", {}).get("ActiveState") != "active":
+        return ""
+    answered = _AVAHI_NAME.fullmatch(seen.output("avahi").strip())
+    if answered is None:
+        raise NotSeen(f"{seen.node}: avahi does not tell its host name")
+    name, own = answered[1].lower(), seen.facts.hostname.partition(".")[0].lower()
+    return name if name != own and COUNT.sub("", name) == COUNT.sub("", own) else ""
 
 
 def _link_is_up(nodes: Pair) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,19 +14,28 @@ from spark_cluster.doctor.scripts import shell
 from spark_cluster.facts import gather
 from spark_cluster.inference import ray, unit_state
 from spark_cluster.inference.process import PROGRAMS
+from spark_cluster.known_issues.entries import shipped
 from spark_cluster.node.nvidia_smi import THROTTLE
 from spark_cluster.resources.unit import FOLDER
 from spark_cluster.serving import firewall
 
 GPU_LOAD = ",".join(("utilization.gpu", "clocks.sm", "power.draw", *THROTTLE.values()))
-KERNEL_WORDS = r"Xid|NV_ERR_NO_MEMORY|mlx5_core.*(fatal|health|failed)|Out of memory: Killed"
+PSTORE = ("/sys/fs/pstore", "/var/lib/systemd/pstore")
 TOOLS = (
     *("nvidia-smi", "docker", "tailscale", "fwupdmgr", "ib_write_bw", "ping"),
-    *("journalctl", "dpkg-query", "systemctl", "awk", "find", "nft"),
+    *("journalctl", "dpkg-query", "systemctl", "busctl", "awk", "find", "nft"),
 )
 """Whose absence explains why there is no answer."""
 
-UNITS = ("docker", "earlyoom", "avahi-daemon", "spark-clock-cap")
+UNITS = ("docker", "earlyoom", "avahi-daemon", "spark-clock-cap", "dgx-dashboard-admin")
+
+BUS = ("busctl", "--auto-start=no", "--timeout=5")
+LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
+AVAHI = ("org.freedesktop.Avahi", "/", "org.freedesktop.Avahi.Server")
+
+KERNEL_CHECK = re.compile(r"kernel\.|driver\.xid|memory\.refused")
+OF_FAULTS = ("pc : ", "Comm: ", "[15b3:", "Out of memory: Killed")
+"""Of the kernel's log besides faults: where it was and for whom, and functions of a ConnectX-7."""
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,12 @@ def question(context: Context) -> dict[str, Any]:
         "trees": {name: s.tree for name, s in found.items() if s.tree},
         "requests": {name: dict(s.request) for name, s in found.items() if s.request},
     }
+
+
+def kernel_words() -> tuple[str, ...]:
+    """Return what is looked for in the kernel's log: the signs of what its checks find."""
+    about = [i for i in shipped().values() if any(map(KERNEL_CHECK.match, i.checks))]
+    return tuple(dict.fromkeys([*(sign.has for issue in about for sign in issue.log), *OF_FAULTS]))
 
 
 def _of_facts() -> dict[str, NodeSource]:
@@ -163,13 +179,26 @@ def _engine(context: Context) -> dict[str, NodeSource]:
 def _system(context: Context) -> dict[str, NodeSource]:
     properties = ("systemctl", "show", "-p", "Id,LoadState,ActiveState,UnitFileState")
     previous = ("journalctl", "-b", "-1", "-n", "60", "--no-pager", "-o", "short-iso")
+    words = kernel_words()
     commands = {
         "tools": ("which tools are there", shell(scripts.TOOLS, *TOOLS), ""),
         "kernel_log": (
             "kernel's log of this boot",
-            shell(scripts.KERNEL, KERNEL_WORDS),
+            shell(scripts.KERNEL, "0", *words),
             "journalctl",
         ),
+        "previous_kernel": (
+            "kernel's log of the boot before this one",
+            shell(scripts.KERNEL, "-1", *words),
+            "journalctl",
+        ),
+        "pstore": (", ".join(PSTORE), shell(scripts.PSTORE, *PSTORE, *words), "find"),
+        "remove_ipc": (
+            "RemoveIPC of logind",
+            (*BUS, "get-property", *LOGIND, "RemoveIPC"),
+            "busctl",
+        ),
+        "avahi": ("host name of avahi", (*BUS, "call", *AVAHI, "GetHostName"), "busctl"),
         "previous": ("end of the boot before this one", previous, "journalctl"),
         "units": ("systemctl", (*properties, *(f"{u}.service" for u in UNITS)), "systemctl"),
         "tailscale": ("tailscale debug prefs", ("tailscale", "debug", "prefs"), "tailscale"),
@@ -184,6 +213,7 @@ def _system(context: Context) -> dict[str, NodeSource]:
         "hosts": "/etc/hosts",
         "reboot_packages": "/var/run/reboot-required.pkgs",
         "init": "/proc/1/comm",
+        "mstflint_access": "/sys/module/mstflint_access/initstate",
         "firewall_kept": firewall.KEPT,
     }
     return {

@@ -7,6 +7,7 @@ from typing import Any
 
 from spark_cluster.doctor import (
     driver,
+    kernel,
     link,
     logs,
     memory,
@@ -26,7 +27,11 @@ def _of(*modules: ModuleType) -> tuple[Any, ...]:
     )
 
 
-NODE: tuple[NodeCheck, ...] = (*_of(link, driver, memory, serving), *logs.CHECKS, *_of(system))
+NODE: tuple[NodeCheck, ...] = (
+    *_of(link, driver, kernel, memory, serving),
+    *logs.CHECKS,
+    *_of(system),
+)
 PAIR: tuple[PairCheck, ...] = _of(pair, peers)
 PROBES: tuple[ProbeCheck, ...] = _of(probes)
 ALL: tuple[Check[Any], ...] = (*NODE, *PAIR, *PROBES)

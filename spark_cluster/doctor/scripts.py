@@ -38,17 +38,20 @@ docker container inspect -f '{{.Image}}' $names | sort -u |
 LOG_LINES = 20000
 """How many lines at the end of a program's log are looked through."""
 
-_KEEP = """\
-keep() {
+KEPT_LINES = 20
+"""How many lines with a word are kept, the last ones."""
+
+_KEEP = f"""\
+keep() {{
   awk '
-    BEGIN { for (i = 1; i < ARGC; i++) { key[i] = ARGV[i]; ARGV[i] = "" }; keys = ARGC }
-    { for (i = 1; i < keys; i++) if (index($0, key[i])) {
-        kept[i "," count[i]++ % 20] = $0; break } }
-    END { for (i = 1; i < keys; i++) for (j = 0; j < 20; j++)
-        if ((i "," j) in kept) print kept[i "," j] }' "$@"
-}
+    BEGIN {{ for (i = 1; i < ARGC; i++) {{ key[i] = ARGV[i]; ARGV[i] = "" }}; keys = ARGC }}
+    {{ for (i = 1; i < keys; i++) if (index($0, key[i])) {{
+        kept[i "," count[i]++ % {KEPT_LINES}] = $0; break }} }}
+    END {{ for (i = 1; i < keys; i++) for (j = 0; j < {KEPT_LINES}; j++)
+        if ((i "," j) in kept) print kept[i "," j] }}' "$@"
+}}
 """
-"""Of standard input the last 20 lines with each of the words that are asked for."""
+"""Of standard input the last lines with each of the words that are asked for."""
 
 LOGS = (
     _KEEP
@@ -127,18 +130,49 @@ pids=$(nvidia-smi --query-compute-apps=pid --format=csv,noheader) || exit $?
 for pid in $pids; do
   [ -r "/proc/$pid/status" ] || continue
   parent=$(sed -n 's/^PPid:[[:space:]]*//p' "/proc/$pid/status")
-  printf '%s %s %s %s\\n' "$pid" "$parent" "$(tail -n 1 "/proc/$pid/cgroup")" \\
-    "$(cat "/proc/$parent/comm" 2>/dev/null)"
+  uid=$(sed -n 's/^Uid:[[:space:]]*\\([0-9]*\\).*/\\1/p' "/proc/$pid/status")
+  ipc=own
+  if [ "$(readlink "/proc/$pid/ns/ipc")" = "$(readlink /proc/1/ns/ipc)" ]; then
+    ipc=node
+    [ "$(loginctl show-user "$uid" -p Linger --value 2>/dev/null)" = yes ] && ipc=lingers
+  fi
+  printf '%s %s %s %s %s %s\\n' "$pid" "$parent" "$(tail -n 1 "/proc/$pid/cgroup")" "$uid" \\
+    "$ipc" "$(cat "/proc/$parent/comm" 2>/dev/null)"
 done
 true
 """
-"""pid, parent's pid, control group, parent's name."""
+"""pid, parent's pid, control group, uid, IPC namespace (`own`; the `node`'s; `lingers`: the node's,
+and logind never ends its user), parent's name."""
 
-KERNEL = """\
-log=$(journalctl -b -t kernel --no-pager -o short-iso 2>&1) || { echo "$log" >&2; exit 1; }
-printf '%s\\n' "$log" | grep -aE "$1" | tail -n 200
-true
+KERNEL = (
+    _KEEP
+    + f"""\
+boot=$1
+shift
+log=$(journalctl --quiet --dmesg --boot "$boot" --lines {LOG_LINES} --no-pager \\
+  --output short-iso-precise --utc 2>&1) || {{ printf '%s\\n' "$log" >&2; exit 1; }}
+printf '%s\\n' "$log" | keep "$@" | sort -s -k 1,1
 """
+)
+"""What the kernel itself logged in a boot (`$1`: 0 or -1), the kept lines by time.
+
+`--dmesg` asks for `_TRANSPORT=kernel`, which journald sets: anyone may log as `kernel`."""
+
+PSTORE = (
+    _KEEP
+    + """\
+folder=$1 archive=$2
+shift 2
+booted=$(sed -n 's/^btime //p' /proc/stat)
+{
+  find "$folder" -type f -name '*dmesg*'
+  find "$archive" -type f -name '*dmesg*' -newermt "@$booted"
+} 2>/dev/null | sort | head -n 20 | while IFS= read -r file; do tail -c 65536 "$file"; done |
+  keep "$@"
+"""
+)
+"""What the kernel kept of a crash beyond the reboot: records of the firmware (`$1`), and those that
+systemd-pstore took from there during this boot (`$2`)."""
 
 MODELS = """\
 hub=.cache/huggingface/hub/models--

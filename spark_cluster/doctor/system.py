@@ -7,6 +7,7 @@ import json
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.known_issues.rules_container import SYSTEM_UID_MAX
 
 GIB = 2**30
 LOW_DISK = 50 * GIB
@@ -63,3 +64,27 @@ def ssh_folder(seen: Observations) -> Verdict:
     if owner != seen.user or int(mode, 8) & 0o022:
         return fail(f"~/.ssh belongs to {owner}, mode {mode}: sshd refuses it")
     return ok(f"~/.ssh of {owner}, mode {mode}")
+
+
+@check(
+    "system.remove-ipc",
+    title="no engine loses its semaphores when a user logs out",
+    needs=("remove_ipc", "holders"),
+    effect="risks",
+)
+def remove_ipc(seen: Observations) -> Verdict:
+    said = seen.output("remove_ipc").split()
+    if said == ["b", "false"]:
+        return ok("RemoveIPC=no")
+    if said != ["b", "true"]:
+        raise NotSeen(f"logind does not say whether RemoveIPC is in force: {' '.join(said)[:200]}")
+    rows = (line.split(" ", 5) for line in seen.output("holders").splitlines())
+    lost = {
+        pid: uid for pid, _, _, uid, ipc, *_ in rows if int(uid) > SYSTEM_UID_MAX and ipc == "node"
+    }
+    if not lost:
+        return ok("RemoveIPC=yes, which concerns no process on the GPU")
+    shown = ", ".join(f"PID {pid} of uid {uid}" for pid, uid in lost.items())
+    return warn(
+        f"RemoveIPC=yes, and semaphores of {shown} are the node's", USER=next(iter(lost.values()))
+    )

@@ -29,6 +29,7 @@ PACKAGES = (
     "perftest",
     "chrony",
     "systemd-timesyncd",
+    "avahi-daemon",
 )
 """Packages (or patterns) that roles decide by."""
 

@@ -52,7 +52,7 @@ WORKERS = tuple(f"Worker_TP{rank}" for rank in range(4))
 """Names of the ranks of up to four nodes. The first line of each is looked at, whatever it says:
 a log without its start may have no other line that tells that this rank is in it."""
 
-_RANK = re.compile(r"(?:Worker_TP|VllmWorker-|rank |^TP| TP)(\d{1,4})(?!\d)")
+_RANK = re.compile(r"(?:Worker_TP|VllmWorker-|\brank |^TP| TP)(\d{1,4})(?!\d)")
 
 
 def explain(sources: Iterable[LogSource]) -> Explanation:

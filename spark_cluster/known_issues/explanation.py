@@ -40,7 +40,9 @@ class Explanation:
     @property
     def verdict(self) -> Verdict:
         """What can be said of the launch."""
-        return verdict_on(self.cause, unfinished=self.unfinished and "end" not in self.facts)
+        warned = any(p.finding.severity == "warning" and not p.overcome for p in self.problems)
+        unfinished = self.unfinished and "end" not in self.facts
+        return verdict_on(self.cause, unfinished=unfinished, warned=warned)
 
     @property
     def recognised(self) -> bool:

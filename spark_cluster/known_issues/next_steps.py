@@ -33,7 +33,7 @@ def steps_for(
         missing: what a healthy start would have logged besides.
         logs: how many were read.
     """
-    if verdict in ("cause", "no-error"):
+    if verdict in ("cause", "warnings", "no-error"):
         return []
     lacking = any("ranks" in text for text in missing)
     steps = [OTHERS] if lacking or (verdict == "effects" and logs == 1) else []

@@ -13,6 +13,13 @@ from spark_cluster.known_issues.rules import RuleContext, RuleResult, rule
 CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "DAC_READ_SEARCH")
 """With any of them a container is root on the node."""
 
+SYSTEM_UID_MAX = 999
+"""The last uid of a system user, whose semaphores logind leaves alone (source:
+systemd-docs-logind)."""
+
+OWN_UID = ("$(id -u)", "`id -u`", "$UID", "${UID}")
+"""How a shell writes the uid of who types the command."""
+
 ANY = ("", "0.0.0.0", "::", "[::]")  # noqa: S104  (what is looked for, not what is bound)
 LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
@@ -137,6 +144,21 @@ def without_ipc(about: RuleContext, case: Case) -> RuleResult:
     if not _of_a_pair(case) or "host" in case.docker("ipc") or case.docker("shm-size"):
         return None
     return about.found("neither --ipc host nor --shm-size")
+
+
+@rule("logind-removes-ipc")
+def removed_ipc(about: RuleContext, case: Case) -> RuleResult:
+    """Only logind knows the node's users: of a name in the image nothing is said."""
+    users = case.docker("user") if "host" in case.docker("ipc") else []
+    wrong = next((user for user in users if _logs_in(user.partition(":")[0])), None)
+    return about.found(f"--user {wrong} with --ipc host") if wrong else None
+
+
+def _logs_in(user: str) -> bool:
+    """Return True for a uid that logind takes for a person's, or the shell's own user."""
+    if user.isascii() and user.isdigit():
+        return int(user) > SYSTEM_UID_MAX
+    return user in OWN_UID
 
 
 @rule("pair-without-infiniband")

@@ -9,9 +9,9 @@ from typing import Any, Literal
 
 from spark_cluster.known_issues.match import ORDER, KnownIssueMatch
 
-Verdict = Literal["cause", "likely", "unknown", "effects", "unfinished", "no-error"]
+Verdict = Literal["cause", "likely", "unknown", "effects", "unfinished", "warnings", "no-error"]
 """A known cause; what happened, though not for certain why; an error that is not known; only what
-follows from one; nothing, but the server never came up; nothing."""
+follows from one; nothing, but the server never came up; only warnings; nothing."""
 
 APART_S = 30
 """Seconds after an error that is not known in which a known one still belongs to it. What comes
@@ -119,15 +119,16 @@ def _apart(first: str, second: str) -> bool:
     return (end - begin).total_seconds() > APART_S
 
 
-def verdict_on(cause: Seen | None, *, unfinished: bool) -> Verdict:
+def verdict_on(cause: Seen | None, *, unfinished: bool, warned: bool) -> Verdict:
     """Return what can be said of a launch.
 
     Args:
         cause: what `cause_of` chose.
         unfinished: the logs show a start, and not that the server took requests.
+        warned: the logs show a known issue that need not stop the server.
     """
     if cause is None:
-        return "unfinished" if unfinished else "no-error"
+        return "unfinished" if unfinished else "warnings" if warned else "no-error"
     if cause.follows:
         return "effects"
     if not cause.known:

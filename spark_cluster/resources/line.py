@@ -24,6 +24,8 @@ class Line(Resource):
         line: the line, without its end.
         match: regular expression of lines that this one takes the place of (the last one wins,
             the others go); without it only an equal line counts.
+        after: regular expression of the line after which a new one stands, such as the header of
+            its section; without it, it stands at the end.
         state: `present` or `absent`.
         create: make the file when it does not exist.
         mode: permission bits of a file that it makes; another one's stay.
@@ -37,6 +39,7 @@ class Line(Resource):
     path: str
     line: str = field(kw_only=True)
     match: str | None = field(default=None, kw_only=True)
+    after: str | None = field(default=None, kw_only=True)
     state: str = field(default="present", kw_only=True)
     create: bool = field(default=False, kw_only=True)
     mode: int = field(default=0o644, kw_only=True)
@@ -50,10 +53,12 @@ class Line(Resource):
             raise InvalidResource(f"Line in {self.path}: {self.line!r} is more than one line")
         if self.state not in ("present", "absent"):
             raise InvalidResource(f"Line in {self.path}: state {self.state!r} is unknown")
-        try:
-            re.compile(self.match or "")
-        except re.error as error:
-            raise InvalidResource(f"Line in {self.path}: match {self.match!r}: {error}") from None
+        for name, expression in (("match", self.match), ("after", self.after)):
+            try:
+                re.compile(expression or "")
+            except re.error as error:
+                text = f"Line in {self.path}: {name} {expression!r}: {error}"
+                raise InvalidResource(text) from None
         if self.state == "present" and self.match and not re.search(self.match, self.line):
             raise InvalidResource(
                 f"Line in {self.path}: {self.line!r} does not match its own {self.match!r}, "
@@ -126,9 +131,20 @@ class Line(Resource):
             lines[places[-1]] = self.line
             places = places[:-1]
         elif self.state == "present":
-            lines.append(self.line)
+            lines.insert(self._place(lines), self.line)
         kept = [text for i, text in enumerate(lines) if i not in places]
         return "".join(f"{text}\n" for text in kept).encode(errors="surrogateescape")
+
+    def _place(self, lines: list[str]) -> int:
+        if self.after is None:
+            return len(lines)
+        for place, text in enumerate(lines, 1):
+            if re.search(self.after, text):
+                return place
+        raise ResourceError(
+            f"no line matches {self.after!r} in {self.path}",
+            "add the line after which it is to stand",
+        )
 
 
 def _shown(text: str) -> str:

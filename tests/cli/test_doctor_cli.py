@@ -40,7 +40,7 @@ def test_an_area_that_is_not_there(doctor: Run) -> None:
     done = doctor("doctor", "--only", "lnk")
     assert done.returncode == 2
     assert "--only lnk: no such area or check" in done.stderr
-    assert "link, driver, memory, serving, system, pair" in done.stderr
+    assert "link, driver, kernel, memory, serving, system, pair" in done.stderr
 
 
 def test_help_names_what_it_needs(doctor: Run) -> None:

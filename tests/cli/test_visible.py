@@ -163,6 +163,21 @@ def test_vram_of_processes_with_brackets(run, project):
     assert found[2]["name"] == "\x1b]0;owned\x07py"
 
 
+OOPS = b"""\
+2026-11-20T15:00:00.000000+00:00 s kernel: kernel BUG at [/x]:1! \xc2\x9b31m\x1b[2J
+2026-11-20T15:00:01.000000+00:00 s kernel: pc : f\x07+0x1/0x2 [x]
+"""
+
+
+def test_what_the_kernel_and_pstore_say_is_not_obeyed(run, project):
+    """P09: a process names itself, and so do parts of a record of the firmware."""
+    command(project, "journalctl", OOPS)
+    status, out, _ = run("doctor", "--only", "kernel.fault", "--only", "driver.power-off")
+    assert status == 5
+    assert out.count(r"kernel BUG at [/x]:1! \x9b31m; in f\x07+0x1/0x2 [x]") == 2
+    assert not {"\x1b", "\x9b", "\x07"} & set(out)
+
+
 SERVED = """\
 from dataclasses import replace
 from spark_cluster.serving.endpoint import Endpoint

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 from spark_cluster.discovery.cable import Peer, peers
@@ -51,3 +52,23 @@ def test_without_avahi_the_twins_are_one_machine() -> None:
 def test_no_cable_no_peer() -> None:
     assert peers(answer(mdns=MDNS, neigh=NEIGH)) == []
     assert peers(answer(hcas=HCAS)) == []
+
+
+V4 = {"family": "inet", "prefixlen": 16}
+OWN = json.dumps(
+    [
+        {"ifname": "enP7s7", "addr_info": [V4 | {"local": "192.168.1.20"}]},
+        {"ifname": "enp1s0f1np1", "addr_info": [V4 | {"local": "169.254.10.19"}]},
+    ]
+)
+
+
+def test_a_node_that_hears_itself_is_not_its_own_peer() -> None:
+    """P11: what it announces comes back over the cable, under this name or an earlier one."""
+    echo = (
+        "=;enp1s0f1np1;IPv4;{0};SSH Remote Terminal;local;{0}.local;169.254.10.19;22;\n"
+        "=;enP7s7;IPv4;{0};SSH Remote Terminal;local;{0}.local;192.168.1.20;22;\n"
+    )
+    heard = echo.format("spark-06c4") + MDNS + echo.format("spark-06c4-30")
+    told = answer(hcas=HCAS, mdns=heard, neigh=NEIGH, ip=OWN)
+    assert peers(told) == [Peer("spark-1b3b", "192.168.1.21")]

@@ -29,6 +29,8 @@ CARD = Neighbour("192.168.1.20", "en0", "4c:bb:47:2b:06:c4")
         ("thinkstationpgx-00b4", True),
         ("spark-06c4x", False),
         ("spark", False),
+        ("spark-06c4-30", True),
+        ("spark-06c4-", False),
         ("nas", False),
     ],
 )
@@ -44,6 +46,14 @@ def test_by_name_where_this_machine_resolves_it() -> None:
     assert found.others == 1
     found = candidates([SPARK], [], LAN, lambda *_: False)
     assert (found.candidates[0].address, found.candidates[0].also) == ("192.168.1.20", "spark-06c4")
+
+
+def test_a_machine_under_its_old_name_and_its_new_one_is_listed_once() -> None:
+    """P11: caches keep the name that it had before the conflict."""
+    renamed = Announced("spark-06c4-2", SPARK.addresses, SPARK.port)
+    found = candidates([SPARK, renamed], [], LAN, lambda *_: True)
+    assert [one.address for one in found.candidates] == ["spark-06c4.local"]
+    assert found.others == 0
 
 
 def test_hardware_addresses_come_before_announced_names_and_each_machine_once() -> None:

@@ -11,9 +11,11 @@ import pytest
 from waiting import until
 
 from spark_cluster.discovery import mdns
+from spark_cluster.discovery.candidates import candidates
 from spark_cluster.discovery.mdns import Announced
 
 SPARK, OTHER = f"spark-b{os.getpid() & 0xFFF:03x}", f"spark-a{os.getpid() & 0xFFF:03x}"
+COUNTED = f"{SPARK}-30"
 """Names of our own: other tests of this machine announce theirs at the same time."""
 
 
@@ -29,7 +31,7 @@ def found() -> Iterator[list[Announced]]:
 
     def ours() -> list[Announced]:
         found = mdns.browse(1.3, "127.0.0.1")
-        return found if {SPARK, OTHER} <= {one.host for one in found} else []
+        return found if {SPARK, OTHER, COUNTED} <= {one.host for one in found} else []
 
     responder = Zeroconf(interfaces=["127.0.0.1"])
     try:
@@ -37,6 +39,7 @@ def found() -> Iterator[list[Announced]]:
             ssh(SPARK, "127.0.0.1", port=2222),
             ssh(OTHER.upper(), "169.254.10.20", "127.0.0.3"),
             ssh("spark two; reboot", "127.0.0.4"),
+            ssh(COUNTED, "127.0.0.5"),
             ssh("spark-0000", "224.0.0.1"),
         ):
             responder.registry.async_add(info)  # without probing for a second: the names are ours
@@ -55,6 +58,19 @@ def test_who_announces_ssh_is_found(found: list[Announced]) -> None:
 
 def test_what_is_no_host_name_or_no_machine_is_left_out(found: list[Announced]) -> None:
     assert {one.host for one in found} & {"spark two; reboot", "spark-0000"} == set()
+
+
+def test_a_name_that_avahi_counted_up_is_a_sparks_and_not_relied_on(
+    found: list[Announced],
+) -> None:
+    """P11: the next conflict gives it another name, so the inventory gets its address."""
+    ours = [one for one in found if one.host in (SPARK, COUNTED)]
+    listed = candidates(ours, [], [ip_network("127.0.0.0/8")], lambda *_: True).candidates
+    assert [(one.address, one.also, one.named) for one in listed] == [
+        (f"{SPARK}.local", "127.0.0.1", True),
+        ("127.0.0.5", COUNTED, True),
+    ]
+    assert "avahi" in listed[1].why
 
 
 def test_an_address_that_is_not_here_is_not_believed() -> None:

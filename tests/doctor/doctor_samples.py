@@ -62,6 +62,11 @@ Id=avahi-daemon.service
 LoadState=not-found
 ActiveState=inactive
 UnitFileState=
+
+Id=dgx-dashboard-admin.service
+LoadState=loaded
+ActiveState=active
+UnitFileState=enabled
 """
 FWUPD = {
     "Devices": [
@@ -73,6 +78,11 @@ FWUPD = {
 PREVIOUS = """\
 2026-11-19T22:01:10+00:00 spark-2a60 systemd[1]: Reached target poweroff.target - Power-Off.
 2026-11-19T22:01:10+00:00 spark-2a60 systemd-journald[512]: Journal stopped
+"""
+KERNEL_LOG = """\
+2026-11-20T14:00:01.100000+00:00 spark-2a60 kernel: pci 0000:01:00.0: [15b3:1021] type 00 class \
+0x020000 PCIe Endpoint
+2026-11-20T14:00:09.100000+00:00 spark-2a60 kernel: mstflint_access: loading out-of-tree module
 """
 NFT = '{"nftables": [{"metainfo": {"version": "1.0.9"}}, {"rule": {"handle": 3, "expr": []}}]}'
 TOOLS = (
@@ -210,7 +220,9 @@ def commands(number: int) -> dict[str, Any]:
         ),
         "load": ran("96, 2405, 62.40, Not Active, Not Active, Not Active, Not Active\n"),
         "apps": ran(f"{pid}, ray::RayWorkerWrapper, 102843\n"),
-        "holders": ran(f"{pid} {pid - 100} 0::/system.slice/docker-{'b' * 64}.scope raylet\n"),
+        "holders": ran(
+            f"{pid} {pid - 100} 0::/system.slice/docker-{'b' * 64}.scope 0 node raylet\n"
+        ),
         "history": ran('{"Devices" : []}\n'),
         "devices": ran(json.dumps(FWUPD)),
         "containers": ran(json.dumps(containers(number))),
@@ -223,8 +235,12 @@ def commands(number: int) -> dict[str, Any]:
         "firewall": ran(NFT),
         "models": ran("==> /srv/models/gemma\n1024 config.json\n31457280000 model.safetensors\n"),
         "tools": ran(TOOLS.replace(" ", "\n") + "\n"),
-        "kernel_log": ran("-- No entries --\n"),
+        "kernel_log": ran(KERNEL_LOG),
         "previous": ran(PREVIOUS),
+        "previous_kernel": ran(""),
+        "pstore": ran(""),
+        "remove_ipc": ran("b true\n"),
+        "avahi": ran("", 1, "Call failed: The name org.freedesktop.Avahi was not provided"),
         "units": ran(UNITS),
         "tailscale": None,
         "ssh_folder": ran("directory nvidia 700\n"),
@@ -259,6 +275,7 @@ def files(number: int) -> dict[str, str | None]:
         "reboot_required": None,
         "reboot_packages": None,
         "init": "systemd\n",
+        "mstflint_access": "live\n",
         "firewall_kept": normalised(NFT),
     }
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from doctor_samples import (
     HCAS,
+    KERNEL_LOG,
     LOG,
     NFT,
     PARTS,
@@ -38,7 +39,7 @@ from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Answer, OpenPort, Ping, PortScan, Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.facts import gather
-from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.known_issues.entries import catalogue, for_check
 from spark_cluster.link_cabling import Cabling
 from spark_cluster.resources import Unit
 
@@ -90,7 +91,29 @@ NO_MEMORY = (
     "2026-11-20T10:00:00+00:00 spark-2a60 kernel: NVRM: nvCheckOkFailedNoLog: Check failed: Out "
     "of memory [NV_ERR_NO_MEMORY] (0x00000051)\n"
 )
-ORPHAN = "4242 1 0::/system.slice/worker.service systemd\n"
+ORPHAN = "4242 1 0::/system.slice/worker.service 0 node systemd\n"
+
+
+def kernel(*said: str) -> str:
+    """Lines of the kernel as the journal prints them, a second apart."""
+    stamp = "2026-11-20T15:00:{:02}.000000+00:00 spark-2a60 kernel: {}\n"
+    return KERNEL_LOG + "".join(stamp.format(n, line) for n, line in enumerate(said))
+
+
+FATAL = "pcieport 0000:00:00.0: AER: Uncorrectable (Fatal) error message received from 0000:01:00.0"
+CORRECTED = "mlx5_core 0000:01:00.1: PCIe Bus Error: severity=Corrected, type=Physical Layer"
+OOPS = (
+    "Unable to handle kernel NULL pointer dereference at virtual address 0000000000000008",
+    "CPU: 6 UID: 0 PID: 3312 Comm: VLLM::Worker_TP Tainted: G           OE      6.17.0-1031-nvidia",
+    "pc : nvme_setup_rw+0x30/0x1f0",
+)
+PANIC = (
+    "Unable to handle kernel paging request at virtual address dead000000000120",
+    "pc : mst_ioctl+0x2f4/0x9c0 [mstflint_access]",
+    "Kernel panic - not syncing: Oops: Fatal exception",
+)
+REPLUGGED = "pci 0000:01:00.0: [15b3:1021] type 00 class 0x020000 PCIe Endpoint"
+KILLED = "2026-11-19T22:01:10+00:00 spark vllm[9]: serving\n"
 
 SICK: list[tuple[str, dict[str, Any], str, str]] = [
     # check, what differs from the healthy node, status, words of what was found
@@ -149,6 +172,33 @@ SICK: list[tuple[str, dict[str, Any], str, str]] = [
                           "units": UNITS.replace("cap.service\nLoadState=loaded\nActiveState="
                                                  "active", "cap.service\nActiveState=inactive")},
      "warn", "ended abruptly"),
+    ("driver.power-off", {"previous": KILLED + KILLED.replace("vllm[9]: serving", "systemd[9]: "
+                          "Reached target poweroff.target") + KILLED.replace("serving", "Journal "
+                          "stopped")}, "warn", "ended abruptly"),
+    ("driver.power-off", {"previous": KILLED.replace("serving", "no boot: not available")}, "warn",
+     "ended abruptly"),
+    ("driver.power-off", {"previous": KILLED, "previous_kernel": kernel(*PANIC)}, "warn",
+     "mst_ioctl+0x2f4/0x9c0 [mstflint_access]"),
+    ("driver.power-off", {"previous_kernel": kernel(FATAL)}, "warn", "AER: Uncorrectable (Fatal)"),
+    ("driver.power-off", {"previous": ("", 1, "no persistent journal was found"),
+                          "pstore": "==> /sys/fs/pstore/dmesg-efi_pstore-1\n"
+                          + "".join(f"<4>[  812.1] {line}\n" for line in OOPS)}, "warn",
+     "in nvme_setup_rw+0x30/0x1f0; process VLLM::Worker_TP"),
+    ("kernel.pcie", {"kernel_log": kernel(FATAL, FATAL)}, "fail",
+     "0000:01:00.0: Uncorrectable (Fatal) 2 times"),
+    ("kernel.pcie", {"kernel_log": kernel(FATAL.replace("(Fatal)", "(Non-Fatal)"))}, "warn",
+     "0000:01:00.0: Uncorrectable (Non-Fatal) once"),
+    ("kernel.pcie", {"kernel_log": kernel(*[CORRECTED] * 20)}, "warn",
+     "0000:01:00.1: Corrected 20 times"),
+    ("kernel.fault", {"kernel_log": kernel(*OOPS)}, "fail",
+     "in nvme_setup_rw+0x30/0x1f0; process VLLM::Worker_TP"),
+    ("kernel.fault", {"kernel_log": kernel(*PANIC)}, "fail", "[mstflint_access]"),
+    ("kernel.fault", {"kernel_log": kernel("INFO: task python3:9 blocked for more than 122 seconds"
+                                           ".")}, "warn", "task python3:9 blocked"),
+    ("kernel.mstflint", {"kernel_log": kernel(REPLUGGED)}, "warn",
+     "0000:01:00.0 left the PCI bus since boot"),
+    ("kernel.mstflint", {"pci": {"/sys/bus/pci/devices/000f:01:00.0/vendor": "0x10de"}}, "warn",
+     "dgx-dashboard-admin runs mstflint every hour"),
     ("driver.firmware-update", {"history": FAILED_UPDATE}, "fail", "expected 0x00000507"),
     ("driver.mlnx-hold", {"dpkg": "mlnx-fw-updater\t24.10\tinstalled\tinstall\n"}, "fail",
      "installed and not held"),
@@ -214,6 +264,8 @@ SICK: list[tuple[str, dict[str, Any], str, str]] = [
     ("serving.vram-visible", {"apps": ""}, "fail", "lists no process"),
     ("serving.vram-visible", {"apps": "", "init": "bash\n"}, "fail", "process 1 is bash"),
     ("serving.load-time", {"logs": logged("Loading weights took 371.35 seconds")}, "warn", "371 s"),
+    ("system.remove-ipc", {"holders": ORPHAN.replace(" 0 node", " 1000 node")}, "warn",
+     "PID 4242 of uid 1000"),
     ("system.disk", {"disk_free": 10 * 2**30}, "warn", "10 of 3632 GiB free"),
     ("system.disk", {"disk_free": 2**30}, "fail", "1 of 3632 GiB free"),
     ("system.tailscale-ssh", {"tools": "tailscale\ndocker\n",
@@ -227,6 +279,17 @@ SICK += [
     (search.id, {"logs": logged(issue.samples[0])}, "fail", issue.samples[0][-40:])
     for search in logs.SEARCHES
     for issue in search.issues
+]
+
+
+SICK += [
+    (id, {source: kernel(sample)}, status if issue.severity == "error" else "warn", sample[10:28])
+    for id, source, status in (
+        ("kernel.fault", "kernel_log", "fail"),
+        ("driver.power-off", "previous_kernel", "warn"),
+    )
+    for issue in for_check(id)
+    for sample in issue.samples
 ]
 
 
@@ -269,6 +332,13 @@ def test_a_fresh_healthy_pair_without_an_engine_gives_no_alarm() -> None:
 )
 def test_no_earlier_boot_is_no_trouble(said: str) -> None:
     assert found("driver.power-off", previous=("", 1, said)).status == "ok"
+
+
+def test_without_the_module_a_cable_may_be_plugged() -> None:
+    """P10: only mstflint_access keeps using what is gone."""
+    replugged = {"kernel_log": kernel(REPLUGGED)}
+    assert found("kernel.mstflint", **replugged).status == "warn"
+    assert found("kernel.mstflint", mstflint_access=None, **replugged).status == "ok"
 
 
 def test_a_combination_that_is_known_to_be_good_is_said_to_be() -> None:
@@ -318,6 +388,8 @@ OTHER_ARGS = [
 ]
 RANK = inspected(2, "spark-ray", Path="vllm", Args=[*OTHER_ARGS, "--headless", "--node-rank=1"])
 
+AVAHI = UNITS.replace("LoadState=not-found\nActiveState=inactive", "ActiveState=active")
+
 UNLIKE: list[tuple[str, dict[str, Any], str, str]] = [
     # check, what differs on the second node, status, words
     ("pair.os", {"dgx": 'DGX_OTA_VERSION="7.6.0"\n'}, "warn", "spark2 ubuntu 24.04, DGX OS 7.6.0"),
@@ -349,6 +421,8 @@ UNLIKE: list[tuple[str, dict[str, Any], str, str]] = [
      "--enable-auto-tool-choice: spark1 spark-vllm has it, spark2 spark-ray lacks it"),
     ("pair.clock", {"clock": "1795183991.0\n"}, "warn", "600 s apart"),
     ("pair.names", {"hosts": "127.0.0.1 localhost\n"}, "warn", "spark2 has no name for spark1"),
+    ("pair.names", {"units": AVAHI, "avahi": 's "spark2-30"\n'}, "warn",
+     "avahi announces spark2 as spark2-30.local"),
     ("pair.model-files", {"models": "==> /srv/models/gemma\n1024 config.json\n"}, "fail",
      "spark2: 1 files of /srv/models/gemma are missing or another size: model.safetensors"),
     ("pair.model-files", {"models": "==> /srv/models/gemma\n9 config.json\n"

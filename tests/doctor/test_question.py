@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -120,6 +121,52 @@ def test_the_journal_of_our_units_costs_few_lines(run: Callable[..., str], tmp_p
     journalctl.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(subprocess.CalledProcessError):
         run(scripts.UNIT_LOGS, str(tmp_path), "x")
+
+
+def test_only_what_the_kernel_itself_logged_is_kept_and_by_time(
+    run: Callable[..., str], tmp_path: Path
+) -> None:
+    """P09: `_TRANSPORT=kernel`, not the name under which anyone may log; a flood hides nothing."""
+    journalctl = tmp_path / "journalctl"
+    stamp = "2026-11-20T14:00:{:02}.{:06}+00:00 spark1 kernel: "
+    flood = [stamp.format(30, n) + "PCIe Bus Error: severity=Corrected" for n in range(1000)]
+    oops = [stamp.format(1, 0) + "pc : mst_ioctl", stamp.format(0, 0) + "Unable to handle kernel"]
+    (tmp_path / "journal").write_text("\n".join([*reversed(oops), *flood, "routine"]) + "\n")
+    journalctl.write_text('#!/bin/sh\necho "$@" >"${0%/*}/asked"\ncat "${0%/*}/journal"\n')
+    journalctl.chmod(0o755)
+    kept = run(scripts.KERNEL, "-1", "pc : ", "severity=", "Unable to handle").splitlines()
+    assert kept[:2] == [oops[1], oops[0]]
+    assert kept[2:] == flood[-scripts.KEPT_LINES :]
+    asked = (tmp_path / "asked").read_text()
+    assert "--dmesg --boot -1 --lines 20000" in asked
+    assert "--identifier" not in asked
+    journalctl.write_text("#!/bin/sh\necho 'no persistent journal was found' >&2\nexit 1\n")
+    with pytest.raises(subprocess.CalledProcessError) as ended:
+        run(scripts.KERNEL, "-1", "x")
+    assert "no persistent journal" in ended.value.stderr
+
+
+def test_records_of_a_crash_count_while_they_are_of_the_last_boot(
+    run: Callable[..., str], tmp_path: Path
+) -> None:
+    """R02: what the firmware still holds, and what systemd-pstore took from it since this boot."""
+    firmware, archive = tmp_path / "pstore", tmp_path / "archive"
+    for path, said, at in (
+        (firmware / "dmesg-efi_pstore-1", "<4>[  8.1] pc : nvme_setup_rw+0x30/0x1f0", 1.0),
+        (firmware / "console-ramoops-0", "pc : of another kind of record", None),
+        (archive / "171/dmesg.txt", "<0>[  9.1] Kernel panic - not syncing: of today", None),
+        (archive / "100/dmesg.txt", "Kernel panic - not syncing: of last year", 1.0),
+    ):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"{said}\nroutine\n")
+        if at is not None:
+            os.utime(path, (at, at))
+    kept = run(scripts.PSTORE, str(firmware), str(archive), "pc : ", "Kernel panic")
+    assert [line.partition("] ")[2] for line in kept.splitlines()] == [
+        "pc : nvme_setup_rw+0x30/0x1f0",
+        "Kernel panic - not syncing: of today",
+    ]
+    assert run(scripts.PSTORE, "/nowhere", "/nowhere", "x") == ""
 
 
 def test_models_are_listed_with_sizes(run: Callable[..., str], tmp_path: Path) -> None:

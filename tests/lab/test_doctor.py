@@ -17,6 +17,8 @@ from commandline import WAIT_S, until
 from spark_cluster.lab import Lab
 from spark_cluster.lab.breakage import BREAKAGES, break_, in_force, repair
 from spark_cluster.lab.breakages.model import Breakage
+from spark_cluster.lab.layout import USER
+from spark_cluster.node import paths
 
 pytestmark = pytest.mark.lab
 
@@ -96,6 +98,7 @@ TOGETHER = (
     tuple(name for name in BREAKAGES if name.startswith("log-")),
     ("rate-100g", "pcie-x2", "connectx-firmware", "subnet-overlap", "cma", "clocks-low"),
     ("firmware-failed", "other-firmware", "memory-low", "orphan", "swap", "xid-79", "no-memory"),
+    ("pcie-fatal", "oops"),
     ("reboot-pending", "mlnx-fw-updater", "earlyoom-off", "docker-group", "tailscale-ssh"),
     (
         "clock-ahead",
@@ -134,6 +137,35 @@ def test_what_is_broken_is_found_and_repaired(ready: Lab, broken: list[Breakage]
     repair(ready)
     assert in_force(ready) == {}
     no_alarm()
+
+
+def test_a_user_who_logs_as_the_kernel_is_not_believed(ready: Lab) -> None:
+    """P09: under its name and facility, by syslog and by the journal's own socket."""
+    node = ready.nodes[0]
+    said = "pcieport 0000:00:00.0: AER: Uncorrectable (Fatal) error message received from 0000:01"
+    node.ssh(["logger", "-t", "kernel", "-p", "kern.crit", said])
+    node.ssh(f"echo '{said}' | systemd-cat -t kernel -p crit")
+    until(lambda: node.run(["journalctl", "-t", "kernel"]).stdout.count("(Fatal)") == 2)
+    assert doctor("--only", "kernel")[1] == {}
+
+
+def test_semaphores_outlive_the_session_of_their_user(ready: Lab) -> None:
+    """P02: after `provision`; without its drop-in logind deletes them."""
+    node = ready.nodes[0]
+
+    def log_in_and_out() -> bool:
+        node.ssh("touch /dev/shm/sem.lab")
+        until(lambda: USER not in node.run(["loginctl", "list-users"]).stdout)
+        return node.run(["test", "-e", "/dev/shm/sem.lab"], check=False).returncode == 0
+
+    assert log_in_and_out()
+    node.run(["mv", paths.LOGIND, "/root/kept.conf"])
+    node.run(["systemctl", "reload", "systemd-logind"])
+    try:
+        assert not log_in_and_out()
+    finally:
+        node.run(["mv", "/root/kept.conf", paths.LOGIND])
+        node.run(["systemctl", "reload", "systemd-logind"])
 
 
 def test_break_and_repair_as_commands(ready: Lab) -> None:

@@ -276,6 +276,25 @@ class TestLine:
             assert node.apply(line).verdict == "change"
             assert node.path(name).stat().st_mode & 0o777 == mode
 
+    @pytest.mark.parametrize("key", ["", "#deny-interfaces=eth1\n"])
+    def test_a_new_line_stands_after_the_one_that_is_named(self, node, key):
+        """P11: a key of avahi's stands in its section, whether the file names it or not."""
+        node.put("/etc/avahi.conf", f"[server]\n{key}use-ipv4=yes\n[rlimits]\nrlimit-nproc=3\n")
+        denied = Line(
+            "/etc/avahi.conf", line="deny-interfaces=a,b", match="deny-interfaces=",
+            after=r"^\[server\]$",
+        )  # fmt: skip
+        assert node.check(denied).verdict == "change"
+        assert node.apply(denied).verdict == "change"
+        assert node.path("/etc/avahi.conf").read_text() == (
+            "[server]\ndeny-interfaces=a,b\nuse-ipv4=yes\n[rlimits]\nrlimit-nproc=3\n"
+        )
+        assert node.apply(denied).verdict == "ok"
+        node.put("/etc/avahi.conf", "[rlimits]\n")
+        for result in (node.check(denied), node.apply(denied)):
+            assert "no line matches" in result.error
+        assert node.path("/etc/avahi.conf").read_text() == "[rlimits]\n"
+
     def test_missing_file(self, node):
         node.path("/etc").mkdir()
         assert "declare a File, or create=True" in node.apply(self.hosts).error

@@ -104,3 +104,14 @@ def test_clock(role, packages, time, unit):
     node = a_spark(packages=dict.fromkeys(packages, "1"))
     units = [r.unit for r in role("bootstrap", node, time=time) if r.id.startswith("Service")]
     assert units == (["ssh", unit] if unit else ["ssh"])
+
+
+def test_avahi_is_kept_off_the_link_only_where_that_is_asked_for(role):
+    """P11: all ports of the ConnectX-7, up or down; nothing where avahi is not installed."""
+    with_avahi = a_spark(packages={"avahi-daemon": "0.8"})
+    assert "avahi" not in str(ids(role("bootstrap", with_avahi)))
+    line, avahi = role("bootstrap", with_avahi, avahi_on_link=False)[-2:]
+    ports = ",".join(hca.interface for hca in with_avahi.facts.hcas)
+    assert (line.line, line.after) == (f"deny-interfaces={ports}", r"^\[server\]$")
+    assert (avahi.running, avahi.triggers()) == (None, (line.id,))
+    assert "avahi" not in str(ids(role("bootstrap", a_spark(), avahi_on_link=False)))

@@ -101,16 +101,28 @@ def test_docker_as_it_comes(role):
         "Directory:/etc/docker",
         "JsonKeys:/etc/docker/daemon.json",
         "Service:docker",
+        "Directory:/etc/systemd/logind.conf.d",
+        "File:/etc/systemd/logind.conf.d/60-spark-cluster.conf",
+        "Service:systemd-logind",
     ]
     assert one(resources, "JsonKeys").keys == {
         "log-driver": "json-file",
         "log-opts": {"max-size": "50m", "max-file": "3"},
     }
-    docker = one(resources, "Service")
+    docker = one(resources, "Service", "docker")
     assert docker.triggers() == ("JsonKeys:/etc/docker/daemon.json",)
     assert not docker.allow_restart
     assert {"name=^spark-vllm(-.+)?$", "name=^spark-ray$"} <= set(docker.in_use)
-    assert one(role("containers", a_spark(), allow_restart=True), "Service").allow_restart
+    assert one(role("containers", a_spark(), allow_restart=True), "Service", "docker").allow_restart
+
+
+def test_logind_is_told_to_leave_semaphores_alone(role):
+    """P02: without ending a session, and only where the setting does not leave it."""
+    resources = role("containers", a_spark())
+    drop_in, logind = one(resources, "File"), one(resources, "Service", "systemd-logind")
+    assert drop_in.content.endswith("[Login]\nRemoveIPC=no\n")
+    assert (logind.running, logind.reload, logind.triggers()) == (None, True, (drop_in.id,))
+    assert "logind" not in str(ids(role("containers", a_spark(), keep_ipc=False)))
 
 
 def test_the_group_docker_is_given_only_when_asked_for(role):
@@ -164,7 +176,9 @@ def test_data_root_and_more_keys(role):
 
 
 def test_nothing_but_docker(role):
-    resources = role("containers", a_spark(), log_max_size="", min_free_gib=0, cdi=False)
+    resources = role(
+        "containers", a_spark(), log_max_size="", min_free_gib=0, cdi=False, keep_ipc=False
+    )
     assert ids(resources) == ["Package:docker-ce", "Service:docker"]
     assert one(resources, "Service").triggers() == ()
 

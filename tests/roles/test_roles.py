@@ -118,7 +118,7 @@ def test_network_without_a_cable():
     ],
 )
 def test_containers(facts, packages):
-    settings = {"min_free_gib": 0, "log_max_size": "", "cdi": False}
+    settings = {"min_free_gib": 0, "log_max_size": "", "cdi": False, "keep_ipc": False}
     package, service, user = run("containers", spark(1, facts=facts), users=True, **settings)
     assert (package.name, package.also) == packages
     assert {"command:docker", "unit:docker.service", "group:docker"} <= set(package.makes)
@@ -127,7 +127,7 @@ def test_containers(facts, packages):
 
 
 def test_containers_of_the_users_own():
-    bare = {"min_free_gib": 0, "log_max_size": ""}
+    bare = {"min_free_gib": 0, "log_max_size": "", "keep_ipc": False}
     mine = {"packages": ("podman-docker", "podman")}
     package, _ = run("containers", spark(1), **bare, **mine)
     assert (package.name, package.also) == ("podman-docker", ("podman",))

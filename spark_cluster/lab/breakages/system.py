@@ -15,6 +15,7 @@ NO_MEMORY = (
     "NVRM: nvCheckOkFailedNoLog: Check failed: Out of memory [NV_ERR_NO_MEMORY] (0x00000051)"
 )
 ORPHAN = "lab-orphan"
+USERS_ENGINE = "lab-users-engine"
 HOLD_MIB = 64
 PACKAGE = """Package: mlnx-fw-updater
 Version: 24.10-1.1.4.0
@@ -26,6 +27,22 @@ TAILSCALE = """#!/bin/sh
 echo '{"RunSSH": true, "CorpDNS": true}'
 """
 
+KERNEL_LOGS = "/var/lib/lab/kernel"
+JOURNALCTL = f"""#!/bin/sh
+case " $* " in
+  *" --dmesg --boot 0 "*) cat {KERNEL_LOGS}/*.log 2>/dev/null; true ;;
+  *) exec /usr/bin/journalctl "$@" ;;
+esac
+"""
+FATAL = "pcieport 0000:00:00.0: AER: Uncorrectable (Fatal) error message received from 0000:01:00.0"
+OOPS = (
+    "Unable to handle kernel NULL pointer dereference at virtual address 0000000000000008",
+    "CPU: 6 UID: 0 PID: 3312 Comm: VLLM::Worker_TP Tainted: G OE 6.17.0-1031-nvidia",
+    "pc : nvme_setup_rw+0x30/0x1f0",
+)
+LOGIND = "/etc/systemd/logind.conf.d/99-lab.conf"
+RELOAD = "systemctl reload systemd-logind"
+
 AHEAD_S = 300
 DATE = f"""#!/bin/sh
 test "$*" = +%s.%N || exec /usr/bin/date "$@"
@@ -33,25 +50,48 @@ echo "$(($(/usr/bin/date +%s) + {AHEAD_S})).0"
 """
 
 
-def kernel_says(*lines: str) -> str:
-    """A script that writes lines into the journal as the kernel's."""
-    return "\n".join(f"echo '{line}' | logger -t kernel" for line in lines) + "\nsleep 0.2"
+def kernel_says(name: str, what: str, finds: tuple[str, ...], *said: str) -> Breakage:
+    """A breakage in which the kernel logs lines.
+
+    The nodes' kernel is this machine's, and journald takes nothing else for a kernel: what theirs
+    would have logged is what their `journalctl` prints of it.
+    """
+    path = f"{KERNEL_LOGS}/{name}.log"
+    stamp = "$(date --utc +%FT%T.%6N+00:00) $(hostname) kernel: "
+
+    def act(node: LabNode) -> None:
+        journalctl = node.root / "usr/local/sbin/journalctl"
+        journalctl.write_text(JOURNALCTL)
+        journalctl.chmod(0o755)
+        printed = "; ".join(f'echo "{stamp}{line}"' for line in said)
+        sh(node, f"mkdir -p {KERNEL_LOGS}; {{ {printed}; }} >{path}")
+
+    return Breakage(name, what, finds, act, script(f"rm -f {path}"))
 
 
-def forget_journal(node: LabNode) -> None:
-    """The journal cannot lose single lines: this boot's goes whole."""
-    sh(node, "journalctl --rotate --quiet; sleep 1.2; journalctl --vacuum-time=1s --quiet")
-
-
-def orphan(node: LabNode) -> None:
+def orphan(node: LabNode, unit: str = ORPHAN, user: str = "root") -> None:
     """A process with an engine's title whose parent is process 1, with some memory."""
     held = f"import time; held = b'x' * ({HOLD_MIB} << 20); time.sleep(1e6)"
     start = f'exec -a VLLM::EngineCore python3 -c "{held}"'
-    sh(node, 'systemd-run --quiet --collect --unit="$1" -- bash -c "$2"', ORPHAN, start)
+    run = 'systemd-run --quiet --collect --unit="$1" --uid="$2" -- bash -c "$3"'
+    sh(node, run, unit, user, start)
 
 
 def stop_orphan(node: LabNode) -> None:
     sh(node, "systemctl stop $1 2>/dev/null || true", ORPHAN)
+
+
+def removed_ipc(node: LabNode) -> None:
+    """The default of logind in force, and an engine of the login user's outside a container."""
+    sh(
+        node,
+        f"mkdir -p $(dirname {LOGIND}); printf '[Login]\\nRemoveIPC=yes\\n' >{LOGIND}; {RELOAD}",
+    )
+    orphan(node, USERS_ENGINE, USER)
+
+
+def kept_ipc(node: LabNode) -> None:
+    sh(node, f"systemctl stop $1 2>/dev/null; rm -f {LOGIND}; {RELOAD}", USERS_ENGINE)
 
 
 def flasher(node: LabNode) -> None:
@@ -195,17 +235,23 @@ BREAKAGES = (
     Breakage(
         "swap", "swap is in use, swappiness 60", ("memory.swap",), swaps_much, swaps_little
     ),
-    Breakage(
+    kernel_says(
         "xid-119", "the GPU's processor timed out (Xid 119)", ("driver.gpu-present",),
-        act=script(kernel_says(XID.format(number=119))), undo=forget_journal,
+        XID.format(number=119),
     ),
-    Breakage(
+    kernel_says(
         "xid-79", "the GPU fell off the bus (Xid 79)", ("driver.xid",),
-        act=script(kernel_says(XID.format(number=79))), undo=forget_journal,
+        XID.format(number=79),
     ),
-    Breakage(
+    kernel_says(
         "no-memory", "the driver was refused memory five times", ("memory.refused",),
-        act=script(kernel_says(*[NO_MEMORY] * 5)), undo=forget_journal,
+        *[NO_MEMORY] * 5,
+    ),
+    kernel_says("pcie-fatal", "the ConnectX-7 reports a fatal PCIe error", ("kernel.pcie",), FATAL),
+    kernel_says("oops", "the kernel crashed while a file was read", ("kernel.fault",), *OOPS),
+    Breakage(
+        "remove-ipc", "logind removes the semaphores of a user's engine", ("system.remove-ipc",),
+        act=removed_ipc, undo=kept_ipc,
     ),
     Breakage(
         "reboot-pending", "packages ask for a reboot", ("driver.reboot",),
