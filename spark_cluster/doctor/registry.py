@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from spark_cluster.doctor import (
+    containers,
     driver,
     link,
     logs,
@@ -26,7 +27,11 @@ def _of(*modules: ModuleType) -> tuple[Any, ...]:
     )
 
 
-NODE: tuple[NodeCheck, ...] = (*_of(link, driver, memory, serving), *logs.CHECKS, *_of(system))
+NODE: tuple[NodeCheck, ...] = (
+    *_of(link, driver, memory, containers, serving),
+    *logs.CHECKS,
+    *_of(system),
+)
 PAIR: tuple[PairCheck, ...] = _of(pair, peers)
 PROBES: tuple[ProbeCheck, ...] = _of(probes)
 ALL: tuple[Check[Any], ...] = (*NODE, *PAIR, *PROBES)

@@ -21,6 +21,7 @@ NOT_PRODUCED: dict[str, str] = {
     "link.rdma-rate": "there is no RDMA without the hardware",
     "link.cabling": "it takes three nodes: tests/lab/test_more_nodes.py cables them in a ring",
     "pair.same-port": "the lab's cable cannot be moved to the other port",
+    "serving.image-store": "Debian's Docker is older than 29.5",
     "system.disk": "the nodes' disk is this machine's",
     "system.ssh-folder": "it would lock the lab out of its own node",
 }
