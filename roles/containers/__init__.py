@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, Field
 
 from spark_cluster.inference.process import RAY, SERVER
-from spark_cluster.node import paths
+from spark_cluster.node import container_gpu, paths
 from spark_cluster.resources import (
     Command,
     Directory,
@@ -28,7 +28,6 @@ from spark_cluster.topology import Node
 
 DEBIAN = ("docker.io", "docker-cli")
 TOOLKIT = "nvidia-container-toolkit"
-CDI = "/etc/cdi/nvidia.yaml"
 DAEMON = "/etc/docker/daemon.json"
 LOGIND = """\
 # Managed by spark-cluster (role containers, keep_ipc): changes here are overwritten.
@@ -78,8 +77,8 @@ class Settings(BaseModel):
     )
     cdi: bool = Field(
         default=True,
-        description="a CDI specification of the GPU, where the NVIDIA container toolkit is "
-        "installed and has not made one itself",
+        description="a CDI specification of the GPU as its driver is now, where the NVIDIA "
+        "container toolkit is installed",
     )
     keep_ipc: bool = Field(
         default=True,
@@ -155,9 +154,9 @@ def _keep_ipc() -> Iterator[Resource]:
 
 
 def _specification() -> Resource:
-    """Only where there is none: newer toolkits have a service that keeps one in /var/run/cdi."""
+    """Again after each change of the driver, whose libraries it names by their versions."""
     return Command(
         "describe the GPU for containers (CDI)",
-        ("nvidia-ctk", "cdi", "generate", f"--output={CDI}"),
-        unless=("grep", "-rqs", "nvidia.com/gpu", "/etc/cdi", "/var/run/cdi"),
+        ("sh", "-c", container_gpu.DESCRIBE, "cdi", *container_gpu.FOLDERS),
+        unless=("sh", "-c", container_gpu.DESCRIBED, "cdi", *container_gpu.FOLDERS),
     )

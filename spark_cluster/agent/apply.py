@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from spark_cluster.node import container_gpu
 from spark_cluster.node.faults import explain, unforeseen
 from spark_cluster.node.host import Cancelled, Host
 from spark_cluster.node.masking import MASK, mask
@@ -130,6 +131,8 @@ class Document:
             host.overlay.claim(resource.provides(), resource.id)
             return event
         self._asked(resource, event)
+        if not self._touched:
+            container_gpu.keep(host)
         self.emit({"event": "changing", "id": resource.id})
         self._converge(resource, actual, changes)
         return event

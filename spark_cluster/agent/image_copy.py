@@ -16,7 +16,7 @@ from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.image_blobs import common_layers
 from spark_cluster.node.store.layout import KEPT_FREE, OURS
 from spark_cluster.node.values import Missing, ResourceError
-from spark_cluster.resources.docker import docker, inspect
+from spark_cluster.resources.docker import CONTAINERD_STORE, STORE, docker, inspect
 
 LIMIT_S = 4 * 3600.0
 """Seconds for writing an image to the disk, or for reading it."""
@@ -63,9 +63,9 @@ def _state(host: Host, request: Request) -> Reply:
 
 def _common(host: Host, request: Request) -> Reply:
     """Return how many of the lowest `layers` this Docker can do without in `docker load`, and
-    whether it keeps images in containerd's store (docs.docker.com/engine/storage/containerd)."""
-    driver = docker(host, "info", "--format", "{{json .DriverStatus}}").check("docker info")
-    if "io.containerd.snapshotter" in driver.stdout:
+    whether it keeps images in containerd's store."""
+    driver = docker(host, *STORE[1:]).check("docker info")
+    if CONTAINERD_STORE in driver.stdout:
         return {"count": 0, "containerd": True}
     listed = docker(host, "image", "ls", "--quiet", "--no-trunc").stdout.split()
     images = list(dict.fromkeys(listed))

@@ -15,7 +15,9 @@ from spark_cluster.facts import gather
 from spark_cluster.inference import ray, unit_state
 from spark_cluster.inference.process import PROGRAMS
 from spark_cluster.known_issues.entries import shipped
+from spark_cluster.node import container_gpu
 from spark_cluster.node.nvidia_smi import THROTTLE
+from spark_cluster.resources import docker
 from spark_cluster.resources.unit import FOLDER
 from spark_cluster.serving import firewall
 
@@ -135,6 +137,10 @@ def _hardware() -> dict[str, NodeSource]:
         "holders": NodeSource("/proc of GPU processes", argv=shell(scripts.HOLDERS), tool=smi),
         "history": NodeSource("fwupdmgr get-history", argv=history, tool="fwupdmgr"),
         "devices": NodeSource("fwupdmgr get-devices", argv=devices, tool="fwupdmgr"),
+        "cdi": NodeSource(
+            "CDI specifications",
+            argv=shell(container_gpu.SPECIFICATIONS, *container_gpu.FOLDERS),
+        ),
         "nvrm": NodeSource("/proc/driver/nvidia/version", path="/proc/driver/nvidia/version"),
         "fw_ver": NodeSource("firmware of the HCAs", tree=f"{infiniband}/fw_ver"),
         "board_id": NodeSource("PSID of the HCAs", tree=f"{infiniband}/board_id"),
@@ -149,6 +155,7 @@ def _engine(context: Context) -> dict[str, NodeSource]:
     scripted = {
         "containers": ("docker container inspect", shell(scripts.CONTAINERS)),
         "images": ("docker image inspect", shell(scripts.IMAGES)),
+        "gpu_access": ("control groups of containers", shell(container_gpu.ACCESS)),
         "logs": ("logs of the engine's containers", shell(scripts.LOGS, *context.log_words)),
         "versions": (
             "Ray and vLLM in the containers",
@@ -157,6 +164,7 @@ def _engine(context: Context) -> dict[str, NodeSource]:
     }
     return {
         **{n: NodeSource(label, argv=argv, tool="docker") for n, (label, argv) in scripted.items()},
+        "image_store": NodeSource("docker info", argv=tuple(docker.STORE), tool="docker"),
         **{
             name: NodeSource(f"systemctl show {name}", argv=tuple(unit_state.question(name)))
             for name in PROGRAMS

@@ -6,6 +6,7 @@ from types import ModuleType
 from typing import Any
 
 from spark_cluster.doctor import (
+    containers,
     driver,
     kernel,
     link,
@@ -28,7 +29,7 @@ def _of(*modules: ModuleType) -> tuple[Any, ...]:
 
 
 NODE: tuple[NodeCheck, ...] = (
-    *_of(link, driver, kernel, memory, serving),
+    *_of(link, driver, kernel, memory, containers, serving),
     *logs.CHECKS,
     *_of(system),
 )

@@ -42,10 +42,49 @@ ExecStart=/usr/bin/python3 /usr/lib/lab-driver/state '{now}'
 WantedBy=sysinit.target
 """
 _CTK = """#!/bin/sh
-# stand-in: `nvidia-ctk cdi generate --output=FILE`
+# stand-in: `nvidia-ctk cdi generate --output=FILE`, which writes what 1.19 does
+version=$(nvidia-smi --query-gpu=driver_version --format=csv,noheader) ||
+  { echo "failed to initialize NVML: $version" >&2; exit 1; }
 mkdir -p "$(dirname "${3#--output=}")"
-echo 'kind: nvidia.com/gpu' > "${3#--output=}"
+cat > "${3#--output=}" <<END
+---
+cdiVersion: 0.5.0
+containerEdits:
+  deviceNodes:
+  - path: /dev/nvidia-uvm
+  - path: /dev/nvidiactl
+  env:
+  - NVIDIA_VISIBLE_DEVICES=void
+  hooks:
+  - args:
+    - nvidia-cdi-hook
+    - create-symlinks
+    - --link
+    - libcuda.so.1::/usr/lib/aarch64-linux-gnu/libcuda.so
+    hookName: createContainer
+    path: /usr/bin/nvidia-cdi-hook
+  mounts:
+  - containerPath: /usr/lib/aarch64-linux-gnu/libcuda.so.$version
+    hostPath: /usr/lib/aarch64-linux-gnu/libcuda.so.$version
+    options:
+    - ro
+    - nosuid
+    - nodev
+    - rbind
+    - rprivate
+devices:
+- containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia0
+  name: "0"
+- containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia0
+  name: all
+kind: nvidia.com/gpu
+END
 """
+_CDI_HOOK = "#!/bin/sh\n# stand-in: runs in a container that is made\n"
 _POSTINST = """#!/bin/sh
 set -e
 /usr/bin/python3 /usr/lib/lab-driver/state '{mismatch}'
@@ -95,7 +134,11 @@ def stand_ins() -> list[Deb]:
         Deb("mlnx-fw-updater", "24.10-1", postinst=flashed),
         Deb("mlnx-fw-updater", "25.04-1", postinst=flashed),
         *(
-            Deb("nvidia-container-toolkit", version, {"usr/bin/nvidia-ctk": _CTK})
+            Deb(
+                "nvidia-container-toolkit",
+                version,
+                {"usr/bin/nvidia-ctk": _CTK, "usr/bin/nvidia-cdi-hook": _CDI_HOOK},
+            )
             for version in ("1.19.0-1", "1.19.1-1")
         ),
         Deb("nvidia-spark-grub-kho", "1.0"),

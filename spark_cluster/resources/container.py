@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.node import container_gpu
 from spark_cluster.node.engine_caches import folder_of, prepare, short
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret, Unknown
 from spark_cluster.resources import secret_files
@@ -58,7 +59,9 @@ class Container(Resource):
             digits of the image's id, is made and mounted in its place.
         network, ipc, pid: `host`, `container:NAME`, or another mode that Docker knows; None leaves
             Docker's own. With `container:NAME` it is made again after that container was.
-        gpus: `all`, or as `docker run --gpus` takes it.
+        gpus: `all`, or as `docker run --gpus` takes it. With `all` systemd is told of the driver's
+            devices: what only the toolkit's hook has added, its next reload takes away (source:
+            nvidia-container-toolkit-48).
         devices: `/dev/x`, or `/dev/x:/dev/y`.
         cap_add: capabilities, e.g. `IPC_LOCK`.
         cap_drop: capabilities of Docker's default that it does not get; `ALL` leaves `cap_add`.
@@ -335,14 +338,18 @@ class Container(Resource):
                 return
 
     def _argv_here(self, host: Host) -> tuple[str, ...]:
-        """Return the arguments with the folder of this image's caches, which is made."""
+        """Return the arguments with the folder of this image's caches, which is made, and rules
+        for this node's GPU, not its devices: without one of these nothing starts after a boot."""
+        numbers = container_gpu.devices(host).values() if self.gpus == "all" else ()
+        rules = (("--device-cgroup-rule", f"c {number} rwm") for number in numbers)
+        argv = (*(word for rule in rules for word in rule), *self.argv)
         if not self.caches:
-            return self.argv
+            return argv
         name = short(self._image_id(host))
         prepare(host, self.caches, name)
         shared = f"source={folder_of(self.caches, ID)},"
         own = f"source={folder_of(self.caches, name)},"
-        return tuple(word.replace(shared, own) for word in self.argv)
+        return tuple(word.replace(shared, own) for word in argv)
 
     def _ended(self, host: Host, found: State) -> ResourceError:
         """Stop the restarts of a container that ended at once, and report its output."""

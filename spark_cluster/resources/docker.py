@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 RUNNING = "running:docker.service"
 """What `Service("docker")` provides."""
 
+STORE = ("docker", "info", "--format", "{{json .DriverStatus}}")
+"""Prints `CONTAINERD_STORE` where Docker keeps images in containerd's store
+(source: docker-docs-containerd)."""
+
+CONTAINERD_STORE = "io.containerd.snapshotter"
+
 LABELS_OFF = "label=disable"
 """What Docker adds to `security_opt` by itself where containers share ipc or pid."""
 

@@ -195,6 +195,8 @@ class Delivery:
             again = "again" if resource in self.results else "which it was not given"
             raise self._refuse(f"a result of {resource}, {again}")
         known = {k: event[k] for k in _TOLD if k in event}
+        if event["verdict"] == "failed" and not event.get("hint"):
+            known["hint"] = _advice(event.get("error") or "", self.node)
         if resource in self._away:
             seconds = self._away.pop(resource)
             known["seconds"] = known.get("seconds", 0.0) + seconds
@@ -216,3 +218,12 @@ class Delivery:
             where=f"{self.node}: role {result.role}",
             hint=result.hint,
         )
+
+
+def _advice(error: str, node: str) -> str:
+    """Return cause and fix of the known issue that a program's last words show, if any."""
+    from spark_cluster.known_issues.entries import fill  # slow to import, seldom needed
+    from spark_cluster.known_issues.log_matching import known_for
+
+    found = next(filter(None, map(known_for, error.splitlines())), None)
+    return fill(f"{found.cause}: {found.fix}", {"NODE": node}) if found else ""

@@ -218,6 +218,9 @@ def commands(number: int) -> dict[str, Any]:
             "mlnx-fw-updater\t24.10-1.1.4.0\tinstalled\thold\n"
             "nvidia-driver-580-open\t580.126.09-0ubuntu1\tinstalled\tinstall\n"
         ),
+        "cdi": ran("/var/run/cdi/nvidia.yaml\n"),
+        "gpu_access": ran(f"spark-ray kept docker-{'b' * 64}.scope\n"),
+        "image_store": ran('[["driver-type","io.containerd.snapshotter.v1"]]\n'),
         "load": ran("96, 2405, 62.40, Not Active, Not Active, Not Active, Not Active\n"),
         "apps": ran(f"{pid}, ray::RayWorkerWrapper, 102843\n"),
         "holders": ran(

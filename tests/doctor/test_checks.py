@@ -114,6 +114,8 @@ PANIC = (
 )
 REPLUGGED = "pci 0000:01:00.0: [15b3:1021] type 00 class 0x020000 PCIe Endpoint"
 KILLED = "2026-11-19T22:01:10+00:00 spark vllm[9]: serving\n"
+OTHER_CUDA = "/usr/lib/aarch64-linux-gnu/libcuda.so.580.95.05"
+STALE = f"/etc/cdi/nvidia.yaml\n/etc/cdi/nvidia.yaml\t{OTHER_CUDA}\n"
 
 SICK: list[tuple[str, dict[str, Any], str, str]] = [
     # check, what differs from the healthy node, status, words of what was found
@@ -202,6 +204,12 @@ SICK: list[tuple[str, dict[str, Any], str, str]] = [
     ("driver.firmware-update", {"history": FAILED_UPDATE}, "fail", "expected 0x00000507"),
     ("driver.mlnx-hold", {"dpkg": "mlnx-fw-updater\t24.10\tinstalled\tinstall\n"}, "fail",
      "installed and not held"),
+    ("driver.cdi", {"cdi": STALE}, "fail", f"nvidia.yaml names {OTHER_CUDA}, not there"),
+    ("driver.cdi", {"cdi": STALE + STALE.splitlines()[1]}, "fail", " and 1 other paths, not there"),
+    ("driver.cdi", {"cdi": f"{STALE}/var/run/cdi/nvidia.yaml\n"}, "warn",
+     "/var/run/cdi/nvidia.yaml goes before it"),
+    ("driver.cdi", {"cdi": "/etc/cdi/nvidia.yaml\n\t/dev/nvidia1\n"}, "warn",
+     "no CDI specification names /dev/nvidia1"),
     ("memory.available", {"meminfo": "MemTotal: 127601228 kB\nMemAvailable: 2097152 kB\n"}, "fail",
      "2.0 of 121.7 GiB"),
     ("memory.available", {"meminfo": "MemTotal: 127601228 kB\nMemAvailable: 5242880 kB\n"}, "warn",
@@ -220,6 +228,13 @@ SICK: list[tuple[str, dict[str, Any], str, str]] = [
     ("serving.docker", {"docker": ("", 1, "Cannot connect to the Docker daemon")}, "fail",
      "Cannot connect"),
     ("serving.docker", {"tools": "nvidia-smi\n", "docker": None}, "warn", "not installed"),
+    ("serving.gpu-access", {"gpu_access": "a kept x.scope\nvllm lost y.scope\n"}, "fail",
+     "vllm: started with the GPU, and may not open it"),
+    ("serving.gpu-access", {"gpu_access": "vllm unknown-to-systemd y.scope\n"}, "warn",
+     "vllm: loses the GPU when systemd next reloads"),
+    ("serving.image-store", {"docker": "29.5.0\n", "image_store":
+                             '[["driver-type","io.containerd.snapshotter.v1"]]\n'}, "warn",
+     "Docker 29.5.0 with containerd image store"),
     ("serving.docker-group", {"group": "docker:x:988:nvidia\n"}, "warn",
      "nvidia is in the group docker, and so is root"),
     ("serving.docker-group", {"context": {"docker_users": True}}, "fail",
@@ -311,6 +326,22 @@ def test_healthy_nodes(id: str, number: int) -> None:
     assert result.status == "ok", result
     assert result.found
     assert (result.cause, result.fix) == ("", "")
+
+
+@pytest.mark.parametrize(
+    ("id", "changes"),
+    [
+        ("driver.cdi", {"cdi": "\n"}),
+        ("serving.gpu-access", {"gpu_access": ""}),
+        ("serving.gpu-access", {"tools": "nvidia-smi\n", "gpu_access": None}),
+        ("serving.image-store", {"docker": "29.4.3\n"}),
+        ("serving.image-store", {"docker": "29.5.0\n", "image_store": '[["Backing", "extfs"]]'}),
+    ],
+)
+def test_how_containers_get_the_gpu_where_nothing_is_wrong(
+    id: str, changes: dict[str, Any]
+) -> None:
+    assert found(id, **changes).status == "ok"
 
 
 def test_a_fresh_healthy_pair_without_an_engine_gives_no_alarm() -> None:

@@ -46,6 +46,18 @@ def test_the_first_request_ends_the_engine():
     assert all(follows for _, follows in shown(explanation)[1:])
 
 
+def test_the_gpu_that_a_reload_took_is_the_cause_of_what_cuda_says():
+    """P04: the line that names it stands last."""
+    explanation = explain(
+        "(EngineCore pid=300) ERROR 10-02 12:00:01 [core.py:900] EngineCore encountered a fatal "
+        "error.\n"
+        "(EngineCore pid=300) torch.AcceleratorError: CUDA error: unknown error\n"
+        "(EngineCore pid=300) pynvml.NVMLError_Unknown: Unknown Error\n"
+    )
+    assert explanation.cause.finding.id == "gpu-taken-by-reload"
+    assert "docker restart" in explanation.cause.finding.fix
+
+
 def test_a_worker_that_was_killed_from_outside():
     """Requests were answered before it, and Ray shows all ranks: nothing else explains it."""
     explanation = of_data("vllm_worker_killed.log")

@@ -14,15 +14,25 @@ import program
 import pytest
 from commandline import WAIT_S, until
 
-from spark_cluster.lab import Lab
+from spark_cluster.lab import Lab, LabNode
 from spark_cluster.lab.breakage import BREAKAGES, break_, in_force, repair
 from spark_cluster.lab.breakages.model import Breakage
-from spark_cluster.lab.layout import USER
+from spark_cluster.lab.layout import IMAGE_TAG, USER
+from spark_cluster.lab.packages import add_repository
 from spark_cluster.node import paths
 
 pytestmark = pytest.mark.lab
 
 CHECKOUT = Path(__file__).parents[2]
+
+GPU_PLAY = f"""
+from spark_cluster.resources import Container
+
+
+def main(play):
+    ours = Container("lab-ours", "{IMAGE_TAG}", ("sleep", "infinity"), gpus="all")
+    play.apply(play.nodes[0], [ours])
+"""
 
 NEEDS_SERVING = ("worker-stands-still", "firewall-flushed")
 
@@ -99,7 +109,14 @@ TOGETHER = (
     ("rate-100g", "pcie-x2", "connectx-firmware", "subnet-overlap", "cma", "clocks-low"),
     ("firmware-failed", "other-firmware", "memory-low", "orphan", "swap", "xid-79", "no-memory"),
     ("pcie-fatal", "oops"),
-    ("reboot-pending", "mlnx-fw-updater", "earlyoom-off", "docker-group", "tailscale-ssh"),
+    (
+        "cdi-stale",
+        "reboot-pending",
+        "mlnx-fw-updater",
+        "earlyoom-off",
+        "docker-group",
+        "tailscale-ssh",
+    ),
     (
         "clock-ahead",
         "no-names",
@@ -109,7 +126,7 @@ TOGETHER = (
         "other-kernel",
     ),
     ("no-rdma-device", "no-memlock", "one-hca", "gid-pinned", "lan-address", "ray-monitor"),
-    ("slow-load", "ended", "other-processor"),
+    ("slow-load", "ended", "other-processor", "gpu-lost"),
 )
 """Breakages that leave each other alone, so that one look finds them all."""
 
@@ -209,6 +226,57 @@ def test_fixes_are_commands_that_repair(ready: Lab) -> None:
         assert done.returncode == 0, done.stdout + done.stderr
     no_alarm()
     repair(ready)
+
+
+def described(node: LabNode) -> str:
+    return (node.root / "etc/cdi/nvidia.yaml").read_text()
+
+
+def test_another_driver_is_found_and_described_again(ready: Lab) -> None:
+    """P03: `doctor` names the library that is gone, and its fix has it written again."""
+    node = ready.node("spark1")
+    add_repository(node.root)
+    node.run(["apt-get", "update", "-q"])
+    node.run(["apt-get", "install", "-y", "-q", "nvidia-container-toolkit"])
+    provision = ("provision", "--tags", "containers", "--limit", "spark1", "--json")
+    assert json.loads(spark(*provision).stdout)["changed"] == 1
+    before = described(node)
+    assert "libcuda.so.580.126.09" in before
+    assert spark("lab", "break", "other-driver").returncode == 0
+    assert "libcuda.so.580.126.09, not there" in doctor()[1]["driver.cdi", "spark1"]
+    assert json.loads(spark(*provision).stdout)["changed"] == 1
+    assert described(node) == before.replace("580.126.09", "580.95.05")
+    assert json.loads(spark(*provision).stdout)["changed"] == 0
+    assert ("driver.cdi", "spark1") not in doctor()[1]
+    repair(ready)
+    assert json.loads(spark(*provision).stdout)["changed"] == 1
+    no_alarm()
+
+
+def test_a_reload_of_systemd_leaves_the_gpu_to_containers(ready: Lab, tmp_path: Path) -> None:
+    """P04: to ours, by their rules; to others, as systemd is told of them before we change things.
+
+    `gpu-lost` is what a reload does to a container that has the GPU from the toolkit's hook.
+    """
+    node = ready.node("spark1")
+    (tmp_path / "gpu.py").write_text(GPU_PLAY)
+    check = ("serving.gpu-access", "spark1")
+    lost = "fail: vllm-gpu-lost: started with the GPU, and may not open it"
+    try:
+        assert spark("lab", "break", "gpu-lost").returncode == 0
+        assert doctor()[1][check] == lost
+        done = spark("playbook", str(tmp_path / "gpu.py"), "--limit", "spark1")
+        assert done.returncode == 0, done.stdout + done.stderr
+        for _ in range(2):
+            assert check not in doctor()[1]
+            node.run(["systemctl", "daemon-reload"])
+        BREAKAGES["gpu-lost"].act(node)
+        assert doctor()[1][check] == lost, "it is another container now; ours keeps it"
+        node.run(["docker", "restart", "-t", "0", "vllm-gpu-lost"])
+        assert check not in doctor()[1]
+    finally:
+        node.run(["docker", "rm", "-f", "lab-ours"], check=False)
+        repair(ready)
 
 
 def test_a_node_that_is_off(ready: Lab) -> None:

@@ -54,6 +54,28 @@ def folder_of_caches(node):
     )
 
 
+def test_systemd_is_told_of_the_gpu(docker):
+    """P04: a reload of systemd leaves what it knows; a container that runs already is left alone.
+
+    Rules are no devices: a device that is not there yet after a boot keeps a container from it.
+    """
+    plain, gpu = (dataclasses.replace(RAY, gpus=gpus) for gpus in (None, "all"))
+    docker.path("/dev").mkdir()
+    docker.path("/dev/nvidia-caps").mkdir()
+    assert docker.apply(gpu).verdict == "change"
+    assert running(docker)["HostConfig"]["DeviceCgroupRules"] is None, "there is no device"
+    docker.path("/dev/nvidiactl").symlink_to("/dev/null")
+    docker.path("/dev/nvidia0").symlink_to("/dev/zero")
+    assert docker.apply(gpu).verdict == "ok"
+    assert docker.apply(plain).verdict == "change"
+    assert running(docker)["HostConfig"]["DeviceCgroupRules"] is None
+    assert docker.apply(gpu).verdict == "change"
+    rules = running(docker)["HostConfig"]["DeviceCgroupRules"]
+    assert rules == ["c 1:5 rwm", "c 1:3 rwm"]
+    docker.path("/dev/nvidia0").unlink()
+    assert docker.apply(gpu).verdict == "ok"
+
+
 def test_each_image_has_caches_of_its_own(docker):
     """What another image's programs left is not seen; the same image finds its own again."""
     docker.path("/srv/caches").mkdir()

@@ -134,6 +134,16 @@ def test_refusals_of_the_registry(docker, said, text):
     assert said.removeprefix("Error: ") in result.error
 
 
+def test_what_the_catalogue_explains_gets_no_hint_here(docker):
+    """P05: the laptop adds cause and fix of a known issue to an error that has no hint."""
+    said = "Error response from daemon: error from registry: Incorrect Repository Format"
+    with docker.state("docker") as state:
+        state["registry"][REF] = said
+    result = docker.apply(Image(REF))
+    assert said in result.event["error"]
+    assert result.event["hint"] == ""
+
+
 def test_no_such_tag(docker):
     assert "the registry has no such tag" in docker.apply(Image("vllm:none")).error
 

@@ -175,6 +175,19 @@ def test_data_root_and_more_keys(role):
     assert (keys["live-restore"], keys["log-driver"]) == (True, "local")
 
 
+def test_the_image_store_is_changed_only_when_asked(role):
+    """P05: the images that are there would not be seen any more."""
+    assert "features" not in one(role("containers", a_spark()), "JsonKeys").keys
+    off = {"features": {"containerd-snapshotter": False}}
+    resources = role("containers", a_spark(), daemon=off)
+    assert one(resources, "JsonKeys").keys["features"] == off["features"]
+    service = one(resources, "Service")
+    assert (service.triggers(), service.allow_restart) == (
+        ("JsonKeys:/etc/docker/daemon.json",),
+        False,
+    )
+
+
 def test_nothing_but_docker(role):
     resources = role(
         "containers", a_spark(), log_max_size="", min_free_gib=0, cdi=False, keep_ipc=False
@@ -186,8 +199,7 @@ def test_nothing_but_docker(role):
 def test_the_gpu_is_described_where_the_toolkit_has_not_done_it(role):
     with_toolkit = {"docker-ce": "29", "nvidia-container-toolkit": "1.19.0-1"}
     command = one(role("containers", a_spark(packages=with_toolkit)), "Command")
-    assert command.argv[:3] == ("nvidia-ctk", "cdi", "generate")
-    assert "/var/run/cdi" in command.unless
+    assert command.argv[-2:] == command.unless[-2:] == ("/etc/cdi", "/var/run/cdi")
     broken = a_spark(packages=with_toolkit, gpu=None)
     assert "Command" not in str(ids(role("containers", broken))), "it would ask the driver"
 

@@ -172,6 +172,40 @@ def test_a_failure_ends_the_run_once_the_others_are_done(make, tmp_path):
     assert play.recap.nodes["spark1"].failed == 1
 
 
+@pytest.mark.parametrize(
+    ("said", "cause", "fix"),
+    [
+        (  # P03
+            'error mounting "/usr/lib/libcuda.so.580.95.05" to rootfs at "/usr/lib/libcuda.so.580.'
+            '95.05": stat /usr/lib/libcuda.so.580.95.05: no such file or directory: unknown',
+            "the driver was changed since",
+            "spark-cluster provision --tags containers --limit spark1, which",
+        ),
+        (
+            "error from registry: Incorrect Repository Format",
+            "containerd's image store",
+            "{features: {containerd-snapshotter: false}}",
+        ),
+    ],
+)
+def test_a_known_failure_ends_with_cause_and_fix(make, said, cause, fix):
+    """P05: what Docker prints is explained where a run fails, not only by `explain`."""
+    script = f"echo Pulling from nvidia/vllm; echo 'Error response from daemon: {said}' >&2; exit 1"
+    play = make()
+    with pytest.raises(Failed, match="Error response from daemon") as caught:
+        play.apply(play.nodes[0], [Command("pull", ("sh", "-c", script))])
+    assert cause in caught.value.hint
+    assert fix in caught.value.hint
+    assert caught.value.hint == play.events.of(Result)[-1].hint
+
+
+def test_a_failure_that_no_one_knows_has_no_hint(make):
+    play = make()
+    with pytest.raises(Failed, match="something new") as caught:
+        play.apply(play.nodes[0], [Command("x", ("sh", "-c", "echo something new >&2; exit 1"))])
+    assert caught.value.hint == ""
+
+
 def test_a_node_that_a_role_refuses_has_failed(make, tmp_path):
     """Before any of its resources could: the recap does not say that nothing failed there."""
     refuses = GREET + (

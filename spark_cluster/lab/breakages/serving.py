@@ -219,6 +219,18 @@ def both(name: str) -> Action:
     return act
 
 
+def gpu_lost(node: LabNode) -> None:
+    """systemd does not know of a device that runc lets the container open, and reloads.
+
+    The rule stands in for the toolkit's hook, which changes what runc put in force.
+    """
+    options = ("--gpus", "all", "--device-cgroup-rule", "c 195:255 rwm")
+    container(node, "gpu-lost", options=options)
+    rules = "/run/systemd/transient/docker-$id.scope.d/50-DeviceAllow.conf"
+    sh(node, "id=$(docker container inspect -f '{{.Id}}' vllm-gpu-lost) && "
+             f"sed -i '/195:255/d' {rules} && systemctl daemon-reload")  # fmt: skip
+
+
 def flush_firewall(node: LabNode) -> None:
     """The rules are gone, as after someone's `flush ruleset`; the unit still counts as active."""
     sh(node, "nft delete table inet spark_cluster")
@@ -248,6 +260,8 @@ BREAKAGES = (
           options=MEMLOCK),
     wrong("no-memlock", "a container with Docker's own memlock", ("serving.memlock",),
           options=RDMA),
+    Breakage("gpu-lost", "a container may no longer open the GPU", ("serving.gpu-access",),
+             gpu_lost, remove("gpu-lost")),
     wrong("one-hca", "NCCL_IB_HCA names one twin", ("serving.hcas",),
           env={"NCCL_IB_HCA": "rocep1s0f1"}),
     wrong("gid-pinned", "NCCL_IB_GID_INDEX names a wrong entry", ("serving.gid-index",),

@@ -42,6 +42,19 @@ OOPS = (
 )
 LOGIND = "/etc/systemd/logind.conf.d/99-lab.conf"
 RELOAD = "systemctl reload systemd-logind"
+CDI = """---
+cdiVersion: 0.5.0
+containerEdits:
+  mounts:
+  - containerPath: /usr/lib/aarch64-linux-gnu/libcuda.so.580.65.06
+    hostPath: /usr/lib/aarch64-linux-gnu/libcuda.so.580.65.06
+devices:
+- containerEdits:
+    deviceNodes:
+    - path: /dev/nvidia0
+  name: all
+kind: nvidia.com/gpu
+"""
 
 AHEAD_S = 300
 DATE = f"""#!/bin/sh
@@ -157,6 +170,10 @@ def tailscale(node: LabNode) -> None:
     path.chmod(0o755)
 
 
+def described_before(node: LabNode) -> None:
+    keep(node, "cdi-stale", "/etc/cdi/nvidia.yaml").write_text(CDI)
+
+
 def clock_ahead(node: LabNode) -> None:
     """The clock is this machine's: only what `date` says is changed."""
     path = keep(node, "clock-ahead", "/usr/local/sbin/date")
@@ -202,6 +219,10 @@ BREAKAGES = (
     by_state(
         "other-driver", "this node has another driver", ("pair.driver",),
         driver_version="580.95.05",
+    ),
+    Breakage(
+        "cdi-stale", "the CDI specification is of an older driver", ("driver.cdi",),
+        act=described_before,
     ),
     by_state(
         "kernel-7", "kernel 7.0.0-1019 without kho=off",

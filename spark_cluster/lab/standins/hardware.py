@@ -33,7 +33,18 @@ SWAP_FILE = "/swap.img"
 SHOWN = {"/proc/swaps": SWAPS, "/proc/sys/kernel/osrelease": KERNEL, "/proc/cmdline": CMDLINE}
 """Files of the kernel that every node has, and what is shown instead."""
 
-DEVICES = {"uverbs0": (231, 192), "uverbs1": (231, 193), "umad0": (231, 0), "rdma_cm": (10, 57)}
+DEVICES = {
+    "infiniband/uverbs0": (231, 192),
+    "infiniband/uverbs1": (231, 193),
+    "infiniband/umad0": (231, 0),
+    "infiniband/rdma_cm": (10, 57),
+    "nvidia0": (195, 0),
+    "nvidiactl": (195, 255),
+    "nvidia-uvm": (511, 0),
+}
+LIBRARIES = Path("/usr/lib/aarch64-linux-gnu")
+"""Folder of the driver's libcuda.so, whose name ends with its version."""
+
 CORE = ["rmem_max", "wmem_max", "rmem_default", "wmem_default", "netdev_max_backlog"]
 RTM_LINK_AND_ADDRESSES = 0x1 | 0x10 | 0x100
 EVERY = 1.5
@@ -59,12 +70,11 @@ def bind(source: Path, target: str) -> None:
 
 
 def make_devices() -> None:
-    """Device files of RDMA; nothing can open them, but `docker run --device` finds them."""
-    folder = Path("/dev/infiniband")
-    folder.mkdir(exist_ok=True)
+    """Device files of RDMA and the GPU; nothing can open them, but `docker run` finds them."""
+    Path("/dev/infiniband").mkdir(exist_ok=True)
     for name, (major, minor) in DEVICES.items():
-        if not (folder / name).exists():
-            os.mknod(folder / name, 0o20666, os.makedev(major, minor))
+        if not Path("/dev", name).exists():
+            os.mknod(Path("/dev", name), 0o20666, os.makedev(major, minor))
 
 
 def copy_settings(kernel: str, names: list[str]) -> Path:
@@ -160,6 +170,11 @@ def refresh(state: dict[str, Any]) -> None:
     put(SWAPS, swaps(state))
     put(KERNEL, state["kernel"] or os.uname().release)
     put(CMDLINE, f"{REAL_CMDLINE.read_text().strip()} {state['kernel_arguments']}".strip())
+    library = LIBRARIES / f"libcuda.so.{state['driver_version']}"
+    put(library, "stand-in")
+    for other in LIBRARIES.glob("libcuda.so.*"):
+        if other != library:
+            other.unlink()
     version = DRIVER / "nvidia/version"
     if state["driver_loaded"]:
         put(version, VERSION.format(version=state["driver_version"]))

@@ -17,6 +17,7 @@ RUN_VALUED = (
     *("--name", "--pull", "--restart", "--stop-timeout", "--network", "--ipc", "--pid", "--gpus"),
     *("--shm-size", "--user", "--workdir", "--entrypoint", "--device", "--cap-add", "--ulimit"),
     *("--mount", "--label", "--env", "--cap-drop", "--security-opt"),
+    "--device-cgroup-rule",
 )
 LABELS_OFF = ("label=disable",)
 """Docker adds it by itself where containers share ipc or pid."""
@@ -149,6 +150,7 @@ def run(state: dict[str, Any], root: Path, rest: list[str]) -> None:
             "PidMode": pid,
             "CapAdd": [f"CAP_{one}" for one in found.get("--cap-add", [])] or None,
             "CapDrop": found.get("--cap-drop"),
+            "DeviceCgroupRules": found.get("--device-cgroup-rule"),
             "SecurityOpt": [*found.get("--security-opt", []), *LABELS_OFF[: len(shares)]],
         },
         "Mounts": mounts,
