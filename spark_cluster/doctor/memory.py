@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import Observations
@@ -73,7 +74,7 @@ def orphan(seen: Observations) -> Verdict:
     effect="risks",
 )
 def swap(seen: Observations) -> Verdict:
-    devices = [line.split()[0] for line in seen.text("swaps").splitlines()[1:] if line.split()]
+    devices = _swap_devices(seen)
     swappiness = seen.text("swappiness").strip()
     if not devices:
         return ok("no swap")
@@ -85,7 +86,7 @@ def swap(seen: Observations) -> Verdict:
 @check(
     "memory.earlyoom",
     title="earlyoom ends the engine before the node freezes",
-    needs=("units",),
+    needs=("units", "swaps"),
     effect="risks",
 )
 def earlyoom(seen: Observations) -> Verdict:
@@ -93,9 +94,36 @@ def earlyoom(seen: Observations) -> Verdict:
     if not unit:
         raise NotSeen("systemctl reports nothing about earlyoom")
     if unit.get("LoadState") == "not-found":
-        return warn("earlyoom is not installed")
+        return warn("earlyoom is not installed", "no-earlyoom")
     active = unit.get("ActiveState", "?")
-    return ok("earlyoom is active") if active == "active" else warn(f"earlyoom is {active}")
+    if active != "active":
+        return warn(f"earlyoom is {active}", "no-earlyoom")
+    limit = _swap_limit(seen.output("earlyoom").split("\0")) if _swap_devices(seen) else ""
+    if limit:
+        return warn(f"earlyoom waits until swap is used up, too: {limit}", "earlyoom-swap")
+    return ok("earlyoom is active")
+
+
+def _swap_limit(argv: Sequence[str]) -> str:
+    """Return the option of earlyoom that keeps it from acting while swap is free; or nothing.
+
+    `-s 100` alone still leaves SIGKILL at half of it (source: earlyoom-manual).
+    """
+    words = [word.strip() for word in argv]
+    flags = [re.fullmatch(r"-([sS])(.*)", word) for word in words]
+    given = {
+        flag[1]: flag[2] or next(iter(words[at + 1 :]), "") for at, flag in enumerate(flags) if flag
+    }
+    if "S" in given:
+        return f"-S {given['S']}"
+    percent = given.get("s", "10")
+    if percent == "100":
+        return "-s 100 (SIGKILL below 50 %)"
+    return "" if percent == "100,100" else f"-s {percent}"
+
+
+def _swap_devices(seen: Observations) -> list[str]:
+    return [line.split()[0] for line in seen.text("swaps").splitlines()[1:] if line.split()]
 
 
 @check(

@@ -134,6 +134,12 @@ true
 """
 """pid, parent's pid, control group, parent's name."""
 
+EARLYOOM = """\
+pid=$(systemctl show -p MainPID --value earlyoom.service) || exit 1
+[ "${pid:-0}" -eq 0 ] || cat "/proc/$pid/cmdline"
+"""
+"""How earlyoom was started, with NUL between its words."""
+
 KERNEL = """\
 log=$(journalctl -b -t kernel --no-pager -o short-iso 2>&1) || { echo "$log" >&2; exit 1; }
 printf '%s\\n' "$log" | grep -aE "$1" | tail -n 200
