@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.facts.free_blocks import free_blocks
 from spark_cluster.facts.parsers import compute_apps
 from spark_cluster.inference.process import RAY, SERVER, TITLE
 
@@ -81,6 +82,28 @@ def swap(seen: Observations) -> Verdict:
     shown = f"{', '.join(devices)} in use, swappiness {swappiness}"
     calm = swappiness.isdigit() and int(swappiness) <= CALM_SWAPPINESS
     return ok(shown) if calm else warn(shown)
+
+
+@check(
+    "memory.fragmentation",
+    title="free memory has large blocks, as a load needs them",
+    needs=("buddyinfo", "page_size", "meminfo", "containers"),
+    effect="risks",
+)
+def fragmentation(seen: Observations) -> Verdict:
+    memory, serving = seen.memory, any(engine.running for engine in seen.engines)
+    size = seen.output("page_size").strip()
+    blocks = free_blocks(seen.text("buddyinfo"), int(size)) if size.isdecimal() else None
+    if blocks is None:
+        raise NotSeen(f"/proc/buddyinfo has no zone, or {size[:20]!r} is no page size")
+    if not blocks.fragmented:
+        return ok(str(blocks))
+    if serving:
+        return ok(f"{blocks}, while an engine runs")
+    if 2 * memory.cached_kib > memory.available_kib:
+        cached = f"{memory.cached_kib / 2**20:.1f} GiB of page cache"
+        return ok(f"{blocks}, next to {cached} that a start drops")
+    return warn(str(blocks))
 
 
 @check(
