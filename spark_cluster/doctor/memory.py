@@ -11,10 +11,9 @@ from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.facts.free_blocks import free_blocks
 from spark_cluster.facts.parsers import compute_apps
 from spark_cluster.inference.process import RAY, SERVER, TITLE
+from spark_cluster.node.memory import SSH_STOPS_KIB
 
 WARN_KIB = 6 * 2**20
-FAIL_KIB = 3 * 2**20
-"""Below this a Spark stops answering SSH."""
 
 CALM_SWAPPINESS = 10
 MANY_REFUSALS = 5
@@ -33,7 +32,7 @@ def available(seen: Observations) -> Verdict:
     if not memory.total_kib:
         raise NotSeen("/proc/meminfo has no MemTotal")
     shown = f"{memory.available_kib / 2**20:.1f} of {memory.total_kib / 2**20:.1f} GiB available"
-    if memory.available_kib < FAIL_KIB:
+    if memory.available_kib < SSH_STOPS_KIB:
         return fail(shown)
     return warn(shown) if memory.available_kib < WARN_KIB else ok(shown)
 

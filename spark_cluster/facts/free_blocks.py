@@ -1,4 +1,4 @@
-"""Free memory in large blocks (/proc/buddyinfo), and how long programs waited for memory (PSI)."""
+"""Free memory in large blocks, by /proc/buddyinfo, and the limits of a node that is to load."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ HIGH_PRESSURE = 10.0
 is about to load shows 0, and systemd-oomd ends programs from 60 (source: oomd-conf)."""
 
 _ZONE = re.compile(r"^Node +\d+, +zone +\S+((?: +\d{1,15})+) *$", re.MULTILINE)
-_FULL = re.compile(r"^full avg10=(\d{1,3}(?:\.\d{1,2})?) ", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -67,9 +66,3 @@ def free_blocks(text: str, page_size: int) -> FreeBlocks | None:
     pairs = [pair for zone in zones for pair in zip(zone, sizes, strict=False)]
     free = sum(count * one for count, one in pairs)
     return FreeBlocks(free, sum(count * one for count, one in pairs if one >= size), size)
-
-
-def pressure(text: str) -> float | None:
-    """Return `full avg10` of /proc/pressure/memory, percent; None where the text has none."""
-    found = _FULL.search(text)
-    return float(found[1]) if found else None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_cluster.facts.free_blocks import FreeBlocks, free_blocks, pressure
+from spark_cluster.facts.free_blocks import FreeBlocks, free_blocks
 
 GIB, MIB = 2**30, 2**20
 SICK = (
@@ -47,10 +47,3 @@ def test_what_has_no_zone_says_nothing(text: str) -> None:
 def test_in_words() -> None:
     shown = str(FreeBlocks(3 * GIB, GIB // 2, 16 * MIB))
     assert shown == "0.5 of 3.0 GiB free memory in blocks of 16 MiB or more"
-
-
-def test_pressure() -> None:
-    some = "some avg10=61.02 avg60=1.00 avg300=0.00 total=9\n"
-    assert pressure(f"{some}full avg10=42.17 avg60=0.50 avg300=0.00 total=7\n") == 42.17
-    assert pressure(some) is None
-    assert pressure("full avg10=nan avg60=0") is None
