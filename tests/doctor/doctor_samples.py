@@ -37,8 +37,8 @@ CmaFree:          120000 kB
 SwapTotal:             0 kB
 """
 BUDDYINFO = (
-    "Node 0, zone      DMA      1      0      0      1      2      1      1      0      1      1      3\n"
-    "Node 0, zone   Normal    812    402    201     90     30      8      5      3      2      4   5120\n"
+    "Node 0, zone     DMA    1    0    0    1    2    1    1    0    1    1    3\n"
+    "Node 0, zone  Normal  812  402  201   90   30    8    5    3    2    4 5120\n"
 )
 HCAS = """\
 rocep1s0f0 port 1 ==> enp1s0f0np0 (Down)
