@@ -1,6 +1,7 @@
 """A node's docker that keeps its containers in a file: a command, and the same within the tests'
 own process for programs that ask by `look.output`. An interpreter for each question would take most
-of the time of those tests."""
+of the time of those tests. What would drop this machine's caches or guard its memory is only
+written down, in the file `memory`."""
 
 from __future__ import annotations
 
@@ -35,9 +36,24 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run = look.output
 
     def output(argv: Sequence[str], limit_s: float = look.COMMAND_S) -> str | None:
-        return answer(str(folder), argv[1:]) if argv[0] == "docker" else run(argv, limit_s)
+        if argv[0] == "docker":
+            return answer(str(folder), argv[1:])
+        if done := _of_memory(argv):
+            with (folder / "memory").open("a") as log:
+                log.write(f"{done}\n")
+            return ""
+        return run(argv, limit_s)
 
     monkeypatch.setattr(look, "output", output)
+
+
+def _of_memory(argv: Sequence[str]) -> str:
+    """Return what a command does for the node's memory, in words; empty for another one."""
+    if "spark_cluster.node.memory" in argv:
+        return "prepare"
+    unit = next((word for word in argv if "load-guard" in word), "").removeprefix("--unit=")
+    name = unit.removeprefix("spark-cluster-load-guard-").removesuffix(".service")
+    return f"{'guard' if argv[0] == 'systemd-run' else 'end'} {name}" if name else ""
 
 
 def answer(folder: str, words: Sequence[str]) -> str | None:

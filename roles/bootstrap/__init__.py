@@ -8,8 +8,9 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from spark_cluster.config import sudoers
 from spark_cluster.loader.template import render
-from spark_cluster.node import paths, sudoers
+from spark_cluster.node import paths
 from spark_cluster.resources import (
     AuthorizedKey,
     File,

@@ -8,8 +8,9 @@ from typing import Annotated, Literal
 
 from pydantic import BaseModel, Field
 
+from spark_cluster.config import sudoers
 from spark_cluster.loader.template import render
-from spark_cluster.node import paths, sudoers
+from spark_cluster.node import paths
 from spark_cluster.resources import Command, File, Package, Resource, Service, Swap, Sysctl
 from spark_cluster.topology import Node
 
@@ -32,10 +33,18 @@ class Settings(BaseModel):
         default=True, description="end the largest process before the node hangs; false leaves it"
     )
     earlyoom_memory_percent: int = Field(
-        default=2, ge=1, le=50, description="act below this much available memory"
+        default=2,
+        ge=1,
+        le=50,
+        description="act below this much available memory: of a Spark 2 % are 2.4 GiB, and the "
+        "plan leaves 4",
     )
     earlyoom_swap_percent: int = Field(
-        default=80, ge=0, le=100, description="and only below this much free swap"
+        default=100,
+        ge=0,
+        le=100,
+        description="and only below this much free swap; 100 ignores swap, which stays free while "
+        "pinned GPU memory fills the node",
     )
     earlyoom_prefer: Expression = Field(
         default="(vllm|VLLM|ray|python3)",

@@ -49,9 +49,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     program = model_loading.PROGRAM.resources()
     yield from program
     yield Directory(str(Path(model_loading.CONFIG).parent), mode=0o755)
-    told = model_loading.configuration(
-        node.name, settings.servers, settings.ready_s, settings.stays_s
-    )
+    told = model_loading.configuration(node, settings.servers, settings.ready_s, settings.stays_s)
     config = File(model_loading.CONFIG, content=json.dumps(told, indent=2) + "\n", mode=0o600)
     unit = File(
         UNIT_FILE,

@@ -59,7 +59,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     program = supervision.PROGRAM.resources()
     yield from program
     yield Directory(str(Path(supervision.CONFIG).parent), mode=0o755)
-    config = File(supervision.CONFIG, content=json.dumps(_config(settings), indent=2) + "\n")
+    config = File(supervision.CONFIG, content=json.dumps(_config(node, settings), indent=2) + "\n")
     unit = File(
         UNIT_FILE,
         content=render(
@@ -74,5 +74,5 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     yield Service(supervision.UNIT, enabled=settings.at_boot, restart_when=(config, unit, *program))
 
 
-def _config(settings: Settings) -> dict[str, Any]:
-    return supervision.configuration(settings.model_dump(exclude={"state", "at_boot"}))
+def _config(node: Node, settings: Settings) -> dict[str, Any]:
+    return supervision.configuration(settings.model_dump(exclude={"state", "at_boot"}), node)

@@ -273,6 +273,13 @@ def do_image(node: Node, request: Request, laptop: Laptop) -> Reply:
     return image_copy.answer(node.host(request, laptop), request)
 
 
+def do_load_guard(node: Node, request: Request, laptop: Laptop) -> Reply:
+    """Prepare this node's memory for a load, or guard it: `what` of agent/load_guard.py."""
+    from spark_cluster.agent import load_guard  # late: few runs want it
+
+    return load_guard.answer(node.host(request, laptop), request)
+
+
 OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "apply": do_apply,
     "caches": do_caches,
@@ -281,6 +288,7 @@ OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "history": do_history,
     "http": do_http,
     "image": do_image,
+    "load_guard": do_load_guard,
     "lock": do_lock,
     "reboot": do_reboot,
     "revert": do_revert,

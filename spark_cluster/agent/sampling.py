@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from spark_cluster.node import telemetry
+from spark_cluster.node import own_program, telemetry
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import ResourceError
 
@@ -46,18 +46,9 @@ def start_unit(host: Host, request: Mapping[str, Any]) -> dict[str, Any]:
         "Description": "spark-cluster: telemetry",
         "RuntimeMaxSec": f"{longest:.0f}",
         "TimeoutStopSec": "10",
-        "KillMode": "control-group",
         "Environment": f"PATH={host.search_path}",
     }
     settings = telemetry.settings_of(request, root=str(host.root))
-    host.run(
-        [
-            "systemd-run",
-            *("--quiet", "--collect", "--no-ask-password", "--service-type=exec"),
-            f"--unit={name}",
-            *(f"--property={key}={value}" for key, value in properties.items()),
-            "--",
-            *telemetry.argv(settings),
-        ]
-    ).check("starting the unit for telemetry")
+    start = own_program.in_unit(f"{name}.service", telemetry.argv(settings), properties)
+    host.run(start).check("starting the unit for telemetry")
     return {"started": True}

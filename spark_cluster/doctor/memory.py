@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.facts.free_blocks import free_blocks
 from spark_cluster.facts.parsers import compute_apps
 from spark_cluster.inference.process import RAY, SERVER, TITLE
+from spark_cluster.node.memory import SSH_STOPS_KIB
 
 WARN_KIB = 6 * 2**20
-FAIL_KIB = 3 * 2**20
-"""Below this a Spark stops answering SSH."""
 
 CALM_SWAPPINESS = 10
 MANY_REFUSALS = 5
@@ -31,7 +32,7 @@ def available(seen: Observations) -> Verdict:
     if not memory.total_kib:
         raise NotSeen("/proc/meminfo has no MemTotal")
     shown = f"{memory.available_kib / 2**20:.1f} of {memory.total_kib / 2**20:.1f} GiB available"
-    if memory.available_kib < FAIL_KIB:
+    if memory.available_kib < SSH_STOPS_KIB:
         return fail(shown)
     return warn(shown) if memory.available_kib < WARN_KIB else ok(shown)
 
@@ -73,7 +74,7 @@ def orphan(seen: Observations) -> Verdict:
     effect="risks",
 )
 def swap(seen: Observations) -> Verdict:
-    devices = [line.split()[0] for line in seen.text("swaps").splitlines()[1:] if line.split()]
+    devices = _swap_devices(seen)
     swappiness = seen.text("swappiness").strip()
     if not devices:
         return ok("no swap")
@@ -83,9 +84,31 @@ def swap(seen: Observations) -> Verdict:
 
 
 @check(
+    "memory.fragmentation",
+    title="free memory has large blocks, as a load needs them",
+    needs=("buddyinfo", "page_size", "meminfo", "containers"),
+    effect="risks",
+)
+def fragmentation(seen: Observations) -> Verdict:
+    memory, serving = seen.memory, any(engine.running for engine in seen.engines)
+    size = seen.output("page_size").strip()
+    blocks = free_blocks(seen.text("buddyinfo"), int(size)) if size.isdecimal() else None
+    if blocks is None:
+        raise NotSeen(f"/proc/buddyinfo has no zone, or {size[:20]!r} is no page size")
+    if not blocks.fragmented:
+        return ok(str(blocks))
+    if serving:
+        return ok(f"{blocks}, while an engine runs")
+    if 2 * memory.cached_kib > memory.available_kib:
+        cached = f"{memory.cached_kib / 2**20:.1f} GiB of page cache"
+        return ok(f"{blocks}, next to {cached} that a start drops")
+    return warn(str(blocks))
+
+
+@check(
     "memory.earlyoom",
     title="earlyoom ends the engine before the node freezes",
-    needs=("units",),
+    needs=("units", "swaps"),
     effect="risks",
 )
 def earlyoom(seen: Observations) -> Verdict:
@@ -93,9 +116,36 @@ def earlyoom(seen: Observations) -> Verdict:
     if not unit:
         raise NotSeen("systemctl reports nothing about earlyoom")
     if unit.get("LoadState") == "not-found":
-        return warn("earlyoom is not installed")
+        return warn("earlyoom is not installed", "no-earlyoom")
     active = unit.get("ActiveState", "?")
-    return ok("earlyoom is active") if active == "active" else warn(f"earlyoom is {active}")
+    if active != "active":
+        return warn(f"earlyoom is {active}", "no-earlyoom")
+    limit = _swap_limit(seen.output("earlyoom").split("\0")) if _swap_devices(seen) else ""
+    if limit:
+        return warn(f"earlyoom waits until swap is used up, too: {limit}", "earlyoom-swap")
+    return ok("earlyoom is active")
+
+
+def _swap_limit(argv: Sequence[str]) -> str:
+    """Return the option of earlyoom that keeps it from acting while swap is free; or nothing.
+
+    `-s 100` alone still leaves SIGKILL at half of it (source: earlyoom-manual).
+    """
+    words = [word.strip() for word in argv]
+    flags = [re.fullmatch(r"-([sS])(.*)", word) for word in words]
+    given = {
+        flag[1]: flag[2] or next(iter(words[at + 1 :]), "") for at, flag in enumerate(flags) if flag
+    }
+    if "S" in given:
+        return f"-S {given['S']}"
+    percent = given.get("s", "10")
+    if percent == "100":
+        return "-s 100 (SIGKILL below 50 %)"
+    return "" if percent == "100,100" else f"-s {percent}"
+
+
+def _swap_devices(seen: Observations) -> list[str]:
+    return [line.split()[0] for line in seen.text("swaps").splitlines()[1:] if line.split()]
 
 
 @check(

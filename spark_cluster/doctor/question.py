@@ -209,6 +209,8 @@ def _system(context: Context) -> dict[str, NodeSource]:
         "avahi": ("host name of avahi", (*BUS, "call", *AVAHI, "GetHostName"), "busctl"),
         "previous": ("end of the boot before this one", previous, "journalctl"),
         "units": ("systemctl", (*properties, *(f"{u}.service" for u in UNITS)), "systemctl"),
+        "earlyoom": ("arguments of earlyoom", shell(scripts.EARLYOOM), "systemctl"),
+        "page_size": ("getconf PAGESIZE", ("getconf", "PAGESIZE"), ""),
         "tailscale": ("tailscale debug prefs", ("tailscale", "debug", "prefs"), "tailscale"),
         "ssh_folder": ("~/.ssh", shell(scripts.SSH_FOLDER, context.user), ""),
         "clock": ("the clock", ("date", "+%s.%N"), ""),
@@ -216,6 +218,7 @@ def _system(context: Context) -> dict[str, NodeSource]:
     files = {
         "kernel": "/proc/sys/kernel/osrelease",
         "swaps": "/proc/swaps",
+        "buddyinfo": "/proc/buddyinfo",
         "swappiness": "/proc/sys/vm/swappiness",
         "group": "/etc/group",
         "hosts": "/etc/hosts",

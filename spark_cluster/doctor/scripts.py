@@ -144,6 +144,12 @@ true
 """pid, parent's pid, control group, uid, IPC namespace (`own`; the `node`'s; `lingers`: the node's,
 and logind never ends its user), parent's name."""
 
+EARLYOOM = """\
+pid=$(systemctl show -p MainPID --value earlyoom.service) || exit 1
+[ "${pid:-0}" -eq 0 ] || cat "/proc/$pid/cmdline"
+"""
+"""How earlyoom was started, with NUL between its words."""
+
 KERNEL = (
     _KEEP
     + f"""\

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +44,23 @@ def in_environment(folder: str, module: str, *words: str, code: str = HERE) -> l
         code: the folder of the package, where it is called on another machine.
     """
     return [f"{folder}/bin/python", "-I", "-B", "-c", CODE, code, module, *words]
+
+
+def in_unit(name: str, argv: Sequence[str], properties: Mapping[str, str]) -> list[str]:
+    """Return the command that runs `argv` in a transient unit, of which nothing stays at its end.
+
+    Args:
+        name: of the unit, with `.service`.
+        properties: of the unit. `KillMode` is its whole control group unless they name another.
+    """
+    return [
+        "systemd-run",
+        *("--quiet", "--collect", "--no-ask-password", "--service-type=exec"),
+        f"--unit={name}",
+        *(f"--property={k}={v}" for k, v in {"KillMode": "control-group", **properties}.items()),
+        "--",
+        *argv,
+    ]
 
 
 def print_answer(job: Callable[[], Mapping[str, Any]]) -> None:

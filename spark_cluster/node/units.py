@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 from spark_cluster.node import locks, moment, paths, processes
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
-from spark_cluster.node.own_program import bytecode
+from spark_cluster.node.own_program import bytecode, in_unit
 from spark_cluster.node.processes import Cancelled, Completed
 from spark_cluster.node.unit_output import Tail, text_of
 from spark_cluster.node.values import ResourceError
@@ -275,17 +275,10 @@ class _Unit:
             "Description": f"spark-cluster: {self.work.key}",
             "RuntimeMaxSec": f"{self.work.timeout + LAST_RESORT_S:.0f}",
             "TimeoutStopSec": f"{ENDING_S:.0f}",
-            "KillMode": "control-group",
         }
         code = str(Path(__file__).resolve().parents[2])
-        return [
-            "systemd-run",
-            *("--quiet", "--collect", "--no-ask-password", "--service-type=exec"),
-            f"--unit={self.name}",
-            *(f"--property={name}={value}" for name, value in properties.items()),
-            "--",
-            *(sys.executable, "-I", "-S", *bytecode(), "-c", CODE, code, str(self.folder)),
-        ]
+        worker = (sys.executable, "-I", "-S", *bytecode(), "-c", CODE, code, str(self.folder))
+        return in_unit(self.name, worker, properties)
 
     def _abandon(self) -> NoReturn:
         """Leave the work to itself, begun or not, or have it ended. Raises Cancelled."""

@@ -197,6 +197,14 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
         "list": {"images": [_IMAGE]},
         "remove": {"kept": {str: str}},
     },
+    "load_guard": {
+        "prepare": {
+            "pressure": (None, Number(float, 0, 100)),
+            "problem": str,
+            "buddyinfo": str,
+            "page_size": Number(int, 1, 1 << 30),
+        }
+    },
     "caches": {
         "state": {"launches": [dict], "compiled": {str: [str]}, "tuned": [_TUNED]},
         "tuned": {"tuned": [_TUNED]},

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 
 from spark_cluster.config import overrides
 from spark_cluster.config.recipe import Recipe
@@ -19,7 +18,7 @@ from spark_cluster.inference.process import PROGRAMS, RAY, SERVER
 from spark_cluster.models.memory import LOWEST, utilization
 from spark_cluster.planning.room import NodeMemory, of_facts
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import vram
+from spark_cluster.serving import load_guard, vram
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.topology import Node
 
@@ -136,7 +135,8 @@ def share(play: Play, plan: ServePlan, running: ContainerState) -> float | None:
 
     None when the recipe says it, or how large the KV cache is. A server that serves the same keeps
     its share: the memory that it holds itself is no reason to start it again. One that serves
-    something else is ended first, or it would hold what is counted.
+    something else is ended first, or it would hold what is counted. Where something is started, the
+    nodes' memory is prepared for it.
 
     Raises:
         Refused: there is too little for anything.
@@ -145,13 +145,14 @@ def share(play: Play, plan: ServePlan, running: ContainerState) -> float | None:
     elsewhere = running.status != "absent" and running.runtime != plan.deployment.runtime
     if (elsewhere or (running.status == "running" and not same)) and not play.check:
         _release(play)
+    if not same and not play.check:
+        load_guard.prepare(play, plan.nodes)
     if not plan.chooses_share:
         return None
     kept = kept_share(running, plan)
     if kept is not None:
         return kept
-    if not play.check:  # page cache is not free memory to CUDA
-        play.on_each(plan.nodes, partial(drop_caches, play))
+    if not play.check:
         play.refresh(plan.nodes)
     known = {node.name: node for node in play.nodes}
     now = [known[node.name] for node in plan.nodes]
@@ -229,11 +230,3 @@ def without_ours(room: NodeMemory, ours: set[int]) -> NodeMemory:
     back = min(memory.available_kib + held * 1024, memory.total_kib)
     left = tuple(process for process in room.held if process.pid not in ours)
     return replace(room, memory=replace(memory, available_kib=back), held=left)
-
-
-def drop_caches(play: Play, node: Node) -> None:
-    """Give the page cache back, as vLLM's start gate does not count it as free on a Spark."""
-    if node.facts.gpu_memory.of_gpu:
-        return
-    play.session(node).run(["sync"], timeout=300)
-    play.session(node).run(["sysctl", "-q", "-w", "vm.drop_caches=3"], timeout=300)

@@ -19,6 +19,7 @@ from spark_cluster.serving.kind_probe import probe_once
 from spark_cluster.serving.proxy import ModelServer
 from spark_cluster.serving.replicas import Member
 from spark_cluster.serving.unit_program import UnitProgram
+from spark_cluster.topology import Node
 
 FOLDER = paths.MODEL_LOADER
 CONFIG = paths.MODEL_LOADER_SETTINGS
@@ -36,46 +37,40 @@ PROGRAM = UnitProgram(
     FOLDER,
     "spark_cluster.node.model_loader.main",
     (
-        "__init__",
-        "node/__init__",
-        "node/engine_metrics",
-        "node/http",
-        "node/nvidia_smi",
+        *supervision.MODULES,
         "node/model_loader/__init__",
         "node/model_loader/haproxy",
         "node/model_loader/load_queue",
         "node/model_loader/main",
         "node/model_loader/policy",
         "node/model_loader/servers",
-        "node/supervision/__init__",
-        "node/supervision/look",
     ),
 )
 
 
 def configuration(
-    head: str, servers: Sequence[ModelServer], ready_s: float, stays_s: float
+    head: Node, servers: Sequence[ModelServer], ready_s: float, stays_s: float
 ) -> dict[str, Any]:
     """Return what the program is told.
 
     Args:
-        head: name of the node that it runs on.
+        head: the node that it runs on.
         servers: all models of the endpoint, in the order of its backends.
         ready_s: seconds until a server that was started must answer.
         stays_s: seconds that a model stays after it was loaded.
     """
-    known = supervision.configuration({})
+    known = supervision.configuration({}, head)
+    shared = ("unit_folder", "declared", "requests", "unified_memory")
     return {
-        **{name: known[name] for name in ("unit_folder", "declared", "requests")},
+        **{name: known[name] for name in shared},
         "labels": {**known["labels"], "needs": NEEDS},
         "socket": proxy.LOADER,
         "header": proxy.HEADER,
         "admin": proxy.ADMIN_SOCKET,
-        "drop_caches": "/proc/sys/vm/drop_caches",
         "reserve_gib": RESERVE_GIB,
         "answer_s": ANSWER_S,
         "stays_s": stays_s,
-        "always": [one.program for one in servers if not one.on_request and one.node == head],
+        "always": [one.program for one in servers if not one.on_request and one.node == head.name],
         "models": [
             {
                 "program": server.program,

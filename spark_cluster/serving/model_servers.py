@@ -16,6 +16,7 @@ from spark_cluster.runner.play import Play
 from spark_cluster.serving import (
     admission,
     launches,
+    load_guard,
     model_loading,
     readiness,
     rungs,
@@ -165,7 +166,7 @@ def _start_one(one: Member, guarded: str, admitted: Admitted) -> list[vram.NodeV
     if one.running.status == "running":
         end_dead_server(play, plan)
     if not play.check and not admission.serves(one.running, plan):
-        admission.drop_caches(play, one.node)  # page cache is not free memory to CUDA
+        load_guard.prepare(play, [one.node])
     server = partial(play.apply, one.node, play.role("vllm", deployment=made))
     started = runtime.changed(server().changes(one.node.name), plan.server)
     if play.check or play.options.selection.partial:
@@ -176,6 +177,7 @@ def _start_one(one: Member, guarded: str, admitted: Admitted) -> list[vram.NodeV
         plan.engine,
         plan.recipe.ready_timeout_s,
         server=plan.server,
+        nodes=plan.nodes,
         again=readiness.Again(None if started else server),
     )
 

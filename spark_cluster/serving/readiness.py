@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import Failed, VerificationFailed
@@ -15,11 +16,14 @@ from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.engine import Engine
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import TOKENS_SINCE, RayNode, RayState
+from spark_cluster.node.load_guard import Reason
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.serving import logs, vram
+from spark_cluster.serving import load_guard, logs, vram
 from spark_cluster.serving.endpoint import Endpoint
+from spark_cluster.serving.load_guard import LoadGuard
+from spark_cluster.topology import Node
 
 POLL_S = 1.0
 
@@ -107,6 +111,10 @@ class ServerEnded(Failed):
     """The server, or a rank of it, ended before it was healthy."""
 
 
+class LoadEnded(Failed):
+    """The guard of a node's memory has ended the load."""
+
+
 class NoCompletion(VerificationFailed):
     """The server says that it is healthy, and its engine fails: it may have died a moment ago."""
 
@@ -119,6 +127,7 @@ def healthy(
     ranks: Sequence[str] = (),
     *,
     server: str = SERVER,
+    nodes: Sequence[Node] = (),
     again: Again | None = None,
 ) -> list[vram.NodeVram]:
     """Wait until the engine is healthy, at most `timeout` seconds.
@@ -127,6 +136,7 @@ def healthy(
         serving: the engine that is waited for.
         ranks: names of the nodes other than the head that have a rank of their own (executor mp).
         server: name of its program.
+        nodes: whose memory is guarded while it loads; none where nothing is loaded.
         again: starts a server that this run found running and left as it was. Its engine may have
             died a moment ago, and its API ends only now: it is started again, once.
 
@@ -135,20 +145,36 @@ def healthy(
 
     Raises:
         ServerEnded: the server or a rank ended; with the earliest real error over all ranks.
+        LoadEnded: a node was short of memory, so that its guard ended the load.
         VerificationFailed: it is not healthy in time.
     """
-    wait = partial(_until_healthy, play, endpoint, serving, timeout, ranks=ranks, server=server)
+    health = endpoint.of_engine.path(serving.health)
+    guard = LoadGuard(play, nodes, server, health, timeout)
+    wait = partial(_guarded, guard, play, endpoint, serving, timeout, ranks=ranks, server=server)
     try:
         return wait()
     except ServerEnded as error:
         if not again:
             raise
         play.note(f"the server that ran already has ended: {error.message}; it is started again")
+    load_guard.prepare(play, nodes)
     again.start()
     return wait()
 
 
+def _guarded(guard: LoadGuard, *told: Any, **more: Any) -> list[vram.NodeVram]:
+    """Wait until the engine is healthy; where that is cut off, its guard stays with the load."""
+    try:
+        peak = _until_healthy(guard, *told, **more)
+    except (ServerEnded, LoadEnded):
+        guard.end()
+        raise
+    guard.end()
+    return peak
+
+
 def _until_healthy(
+    guard: LoadGuard,
     play: Play,
     endpoint: Endpoint,
     serving: Engine,
@@ -170,8 +196,11 @@ def _until_healthy(
         peak = vram.peak(peak, now)
         if health.status == 200:
             return peak
-        for name in (play.head.name, *ranks):
-            state = container_state(play, server, name)
+        guard.begin()
+        states = {name: container_state(play, server, name) for name in (play.head.name, *ranks)}
+        if ended := guard.ended():  # asked last: it may be the reason for a state
+            raise _short_of_memory(play, states, server, *ended)
+        for name, state in states.items():
             if state.status != "running" or state.restarts > restarts.setdefault(
                 name, state.restarts
             ):
@@ -274,6 +303,20 @@ def _ended(play: Play, state: ContainerState, name: str, server: str) -> ServerE
         f"{who} {what} while loading: {fault.text if fault else last or state.error}",
         where=fault.where if fault else f"{name} {server}",
         hint=logs.advice(fault, f"{who} was stopped, its log stays: spark-cluster logs shows more"),
+    )
+
+
+def _short_of_memory(
+    play: Play, states: Mapping[str, ContainerState], server: str, node: str, reason: Reason
+) -> LoadEnded:
+    """Stop what is left of a server whose load was ended, or its runtime would start it again."""
+    for name, state in states.items():
+        play.connections.session(name).run(runtime.RUNTIMES[state.runtime].stop(server))
+    return LoadEnded(
+        f"the load was ended before the node ran out of memory: {reason}",
+        where=f"{node} {server}",
+        hint="`spark-cluster vram` shows what else holds memory, `spark-cluster plan` what it "
+        "needs: a smaller share or context, or more nodes",
     )
 
 

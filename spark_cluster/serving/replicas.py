@@ -298,7 +298,13 @@ def healthy(
     def wait(one: Member, begin: readiness.Again) -> list[vram.NodeVram]:
         plan = one.plan
         return readiness.healthy(
-            one.play, plan.endpoint, whole.engine, limit, plan.ranks, again=begin
+            one.play,
+            plan.endpoint,
+            whole.engine,
+            limit,
+            plan.ranks,
+            nodes=plan.nodes,
+            again=begin,
         )
 
     peaks = play.together(*[partial(wait, *pair) for pair in zip(found, again, strict=True)])

@@ -12,7 +12,7 @@ from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import token
 from spark_cluster.runner.play import Play, RoleCall
-from spark_cluster.serving import admission, firewall, launches, logs, readiness
+from spark_cluster.serving import admission, firewall, launches, load_guard, logs, readiness
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.topology import Node
 
@@ -106,8 +106,9 @@ def end_dead_server(play: Play, plan: ServePlan) -> None:
 
 
 def end_server(play: Play, plan: ServePlan) -> None:
-    """End the server and its ranks; Ray stays."""
+    """End the server and its ranks, to be started again; Ray stays."""
     play.apply(plan.nodes, [_runtime(plan.deployment).absent(plan.server, 5)])
+    load_guard.prepare(play, plan.nodes)
 
 
 def start_ray_alone(

@@ -20,6 +20,7 @@ from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import endpoint, kind_probe, proxy
 from spark_cluster.serving.unit_program import UnitProgram
+from spark_cluster.topology import Node
 
 UNIT = "spark-cluster-supervise"
 """Its systemd unit."""
@@ -33,28 +34,37 @@ STATE = f"{FOLDER}/state/state.json"
 QUESTION = "Answer with one word: what is the capital of France?"
 TOKENS = 8
 
+MODULES = (
+    "__init__",
+    "node/__init__",
+    "node/durable",
+    "node/engine_metrics",
+    "node/faults",
+    "node/http",
+    "node/load_guard",
+    "node/load_watch",
+    "node/locks",
+    "node/memory",
+    "node/nvidia_smi",
+    "node/own_program",
+    "node/paths",
+    "node/project_code",
+    "node/supervision/__init__",
+    "node/supervision/loading",
+    "node/supervision/look",
+    "node/temporary_names",
+    "node/values",
+)
+"""What a program needs that looks at a server on its node, and guards its load."""
+
 PROGRAM = UnitProgram(
     FOLDER,
     "spark_cluster.node.supervision.main",
-    (
-        "__init__",
-        "node/__init__",
-        "node/durable",
-        "node/engine_metrics",
-        "node/http",
-        "node/locks",
-        "node/nvidia_smi",
-        "node/paths",
-        "node/supervision/__init__",
-        "node/supervision/look",
-        "node/supervision/main",
-        "node/supervision/policy",
-        "node/temporary_names",
-    ),
+    (*MODULES, "node/supervision/main", "node/supervision/policy"),
 )
 
 
-def configuration(limits: Mapping[str, Any]) -> dict[str, Any]:
+def configuration(limits: Mapping[str, Any], head: Node) -> dict[str, Any]:
     """Return what the program is told: names, labels and paths of this package, and its limits."""
     return {
         "folder": STATE.rpartition("/")[0],
@@ -77,6 +87,7 @@ def configuration(limits: Mapping[str, Any]) -> dict[str, Any]:
         "ray_nodes": RAY_NODES,
         "ray_token": TOKEN_FILE,
         "description": proxy.DESCRIPTION,
+        "unified_memory": not head.facts.gpu_memory.of_gpu,
         "limits": dict(limits),
     }
 

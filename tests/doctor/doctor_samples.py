@@ -36,6 +36,10 @@ CmaTotal:         131072 kB
 CmaFree:          120000 kB
 SwapTotal:             0 kB
 """
+BUDDYINFO = (
+    "Node 0, zone     DMA    1    0    0    1    2    1    1    0    1    1    3\n"
+    "Node 0, zone  Normal  812  402  201   90   30    8    5    3    2    4 5120\n"
+)
 HCAS = """\
 rocep1s0f0 port 1 ==> enp1s0f0np0 (Down)
 rocep1s0f1 port 1 ==> enp1s0f1np1 (Up)
@@ -245,6 +249,8 @@ def commands(number: int) -> dict[str, Any]:
         "remove_ipc": ran("b true\n"),
         "avahi": ran("", 1, "Call failed: The name org.freedesktop.Avahi was not provided"),
         "units": ran(UNITS),
+        "earlyoom": ran("/usr/bin/earlyoom\0-m\x002\0-s\x00100,100\0"),
+        "page_size": ran("4096\n"),
         "tailscale": None,
         "ssh_folder": ran("directory nvidia 700\n"),
         "clock": ran(f"1795183391.{number}23\n"),
@@ -272,6 +278,7 @@ def files(number: int) -> dict[str, str | None]:
         "cmdline": "BOOT_IMAGE=/boot/vmlinuz-6.17.0-1021-nvidia root=UUID=x ro quiet\n",
         "swaps": "Filename\t\t\t\tType\t\tSize\t\tUsed\t\tPriority\n",
         "swappiness": "60\n",
+        "buddyinfo": BUDDYINFO,
         "group": "root:x:0:\nsudo:x:27:nvidia\ndocker:x:988:\n",
         "hosts": f"127.0.0.1 localhost\n127.0.1.1 spark{number}\n"
         f"192.168.177.{10 + peer} spark{peer}-fabric\n",

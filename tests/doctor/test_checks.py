@@ -68,6 +68,11 @@ def sysfs(tree: str, hca: str, value: str) -> dict[str, str]:
     return {path: value if f"/{hca}/" in path else text for path, text in known.items()}
 
 
+SWAP = "Filename Type Size Used Priority\n/swap.img file 16777212 0 -2\n"
+FRAGMENTED = (
+    "Node 0, zone   Normal  81231  40211  20102   9021   3021    811    120     27      5      0"
+    "      0\n"
+)
 ONE_DOWN = HCAS.replace("enP2p1s0f1np1 (Up)", "enP2p1s0f1np1 (Down)")
 ALL_DOWN = HCAS.replace("(Up)", "(Down)")
 FAILED_UPDATE = json.dumps(
@@ -216,12 +221,16 @@ SICK: list[tuple[str, dict[str, Any], str, str]] = [
      "5.0 of 121.7 GiB"),
     ("memory.orphan", {"apps": "4242, VLLM::EngineCore, 99000\n", "holders": ORPHAN}, "fail",
      "PID 4242 VLLM::EngineCore 99000 MiB"),
-    ("memory.swap", {"swaps": "Filename Type Size Used Priority\n/swap.img file 16777212 0 -2\n"},
-     "warn", "/swap.img in use, swappiness 60"),
+    ("memory.swap", {"swaps": SWAP}, "warn",
+     "/swap.img in use, swappiness 60"),
     ("memory.earlyoom", {"units": UNITS.replace("earlyoom.service\nLoadState=loaded",
                                                 "earlyoom.service\nLoadState=not-found")}, "warn",
      "not installed"),
     ("memory.earlyoom", {"units": UNITS.replace("=active", "=failed")}, "warn", "is failed"),
+    ("memory.earlyoom", {"earlyoom": "earlyoom\0-m\x002\0-s\x0080\0", "swaps": SWAP},
+     "warn", "-s 80"),
+    ("memory.fragmentation", {"buddyinfo": FRAGMENTED, "containers": "[]", "logs": ""}, "warn",
+     "0.0 of 1.5 GiB free memory in blocks of 4 MiB or more"),
     ("memory.refused", {"kernel_log": NO_MEMORY * 5}, "fail", "NV_ERR_NO_MEMORY 5 times"),
     ("memory.refused", {"kernel_log": "x kernel: Out of memory: Killed process 9 (python3)\n"},
      "warn", "killed python3"),
@@ -370,6 +379,38 @@ def test_without_the_module_a_cable_may_be_plugged() -> None:
     replugged = {"kernel_log": kernel(REPLUGGED)}
     assert found("kernel.mstflint", **replugged).status == "warn"
     assert found("kernel.mstflint", mstflint_access=None, **replugged).status == "ok"
+
+
+@pytest.mark.parametrize(
+    ("options", "status", "words"),
+    [
+        ("-m 2 -s 100,100", "ok", "active"),
+        ("-m 2 -s 100", "warn", "-s 100 (SIGKILL below 50 %)"),
+        ("-m 2", "warn", "-s 10"),
+        ("-m 2 -s80,40", "warn", "-s 80,40"),
+        ("-m 2 -S 1048576", "warn", "-S 1048576"),
+        ("-m 2 -s NaN", "warn", "-s NaN"),
+        ("--prefer (-s 100,100) -m 2", "warn", "-s 10"),
+    ],
+)
+def test_free_swap_that_keeps_earlyoom_from_acting(options: str, status: str, words: str) -> None:
+    """P08: earlyoom's limits are joined by AND, and GPU memory leaves swap free."""
+    running = "/usr/bin/earlyoom\0-r\0" + "3600\0" + options.replace(" ", "\0") + "\0"
+    result = found("memory.earlyoom", earlyoom=running, swaps=SWAP)
+    assert (result.status, words in result.found) == (status, True), result
+    assert found("memory.earlyoom", earlyoom=running).status == "ok", "there is no swap"
+
+
+def test_free_memory_in_small_blocks_is_judged_before_a_load_only() -> None:
+    """P06: next to an engine, or below page cache that a start gives back, few blocks are usual."""
+    engine = found("memory.fragmentation", buddyinfo=FRAGMENTED)
+    assert (engine.status, "an engine runs" in engine.found) == ("ok", True)
+    cached = "MemTotal: 127601228 kB\nMemAvailable: 121000000 kB\nCached: 118000000 kB\n"
+    idle = {"buddyinfo": FRAGMENTED, "containers": "[]", "logs": ""}
+    full = found("memory.fragmentation", meminfo=cached, **idle)
+    assert (full.status, "112.5 GiB of page cache" in full.found) == ("ok", True)
+    assert found("memory.fragmentation", page_size="x\n").status == "unknown"
+    assert found("memory.fragmentation", buddyinfo="nonsense").status == "unknown"
 
 
 def test_a_combination_that_is_known_to_be_good_is_said_to_be() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from factories import make_node
 from hostile import user
 
 from spark_cluster.agent.lock import Locked, NodeLock
@@ -53,7 +54,7 @@ def run_lock(root: Path) -> Path:
 def supervisors_lock(root: Path) -> Path:
     path = below(root, locks.RUN)
     config = {
-        **supervision.configuration({"misses": 2, "pause_s": 10, "answer_s": 5}),
+        **supervision.configuration({"misses": 2, "pause_s": 10, "answer_s": 5}, make_node("h")),
         "lock": str(path),
     }
     with Supervisor(config, root / "state")._alone() as free:

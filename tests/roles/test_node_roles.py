@@ -22,10 +22,18 @@ def test_memory_as_it_comes(role):
         "File:/etc/sudoers.d/91-spark-cluster-drop-caches",
     ]
     assert one(resources, "File", "/etc/default/earlyoom").content.splitlines()[1] == (
-        "EARLYOOM_ARGS=\"-r 3600 -m 2 -s 80 --prefer '(vllm|VLLM|ray|python3)' "
+        "EARLYOOM_ARGS=\"-r 3600 -m 2 -s 100,100 --prefer '(vllm|VLLM|ray|python3)' "
         "--avoid '(systemd|sshd|dockerd)'\""
     )
     assert one(resources, "Service").triggers() == ("File:/etc/default/earlyoom",)
+
+
+def test_free_swap_masks_earlyoom_only_where_a_user_says_so(role):
+    """P08: GPU memory is pinned, so that free swap stays above any percentage but 100."""
+    of = {p: role("memory", a_spark(), earlyoom_swap_percent=p) for p in (80, 100)}
+    options = {p: one(made, "File", "/etc/default/earlyoom").content for p, made in of.items()}
+    assert " -s 80 " in options[80]
+    assert " -s 100,100 " in options[100], "SIGKILL has a limit of its own, half as high"
 
 
 def test_the_sudo_rule_is_for_one_command_without_arguments(role):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import threading
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from factories import SHIPPED, make_node, make_recipe
+from factories import PREPARED, SHIPPED, make_node, make_recipe
 from serve_plans import plan_for
 
 from spark_cluster.config import overrides
@@ -33,12 +34,16 @@ def serving(name, tp, *command):
 
 
 class Session:
-    """A node whose containers hold these processes."""
+    """A node whose containers hold these processes, and whose memory is prepared."""
 
-    def __init__(self, pids):
-        self.pids = pids
+    def __init__(self, pids, prepared):
+        self.pids, self.prepared = pids, prepared
 
-    def submit(self, op, commands):
+    def submit(self, op, *_limit, commands=None, what=""):
+        if op == "load_guard":
+            assert what == "prepare"
+            self.prepared()
+            return SimpleNamespace(wait=lambda: PREPARED)
         assert op == "gather"
         assert commands[SERVER][0] == ["docker", "top", SERVER, "-eo", "pid"]
         text = "PID\n" + "".join(f"{pid}\n" for pid in self.pids)
@@ -56,9 +61,6 @@ class Play:
         self.bus = Bus(self.memory)
         self.ours = {}
 
-    def on_each(self, nodes, _job):
-        self.done.append(f"dropped {len(nodes)}")
-
     def refresh(self, nodes):
         self.done.append(f"refreshed {len(nodes)}")
 
@@ -70,7 +72,8 @@ class Play:
         return {node.name: self.session(node) for node in self.nodes}
 
     def session(self, node):
-        return Session(self.ours.get(node.name, ()))
+        prepared = partial(self.done.append, f"prepared {node.name}")
+        return Session(self.ours.get(node.name, ()), prepared)
 
     def note(self, text, *, warning=False):
         self.notes.append(text)
@@ -220,16 +223,16 @@ def test_the_share_is_that_of_the_node_with_least_room():
     open_end = make_recipe(engine_args={"max-model-len": 32768})
     play = Play(make_node("a", 100), make_node("b", 60, head=False))
     assert share(play, open_end) == 0.41
-    assert play.done == ["dropped 2", "refreshed 2"], "page cache is given back first"
+    assert play.done == ["prepared a", "prepared b", "refreshed 2"], "it is measured after that"
 
 
 def test_a_gpu_with_memory_of_its_own_has_no_page_cache():
     node = make_node("a", 12)
     gpu = Gpu("NVIDIA H200", "9.0", "580", memory=Memory(140 * GIB, 140 * GIB, of_gpu=True))
     node = replace(node, facts=replace(node.facts, gpu=gpu))
-    assert share(Play(node), make_recipe()) == 0.38
-    session = SimpleNamespace(run=lambda *_, **__: pytest.fail("it takes nothing of the GPU's"))
-    admission.drop_caches(SimpleNamespace(session=lambda _: session), node)
+    play = Play(node)
+    assert share(play, make_recipe()) == 0.38
+    assert play.done == ["refreshed 1"], "it takes nothing of the GPU's"
 
 
 def test_the_share_is_no_more_than_what_is_asked_for():
@@ -263,13 +266,32 @@ def test_a_server_of_another_recipe_is_ended_first():
     play = Play(make_node("a"))
     running = serving("another", 1, "x", "--gpu-memory-utilization", "0.61")
     assert share(play, make_recipe(), running) == 0.40
-    assert play.done[:2] == ["Container:spark-vllm absent on 1", "Container:spark-ray absent on 1"]
+    assert play.done == [
+        *("Container:spark-vllm absent on 1", "Container:spark-ray absent on 1"),
+        *("prepared a", "refreshed 1"),
+    ]
 
 
-def test_a_share_that_the_recipe_gives():
-    play = Play(make_node("a", 5))
-    assert share(play, make_recipe(gpu_memory_utilization=0.5)) is None
-    assert share(play, make_recipe(engine_args={"kv-cache-memory-bytes": "64M"})) is None
+@pytest.mark.parametrize(
+    "given",
+    [{"gpu_memory_utilization": 0.5}, {"engine_args": {"kv-cache-memory-bytes": "64M"}}],
+)
+def test_a_share_that_the_recipe_gives(given):
+    """P07: page cache is given back before every start, and before no other one."""
+    play = Play(make_node("a", 5), make_node("b", 5, head=False))
+    recipe = make_recipe(**given)
+    assert share(play, recipe) is None
+    assert play.done == ["prepared a", "prepared b"]
+    play.done.clear()
+    assert share(play, recipe, serving(recipe.name, 2)) is None
+    assert play.done == [], "it serves already"
+    stopped = replace(serving(recipe.name, 2), status="exited")
+    assert share(play, recipe, stopped) is None
+    assert play.done == ["prepared a", "prepared b"]
+    play.check = True
+    play.done.clear()
+    assert share(play, recipe) is None
+    assert play.done == [], "check mode"
 
 
 # -- engine arguments of the command line ------------------------------------------------------

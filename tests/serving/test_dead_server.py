@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from chat_server import ChatServer, Node
-from factories import make_node
+from factories import PREPARED, make_node
 
 from spark_cluster.inference.engine import engine as engine_named
 from spark_cluster.inference.process import SERVER
@@ -23,10 +24,18 @@ class FakePlay:
     def __init__(self, selection: Selection) -> None:
         self.options = Options(selection=selection)
         self.notes: list[str] = []
+        self.prepared: list[tuple[str, int]] = []
         self.absent: list[tuple[str, str, str]] = []
 
-    def session(self, _node: Any) -> Node:
-        return Node()
+    def session(self, node: Any) -> Node:
+        made: Any = Node()
+        made.submit = partial(self.prepare, node.name)
+        return made
+
+    def prepare(self, name: str, op: str, _limit: float, *, what: str) -> Any:
+        assert (op, what) == ("load_guard", "prepare")
+        self.prepared.append((name, len(self.absent)))
+        return SimpleNamespace(wait=lambda: PREPARED)
 
     def note(self, text: str) -> None:
         self.notes.append(text)
@@ -60,6 +69,14 @@ def test_a_dead_engine_is_ended_on_all_nodes(server: ChatServer) -> None:
     play = ended(server.endpoint)
     assert play.absent == [("spark1", "spark-vllm", "absent"), ("spark2", "spark-vllm", "absent")]
     assert "has died" in play.notes[0]
+
+
+def test_caches_are_dropped_before_it_is_started_again(server: ChatServer) -> None:
+    """P07: after its end, or it would still hold the memory."""
+    server.health = 503
+    assert ended(server.endpoint).prepared == [("spark1", 2), ("spark2", 2)]
+    server.health = 200
+    assert ended(server.endpoint).prepared == []
 
 
 def test_others_are_left(server: ChatServer) -> None:

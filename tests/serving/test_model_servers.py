@@ -187,7 +187,9 @@ def test_they_are_started_one_after_the_other_each_when_the_one_before_is_health
 ) -> None:
     play = FakePlay()
     monkeypatch.setattr(model_servers.launches, "before_start", lambda *_: None)
-    monkeypatch.setattr(model_servers.admission, "drop_caches", lambda *_: None)
+    monkeypatch.setattr(
+        model_servers.load_guard, "prepare", lambda play, nodes: play.log.append(nodes[0].name)
+    )
     monkeypatch.setattr(
         model_servers.readiness,
         "healthy",
@@ -196,8 +198,10 @@ def test_they_are_started_one_after_the_other_each_when_the_one_before_is_health
     share = Admitted({f"spark-vllm-{CHAT}": 0.74, f"spark-vllm-{EMBEDDING}": None})
     model_servers.start(play, members(play, GONE, GONE), "present", share)  # type: ignore[arg-type]
     assert play.log == [
+        "a",
         (CHAT, 0.74),
         (f"spark-vllm-{CHAT}", "http://127.0.0.1:18000/v1"),
+        "a",
         (EMBEDDING, 0.1),
         (f"spark-vllm-{EMBEDDING}", "http://127.0.0.1:18001/v1"),
     ]

@@ -253,6 +253,10 @@ BREAKAGES = (
         "memory-low", "2.4 GiB of memory are left", ("memory.available",),
         mem_available_kb=2_500_000,
     ),
+    by_state(
+        "fragmented", "free memory is in small blocks only", ("memory.fragmentation",),
+        free_blocks="81231 40211 20102 9021 3021 811 120 27 5 0 0 0 0 0",
+    ),
     Breakage(
         "swap", "swap is in use, swappiness 60", ("memory.swap",), swaps_much, swaps_little
     ),

@@ -28,9 +28,15 @@ DRIVER = RUN / "driver"
 SWAPS = RUN / "swaps"
 KERNEL = RUN / "osrelease"
 CMDLINE = RUN / "cmdline"
+BUDDYINFO = RUN / "buddyinfo"
 REAL_CMDLINE = RUN / "cmdline.real"
 SWAP_FILE = "/swap.img"
-SHOWN = {"/proc/swaps": SWAPS, "/proc/sys/kernel/osrelease": KERNEL, "/proc/cmdline": CMDLINE}
+SHOWN = {
+    "/proc/swaps": SWAPS,
+    "/proc/sys/kernel/osrelease": KERNEL,
+    "/proc/cmdline": CMDLINE,
+    "/proc/buddyinfo": BUDDYINFO,
+}
 """Files of the kernel that every node has, and what is shown instead."""
 
 DEVICES = {
@@ -168,6 +174,7 @@ def refresh(state: dict[str, Any]) -> None:
     refresh_memory(state)
     refresh_ports(state)
     put(SWAPS, swaps(state))
+    put(BUDDYINFO, f"Node 0, zone   Normal {state['free_blocks']}\n")
     put(KERNEL, state["kernel"] or os.uname().release)
     put(CMDLINE, f"{REAL_CMDLINE.read_text().strip()} {state['kernel_arguments']}".strip())
     library = LIBRARIES / f"libcuda.so.{state['driver_version']}"

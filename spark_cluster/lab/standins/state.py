@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "kernel_arguments": "",  # what /proc/cmdline has in addition to this machine's own
     "mem_total_kb": 127601228,
     "mem_available_kb": 121_000_000,  # before the node's compute processes take theirs
+    "free_blocks": "96 81 64 48 33 21 15 9 6 4 3 2 1417 782",  # of /proc/buddyinfo, by order
     "meminfo": {},  # further lines of /proc/meminfo, name -> kB
     "swap_total_kb": 16777212,
     "firmware": "28.45.4028",

@@ -19,6 +19,7 @@ from typing import Any
 from spark_cluster.node.model_loader.load_queue import Answer, Queue
 from spark_cluster.node.model_loader.policy import Room, make_room
 from spark_cluster.node.model_loader.servers import Failed, ProxyAway, Servers, available_gib
+from spark_cluster.node.supervision import loading
 
 LOOK_S = 1.0
 """Seconds between two looks at a server that is loading, and at the memory."""
@@ -141,7 +142,8 @@ class Loader:
         while True:
             now = self.servers.program(name)
             if not now.running:
-                raise Failed(f"its server has ended: `docker logs {name}` on the head says why")
+                why = f"its server has ended: `docker logs {name}` on the head says why"
+                raise Failed(loading.reason(name) or why)
             why = self.servers.answers(now)
             if not why:
                 return

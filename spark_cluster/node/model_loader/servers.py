@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
+from spark_cluster.node import memory
 from spark_cluster.node.model_loader import haproxy
 from spark_cluster.node.model_loader.policy import Loaded
-from spark_cluster.node.supervision import look
+from spark_cluster.node.supervision import loading, look
 from spark_cluster.node.supervision.look import Program
 
 ACT_S = 180.0
@@ -22,8 +21,6 @@ STOP_S = 30
 
 LEAVE_S = 2.0
 """Seconds in which a request that the proxy has just sent shows itself."""
-
-_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 
 
 class Failed(Exception):
@@ -36,8 +33,7 @@ class ProxyAway(Failed):
 
 def available_gib() -> float:
     """Return MemAvailable of the node."""
-    found = _AVAILABLE.search(Path("/proc/meminfo").read_text())
-    return int(found[1]) / 2**20 if found else 0.0
+    return memory.meminfo().get("MemAvailable", 0) / 2**20
 
 
 class Servers:
@@ -134,19 +130,21 @@ class Servers:
             self.tell_proxy(name, "state ready")
 
     def start(self, name: str) -> None:
-        """Start a server.
+        """Start a server, whose load is guarded.
 
         Raises:
             Failed: Docker cannot.
         """
-        with contextlib.suppress(OSError):  # page cache is not free memory to CUDA
-            Path(self.config["drop_caches"]).write_text("3")
+        loading.end(name, self.config)
+        loading.prepare(self.config)
         if look.output(["docker", "start", name], ACT_S) is None:
             raise Failed(f"docker start {name} failed: `docker logs {name}` on the head says more")
         self._loaded_at[name] = time.monotonic()
+        loading.guard(name, [name], float(self.models[name]["ready_s"]), self.config)
 
     def stop(self, name: str) -> None:
         """Stop a server that does not come up; it is left as it is where that fails."""
+        loading.end(name, self.config)
         look.output(["docker", "stop", "-t", "5", name], ACT_S)
 
     def answers(self, one: Program) -> str:
@@ -155,6 +153,7 @@ class Servers:
 
     def came_up(self, name: str) -> None:
         """Note when a server was ready."""
+        loading.end(name, self.config)
         self._loaded_at[name] = time.monotonic()
 
     def tell_proxy(self, name: str, what: str) -> None:

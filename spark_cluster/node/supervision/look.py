@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from spark_cluster.node import engine_metrics, nvidia_smi
+from spark_cluster.node import engine_metrics, memory, nvidia_smi
 from spark_cluster.node.http import ask
 
 COMMAND_S = 20.0
@@ -26,7 +26,6 @@ RETURNED = 0.9
 """Share of the memory that the server held, which must be available before it is started."""
 
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
-_AVAILABLE = re.compile(r"^MemAvailable:\s+(\d+) kB", re.MULTILINE)
 _ADDRESS = re.compile(r"--node-ip-address=(\S+)")
 
 
@@ -212,8 +211,7 @@ def memory_obstacle(need_mib: int, title: str) -> str:
     for (_, name, _), text in zip(listed, named, strict=True):
         if re.match(title, name):
             return f"memory is still held by {text}"
-    found = _AVAILABLE.search(Path("/proc/meminfo").read_text())
-    available = int(found[1]) // 1024 if found else 0
+    available = memory.meminfo().get("MemAvailable", 0) // 1024
     if available >= need_mib * RETURNED:
         return ""
     holder = f"; GPU memory is held by {', '.join(named[:3])}" if named else ""

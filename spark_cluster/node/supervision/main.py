@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import durable, locks
+from spark_cluster.node.supervision import loading
 from spark_cluster.node.supervision import look as looking
 from spark_cluster.node.supervision.look import Program
 from spark_cluster.node.supervision.policy import START, STOP, Limits, Look, State, decide
@@ -48,6 +49,7 @@ class Supervisor:
         self.events: list[Any] = events[-EVENTS:] if isinstance(events, list) else []
         self.problems: list[str] = []
         self._tokens: float | None = None
+        self._guarded = False
         self._written = ""
 
     def look_once(self, now: float) -> str:
@@ -58,6 +60,9 @@ class Supervisor:
             return ""
         look = self._look(server)  # without the lock: an answer may take its time
         after, action = decide(self.state, look, now, self.limits)
+        if self._guarded and after.phase != "loading":
+            loading.end(self.config["server"], self.config)
+            self._guarded = False
         if not action:
             self._take(after, action, now)
             return ""
@@ -79,7 +84,7 @@ class Supervisor:
         ray = looking.program(self.config["ray"], self.config)
         lost = looking.lost_of_ray(ray)
         self.problems = [LOST.format(a) for a in (*lost, *looking.lost_of_endpoint(self.config))]
-        why, moving = "", False
+        why, moving, ended = "", False, ""
         if server.running:
             why, replied = looking.answer(server, self.config, self.limits.answer_s)
             # After each answer too: the tokens of our own question say nothing of other requests.
@@ -91,6 +96,7 @@ class Supervisor:
                 why = f"busy with other requests: {why}"
         elif server.id:
             why = "its process has ended"
+            ended = loading.reason(self.config["server"])
         if server.running and not why and self.state.phase != "serving":
             programs = [(self.config["server"], server), (self.config["ray"], ray or Program())]
             self.need_mib = looking.held_mib([(n, p) for n, p in programs if p.id])
@@ -99,6 +105,7 @@ class Supervisor:
             started=server.started,
             running=server.running,
             by_hand=server.by_hand,
+            ended=ended,
             crashes=server.crashes,
             answers=server.running and not why,
             moving=moving,
@@ -121,7 +128,15 @@ class Supervisor:
         docker = {START: ["docker", "start", name], STOP: ["docker", "stop", "-t", "5", name]}
         unit = ["systemctl", action, f"{name}.service"]
         argv = unit if server.runtime == "venv" else docker[action]
-        if looking.output(argv, ACT_S) is None:
+        loading.end(name, self.config)
+        if action == START:
+            loading.prepare(self.config)
+        done = looking.output(argv, ACT_S)
+        if action == START and done is not None:
+            programs = (name, self.config["ray"])
+            loading.guard(name, programs, self.limits.load_s, self.config)
+            self._guarded = True
+        if done is None:
             self._event(time.time(), f"{' '.join(argv)} failed")
             self._keep()
 

@@ -46,6 +46,7 @@ class Look:
         started: when its process last began, as the runtime says it.
         running: it has a process.
         by_hand: it was stopped on purpose, by a person or by `up`.
+        ended: why its load was ended by the guard of the node's memory; empty where it was not.
         crashes: how often the runtime started it again.
         answers: a real completion came.
         moving: tokens came since the last look, so that it is busy, not dead.
@@ -58,6 +59,7 @@ class Look:
     started: str = ""
     running: bool = False
     by_hand: bool = False
+    ended: str = ""
     crashes: int = 0
     answers: bool = False
     moving: bool = False
@@ -128,7 +130,7 @@ def decide(state: State, look: Look, now: float, limits: Limits) -> tuple[State,
     if look.answers:
         state = replace(state, misses=0, crashes=look.crashes, started=look.started)
         return _enter(state, "serving", now, state), ""
-    if look.by_hand:
+    if look.by_hand and not look.ended:
         return _enter(state, "stopped", now, state, "it was stopped by hand"), ""
     return _without_answer(state, look, now, limits)
 
@@ -153,11 +155,12 @@ def _without_answer(state: State, look: Look, now: float, limits: Limits) -> tup
         state = replace(state, crashes=state.crashes if served else look.crashes)
         state = _enter(state, "loading", now, reason=why)
     times = max(0, look.crashes - state.crashes)
+    failed = look.ended
     if times >= limits.crashes:
-        return _end(state, f"it ended {times} times before it answered", now, limits)
-    if now - state.since > limits.load_s:
-        return _end(state, f"no answer {limits.load_s:g} s after its start", now, limits)
-    return state, ""
+        failed = failed or f"it ended {times} times before it answered"
+    elif now - state.since > limits.load_s:
+        failed = failed or f"no answer {limits.load_s:g} s after its start"
+    return _end(state, failed, now, limits) if failed else (state, "")
 
 
 def _not_running(state: State, look: Look, now: float) -> tuple[State, str]:

@@ -17,10 +17,11 @@ from typing import Any
 
 import kept_docker
 import pytest
-from factories import put
+from factories import make_node, put
 from waiting import until
 
 from spark_cluster.inference.containers import NEEDS
+from spark_cluster.node import load_guard
 from spark_cluster.node.model_loader import main as program
 from spark_cluster.node.model_loader.load_queue import Queue
 from spark_cluster.node.model_loader.main import Loader
@@ -77,11 +78,10 @@ class Node:
         ]
         always = ModelServer("h", "127.0.0.1", port, names=("chat",), program="chat")
         self.config = {
-            **model_loading.configuration("h", [always, *servers], 20.0, 60.0),
+            **model_loading.configuration(make_node("h"), [always, *servers], 20.0, 60.0),
             "unit_folder": str(folder),
             "socket": str(folder / "http.sock"),
             "admin": admin.server_address,
-            "drop_caches": str(folder / "caches"),
         }
 
     def write(self) -> None:
@@ -284,11 +284,41 @@ def asked(path: str, program: str, model: str = "m") -> http.client.HTTPResponse
     return connection.getresponse()
 
 
+def test_a_load_is_prepared_and_guarded(node, monkeypatch):
+    """P07: caches are dropped before the start; P06: a load that was ended says why."""
+    reason = node.folder / "reason.json"
+    monkeypatch.setattr(load_guard, "reason_file", lambda _name: str(reason))
+    monkeypatch.setattr(program, "available_gib", lambda: 100.0)
+    queue = Queue(lambda: 0.0)
+    loader = Loader(Servers(node.config), queue)
+    queue.ask("a")
+    loader.load_next(0.0)
+    assert node.acts == ["start a"]
+    log = node.folder / "memory"
+    assert log.read_text().split("\n") == ["end a", "prepare", "guard a", "end a", ""]
+    figures = {"available_kib": 2**20, "free_kib": 0, "swap_free_kib": 0, "pressure": None, "at": 0}
+    start = Servers.start
+
+    def ended(servers: Servers, name: str) -> None:
+        start(servers, name)
+        put(reason, json.dumps(figures))
+        known = json.loads((node.folder / "containers.json").read_text())
+        known[name]["State"]["Status"] = "exited"
+        put(node.folder / "containers.json", json.dumps(known))
+
+    monkeypatch.setattr(Servers, "start", ended)
+    queue.ask("b")
+    loader.load_next(0.0)
+    assert "its load was ended before the node ran out of memory: 1.0 GiB" in queue.ask("b").text
+    assert not reason.exists()
+
+
 def test_the_installed_files_answer_and_load_by_themselves(node, tmp_path):
     """Run as on the node: by its own interpreter, with nothing of this checkout."""
     node.known["a"]["Config"]["Labels"][NEEDS] = "0.001"
     node.write()
-    put(tmp_path / "config.json", json.dumps(node.config))
+    # This machine's caches are its own; test_supervisor.py runs the same files on a scratch root.
+    put(tmp_path / "config.json", json.dumps({**node.config, "unified_memory": False}))
     for path, text in model_loading.PROGRAM.files().items():
         put(tmp_path / path.removeprefix("/"), text)
     start = tmp_path / model_loading.PROGRAM.start.removeprefix("/")

@@ -90,6 +90,15 @@ def test_our_own_stop_is_none_by_hand():
     assert after(GOOD, SILENT, SILENT, SILENT, stopped)[1] == START
 
 
+def test_one_whose_load_was_ended_for_memory_was_not_stopped_by_hand():
+    """P06: Docker shows the same for both."""
+    ended = replace(GONE, by_hand=True, ended="3.4 GiB were available")
+    state, action = after(GOOD, SILENT, SILENT, SILENT, GONE, ended)
+    assert (state.phase, action, state.reason) == ("waiting", STOP, "3.4 GiB were available")
+    state, action = after(replace(GONE, by_hand=True), state=replace(state, due=0.0))
+    assert (state.phase, action) == ("loading", START)
+
+
 def test_what_the_runtime_started_again_is_loading():
     state, action = after(GOOD, replace(SILENT, started="t1", crashes=1))
     assert (state.phase, action) == ("loading", "")

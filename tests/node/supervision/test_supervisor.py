@@ -8,7 +8,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -16,8 +16,11 @@ from typing import Any
 
 import kept_docker
 import pytest
-from factories import put
+from factories import make_node, put
+from waiting import HANG_S
 
+from spark_cluster.node import load_guard, memory, own_program
+from spark_cluster.node.load_guard import PROGRAM, Settings
 from spark_cluster.node.supervision import look
 from spark_cluster.node.supervision.main import Supervisor
 from spark_cluster.node.supervision.policy import START, STOP
@@ -84,7 +87,7 @@ class Node:
         self.write({"spark-vllm": server, "acts": []})
         limits = {"misses": 2, "pause_s": 10, "answer_s": 5}
         self.config = {
-            **supervision.configuration(limits),
+            **supervision.configuration(limits, make_node("h")),
             "lock": str(folder / "locks/run"),
             "unit_folder": str(folder),
             "description": str(folder / "endpoint.json"),
@@ -103,6 +106,12 @@ class Node:
     def containers(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads((self.folder / "containers.json").read_text())
         return found
+
+    @property
+    def memory(self) -> list[str]:
+        """What was done for the node's memory."""
+        log = self.folder / "memory"
+        return log.read_text().splitlines() if log.exists() else []
 
     def holds(self, *lines: str) -> None:
         put(self.folder / "apps", "".join(f"{line}\n" for line in lines))
@@ -275,6 +284,53 @@ def test_a_unit_of_the_runtime_venv(node, monkeypatch):
     assert (found.crashes, found.label("spark-cluster.tp")) == (2, "1")
 
 
+REASON = {"available_kib": 2**20, "free_kib": 0, "swap_free_kib": 0, "pressure": None, "at": 0}
+
+
+def test_a_start_of_its_own_is_prepared_and_guarded(node, engine, monkeypatch):
+    """P07: caches are dropped before each start; P06: the guard is there while weights load."""
+    reason = node.folder / "reason.json"
+    monkeypatch.setattr(load_guard, "reason_file", lambda _name: str(reason))
+    node.look()
+    engine.alive = False
+    node.holds()
+    assert [node.look(), node.look(), node.look()] == ["", STOP, START]
+    assert node.memory == ["end spark-vllm", "end spark-vllm", "prepare", "guard spark-vllm"]
+    put(reason, json.dumps(REASON))
+    known = node.containers
+    known["spark-vllm"]["State"]["Status"] = "exited"
+    node.write(known)
+    assert (node.look(), node.phase) == (STOP, "waiting")
+    said = node.supervisor.state.reason
+    assert said.startswith("its load was ended before the node ran out of memory: 1.0 GiB were")
+    assert not reason.exists()
+    assert node.look(60) == START
+    engine.alive = True
+    assert (node.look(), node.phase) == ("", "serving")
+    assert node.memory[-1] == "end spark-vllm"
+
+
+def test_a_gpu_with_memory_of_its_own_is_left_alone(node, engine):
+    """P07: nothing of its memory is page cache."""
+    node.config["unified_memory"] = False
+    node.supervisor = node.again()
+    node.look()
+    engine.alive = False
+    node.holds()
+    assert [node.look(), node.look(), node.look()] == ["", STOP, START]
+    assert node.memory == []
+
+
+def must_guard(code: Path, root: Path) -> None:
+    """Run the installed guard to its limit, and drop the caches of a node that has none."""
+    told = Settings("spark-vllm", ("spark-vllm",), 0.0, root=str(root))
+    put(root / "proc/sys/vm/drop_caches", "0")
+    for program, word in ((PROGRAM, json.dumps(asdict(told))), (memory.__name__, str(root))):
+        argv = [sys.executable, "-I", "-S", "-B", "-c", own_program.CODE, str(code), program, word]
+        subprocess.run(argv, check=True, timeout=HANG_S)
+    assert (root / "proc/sys/vm/drop_caches").read_text() == "3"
+
+
 def test_the_installed_files_are_all_that_it_needs(node, tmp_path):
     """Run as on the node: by its own interpreter, with nothing of this checkout."""
     put(tmp_path / "config.json", json.dumps({**node.config, "folder": str(tmp_path / "kept")}))
@@ -282,6 +338,7 @@ def test_the_installed_files_are_all_that_it_needs(node, tmp_path):
         put(tmp_path / path.removeprefix("/"), text)
     start = tmp_path / supervision.PROGRAM.start.removeprefix("/")
     argv = [sys.executable, "-I", "-S", "-B", str(start), str(tmp_path / "config.json")]
+    must_guard(start.parent, tmp_path)
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -1,0 +1,146 @@
+"""Memory before and while weights load: what is done to it, said of it, and what ends a load."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from commandline import WAIT_S, CommandLine, Started, until
+
+from spark_cluster.lab import Lab, LabNode
+
+pytestmark = pytest.mark.lab
+
+UP = ("up", "--tp", "2")
+SETTINGS = ("drop_caches", "compact_memory")
+SMALL_BLOCKS = "81231 40211 20102 9021 3021 811 120 27 5 0 0 0 0 0"
+SHORT_KIB = 3_000_000
+"""2.9 GiB: below where a load is ended, and above where earlyoom acts (2 % are 2.4 GiB)."""
+
+EARLYOOM = {"mem_available_kb": 1_500_000, "meminfo": {"AnonPages": 110_000_000}}
+"""1.3 % of the memory; earlyoom takes MemAvailable and AnonPages for all of it from 1.8 on."""
+
+
+@pytest.fixture(scope="module")
+def user(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]:
+    lab.trust()
+    made = CommandLine(tmp_path_factory.mktemp("load-memory"))
+    made("provision", timeout=WAIT_S)
+    made("down")
+    yield made
+    made("down")
+
+
+@pytest.fixture(autouse=True)
+def as_they_were(lab: Lab) -> Iterator[None]:
+    yield
+    for node in lab.nodes:
+        node.set_state(mem_available_kb=None, meminfo=None, free_blocks=None)
+
+
+def forget(lab: Lab) -> None:
+    """Have the nodes show which settings of the kernel are written from now on."""
+    for node in lab.nodes:
+        for name in SETTINGS:
+            node.run(["sh", "-c", f"echo none > /proc/sys/vm/{name}"])
+
+
+def written(lab: Lab) -> dict[str, list[str]]:
+    look = "for name; do echo $(cat /proc/sys/vm/$name); done"
+    asked = ["sh", "-c", look, "look", *SETTINGS]
+    return {node.name: node.run(asked).stdout.split() for node in lab.nodes}
+
+
+def guards(lab: Lab) -> list[str]:
+    """Return the guards' units, processes and files on all nodes."""
+    look = (
+        "systemctl list-units --all --plain --no-legend 'spark-cluster-load-guard*'; "
+        "pgrep -af '[l]oad_watch'; ls -d /run/spark-cluster/load-guard 2>/dev/null; true"
+    )
+    return [ln for n in lab.nodes for ln in n.run(["sh", "-c", look]).stdout.splitlines()]
+
+
+def loads(user: CommandLine, lab: Lab) -> Started:
+    """Begin `up`, and return when its load is guarded on both nodes."""
+    user("down")
+    started = user.start(*UP)
+
+    def guarded() -> bool:
+        assert started.process.poll() is None, started.process.communicate()
+        return all(
+            node.run(["pgrep", "-f", "[l]oad_watch"], check=False).stdout for node in lab.nodes
+        )
+
+    until(guarded, what="the load is guarded")
+    return started
+
+
+def container(node: LabNode, name: str) -> str:
+    asked = ["docker", "container", "inspect", "-f", "{{.State.Status}} {{.RestartCount}}", name]
+    return node.run(asked, check=False).stdout.strip()
+
+
+def test_earlyoom_acts_while_swap_is_free(user: CommandLine, spark1: LabNode) -> None:
+    """P08: its limits are joined by AND, so that 80 % of swap masks those of memory."""
+    pid = spark1.run(["systemctl", "show", "-P", "MainPID", "earlyoom"]).stdout.strip()
+    argv = spark1.run(["cat", f"/proc/{pid}/cmdline"]).stdout.strip("\0").split("\0")
+    assert argv[argv.index("-s") + 1] == "100,100"
+    spark1.run(["systemctl", "stop", "earlyoom"])  # it would end the lab's own programs
+    spark1.set_state(**EARLYOOM)
+    said = {}
+    for limit in ("80", "100,100"):
+        tried = ["timeout", "3", "earlyoom", "--dryrun", "-r", "0", "-m", "2", "-s", limit]
+        done = spark1.run(tried, check=False)
+        said[limit] = done.stdout + done.stderr
+    spark1.set_state(mem_available_kb=None, meminfo=None)
+    assert "low memory!" not in said["80"]
+    assert "low memory! at or below SIGTERM limits" in said["100,100"]
+    spark1.run(["sed", "-i", "s/-s 100,100/-s 80/", "/etc/default/earlyoom"])
+    spark1.run(["systemctl", "restart", "earlyoom"])
+    found = user("doctor", "--only", "memory").printed
+    assert "earlyoom waits until swap is used up, too: -s 80" in " ".join(found.split())
+    user("provision", "--tags", "memory")
+    assert "waits until swap" not in user("doctor", "--only", "memory").printed
+
+
+def test_caches_are_dropped_before_a_fixed_share_is_served(user: CommandLine, lab: Lab) -> None:
+    """P07: and never where it serves already; P06: fragmented memory is said before the load."""
+    forget(lab)
+    user(*UP, "--check")
+    assert written(lab) == {"spark1": ["none"] * 2, "spark2": ["none"] * 2}
+    lab.node("spark2").set_state(free_blocks=SMALL_BLOCKS)
+    said = " ".join(user(*UP).printed.split())
+    assert "0.0 of 1.5 GiB free memory in blocks of 16 MiB or more" in said
+    assert written(lab) == {"spark1": ["3", "1"], "spark2": ["3", "1"]}
+    assert guards(lab) == []
+    forget(lab)
+    assert user.json(*UP)["changed"] == 0
+    assert written(lab) == {"spark1": ["none"] * 2, "spark2": ["none"] * 2}
+    user("down")
+
+
+def test_a_load_that_takes_all_memory_is_ended_with_its_reason(
+    user: CommandLine, lab: Lab, spark1: LabNode, spark2: LabNode
+) -> None:
+    """P06: the node answers still, and Docker does not start it again."""
+    started = loads(user, lab)
+    spark2.set_state(mem_available_kb=SHORT_KIB)
+    said = " ".join(started.end(status=1).printed.split())
+    assert "the load was ended before the node ran out of memory: 2." in said
+    assert "spark2" in said
+    assert container(spark2, "spark-ray").startswith("exited")
+    assert container(spark1, "spark-vllm").startswith("exited")
+    assert guards(lab) == []
+    user("down")
+
+
+def test_a_load_without_a_laptop_is_guarded_and_down_leaves_nothing(
+    user: CommandLine, lab: Lab
+) -> None:
+    """P06: neither process, unit nor file."""
+    started = loads(user, lab)
+    started.process.kill()
+    started.process.communicate()
+    assert guards(lab)
+    user("down")
+    until(lambda: not guards(lab), what="the guards have ended")
