@@ -223,8 +223,19 @@ def beginning(name: str, size: int) -> list[str]:
 
 def processes(name: str) -> list[list[str]]:
     """Return the commands that print the ids of a program's processes, with a title or without."""
-    group = f"/sys/fs/cgroup/system.slice/{name}.service/cgroup.procs"
-    return [["docker", "top", name, "-eo", "pid"], ["cat", group]]
+    return [["docker", "top", name, "-eo", "pid"], ["cat", _processes_of(name)]]
+
+
+def _processes_of(name: str) -> str:
+    """Return the file with the ids of a unit's processes."""
+    return f"/sys/fs/cgroup/system.slice/{name}.service/cgroup.procs"
+
+
+def cpu_seconds(name: str) -> list[list[str]]:
+    """Return the commands that print id, CPU seconds and name of a program's processes."""
+    columns = "pid,cputimes,comm"
+    shell = f'exec ps -o {columns} -p "$(paste -sd, "$1")"'
+    return [["docker", "top", name, "-eo", columns], ["sh", "-c", shell, "ps", _processes_of(name)]]
 
 
 def changed(names: Sequence[str], name: str) -> bool:

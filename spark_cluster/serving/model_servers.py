@@ -16,6 +16,7 @@ from spark_cluster.runner.play import Play
 from spark_cluster.serving import (
     admission,
     launches,
+    load_progress,
     model_loading,
     readiness,
     rungs,
@@ -177,6 +178,7 @@ def _start_one(one: Member, guarded: str, admitted: Admitted) -> list[vram.NodeV
         plan.recipe.ready_timeout_s,
         server=plan.server,
         again=readiness.Again(None if started else server),
+        look=partial(load_progress.look, play, plan.deployment),
     )
 
 

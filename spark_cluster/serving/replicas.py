@@ -20,7 +20,7 @@ from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import admission, caches, launches, readiness, rungs, vram
+from spark_cluster.serving import admission, caches, launches, load_progress, readiness, rungs, vram
 from spark_cluster.serving.endpoint import LABEL, Endpoint
 from spark_cluster.serving.nodes import groups
 from spark_cluster.serving.plan import ServePlan, resolve
@@ -298,7 +298,13 @@ def healthy(
     def wait(one: Member, begin: readiness.Again) -> list[vram.NodeVram]:
         plan = one.plan
         return readiness.healthy(
-            one.play, plan.endpoint, whole.engine, limit, plan.ranks, again=begin
+            one.play,
+            plan.endpoint,
+            whole.engine,
+            limit,
+            plan.ranks,
+            again=begin,
+            look=partial(load_progress.look, one.play, plan.deployment),
         )
 
     peaks = play.together(*[partial(wait, *pair) for pair in zip(found, again, strict=True)])
