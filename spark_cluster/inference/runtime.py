@@ -100,8 +100,10 @@ class Docker:
             cap_drop=confinement.DROPPED,
             security_opt=confinement.SECURITY,
             ulimits={"memlock": -1, "stack": STACK},
-            # After status 0 too, with which vLLM ends when a rank died. The model loader starts its
-            # servers itself, when there is memory: not Docker, all of them when the node boots.
+            # After status 0 too, with which vLLM ends when a rank died. The role start_limit stops
+            # a server that ends again and again; not Ray, which holds no GPU memory and waits for
+            # its peers. The model loader starts its servers itself, when there is memory: not
+            # Docker, all of them when the node boots.
             restart="no" if deployment.on_request else "unless-stopped",
             labels=dict(deployment.labels),
             stop_timeout_s=process.stop_timeout_s,

@@ -21,8 +21,10 @@ from commandline import CHECKOUT, WAIT_S, CommandLine, until
 from small_disk import small_disk
 from waiting import HANG_S
 
+from spark_cluster.inference.process import SERVER
 from spark_cluster.lab import Lab, LabNode
 from spark_cluster.lab.layout import PASSWORD, USER
+from spark_cluster.node.supervision.start_limit import RESTARTS
 
 pytestmark = pytest.mark.lab
 
@@ -656,3 +658,39 @@ def test_both_nodes_rebooted_while_serving(user, spark1, spark2):
     assert "Paris" in document["answer"]
     assert re.fullmatch(r"http://10\.89\.0\.11:8000/v1", document["endpoint"])
     user("down")
+
+
+REFUSED = (
+    "ValueError: Free memory on device cuda:0 (36.75/121.63 GiB) on startup is less than desired "
+    "GPU memory utilization (0.85, 103.38 GiB)."
+)
+
+
+def started_again(node: LabNode) -> tuple[str, int]:
+    """Return the state of the server's container, and how often Docker started it again."""
+    shown = node.run(["docker", "inspect", "-f", "{{.State.Status}} {{.RestartCount}}", SERVER])
+    status, times = shown.stdout.split()
+    return status, int(times)
+
+
+def test_a_server_that_ends_at_each_start_is_stopped_without_the_laptop(user, spark1):
+    """P16: after a reboot its start check fails; it stays stopped, and each command says why."""
+    user("up", "--tp", "1")
+    ends = f'#!/bin/sh\\necho "{REFUSED}" >&2; exit 1\\n'
+    write = f"printf '{ends}' > $(command -v vllm)"
+    spark1.run(["docker", "exec", SERVER, "sh", "-c", write])
+    spark1.reboot()
+    until(lambda: started_again(spark1)[0] == "exited", what="it is stopped", every=1)
+    _, times = started_again(spark1)
+    assert times >= RESTARTS
+    spark1.reboot()
+    assert started_again(spark1)[0] == "exited", "Docker starts it at boot neither"
+    (problem, cause, *_) = asked(user)["problems"]
+    assert problem.startswith(f"the server is stopped after {times} restarts")
+    assert "Free memory on device cuda:0" in cause
+    found = user.start("doctor").end(status=None)
+    assert f"{SERVER} is stopped after {times} restarts (status" in found.printed
+    document = user.json("up", "--tp", "1")
+    assert "Paris" in document["answer"]
+    user("down")
+    assert spark1.run(["systemctl", "cat", "spark-cluster-start-limit"], check=False).returncode
