@@ -131,8 +131,8 @@ def look(play: Play, deployment: Deployment) -> Seen:
         states = [unit_state.parse(printed[name]) for name in programs]
         image = next((state.image for state in states if state.image), "")
         folder = short(image) if image else of_environment(deployment.venv)
-        where = deployment.cache_root
-        cache = session.request("caches", what="written", folder=where, name=folder)
+        root = deployment.cache_root
+        cache = session.request("caches", what="written", folder=root, name=folder)
         if cache["files"]:
             size = f"{cache['files']} files, {cache['bytes']} bytes"
             found[f"compiled code on {node.name}"] = size

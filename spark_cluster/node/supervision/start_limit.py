@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +47,20 @@ class Known:
     at: tuple[float, ...] = ()
 
 
-def count(known: Known | None, seen: Program, now: float) -> Known:
+def count(known: Known | None, seen: Program, now: float, obstacle: Callable[[], str]) -> Known:
     """Return the restarts after a look.
 
     What happened before the first look is not known by its moment and does not count. A start by
     hand lets the runtime count from 0, and so does a start of Docker.
+
+    Args:
+        obstacle: says what the server had to wait for, so that its restarts do not count.
     """
     if known is None or known.program != seen.id or seen.crashes < known.counted:
         return Known(seen.id, seen.crashes)
-    new = (now,) * (seen.crashes - known.counted)
-    return Known(seen.id, seen.crashes, tuple(t for t in known.at if now - t < WINDOW_S) + new)
+    recent = tuple(t for t in known.at if now - t < WINDOW_S)
+    new = seen.crashes - known.counted
+    return Known(seen.id, seen.crashes, recent + (now,) * (0 if new and obstacle() else new))
 
 
 def names(config: Mapping[str, Any]) -> set[str]:
@@ -78,13 +83,10 @@ def look_once(
         seen = looking.program(name, config)
         if seen is None or not seen.id:  # Docker does not answer, or there is no such server
             continue
-        before = known.get(name)
-        after = count(before, seen, now)
-        if before is not None and after.at != before.at and looking.ray_obstacle(seen, config):
-            after = Known(seen.id, seen.crashes, before.at)
-        if len(after.at) >= RESTARTS and seen.running:
+        obstacle = partial(looking.ray_obstacle, seen, config)
+        found[name] = count(known.get(name), seen, now, obstacle)
+        if len(found[name].at) >= RESTARTS and seen.running:
             _stop(name, seen)
-        found[name] = after
     return found
 
 

@@ -20,25 +20,29 @@ from spark_cluster.node.supervision.start_limit import RESTARTS, WINDOW_S, Known
 from spark_cluster.serving import supervision
 
 
+def free() -> str:
+    return ""
+
+
 def seen(crashes: int, program: str = "one") -> Program:
     return Program(id=program, running=True, crashes=crashes)
 
 
 def test_restarts_of_months_do_not_count():
     """P16: a server that dies now and then is started again for ever."""
-    known, now = count(None, seen(40), 0.0), 0.0
+    known, now = count(None, seen(40), 0.0, free), 0.0
     for crashes in range(41, 60):
         now += WINDOW_S / 4
-        known = count(known, seen(crashes), now)
+        known = count(known, seen(crashes), now, free)
         assert len(known.at) < RESTARTS
 
 
 def test_a_server_that_is_made_or_started_anew_counts_anew():
     """P16: by `up`, by hand, or with Docker; all of its restarts were those of the former."""
     known = Known("one", 4, (1.0, 2.0, 3.0, 4.0))
-    assert count(known, seen(4, "two"), 5.0).at == ()
-    assert count(known, seen(1), 5.0) == Known("one", 1)
-    assert count(known, seen(6), 5.0).at == (1.0, 2.0, 3.0, 4.0, 5.0, 5.0)
+    assert count(known, seen(4, "two"), 5.0, free).at == ()
+    assert count(known, seen(1), 5.0, free) == Known("one", 1)
+    assert count(known, seen(6), 5.0, free).at == (1.0, 2.0, 3.0, 4.0, 5.0, 5.0)
 
 
 class Node:
