@@ -660,12 +660,6 @@ def test_both_nodes_rebooted_while_serving(user, spark1, spark2):
     user("down")
 
 
-REFUSED = (
-    "ValueError: Free memory on device cuda:0 (36.75/121.63 GiB) on startup is less than desired "
-    "GPU memory utilization (0.85, 103.38 GiB)."
-)
-
-
 def started_again(node: LabNode) -> tuple[str, int]:
     """Return the state of the server's container, and how often Docker started it again."""
     shown = node.run(["docker", "inspect", "-f", "{{.State.Status}} {{.RestartCount}}", SERVER])
@@ -674,24 +668,25 @@ def started_again(node: LabNode) -> tuple[str, int]:
 
 
 def test_a_server_that_ends_at_each_start_is_stopped_without_the_laptop(user, spark1):
-    """P16: after a reboot its start check fails; it stays stopped, and each command says why."""
+    """P16: after a reboot its start fails; it stays stopped, and each command says why."""
     user("up", "--tp", "1")
-    ends = f'#!/bin/sh\\necho "{REFUSED}" >&2; exit 1\\n'
-    write = f"printf '{ends}' > $(command -v vllm)"
-    spark1.run(["docker", "exec", SERVER, "sh", "-c", write])
+    spark1.run(["sh", "-c", "echo { > /srv/models/paris/config.json"])
     spark1.reboot()
-    until(lambda: started_again(spark1)[0] == "exited", what="it is stopped", every=1)
-    _, times = started_again(spark1)
-    assert times >= RESTARTS
+
+    def stopped() -> int:
+        status, times = started_again(spark1)
+        return times if status == "exited" and times >= RESTARTS else 0
+
+    times = until(stopped, what="it is stopped", every=1)
     spark1.reboot()
     assert started_again(spark1)[0] == "exited", "Docker starts it at boot neither"
-    (problem, cause, *_) = asked(user)["problems"]
-    assert problem.startswith(f"the server is stopped after {times} restarts")
-    assert "Free memory on device cuda:0" in cause
+    first, *_, last = asked(user)["problems"]
+    assert first.startswith(f"the server is stopped after {times} restarts")
+    assert last.startswith(f"the server has been restarted {times} times, its log says: ")
     found = user.start("doctor").end(status=None)
     assert f"{SERVER} is stopped after {times} restarts (status" in found.printed
     up = user("up", "--tp", "1").printed
-    assert f"{SERVER} is stopped after {times} restarts: ValueError: Free memory" in up
+    assert f"{SERVER} is stopped after {times} restarts: " in up
     assert asked(user)["state"] == "serving"
     user("down")
     assert spark1.run(["systemctl", "cat", "spark-cluster-start-limit"], check=False).returncode
