@@ -55,6 +55,7 @@ def main(play: Play, *, unload: Collection[str] = (), keep_others: bool = False)
                 *absent(RAY, stop_timeout_s=2),
                 Directory(RAY_HOME, state="absent", keep=False),
             ],
+            play.role("start_limit", state="absent"),
             play.role("firewall", state="absent"),
         )
         for name in unload:

@@ -68,6 +68,8 @@ def answer(folder: str, words: Sequence[str]) -> str | None:
     if known.get("down"):
         return None
     name = words[-1].replace("name=^/?", "").rstrip("$")
+    if "{{.Names}}" in words:  # all servers of several models
+        return "\n".join(found for found in known if found.startswith("spark-vllm-"))
     if words[:2] == ["container", "ls"]:
         return "1" if name in known else ""
     if words[:2] == ["container", "inspect"]:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import cache_usage, launch_records, tuned_kernels
+from spark_cluster.node import cache_usage, engine_caches, launch_records, tuned_kernels
 from spark_cluster.node.host import Host
 
 Reply = dict[str, Any]
@@ -19,7 +19,7 @@ LOG_S = 30.0
 
 
 def caches(host: Host, request: Mapping[str, Any]) -> Reply:
-    """Answer one question; `what` is state, tuned, known, record, usage or remove."""
+    """Answer one question; `what` is state, tuned, known, record, usage, written or remove."""
     question = QUESTIONS.get(str(request.get("what")))
     if question is None:
         return {"error": f"the operation caches has no question {request.get('what')!r}"}
@@ -77,6 +77,13 @@ def _usage(host: Host, request: Mapping[str, Any]) -> Reply:
     }
 
 
+def _written(host: Host, request: Mapping[str, Any]) -> Reply:
+    """Return the size of an image's caches; 0 files where not all of it could be counted."""
+    path = f"{engine_caches.IMAGES}/{request['name']}"
+    found = cache_usage.Count().entry("", _folder(host, request), path)
+    return {"files": found.files, "bytes": found.bytes} if found.whole else {"files": 0, "bytes": 0}
+
+
 def _remove(host: Host, request: Mapping[str, Any]) -> Reply:
     return {"removed": cache_usage.remove(_folder(host, request), set(request["paths"]))}
 
@@ -87,5 +94,6 @@ QUESTIONS: dict[str, Callable[[Host, Mapping[str, Any]], Reply]] = {
     "known": _known,
     "record": _record,
     "usage": _usage,
+    "written": _written,
     "remove": _remove,
 }

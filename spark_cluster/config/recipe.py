@@ -139,7 +139,10 @@ class Recipe(Schema):
         description="share of the node's memory, or 'auto': computed from what the node has",
     )
     ready_timeout_s: float = Field(
-        default=1800, gt=0, description="longest wait until it answers, seconds"
+        default=1800,
+        gt=0,
+        description="seconds until it must answer; three times as long at most while its nodes "
+        "show that it compiles, tunes or loads",
     )
     measured: list[Measured] = Field(default=[], description="what this configuration measured")
     sources: list[str] = Field(default=[], description="where the configuration comes from")

@@ -77,7 +77,7 @@ def containers(seen: Observations) -> Verdict:
     down = [e for e in engines if not e.running and _is_a_fault(e)]
     if down:
         shown = "; ".join(
-            f"{e.name} is {e.status} (status {e.exit_code}){_because(e)}" for e in down
+            f"{e.name} is {e.in_words} (status {e.exit_code}){_because(e)}" for e in down
         )
         return (fail if any(e.ours for e in down) else warn)(shown, "container-ended")
     often = {e.name: "once" if e.restarts == 1 else f"{e.restarts} times" for e in engines}

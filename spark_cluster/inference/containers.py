@@ -14,6 +14,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 from spark_cluster.inference.replies import at, decoded, short, text_of
+from spark_cluster.node.supervision.start_limit import RESTARTS
 
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?Z ?(.*)$")
 _EARLY = timedelta(milliseconds=50)
@@ -84,6 +85,16 @@ class ContainerState:
     @property
     def running(self) -> bool:
         return self.status == "running"
+
+    @property
+    def start_limit_hit(self) -> bool:
+        """True when it was stopped because it had ended again and again."""
+        return self.status == "exited" and self.restarts >= RESTARTS
+
+    @property
+    def in_words(self) -> str:
+        """Its status, or after how many restarts it was stopped."""
+        return f"stopped after {self.restarts} restarts" if self.start_limit_hit else self.status
 
     @property
     def ours(self) -> bool:

@@ -100,8 +100,10 @@ class Docker:
             cap_drop=confinement.DROPPED,
             security_opt=confinement.SECURITY,
             ulimits={"memlock": -1, "stack": STACK},
-            # After status 0 too, with which vLLM ends when a rank died. The model loader starts its
-            # servers itself, when there is memory: not Docker, all of them when the node boots.
+            # After status 0 too, with which vLLM ends when a rank died. The role start_limit stops
+            # a server that ends again and again; not Ray, which holds no GPU memory and waits for
+            # its peers. The model loader starts its servers itself, when there is memory: not
+            # Docker, all of them when the node boots.
             restart="no" if deployment.on_request else "unless-stopped",
             labels=dict(deployment.labels),
             stop_timeout_s=process.stop_timeout_s,
@@ -223,8 +225,19 @@ def beginning(name: str, size: int) -> list[str]:
 
 def processes(name: str) -> list[list[str]]:
     """Return the commands that print the ids of a program's processes, with a title or without."""
-    group = f"/sys/fs/cgroup/system.slice/{name}.service/cgroup.procs"
-    return [["docker", "top", name, "-eo", "pid"], ["cat", group]]
+    return [["docker", "top", name, "-eo", "pid"], ["cat", _processes_of(name)]]
+
+
+def _processes_of(name: str) -> str:
+    """Return the file with the ids of a unit's processes."""
+    return f"/sys/fs/cgroup/system.slice/{name}.service/cgroup.procs"
+
+
+def cpu_seconds(name: str) -> list[list[str]]:
+    """Return the commands that print id, CPU seconds and name of a program's processes."""
+    columns = "pid,cputimes,comm"
+    shell = f'exec ps -o {columns} -p "$(paste -sd, "$1")"'
+    return [["docker", "top", name, "-eo", columns], ["sh", "-c", shell, "ps", _processes_of(name)]]
 
 
 def changed(names: Sequence[str], name: str) -> bool:

@@ -210,6 +210,7 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
         "tuned": {"tuned": [_TUNED]},
         "known": {"known": bool, "found": [str]},
         "usage": {"entries": [_CACHE_ENTRY], "launches": [dict], "now": TIME},
+        "written": {"files": NUMBER, "bytes": NUMBER},
         "remove": {"removed": [str]},
     },
 }

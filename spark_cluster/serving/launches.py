@@ -12,7 +12,7 @@ from spark_cluster.inference import compile_key, runtime, unit_state
 from spark_cluster.node import launch_records
 from spark_cluster.node.engine_caches import of_environment
 from spark_cluster.node.launch_records import LaunchRecord, short
-from spark_cluster.serving import tuned, warmth
+from spark_cluster.serving import logs, tuned, warmth
 from spark_cluster.serving.caches import root_on
 from spark_cluster.serving.startup_log import BEGINNING
 
@@ -166,10 +166,15 @@ def _reference(recipe: Recipe) -> str:
 
 
 def before_start(play: Play, plan: ServePlan, running: ContainerState) -> None:
-    """Tell whether a start finds its compiled code.
+    """Tell why the server had been stopped, and whether its start finds its compiled code.
 
-    Nothing is told where the server runs already, or where its recipe has nothing compiled.
+    The latter not where it runs already, or where its recipe has nothing compiled.
     """
+    if running.start_limit_hit:
+        read = {node.name: logs.read(play.session(node), plan.server) for node in plan.nodes}
+        fault = logs.first_error(read)
+        cause = f": {fault.text}" if fault else ""
+        play.note(f"{plan.server} is {running.in_words}{cause}", warning=True, node=play.head)
     args, launch = set(plan.deployment.args), planned(plan)
     if play.check or (running.status == "running" and args <= set(running.command)):
         return

@@ -17,6 +17,7 @@ from spark_cluster.serving import (
     admission,
     launches,
     load_guard,
+    load_progress,
     model_loading,
     readiness,
     rungs,
@@ -179,6 +180,7 @@ def _start_one(one: Member, guarded: str, admitted: Admitted) -> list[vram.NodeV
         server=plan.server,
         nodes=plan.nodes,
         again=readiness.Again(None if started else server),
+        look=partial(load_progress.look, play, plan.deployment),
     )
 
 

@@ -145,8 +145,9 @@ def _of_server(
     if container.status != "running":
         if container.unloaded:
             return "on request", ""  # asked for an answer, it would be loaded
-        gone = container.status == "absent"
-        return "failed", f"its server is {'gone' if gone else container.status}"
+        if container.status == "absent":
+            return "failed", "its server is gone"
+        return "failed", f"its server is {container.in_words}{_cause(play, server)}"
     return _of_running(play, server, container)
 
 
@@ -161,8 +162,14 @@ def _of_running(play: Play, server: ModelServer, container: ContainerState) -> t
         slow = "its server takes no requests yet: it is loading"
         return "loading", "" if server.on_request else slow
     often = f"its server has been restarted {container.restarts} times and takes no requests"
-    fault = logs.first_error({server.node: logs.read(session, server.program)})
-    return "failed", f"{often}{f', its log says: {fault.text}' if fault else ''}"
+    return "failed", f"{often}{_cause(play, server)}"
+
+
+def _cause(play: Play, server: ModelServer) -> str:
+    """The first error of a server's log; empty without one."""
+    log = logs.read(play.connections.session(server.node), server.program)
+    fault = logs.first_error({server.node: log})
+    return f", its log says: {fault.text}" if fault else ""
 
 
 def _of_answer(server: ModelServer, reply: Reply) -> str:

@@ -34,7 +34,7 @@ def announce_recipe(play: Play, plan: ServePlan) -> None:
 
 
 def prepare(play: Play, plan: ServePlan) -> str:
-    """Link, firewall, Docker and caches on the nodes that serve; nothing of ours on the others.
+    """Link, firewall, Docker, caches, start limit where it serves; nothing of ours elsewhere.
 
     Returns:
         Whether there is a firewall: `present` or `absent`.
@@ -44,7 +44,7 @@ def prepare(play: Play, plan: ServePlan) -> str:
     guarded = guard(play, plan)
     front = ("haproxy",) if plan.endpoint.engine_port is not None else ()
     docker = ("containers",) if plan.deployment.runtime == "docker" else ()
-    made = play.apply(plan.nodes, *link, guarded, *docker, "caches", *front)
+    made = play.apply(plan.nodes, *link, guarded, *docker, "caches", *front, "start_limit")
     if made.changed and not play.check:
         play.refresh(plan.nodes)  # Docker's version, the fabric's addresses
     if plan.idle:
@@ -53,5 +53,6 @@ def prepare(play: Play, plan: ServePlan) -> str:
             absent(SERVER, RAY),
             play.role("endpoint"),
             play.role("firewall", state="absent"),
+            play.role("start_limit", state="absent"),
         )
     return str(guarded.given["state"])

@@ -23,6 +23,7 @@ from spark_cluster.runner.session import Session
 from spark_cluster.serving import load_guard, logs, vram
 from spark_cluster.serving.endpoint import Endpoint
 from spark_cluster.serving.load_guard import LoadGuard
+from spark_cluster.serving.load_progress import LONGEST, Seen, TimeLimit
 from spark_cluster.topology import Node
 
 POLL_S = 1.0
@@ -129,8 +130,9 @@ def healthy(
     server: str = SERVER,
     nodes: Sequence[Node] = (),
     again: Again | None = None,
+    look: Callable[[], Seen] | None = None,
 ) -> list[vram.NodeVram]:
-    """Wait until the engine is healthy, at most `timeout` seconds.
+    """Wait until the engine is healthy: `timeout` seconds, and longer while it is seen to work.
 
     Args:
         serving: the engine that is waited for.
@@ -139,6 +141,7 @@ def healthy(
         nodes: whose memory is guarded while it loads; none where nothing is loaded.
         again: starts a server that this run found running and left as it was. Its engine may have
             died a moment ago, and its API ends only now: it is started again, once.
+        look: as `TimeLimit` takes it.
 
     Returns:
         The largest VRAM seen meanwhile.
@@ -149,8 +152,9 @@ def healthy(
         VerificationFailed: it is not healthy in time.
     """
     health = endpoint.of_engine.path(serving.health)
-    guard = LoadGuard(play, nodes, server, health, timeout)
-    wait = partial(_guarded, guard, play, endpoint, serving, timeout, ranks=ranks, server=server)
+    guard = LoadGuard(play, nodes, server, health, LONGEST * timeout)
+    limit = partial(TimeLimit, timeout, look, lambda text: play.note(text, node=play.head))
+    wait = partial(_guarded, guard, play, endpoint, serving, limit, ranks=ranks, server=server)
     try:
         return wait()
     except ServerEnded as error:
@@ -178,14 +182,14 @@ def _until_healthy(
     play: Play,
     endpoint: Endpoint,
     serving: Engine,
-    timeout: float,
+    begin: Callable[[], TimeLimit],
     *,
     ranks: Sequence[str],
     server: str,
 ) -> list[vram.NodeVram]:
     session = play.session(play.head)
     sessions = {node.name: play.session(node) for node in play.nodes}
-    deadline = time.monotonic() + timeout
+    limit = begin()
     peak: list[vram.NodeVram] = []
     course = vram.Course(play.bus, "loading")
     restarts: dict[str, int] = {}
@@ -206,12 +210,12 @@ def _until_healthy(
             ):
                 raise _ended(play, state, name, server)
         log = logs.read(session, server, lines=20)
-        if time.monotonic() > deadline:
+        if passed := limit.passed():
             raise VerificationFailed(
-                f"the server is not healthy after {timeout:g} s; its log ends with: "
-                f"{logs.last_line(log)}",
+                f"the server is not healthy {passed}; its log ends with: {logs.last_line(log)}",
                 where=play.head.name,
-                hint="it is slow, not hung, while the log moves: spark-cluster logs --follow",
+                hint="it is left running: spark-cluster logs --follow shows it, and `up` waits "
+                "for it again; a longer ready_timeout_s of the recipe gives it more time",
             )
         play.bus.emit(Progress(play.head.name, serving.dialect.title, logs.last_line(log)))
         time.sleep(POLL_S)

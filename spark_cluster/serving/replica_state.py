@@ -80,7 +80,7 @@ def _state(
     if server is None:
         return made("unreachable", f"the replica on {node} was not asked: the node does not answer")
     if server.status != "running":
-        what = "gone" if server.status == "absent" else f"{server.status} ({server.exit_code})"
+        what = "gone" if server.status == "absent" else f"{server.in_words} ({server.exit_code})"
         return made("failed", f"the replica on {node} is {what}; the endpoint does without it")
     session = play.connections.session(node)
     answer = session.http(f"http://{replica.address}:{replica.port}/health", timeout=HEALTH_S)

@@ -20,7 +20,7 @@ from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import admission, caches, launches, readiness, rungs, vram
+from spark_cluster.serving import admission, caches, launches, load_progress, readiness, rungs, vram
 from spark_cluster.serving.endpoint import LABEL, Endpoint
 from spark_cluster.serving.nodes import groups
 from spark_cluster.serving.plan import ServePlan, resolve
@@ -305,6 +305,7 @@ def healthy(
             plan.ranks,
             nodes=plan.nodes,
             again=begin,
+            look=partial(load_progress.look, one.play, plan.deployment),
         )
 
     peaks = play.together(*[partial(wait, *pair) for pair in zip(found, again, strict=True)])

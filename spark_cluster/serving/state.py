@@ -272,7 +272,7 @@ def _problems(
     problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
     if server.status != "running" and not behind:
         code = "0, as when its engine died" if server.exit_code == 0 else server.exit_code
-        problems.append(f"the server is {server.status} (exit code {code})")
+        problems.append(f"the server is {server.in_words} (exit code {code})")
     heads, wanted = _serving(play, size)
     wanted = [replica.node for replica in behind] or wanted
     if server.labels.get(firewall.LABEL) == "present":
@@ -288,7 +288,7 @@ def _problems(
         state = node.containers.get(name)
         checked = node.name in wanted and (on_ray or node.name not in heads)
         if checked and state is not None and state.status != "running":
-            what = "gone" if state.status == "absent" else state.status
+            what = "gone" if state.status == "absent" else state.in_words
             problems.append(f"{whose} on {node.name} is {what}")
     if ray is None:
         return problems

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.config.model_kind import ModelKind
-from spark_cluster.inference import replies
+from spark_cluster.inference import replies, runtime
 from spark_cluster.inference.containers import NODES
 from spark_cluster.inference.process import RAY, SERVER, TITLE
 from spark_cluster.inference.ray import NODES as RAY_NODES
@@ -62,6 +62,29 @@ PROGRAM = UnitProgram(
     "spark_cluster.node.supervision.main",
     (*MODULES, "node/supervision/main", "node/supervision/policy"),
 )
+
+START_LIMIT = UnitProgram(
+    paths.START_LIMIT,
+    "spark_cluster.node.supervision.start_limit",
+    (
+        "__init__",
+        "node/__init__",
+        "node/engine_metrics",
+        "node/http",
+        "node/nvidia_smi",
+        "node/supervision/__init__",
+        "node/supervision/look",
+        "node/supervision/start_limit",
+    ),
+)
+"""The program that stops a server that ends again and again; it needs no supervision."""
+
+
+def start_limit_configuration() -> dict[str, Any]:
+    """Return what the program of the start limit is told."""
+    known = configuration({})
+    wanted = ("server", "unit_folder", "declared", "labels", "ray_nodes", "ray_token")
+    return {**{name: known[name] for name in wanted}, "servers": runtime.servers_there()}
 
 
 def configuration(limits: Mapping[str, Any], head: Node) -> dict[str, Any]:

@@ -21,9 +21,11 @@ from commandline import CHECKOUT, WAIT_S, CommandLine, until
 from small_disk import small_disk
 from waiting import HANG_S
 
+from spark_cluster.inference.process import SERVER
 from spark_cluster.lab import Lab, LabNode
 from spark_cluster.lab.layout import PASSWORD, USER
 from spark_cluster.node import paths
+from spark_cluster.node.supervision.start_limit import RESTARTS
 
 pytestmark = pytest.mark.lab
 
@@ -657,3 +659,35 @@ def test_both_nodes_rebooted_while_serving(user, spark1, spark2):
     assert "Paris" in document["answer"]
     assert re.fullmatch(r"http://10\.89\.0\.11:8000/v1", document["endpoint"])
     user("down")
+
+
+def started_again(node: LabNode) -> tuple[str, int]:
+    """Return the state of the server's container, and how often Docker started it again."""
+    shown = node.run(["docker", "inspect", "-f", "{{.State.Status}} {{.RestartCount}}", SERVER])
+    status, times = shown.stdout.split()
+    return status, int(times)
+
+
+def test_a_server_that_ends_at_each_start_is_stopped_without_the_laptop(user, spark1):
+    """P16: after a reboot its start fails; it stays stopped, and each command says why."""
+    user("up", "--tp", "1")
+    spark1.run(["sh", "-c", "echo { > /srv/models/paris/config.json"])
+    spark1.reboot()
+
+    def stopped() -> int:
+        status, times = started_again(spark1)
+        return times if status == "exited" and times >= RESTARTS else 0
+
+    times = until(stopped, what="it is stopped", every=1)
+    spark1.reboot()
+    assert started_again(spark1)[0] == "exited", "Docker starts it at boot neither"
+    first, *_, last = asked(user)["problems"]
+    assert first.startswith(f"the server is stopped after {times} restarts")
+    assert last.startswith(f"the server has been restarted {times} times, its log says: ")
+    found = user.start("doctor").end(status=None)
+    assert f"{SERVER} is stopped after {times} restarts (status" in found.printed
+    up = user("up", "--tp", "1").printed
+    assert f"{SERVER} is stopped after {times} restarts: " in up
+    assert asked(user)["state"] == "serving"
+    user("down")
+    assert spark1.run(["systemctl", "cat", "spark-cluster-start-limit"], check=False).returncode

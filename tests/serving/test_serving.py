@@ -188,7 +188,7 @@ class FakeSession:
 
     def run(self, argv):
         assert "docker logs" in argv[2]
-        return SimpleNamespace(status=0, stdout="vllm: error: no such flag\n", stderr="")
+        return SimpleNamespace(status=0, stdout="ValueError: no room\n", stderr="")
 
     def http(self, url, timeout, **options):
         self.waits = {**getattr(self, "waits", {}), url.rpartition("/")[2]: timeout}
@@ -307,6 +307,10 @@ def test_serving_alone(status):
         (play_of(spark1=serving(answer=""), spark2=WORKER), TWO, "failed", "a completion does not"),
         (play_of(spark1=serving(server="exited", health=0, exit_code=1), spark2=WORKER), TWO,
          "failed", "the server is exited (exit code 1)"),
+        (play_of(spark1=serving(server="exited", health=0, exit_code=1, restarts=5), spark2=WORKER),
+         TWO, "failed", "the server is stopped after 5 restarts (exit code 1)"),
+        (play_of(spark1=serving(server="exited", health=0, exit_code=1, restarts=5), spark2=WORKER),
+         TWO, "failed", "been restarted 5 times, its log says: ValueError: no room"),
         (play_of(spark1=serving(server="exited", health=0), spark2=WORKER), TWO,
          "failed", "the server is exited (exit code 0, as when its engine died)"),
         (play_of(spark1=serving(), spark2=FakeSession()), TWO[:1], "degraded",
@@ -555,6 +559,8 @@ def test_models_that_serve(status):
     [
         ({}, {"server": "exited"}, "degraded", ["serving", "failed"],
          "words on spark2: its server is exited"),
+        ({}, {"server": "exited", "restarts": 5}, "degraded", ["serving", "failed"],
+         "its server is stopped after 5 restarts, its log says: ValueError: no room"),
         ({"server": "absent"}, {}, "degraded", ["failed", "serving"], "its server is gone"),
         ({}, {"health": 0}, "degraded", ["serving", "loading"], "it is loading"),
         ({}, {"health": 503}, "degraded", ["serving", "failed"], "does not return 200 (503)"),

@@ -10,6 +10,7 @@ import pytest
 
 from spark_cluster.errors import Failed
 from spark_cluster.node.launch_records import LaunchRecord
+from spark_cluster.runner.session import Output
 from spark_cluster.serving import launches, warmth
 from tests.factories import make_recipe
 
@@ -349,3 +350,22 @@ def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
     assert len(notes) == 1
     launches.before_start(play, plan, replace(same, command=("vllm", "serve", "--other")))
     assert len(notes) == 2
+
+
+def test_up_says_why_the_server_had_been_stopped() -> None:
+    """P16: with the first error of its log, which the new container takes away."""
+    from spark_cluster.inference.containers import ContainerState
+    from tests.factories import make_node
+    from tests.serve_plans import plan_for
+
+    node = make_node("spark1")
+    log = Output(0, "ValueError: Free memory on device\n", "")
+    session = SimpleNamespace(run=lambda _argv: log)
+    notes: list[str] = []
+    play = SimpleNamespace(
+        check=True, head=node, session=lambda _node: session,
+        note=lambda text, **_more: notes.append(text),
+    )  # fmt: skip
+    stopped = ContainerState("exited", exit_code=1, restarts=5)
+    launches.before_start(play, plan_for(make_recipe(), node), stopped)
+    assert notes == ["spark-vllm is stopped after 5 restarts: ValueError: Free memory on device"]

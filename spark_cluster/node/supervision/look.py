@@ -22,6 +22,9 @@ from spark_cluster.node.http import ask
 COMMAND_S = 20.0
 """Seconds for a question to Docker, systemd or nvidia-smi."""
 
+ACT_S = 180.0
+"""Seconds to stop or start a program."""
+
 RETURNED = 0.9
 """Share of the memory that the server held, which must be available before it is started."""
 
@@ -60,6 +63,12 @@ def output(argv: Sequence[str], limit_s: float = COMMAND_S) -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return done.stdout if done.returncode == 0 else None
+
+
+def stop(name: str, runtime: str) -> list[str]:
+    """Return the command that stops a program as a person does, so that it stays stopped."""
+    unit = ["systemctl", "stop", f"{name}.service"]
+    return unit if runtime == "venv" else ["docker", "stop", "-t", "5", name]
 
 
 def boot() -> str:

@@ -19,9 +19,6 @@ from spark_cluster.node.supervision import look as looking
 from spark_cluster.node.supervision.look import Program
 from spark_cluster.node.supervision.policy import START, STOP, Limits, Look, State, decide
 
-ACT_S = 180.0
-"""Seconds to stop or start a program."""
-
 EVENTS = 50
 """Events that are kept for `supervise status`."""
 
@@ -125,13 +122,14 @@ class Supervisor:
 
     def _act(self, server: Program, action: str) -> None:
         name = self.config["server"]
-        docker = {START: ["docker", "start", name], STOP: ["docker", "stop", "-t", "5", name]}
-        unit = ["systemctl", action, f"{name}.service"]
-        argv = unit if server.runtime == "venv" else docker[action]
+        start = ["docker", "start", name]
+        if server.runtime == "venv":
+            start = ["systemctl", "start", f"{name}.service"]
+        argv = looking.stop(name, server.runtime) if action == STOP else start
         loading.end(name, self.config)
         if action == START:
             loading.prepare(self.config)
-        done = looking.output(argv, ACT_S)
+        done = looking.output(argv, looking.ACT_S)
         if action == START and done is not None:
             programs = (name, self.config["ray"])
             loading.guard(name, programs, self.limits.load_s, self.config)

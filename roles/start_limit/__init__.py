@@ -1,0 +1,49 @@
+"""Start limit: a systemd unit that stops a server that ends again and again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+from pydantic import BaseModel, Field
+
+from spark_cluster.loader.template import render
+from spark_cluster.node import paths
+from spark_cluster.resources import Directory, File, Resource, Service
+from spark_cluster.serving import supervision
+from spark_cluster.topology import Node
+
+TEMPLATES = Path(__file__).parent / "templates"
+UNIT = "spark-cluster-start-limit"
+UNIT_FILE = f"{paths.SYSTEMD_UNITS}/{UNIT}.service"
+
+
+class Settings(BaseModel):
+    """Settings of the role `start_limit`."""
+
+    state: Literal["present", "absent"] = Field(
+        default="present", description="`absent` removes the unit and its program"
+    )
+
+
+def role(_node: Node, settings: Settings) -> Iterator[Resource]:
+    """The program, its configuration and its unit on a node that serves."""
+    if settings.state == "absent":
+        yield Service(UNIT, running=False, enabled=False)
+        for path in (UNIT_FILE, paths.START_LIMIT_SETTINGS):
+            yield File(path, state="absent")
+        yield Directory(paths.START_LIMIT, state="absent", keep=False)
+        return
+    program = supervision.START_LIMIT.resources()
+    yield from program
+    yield Directory(str(Path(paths.START_LIMIT_SETTINGS).parent), mode=0o755)
+    told = json.dumps(supervision.start_limit_configuration(), indent=2) + "\n"
+    config = File(paths.START_LIMIT_SETTINGS, content=told)
+    start = supervision.START_LIMIT.start
+    values = {"program": start, "config": paths.START_LIMIT_SETTINGS}
+    unit = File(UNIT_FILE, content=render(TEMPLATES, "start-limit.service.j2", **values))
+    yield config
+    yield unit
+    yield Service(UNIT, enabled=True, restart_when=(config, unit, *program))

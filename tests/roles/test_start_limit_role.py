@@ -1,0 +1,29 @@
+"""The role `start_limit`: program, configuration and unit on a node that serves."""
+
+from __future__ import annotations
+
+import json
+
+from role_samples import a_spark, ids, one
+
+from spark_cluster.node import paths
+from spark_cluster.serving import supervision
+
+
+def test_where_it_serves(role):
+    """P16: the unit is started at boot, without `supervise`."""
+    resources = role("start_limit", a_spark())
+    config = json.loads(one(resources, "File", paths.START_LIMIT_SETTINGS).content)
+    assert config["server"] == "spark-vllm"
+    unit = one(resources, "File", "/etc/systemd/system/").content
+    program = f"{supervision.START_LIMIT.start} {paths.START_LIMIT_SETTINGS}"
+    assert f"ExecStart=/usr/bin/python3 -I -S -B {program}\n" in unit
+    service = one(resources, "Service")
+    assert (service.running, service.enabled) == (True, True)
+    assert f"File:{paths.START_LIMIT_SETTINGS}" in service.triggers()
+
+
+def test_absent_it_is_removed(role):
+    gone = ids(role("start_limit", a_spark(), state="absent"))
+    assert gone[0] == "Service:spark-cluster-start-limit"
+    assert gone[-1] == f"Directory:{paths.START_LIMIT}"
