@@ -7,7 +7,6 @@ import json
 import signal
 import sys
 import tempfile
-from contextlib import AbstractContextManager
 from pathlib import Path
 
 import click
@@ -16,9 +15,10 @@ from rich.table import Table
 
 from benchmarks.engine import figures
 from benchmarks.engine.link import LinkError, clean_stale
-from benchmarks.engine.nodes import Site, bare, lab
+from benchmarks.engine.nodes import bare, lab
 from benchmarks.engine.peers import ToolError
 from benchmarks.engine.run import TOOLS, Bench, Cost, medians
+from spark_cluster.errors import SparkClusterError
 
 _DEFAULT_TOOLS = "ours,ansible,pyinfra,floor"
 
@@ -69,15 +69,18 @@ def main(
         raise click.UsageError("--scale needs --tree")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all is taken down again
     clean_stale()
-    where: AbstractContextManager[Site]
-    where = lab(rtt_ms / 1000) if tree is None else bare(tree, max(scale or nodes), rtt_ms / 1000)
+    count, rtt = max(scale or nodes), rtt_ms / 1000
     try:
+        where = lab(count, rtt) if tree is None else bare(tree, count, rtt)
         with tempfile.TemporaryDirectory(prefix="scbench-") as folder, where as site:
             seen = site.link.round_trip(site.nodes[0].address) * 1000
             console.print(f"round trip {seen:.2f} ms, asked for {rtt_ms:g} ms")
+            serving = site.serving() if tree is None else []
+            if serving:
+                console.print(_next_to(serving), style="yellow", highlight=False)
             bench = Bench(site, Path(folder), lambda cost: console.print(_line(cost), style="dim"))
             costs = bench.scale(scale, runs) if scale else bench.compare(tools, nodes, runs)
-    except (LinkError, ToolError) as error:
+    except (LinkError, ToolError, SparkClusterError) as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         sys.exit(1)
     middle = medians(costs)
@@ -88,10 +91,18 @@ def main(
     if json_file:
         document = {
             "rtt_ms": seen,
+            "serving": serving,
             "runs": [dataclasses.asdict(cost) for cost in costs],
             "figures": [dataclasses.asdict(figure) for figure in found],
         }
         json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+
+
+def _next_to(serving: list[str]) -> str:
+    return (
+        f"an engine runs on the same cores ({', '.join(serving)}): the figures are not those of "
+        "idle nodes; `spark-cluster -i lab down` ends it"
+    )
 
 
 def _line(cost: Cost) -> str:

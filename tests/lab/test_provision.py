@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import readme
 from commandline import WAIT_S, until
 
 from spark_cluster.lab import Lab, LabNode
@@ -80,7 +81,10 @@ class CommandLine:
         )  # fmt: skip
 
     def provision(self, *words: str, status: int = 0, **more: str) -> dict[str, Any]:
-        done = self("provision", "--json", *words, **more)
+        return self.json("provision", *words, status=status, **more)
+
+    def json(self, *words: str, status: int = 0, **more: str) -> dict[str, Any]:
+        done = self(*words, "--json", **more)
         assert done.returncode == status, done.stderr + done.stdout
         document: dict[str, Any] = json.loads(done.stdout)
         return document
@@ -129,14 +133,15 @@ def as_user(node: LabNode, *argv: str) -> str:
 
 def test_check_mode_changes_nothing(laptop, first):
     before = root(first, "find /etc /var/cache -xdev -newer /etc/hostname | sort")
-    document = laptop.provision("--check", "--diff")
+    words = readme.words("spark-cluster provision --check --diff")
+    document = laptop.json(*words)
     assert document["changed"] > 15
     after = root(first, "find /etc /var/cache -xdev -newer /etc/hostname | sort")
     assert after == before
 
 
 def test_fresh_nodes_are_made_ready_and_then_left(laptop, first, second):
-    document = laptop.provision()
+    document = laptop.json(*readme.words("spark-cluster provision"))
     assert document["ok"]
     assert all(node["change"] > 20 for node in document["nodes"].values())
     again = laptop.provision()
@@ -302,7 +307,9 @@ def test_a_password_once_and_then_the_key(provisioned, first, stranger):
     assert wrong.returncode == 3
     assert "does not accept the password" in wrong.stderr
     provisioned.settings = {"bootstrap": {"passwordless_sudo": True}}
-    document = provisioned.provision(*only, "--password-env", "PW", PW=PASSWORD)
+    instead = {"spark2": first.name, "--ask-password": "--password-env=PW"}
+    words = readme.words("spark-cluster provision --limit spark2 --ask-password", instead)
+    document = provisioned.json(*words, PW=PASSWORD)
     assert document["changed"] >= 2, "the key, and the sudo rule"
     assert provisioned.provision(*only)["changed"] == 0, "with the key, and sudo without a password"
     journal = root(first, "grep -rl 'spark$' /var/lib/spark-cluster/journal | head -1")
