@@ -49,19 +49,26 @@ def words(line: str, instead: Mapping[str, str] | None = None) -> list[str]:
     return [replaced.get(word, word) for word in found]
 
 
-def make(*arguments: str, cwd: Path = CHECKOUT, status: int = 0, **variables: str) -> str:
-    """Run targets of the Makefile with the tests' own environment, which is not made again.
+def make(
+    *arguments: str,
+    cwd: Path = CHECKOUT,
+    venv: Path = Path(sys.prefix),
+    status: int = 0,
+    **variables: str,
+) -> str:
+    """Run targets of the Makefile with an environment that is not made again.
 
     Args:
         arguments: targets, and make's variables.
+        venv: the environment, by default the tests' own.
         variables: of the environment.
 
     Returns:
         Both outputs.
     """
-    ready = [f"{sys.prefix}/ready{part}" for part in ("", "-for-tests", "-for-docs")]
+    ready = [f"{venv}/ready{part}" for part in ("", "-for-tests", "-for-docs")]
     there = [word for path in ready for word in ("-o", path)]
-    argv = ["make", "-f", str(CHECKOUT / "Makefile"), f"VENV={sys.prefix}", *there, *arguments]
+    argv = ["make", "-f", str(CHECKOUT / "Makefile"), f"VENV={venv}", *there, *arguments]
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "80", **variables}
     environment.pop("MAKEFLAGS", None)
     done = subprocess.run(

@@ -90,6 +90,7 @@ def test_a_run_is_repeated_from_its_record(user):
     (user.home / "suites/one-cell.yaml").unlink()  # the record has all that it takes
     ran = user("bench", "fabric", status=4)
     assert "lab-paris is up" in ran.printed
+    user(*readme.words("spark-cluster bench repeat THEIRS --check", {"THEIRS": "first"}))
     said = run_bench(user, "repeat", "first", "--out", "second")
     assert "bench compare second/repeated.json second" in said
     first, second = record(user.home / "first"), record(user.home / "second")

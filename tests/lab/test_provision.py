@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import example_pages
 import pytest
 import readme
 from commandline import WAIT_S, until
@@ -133,8 +134,7 @@ def as_user(node: LabNode, *argv: str) -> str:
 
 def test_check_mode_changes_nothing(laptop, first):
     before = root(first, "find /etc /var/cache -xdev -newer /etc/hostname | sort")
-    words = readme.words("spark-cluster provision --check --diff")
-    document = laptop.json(*words)
+    document = laptop.json(*readme.words("spark-cluster provision --check --diff"))
     assert document["changed"] > 15
     after = root(first, "find /etc /var/cache -xdev -newer /etc/hostname | sort")
     assert after == before
@@ -308,8 +308,9 @@ def test_a_password_once_and_then_the_key(provisioned, first, stranger):
     assert "does not accept the password" in wrong.stderr
     provisioned.settings = {"bootstrap": {"passwordless_sudo": True}}
     instead = {"spark2": first.name, "--ask-password": "--password-env=PW"}
-    words = readme.words("spark-cluster provision --limit spark2 --ask-password", instead)
-    document = provisioned.json(*words, PW=PASSWORD)
+    document = provisioned.json(
+        *readme.words("spark-cluster provision --limit spark2 --ask-password", instead), PW=PASSWORD
+    )
     assert document["changed"] >= 2, "the key, and the sudo rule"
     assert provisioned.provision(*only)["changed"] == 0, "with the key, and sudo without a password"
     journal = root(first, "grep -rl 'spark$' /var/lib/spark-cluster/journal | head -1")
@@ -408,6 +409,13 @@ def test_pins_that_cannot_be(provisioned, first, second):
     document = provisioned.provision(status=1)
     assert "versions that it knows" in document["nodes"][first.name]["error"]["hint"]
     assert installed(second).endswith("hold")
+
+
+def test_the_role_and_the_playbook_of_the_readme(provisioned, first):
+    example_pages.write_files("../../README.md", provisioned.folder)
+    done = provisioned(*readme.words("spark-cluster playbook greet.py --check --diff"))
+    assert done.returncode == 0, done.stderr
+    assert f"+Welcome to {first.name}, NVIDIA GB10" in done.stdout + done.stderr
 
 
 # --- faults -----------------------------------------------------------------------------------
