@@ -30,7 +30,13 @@ def commands(text: str) -> set[str]:
     return {line.replace("spark-cluster -i lab ", "spark-cluster ") for line in bare}
 
 
-COMMANDS = commands((CHECKOUT / "README.md").read_text())
+README = (CHECKOUT / "README.md").read_text()
+COMMANDS = commands(README)
+
+
+def blocks(language: str) -> list[str]:
+    """Return README's blocks of a language."""
+    return [text for name, text in _FENCE.findall(README) if name == language]
 
 
 def words(line: str, instead: Mapping[str, str] | None = None) -> list[str]:
