@@ -106,7 +106,11 @@ def _next_to(serving: list[str]) -> str:
 
 
 def _line(cost: Cost) -> str:
-    return f"{cost.tool}, {cost.nodes} nodes, {cost.kind}: {cost.wall:.2f} s"
+    return f"{cost.tool}, {_where(cost)}, {cost.kind}: {cost.wall:.2f} s"
+
+
+def _where(cost: Cost) -> str:
+    return f"{cost.nodes} node{'s' if cost.nodes > 1 else ''}"
 
 
 def _table(costs: list[Cost]) -> Table:
@@ -119,7 +123,7 @@ def _table(costs: list[Cost]) -> Table:
     ratios = figures.ratios(costs)
     last = ""
     for cost in sorted(costs, key=lambda cost: (cost.kind, cost.nodes)):
-        run = f"{cost.kind}, {cost.nodes} node{'s' if cost.nodes > 1 else ''}"
+        run = f"{cost.kind}, {_where(cost)}"
         ratio = ratios.get((cost.tool, cost.nodes, cost.kind))
         if last and run != last:
             table.add_section()

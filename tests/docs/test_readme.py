@@ -11,7 +11,7 @@ import pytest
 import readme
 from bench_records import dual_record, write_run
 from factories import put
-from program import on_path
+from program import invoke, on_path
 
 CI = ".ci/run"
 LAB = "tests/lab"
@@ -178,6 +178,14 @@ def test_as_it_stands_in_the_readme(line: str, folder: Path):
     paths = (str(folder), str(readme.CHECKOUT))
     others = [text for text in done.stdout.splitlines() if not any(p in text for p in paths)]
     assert max(map(len, others)) <= 80
+
+
+def test_the_plan_is_the_one_that_the_readme_shows(tmp_path: Path):
+    line = "spark-cluster plan gpt-oss-120b --tp 2 --offline"
+    (shown,) = [block for block in readme.blocks("") if block.startswith(f"$ {line}\n")]
+    printed = invoke(*readme.words(line), project=tmp_path, columns="130").stdout
+    told = {text.rstrip() for text in printed.splitlines()}
+    assert set(shown.splitlines()[1:]) - {"..."} <= told
 
 
 def test_make_clean(tmp_path: Path):
