@@ -7,6 +7,7 @@ import json
 import signal
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -64,7 +65,7 @@ def main(
     json_file: Path | None,
 ) -> None:
     """Measure wall, CPU, SSH sessions and network turns of a 50-resource play."""
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = Console()
     if scale and tree is None:
         raise click.UsageError("--scale needs --tree")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all is taken down again
@@ -84,7 +85,8 @@ def main(
         console.print(f"[red]error:[/red] {error}", highlight=False)
         sys.exit(1)
     middle = medians(costs)
-    console.print(_table(middle))
+    console.print("50 resources; medians; sessions, turns and KiB of a node; x: to ours")
+    console.print(*_tables(middle))
     found = figures.scaled(middle) if scale else figures.compared(middle)
     if found:
         console.print(_promises(found))
@@ -113,34 +115,31 @@ def _where(cost: Cost) -> str:
     return f"{cost.nodes} node{'s' if cost.nodes > 1 else ''}"
 
 
-def _table(costs: list[Cost]) -> Table:
-    table = Table(title="50 resources; medians; sessions, turns and KiB a node")
-    table.add_column("run")
-    table.add_column("tool")
-    heads = ["wall s", "CPU s", "TCP", "sessions", "turns", "KiB up", "KiB down"]
-    for head in [*heads, "wall/ours", "CPU/ours"]:
-        table.add_column(head, justify="right")
+def _tables(costs: list[Cost]) -> Iterator[Table]:
+    """One table for each kind of run and number of nodes."""
     ratios = figures.ratios(costs)
-    last = ""
-    for cost in sorted(costs, key=lambda cost: (cost.kind, cost.nodes)):
-        run = f"{cost.kind}, {_where(cost)}"
-        ratio = ratios.get((cost.tool, cost.nodes, cost.kind))
-        if last and run != last:
-            table.add_section()
-        table.add_row(
-            run if run != last else "",
-            cost.tool,
-            f"{cost.wall:.2f}",
-            f"{cost.cpu:.2f}",
-            f"{cost.connections:g}",
-            f"{cost.sessions:g}",
-            f"{cost.turns:g}",
-            f"{cost.bytes_up / cost.nodes / 1024:.1f}",
-            f"{cost.bytes_down / cost.nodes / 1024:.1f}",
-            *((f"{part:.2f}" for part in ratio) if ratio else ("", "")),
+    for kind, nodes in sorted({(cost.kind, cost.nodes) for cost in costs}):
+        here = [cost for cost in costs if (cost.kind, cost.nodes) == (kind, nodes)]
+        table = Table(
+            title=f"\n{kind}, {_where(here[0])}", title_justify="left", box=None, pad_edge=False
         )
-        last = run
-    return table
+        table.add_column("tool")
+        heads = ["wall s", "CPU s", "TCP", "sessions", "turns", "KiB up", "down"]
+        for head in [*heads, "x wall", "x CPU"]:
+            table.add_column(head, justify="right")
+        for cost in here:
+            table.add_row(
+                cost.tool,
+                f"{cost.wall:.2f}",
+                f"{cost.cpu:.2f}",
+                f"{cost.connections:g}",
+                f"{cost.sessions:g}",
+                f"{cost.turns:g}",
+                f"{cost.bytes_up / nodes / 1024:.0f}",
+                f"{cost.bytes_down / nodes / 1024:.0f}",
+                *(f"{part:.2f}" for part in ratios.get((cost.tool, nodes, kind), ())),
+            )
+        yield table
 
 
 def _promises(found: list[figures.Figure]) -> Table:
