@@ -131,11 +131,11 @@ def lab(count: int, rtt: float) -> Iterator[Site]:
     made = Lab.default()
     state, up = made.state(), [Node(node.name, node.address) for node in made.nodes]
     if state != "up":
-        raise LinkError(f"the lab is {state}: `spark-cluster lab up` brings it up")
+        raise LinkError(f"the lab is {state}: run `spark-cluster lab up`")
     if len(up) < count:
         raise LinkError(
-            f"{count} nodes asked for, and up are {', '.join(node.name for node in up)}: "
-            f"`spark-cluster lab up --nodes {count}`, or fewer by --nodes"
+            f"asked for {count} nodes, but the lab has {', '.join(node.name for node in up)}: "
+            f"run `spark-cluster lab up --nodes {count}`, or ask for fewer with --nodes"
         )
     nodes = tuple(up[:count])
     bridge, laptop = bridge_of(nodes[0].address)

@@ -384,7 +384,7 @@ def test_down_leaves_the_machine_as_it_was(lab: Lab) -> None:
     assert lab.down() is True
     assert network_of_the_machine() == before
     assert lab.down() is False
-    with pytest.raises(LinkError, match="the lab is down: `spark-cluster lab up` brings it up"):
+    with pytest.raises(LinkError, match="the lab is down: run `spark-cluster lab up`"):
         benchmarked(1)
     lab.up(2)
     assert eventually(lambda: answer(lab.node("spark1"), "ibdev2netdev") == ONE_CABLE)
@@ -396,7 +396,7 @@ def test_one_node(lab: Lab) -> None:
         lab.up(1)
         assert [node.name for node in lab.nodes] == ["spark1"]
         assert benchmarked(1) == ["spark1"]
-        with pytest.raises(LinkError, match="2 nodes asked for, and up are spark1: "):
+        with pytest.raises(LinkError, match="asked for 2 nodes, but the lab has spark1: "):
             benchmarked(2)
         assert "(Up)" not in answer(lab.node("spark1"), "ibdev2netdev")
     finally:
