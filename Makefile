@@ -23,6 +23,7 @@ LABS ?= 2
 # A worker that has crashed is not replaced: its lab is in an unknown state, and the others report.
 SHARED := $(if $(filter-out 1,$(LABS)),-n $(LABS) --dist loadfile --no-loadscope-reorder --max-worker-restart=0)
 NONE_IS_FINE := || test $$? = 5
+BENCH ?= --tools ours,floor,ansible,mitogen,pyinfra
 
 .PHONY: demo demo-bench test check pure lab-tests gpu soak bench docs env tools clean help
 
@@ -76,7 +77,7 @@ check: env
 
 bench: env
 	@$(RUN) lab up
-	@$(VENV)/bin/python -m benchmarks.engine --tools ours,floor,ansible,mitogen,pyinfra
+	@$(VENV)/bin/python -m benchmarks.engine $(BENCH)
 
 # The warning is about the next major version of mkdocs, which the extra `docs` excludes.
 docs: $(VENV)/ready-for-docs

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,8 @@ from click.testing import CliRunner, Result
 from factories import put
 
 from spark_cluster.cli import cli, main
+
+CHECKOUT = Path(__file__).parents[1]
 
 
 @dataclass
@@ -48,6 +51,17 @@ def invoke(
     folder = ["--project", str(project)] if project else []
     env = {"COLUMNS": columns}
     return CliRunner().invoke(cli, [*folder, *words], input=stdin, env=env, **options)
+
+
+def on_path(home: Path) -> dict[str, str]:
+    """Return an environment in which a shell finds `spark-cluster`, and `python` is the tests'."""
+    script = put(
+        home / "bin/spark-cluster", f"#!{sys.executable}\nimport sys\n"
+        f"sys.path.insert(0, {str(CHECKOUT)!r})\nfrom spark_cluster.cli import main\nmain()\n",
+        0o755,
+    )  # fmt: skip
+    path = f"{script.parent}:{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return {"PATH": path, "HOME": str(home), "TERM": "dumb"}
 
 
 class Program:

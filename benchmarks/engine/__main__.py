@@ -7,7 +7,7 @@ import json
 import signal
 import sys
 import tempfile
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
 from pathlib import Path
 
 import click
@@ -16,9 +16,10 @@ from rich.table import Table
 
 from benchmarks.engine import figures
 from benchmarks.engine.link import LinkError, clean_stale
-from benchmarks.engine.nodes import Site, bare, lab
+from benchmarks.engine.nodes import bare, lab
 from benchmarks.engine.peers import ToolError
 from benchmarks.engine.run import TOOLS, Bench, Cost, medians
+from spark_cluster.errors import SparkClusterError
 
 _DEFAULT_TOOLS = "ours,ansible,pyinfra,floor"
 
@@ -64,68 +65,81 @@ def main(
     json_file: Path | None,
 ) -> None:
     """Measure wall, CPU, SSH sessions and network turns of a 50-resource play."""
-    console = Console() if sys.stdout.isatty() else Console(width=120)
+    console = Console()
     if scale and tree is None:
         raise click.UsageError("--scale needs --tree")
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that all is taken down again
     clean_stale()
-    where: AbstractContextManager[Site]
-    where = lab(rtt_ms / 1000) if tree is None else bare(tree, max(scale or nodes), rtt_ms / 1000)
+    count, rtt = max(scale or nodes), rtt_ms / 1000
     try:
+        where = lab(count, rtt) if tree is None else bare(tree, count, rtt)
         with tempfile.TemporaryDirectory(prefix="scbench-") as folder, where as site:
             seen = site.link.round_trip(site.nodes[0].address) * 1000
             console.print(f"round trip {seen:.2f} ms, asked for {rtt_ms:g} ms")
+            serving = site.serving() if tree is None else []
+            if serving:
+                console.print(_next_to(serving), style="yellow", highlight=False)
             bench = Bench(site, Path(folder), lambda cost: console.print(_line(cost), style="dim"))
             costs = bench.scale(scale, runs) if scale else bench.compare(tools, nodes, runs)
-    except (LinkError, ToolError) as error:
+    except (LinkError, ToolError, SparkClusterError) as error:
         console.print(f"[red]error:[/red] {error}", highlight=False)
         sys.exit(1)
     middle = medians(costs)
-    console.print(_table(middle))
+    console.print("50 resources; medians; sessions, turns and KiB of a node; x: to ours")
+    console.print(*_tables(middle))
     found = figures.scaled(middle) if scale else figures.compared(middle)
     if found:
         console.print(_promises(found))
     if json_file:
         document = {
             "rtt_ms": seen,
+            "serving": serving,
             "runs": [dataclasses.asdict(cost) for cost in costs],
             "figures": [dataclasses.asdict(figure) for figure in found],
         }
         json_file.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
+def _next_to(serving: list[str]) -> str:
+    return (
+        f"an engine runs on the same cores ({', '.join(serving)}): the figures are not those of "
+        "idle nodes; `spark-cluster -i lab down` ends it"
+    )
+
+
 def _line(cost: Cost) -> str:
-    return f"{cost.tool}, {cost.nodes} nodes, {cost.kind}: {cost.wall:.2f} s"
+    return f"{cost.tool}, {_where(cost)}, {cost.kind}: {cost.wall:.2f} s"
 
 
-def _table(costs: list[Cost]) -> Table:
-    table = Table(title="50 resources; medians; sessions, turns and KiB a node")
-    table.add_column("run")
-    table.add_column("tool")
-    heads = ["wall s", "CPU s", "TCP", "sessions", "turns", "KiB up", "KiB down"]
-    for head in [*heads, "wall/ours", "CPU/ours"]:
-        table.add_column(head, justify="right")
+def _where(cost: Cost) -> str:
+    return f"{cost.nodes} node{'s' if cost.nodes > 1 else ''}"
+
+
+def _tables(costs: list[Cost]) -> Iterator[Table]:
+    """One table for each kind of run and number of nodes."""
     ratios = figures.ratios(costs)
-    last = ""
-    for cost in sorted(costs, key=lambda cost: (cost.kind, cost.nodes)):
-        run = f"{cost.kind}, {cost.nodes} node{'s' if cost.nodes > 1 else ''}"
-        ratio = ratios.get((cost.tool, cost.nodes, cost.kind))
-        if last and run != last:
-            table.add_section()
-        table.add_row(
-            run if run != last else "",
-            cost.tool,
-            f"{cost.wall:.2f}",
-            f"{cost.cpu:.2f}",
-            f"{cost.connections:g}",
-            f"{cost.sessions:g}",
-            f"{cost.turns:g}",
-            f"{cost.bytes_up / cost.nodes / 1024:.1f}",
-            f"{cost.bytes_down / cost.nodes / 1024:.1f}",
-            *((f"{part:.2f}" for part in ratio) if ratio else ("", "")),
+    for kind, nodes in sorted({(cost.kind, cost.nodes) for cost in costs}):
+        here = [cost for cost in costs if (cost.kind, cost.nodes) == (kind, nodes)]
+        table = Table(
+            title=f"\n{kind}, {_where(here[0])}", title_justify="left", box=None, pad_edge=False
         )
-        last = run
-    return table
+        table.add_column("tool")
+        heads = ["wall s", "CPU s", "TCP", "sessions", "turns", "KiB up", "down"]
+        for head in [*heads, "x wall", "x CPU"]:
+            table.add_column(head, justify="right")
+        for cost in here:
+            table.add_row(
+                cost.tool,
+                f"{cost.wall:.2f}",
+                f"{cost.cpu:.2f}",
+                f"{cost.connections:g}",
+                f"{cost.sessions:g}",
+                f"{cost.turns:g}",
+                f"{cost.bytes_up / nodes / 1024:.0f}",
+                f"{cost.bytes_down / nodes / 1024:.0f}",
+                *(f"{part:.2f}" for part in ratios.get((cost.tool, nodes, kind), ())),
+            )
+        yield table
 
 
 def _promises(found: list[figures.Figure]) -> Table:

@@ -59,15 +59,18 @@ class Link:
         return min(map(float, times))
 
 
-def run(*command: str) -> str:
+def run(*command: str, what: str = "") -> str:
     """Run a command to its end and give its output.
+
+    Args:
+        what: names it in an error, where the command itself is too long to be read.
 
     Raises:
         LinkError: it failed.
     """
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        raise LinkError(f"{' '.join(command)}: {done.stderr.strip()}")
+        raise LinkError(f"{what or ' '.join(command)}: {done.stderr.strip()}")
     return done.stdout
 
 

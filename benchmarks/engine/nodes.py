@@ -1,4 +1,4 @@
-"""The nodes that the tools work on: the lab's two, or bare sshd processes over a base tree."""
+"""The nodes that the tools work on: the lab's, or bare sshd processes over a base tree."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from typing import Any
 
 from benchmarks.engine import work
 from benchmarks.engine.link import Link, LinkError, bridge_of, link, namespace, run
-from spark_cluster.lab.layout import USER, Layout
+from spark_cluster.lab import Lab
+from spark_cluster.lab.layout import USER
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spark-cluster" / "bench"
 
@@ -27,6 +28,7 @@ _VERBOSE = "/etc/ssh/sshd_config.d/00-engine-benchmark.conf"
 _LOG_SESSIONS = f"echo LogLevel VERBOSE > {_VERBOSE} && systemctl reload ssh"
 _LOG_NO_SESSIONS = f"rm -f {_VERBOSE} && systemctl reload ssh"
 _SESSION = "Starting session:"
+_RUN = "! command -v docker >/dev/null || docker ps --filter name=^spark- --format '{{.Names}}'"
 
 # A node of its own file system, users and process ids; all of it ends with its first process.
 _BARE_NODE = """
@@ -92,7 +94,8 @@ class Site:
         options = [f"UserKnownHostsFile={self.known_hosts}", "BatchMode=yes", "ConnectTimeout=10"]
         flags = [part for option in options for part in ("-o", option)]
         login = ["ssh", "-F", "none", "-i", str(self.key), *flags, f"{self.user}@{node.address}"]
-        return run(*self.link.command(*login, "sudo sh -c " + shlex.quote(command)))
+        asked = self.link.command(*login, "sudo sh -c " + shlex.quote(command))
+        return run(*asked, what=f"ssh to {node.name} ({node.address})")
 
     def reset(self) -> None:
         """Take away from every node what the play makes."""
@@ -106,26 +109,42 @@ class Site:
         )
         return found
 
+    def serving(self) -> list[str]:
+        """Return the engines' containers that run, each as `NAME on NODE`."""
+        return [
+            f"{name} on {node.name}" for node in self.nodes for name in self.ssh(node, _RUN).split()
+        ]
+
     def sessions(self) -> int:
         """Return how many SSH sessions (shell, command, sftp) the nodes have started until now."""
         return self.count_sessions(self)
 
 
 @contextlib.contextmanager
-def lab(rtt: float) -> Iterator[Site]:
-    """The lab's two nodes; the lab must be up."""
-    layout = Layout.default()
-    nodes = tuple(Node(node.name, node.address) for node in layout.nodes())
+def lab(count: int, rtt: float) -> Iterator[Site]:
+    """The first `count` of the lab's nodes.
+
+    Raises:
+        LinkError: the lab is not up, or has fewer nodes.
+        UsageError: not root, or not Linux.
+    """
+    made = Lab.default()
+    state, up = made.state(), [Node(node.name, node.address) for node in made.nodes]
+    if state != "up":
+        raise LinkError(f"the lab is {state}: run `spark-cluster lab up`")
+    if len(up) < count:
+        raise LinkError(
+            f"asked for {count} nodes, but the lab has {', '.join(node.name for node in up)}: "
+            f"run `spark-cluster lab up --nodes {count}`, or ask for fewer with --nodes"
+        )
+    nodes = tuple(up[:count])
     bridge, laptop = bridge_of(nodes[0].address)
-    with link(laptop, rtt, bridge=bridge) as joined:
-        site = Site(joined, nodes, USER, layout.key, layout.known_hosts, _LabSessions())
-        try:
-            for node in nodes:
-                site.ssh(node, _LOG_SESSIONS)
-            yield site
-        finally:
-            for node in nodes:
-                site.ssh(node, _LOG_NO_SESSIONS)
+    with link(laptop, rtt, bridge=bridge) as joined, contextlib.ExitStack() as stack:
+        site = Site(joined, nodes, USER, made.key_path, made.known_hosts_path, _LabSessions())
+        for node in nodes:
+            site.ssh(node, _LOG_SESSIONS)
+            stack.callback(site.ssh, node, _LOG_NO_SESSIONS)
+        yield site
 
 
 class _LabSessions:

@@ -72,6 +72,7 @@ def environment(*requirements: str) -> Path:
     folder = CACHE / "-".join([*requirements, tag]).replace("==", "-")
     ready = folder / ".ready"
     if not ready.exists():
+        print(f"installing {', '.join(requirements)}", flush=True)
         _run(sys.executable, "-m", "venv", "--clear", str(folder))
         _run(str(folder / "bin/python"), "-m", "pip", "install", "--quiet", *requirements)
         ready.touch()

@@ -36,9 +36,9 @@ def command(ctx: click.Context, shell: str) -> None:
     """Print the completion script for SHELL, to be loaded by its start-up file.
 
     \b
-    bash:  echo 'eval "$(spark-cluster completion bash)"' >> ~/.bashrc
-    zsh:   echo 'eval "$(spark-cluster completion zsh)"' >> ~/.zshrc
-    fish:  spark-cluster completion fish > ~/.config/fish/completions/spark-cluster.fish
+    echo 'eval "$(spark-cluster completion bash)"' >> ~/.bashrc
+    echo 'eval "$(spark-cluster completion zsh)"' >> ~/.zshrc
+    spark-cluster completion fish > ~/.config/fish/completions/spark-cluster.fish
 
     bash must be 4.4 or newer.
     """

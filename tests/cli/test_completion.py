@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -11,6 +10,7 @@ from pathlib import Path
 import pytest
 from json_schema import document as fits
 from program import Program
+from program import on_path as program_on_path
 
 CHECKOUT = Path(__file__).parents[2]
 SHELLS = ("bash", "zsh", "fish")
@@ -23,15 +23,7 @@ def program(tmp_path: Path, monkeypatch) -> Program:
 
 @pytest.fixture
 def on_path(tmp_path: Path) -> dict[str, str]:
-    """An environment in which the shell finds `spark-cluster`."""
-    script = tmp_path / "bin" / "spark-cluster"
-    script.parent.mkdir()
-    script.write_text(
-        f"#!{sys.executable}\nimport sys\nsys.path.insert(0, {str(CHECKOUT)!r})\n"
-        "from spark_cluster.cli import main\nmain()\n"
-    )
-    script.chmod(0o755)
-    return {"PATH": f"{script.parent}:{os.environ['PATH']}", "HOME": str(tmp_path), "TERM": "dumb"}
+    return program_on_path(tmp_path)
 
 
 @pytest.mark.parametrize("shell", SHELLS)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import readme
 from factories import put
 from hostile import user
 from waiting import until
@@ -35,7 +36,8 @@ def opened(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str, Path]]:
         "sleep 600\n", 0o755,
     )  # fmt: skip
     (tmp_path / "home").mkdir()
-    argv = [sys.executable, "-m", "spark_cluster", "-i", str(inventory), "dashboard", "--open"]
+    argv = [sys.executable, "-m", "spark_cluster", "-i", str(inventory)]
+    argv += [*readme.words("spark-cluster dashboard"), "--open"]
     env = {**os.environ, "BROWSER": f"{browser} %s &", "HOME": str(tmp_path / "home")}
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, env=env) as process:
         try:

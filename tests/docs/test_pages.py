@@ -13,11 +13,14 @@ from pathlib import Path
 
 import click
 import pytest
+import readme
+from factories import put
 
 from docs.generate.code import commands, root
 from spark_cluster import __version__
 from spark_cluster.doctor.check import Check
 from spark_cluster.known_issues.entries import read
+from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.project import Project
 from spark_cluster.node.host import Host
 from spark_cluster.resources import Missing, Resource, base
@@ -27,6 +30,7 @@ DOCS = CHECKOUT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
 COMMANDS = dict(commands())
 FENCE = re.compile(r"^( *)```(\w*)\n(.*?)^\1```$", re.M | re.S)
+CODE = re.compile(r"`([a-z]+ [^`\n]*)`")
 PATH = re.compile(
     r"`((?:spark_cluster|roles|playbooks|recipes|suites|tests|docs|benchmarks)/[\w./-]+)`"
 )
@@ -39,8 +43,14 @@ def blocks(page: Path, language: str) -> list[str]:
 
 
 def command_lines() -> Iterator[tuple[str, list[str]]]:
-    """Every `spark-cluster ...` in the pages' blocks for a shell, without its comment."""
-    for page in [*PAGES, CHECKOUT / "README.md"]:
+    """Every `spark-cluster ...` of README and in the pages' blocks for a shell, without its
+    comment."""
+    in_short = [code for code in CODE.findall(readme.README) if first(code.split()) in COMMANDS]
+    for line in [*readme.COMMANDS, *in_short]:
+        words = shlex.split(line.removeprefix("spark-cluster "))
+        if first(words) in COMMANDS:
+            yield f"README.md: {line}", words
+    for page in PAGES:
         for block in [*blocks(page, "sh"), *blocks(page, "")]:
             for line in block.splitlines():
                 words = shlex.split(line, comments=True)
@@ -48,12 +58,16 @@ def command_lines() -> Iterator[tuple[str, list[str]]]:
                     yield f"{page.relative_to(CHECKOUT)}: {line}", words[1:]
 
 
+def first(words: list[str]) -> str:
+    """The command that a line begins with, or its first word."""
+    return " ".join(words[:2]) if " ".join(words[:2]) in COMMANDS else words[0]
+
+
 def spelled(words: list[str]) -> tuple[click.Command, list[str]]:
     """The command that a line calls, and its other words."""
-    for length in (2, 1):
-        if " ".join(words[:length]) in COMMANDS:
-            return COMMANDS[" ".join(words[:length])], words[length:]
-    raise AssertionError(f"no such command: {words}")
+    name = first(words)
+    assert name in COMMANDS, f"no such command: {words}"
+    return COMMANDS[name], words[len(name.split()) :]
 
 
 def test_commands_and_options_are_there():
@@ -62,8 +76,15 @@ def test_commands_and_options_are_there():
     for where, words in lines:
         command, others = spelled(words)
         known = {name for param in [*command.params, *root.params] for name in param.opts}
+        known.add("--help")
         given = {word.partition("=")[0] for word in others if word.startswith("-")}
         assert given <= known, where
+
+
+def test_the_inventory_of_the_readme(tmp_path):
+    put(tmp_path / "inventory.yaml", readme.blocks("yaml")[0])
+    found = load_inventory(str(tmp_path / "inventory.yaml"), Project(tmp_path))
+    assert list(found.nodes) == ["spark1", "spark2"]
 
 
 def test_paths_are_there():

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import readme
 from bench_results import bench_user, record
 from commandline import WAIT_S, CommandLine, until
 
@@ -40,7 +41,9 @@ def measured(node: LabNode) -> list[str]:
 
 def test_a_run_survives_the_laptop_and_its_server(user, spark1):
     """The laptop is killed after the first cell, then the server, then it is stopped."""
-    run = user.start("bench", "run", "small", "--out", "one", "--keep")
+    run = user.start(
+        *readme.words("spark-cluster bench run dual", {"dual": "small"}), "--out", "one", "--keep"
+    )
     until(lambda: measured(spark1), what="the first result")
     run.process.send_signal(signal.SIGKILL)
     run.process.communicate()

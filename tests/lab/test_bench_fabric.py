@@ -6,6 +6,7 @@ import signal
 from collections.abc import Iterator
 
 import pytest
+import readme
 from bench_results import bench_user, record
 from commandline import WAIT_S, CommandLine, until
 
@@ -49,7 +50,7 @@ def run_bench(user: CommandLine, *words: str) -> str:
 
 def test_fabric_on_two_nodes(user, lab):
     """A Ray is started for it, the job measures, and nothing of it stays."""
-    told = user.json("bench", "fabric", "--out", "fabric")
+    told = user.json(*readme.words("spark-cluster bench fabric"), "--out", "fabric")
     found = load_fabric(user.home / "fabric")
     assert told["fabric"]["id"] == found.id
     assert (found.backend, found.verdict) == ("gloo", "not judged")
@@ -89,6 +90,7 @@ def test_a_run_is_repeated_from_its_record(user):
     (user.home / "suites/one-cell.yaml").unlink()  # the record has all that it takes
     ran = user("bench", "fabric", status=4)
     assert "lab-paris is up" in ran.printed
+    user(*readme.words("spark-cluster bench repeat THEIRS --check", {"THEIRS": "first"}))
     said = run_bench(user, "repeat", "first", "--out", "second")
     assert "bench compare second/repeated.json second" in said
     first, second = record(user.home / "first"), record(user.home / "second")

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import readme
 from bench_results import bench_user, record
 from commandline import CommandLine, until
 
@@ -34,7 +35,7 @@ request_rate: [0.01]
 requests: 50
 runs: 1
 """,
-    "tools": """\
+    "lab": """\
 kind: tool_call
 questions: [one, one-streamed]
 runs: 1
@@ -115,17 +116,21 @@ def test_what_a_killed_run_leaves_is_removed(user, spark1):
 
 
 def test_wrong_tool_calls_are_measured(user):
-    """The tiny model knows one answer and no tools."""
-    document = user.json("bench", "run", "tools", "--out", "tools")
-    assert (document["cells"], document["failed"]) == (1, 0)
-    (cell,) = record(user.home / "tools")["cells"]
+    """The tiny model knows one answer and no tools. The suite is the one of `make demo-bench`,
+    whose place one of the same name takes in the folder where it is run."""
+    home = {"HOME": str(user.home), "XDG_STATE_HOME": str(user.home / "state")}
+    told = readme.make(*readme.words("make demo-bench"), cwd=user.home, **home)
+    assert "report.md" in told
+    run = user.home / "bench-results/demo"
+    (cell,) = record(run)["cells"]
+    assert cell["status"] == "ok"
     assert cell["metrics"]["score"]["mean"] == 0.0
     assert cell["metrics"]["answer_ms"]["mean"] > 0
     asked = {one["question"]: (one["right"], one["asked"]) for one in cell["questions"]}
     assert asked == {"one": (0, 1), "one-streamed": (0, 1)}
     assert all(one["wrong"].startswith("no tool was called") for one in cell["questions"])
     assert [name for name in cell["raw"] if name.endswith(".json")]
-    assert "one-streamed" in user("bench", "show", "tools").printed
+    assert "one-streamed" in user("bench", "show", str(run)).printed
 
 
 @pytest.mark.soak

@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import readme
 from commandline import CHECKOUT, WAIT_S, CommandLine, until
 from image_registry import ImageRegistry, registry
 from ruamel.yaml import YAML
@@ -58,12 +59,13 @@ def test_setup_from_nothing_to_serving_and_again(lab, newcomer):
     addresses = ",".join(node.address for node in lab.nodes)
 
     def setup(*more: str) -> dict[str, str]:
+        command = [*readme.words("spark-cluster setup")]
         environment = {
             "PATH": os.environ["PATH"], "PYTHONPATH": str(CHECKOUT), "PW": OWN_PASSWORD,
             "HOME": str(newcomer / "home"), "XDG_STATE_HOME": str(newcomer / "state"),
         }  # fmt: skip
         done = subprocess.run(
-            [sys.executable, "-m", "spark_cluster", "setup", "--yes", "--json", *more],
+            [sys.executable, "-m", "spark_cluster", *command, "--yes", "--json", *more],
             check=False, capture_output=True, text=True, cwd=newcomer, env=environment,
             stdin=subprocess.DEVNULL, timeout=WAIT_S,
         )  # fmt: skip

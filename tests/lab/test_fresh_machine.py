@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import readme
 from click.testing import CliRunner, Result
 
 from spark_cluster.cli.lab import command
@@ -37,10 +38,10 @@ CALLS = re.compile(rf"\b(?:{'|'.join(RUNS)})\(")
 """What a module has to hold that runs a program; others are not parsed."""
 
 ALWAYS_THERE = {"apt-get", "apt-config", "systemctl", "systemd-analyze", "sh"} | {
-    "cat", "chroot", "cp", "echo", "env", "sleep", "stat", "sync", "true",
+    "bash", "cat", "chroot", "cp", "echo", "env", "make", "sleep", "stat", "sync", "true",
 }  # fmt: skip
-"""apt is asked for by name where it is missing; systemd's two are looked for; dash and coreutils
-are essential packages."""
+"""apt is asked for by name where it is missing; systemd's two are looked for; bash, dash and
+coreutils are essential packages; make has started the tests."""
 
 OF_A_GPU = {"ldconfig", "modprobe", "nft", "nvidia-modprobe", "nvidia-smi"}
 """What the lab of GPUs and tests/gpu look for and do without, or are skipped without."""
@@ -92,7 +93,8 @@ def test_status_and_down_answer_down(bare: Path) -> None:
     status = invoke("status")
     assert status.exit_code == 0, status.output
     assert status.output.startswith("lab: down")
-    assert invoke("down").output.strip() == "the lab was down already"
+    down = invoke(*readme.words("spark-cluster lab down")[1:])
+    assert down.output.strip() == "the lab was down already"
     assert "install" not in bare.read_text()
 
 

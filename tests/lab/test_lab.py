@@ -14,6 +14,8 @@ from pathlib import Path
 import pytest
 from waiting import until
 
+from benchmarks.engine import nodes
+from benchmarks.engine.link import LinkError
 from spark_cluster.errors import Failed
 from spark_cluster.lab import Lab, LabNode, power
 from spark_cluster.lab.layout import BRIDGE, RULE_COMMENT, Layout
@@ -346,6 +348,12 @@ def network_of_the_machine() -> dict[str, str]:
     }
 
 
+def benchmarked(count: int) -> list[str]:
+    """Return the nodes that the benchmark of the engine would measure."""
+    with nodes.lab(count, rtt=0.0) as site:
+        return [node.name for node in site.nodes]
+
+
 def test_up_again_changes_nothing(lab: Lab) -> None:
     lab.up(2)
     leaders = [power.leader(node.layout) for node in lab.nodes]
@@ -376,6 +384,8 @@ def test_down_leaves_the_machine_as_it_was(lab: Lab) -> None:
     assert lab.down() is True
     assert network_of_the_machine() == before
     assert lab.down() is False
+    with pytest.raises(LinkError, match="the lab is down: run `spark-cluster lab up`"):
+        benchmarked(1)
     lab.up(2)
     assert eventually(lambda: answer(lab.node("spark1"), "ibdev2netdev") == ONE_CABLE)
 
@@ -385,6 +395,9 @@ def test_one_node(lab: Lab) -> None:
     try:
         lab.up(1)
         assert [node.name for node in lab.nodes] == ["spark1"]
+        assert benchmarked(1) == ["spark1"]
+        with pytest.raises(LinkError, match="asked for 2 nodes, but the lab has spark1: "):
+            benchmarked(2)
         assert "(Up)" not in answer(lab.node("spark1"), "ibdev2netdev")
     finally:
         lab.up(2)

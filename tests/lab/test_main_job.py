@@ -8,6 +8,7 @@ import json
 import re
 import socket
 import ssl
+import subprocess
 import sys
 import urllib.error
 import urllib.request
@@ -17,6 +18,7 @@ from typing import Any
 
 import lab_model
 import pytest
+import readme
 from commandline import WAIT_S, CommandLine, processes, until
 from exposure import Exposure, exposure
 from hostile import unit as hostile
@@ -136,7 +138,7 @@ def test_exit_code_of_check_mode(user):
 
 
 def test_from_fresh_nodes_to_the_right_answer(user, story):
-    ran = user("up", "--tp", "2", "--json")
+    ran = user(*readme.words("spark-cluster up --tp 2"), "--json")
     document = ran.document
     did, would = user.verdicts(), story.would
     for line in ran.err.splitlines():
@@ -236,6 +238,23 @@ def test_the_plan_said_what_the_engine_prints(user):
 
 def test_logs(user):
     assert "Application startup complete" in user("logs").printed
+
+
+def test_the_benchmarks_run_next_to_what_make_demo_has_brought_up(user, tmp_path):
+    """`make bench` after `make demo`: it measures the nodes that are up, and says what serves."""
+    shortest = "--tools ours,floor --nodes 2 --runs 1"
+    told = readme.make(*readme.words("make bench"), f"BENCH={shortest} --json {tmp_path / 'costs'}")
+    assert "the lab is up already: spark1, spark2" in told
+    assert "spark-vllm on spark1" in told
+    costs = json.loads((tmp_path / "costs").read_text())["runs"]
+    measured = {(cost["tool"], cost["nodes"], cost["kind"]) for cost in costs}
+    assert measured == {(t, 2, k) for t in ("ours", "floor") for k in ("changing", "unchanged")}
+    assert all(cost["wall"] > 0 and cost["sessions"] >= 1 for cost in costs)
+    timed = [sys.executable, *readme.words("python -m benchmarks.commands"), "--only", "history"]
+    timed += ["--runs", "1", "--json", str(tmp_path / "commands")]
+    subprocess.run(timed, check=True, cwd=readme.CHECKOUT, timeout=WAIT_S)
+    costs = json.loads((tmp_path / "commands").read_text())
+    assert {cost["command"] for cost in costs} == {"floor: click", "floor: log in", "history"}
 
 
 # --- who can reach what -------------------------------------------------------------------------
@@ -574,7 +593,7 @@ def test_the_key_is_nowhere_to_be_read(keyed, spark1):
 def test_a_named_key_is_taken_and_revoked_while_the_proxy_runs(keyed, story, spark1):
     show = ["systemctl", "show", "-P", "MainPID", "spark-cluster-endpoint"]
     before = spark1.run(show).stdout
-    key = keyed.json("keys", "add", "alice")["key"]
+    key = keyed.json(*readme.words("spark-cluster keys add NAME", {"NAME": "alice"}))["key"]
     assert asked("GET", "/v1/models", key)[0] == 200
     assert [one["in_force"] for one in keyed.json("keys", "list")["keys"]] == [True]
     journal = ["journalctl", "-q", "--no-pager", "-u", "spark-cluster-endpoint", "-n", "50"]

@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 
 import pytest
+import readme
 from commandline import CommandLine
 
 from spark_cluster.config.caches import CACHE_ROOT
@@ -51,7 +52,8 @@ def size(node: LabNode) -> int:
 def test_a_model_is_fetched_once_and_copied(user, hub, spark1, spark2):
     for node in (spark1, spark2):
         node.run(["rm", "-rf", FOLDER])
-    user("models", "pull", "org/tiny", "--endpoint", hub.url)
+    instead = {"ORG/NAME": "org/tiny"}
+    user(*readme.words("spark-cluster models pull ORG/NAME", instead), "--endpoint", hub.url)
     fetched = len(hub.requests)
     assert size(spark1) > 8_000_000
     assert not size(spark2)

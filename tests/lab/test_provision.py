@@ -13,7 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import example_pages
 import pytest
+import readme
 from commandline import WAIT_S, until
 
 from spark_cluster.lab import Lab, LabNode
@@ -80,7 +82,10 @@ class CommandLine:
         )  # fmt: skip
 
     def provision(self, *words: str, status: int = 0, **more: str) -> dict[str, Any]:
-        done = self("provision", "--json", *words, **more)
+        return self.json("provision", *words, status=status, **more)
+
+    def json(self, *words: str, status: int = 0, **more: str) -> dict[str, Any]:
+        done = self(*words, "--json", **more)
         assert done.returncode == status, done.stderr + done.stdout
         document: dict[str, Any] = json.loads(done.stdout)
         return document
@@ -129,14 +134,14 @@ def as_user(node: LabNode, *argv: str) -> str:
 
 def test_check_mode_changes_nothing(laptop, first):
     before = root(first, "find /etc /var/cache -xdev -newer /etc/hostname | sort")
-    document = laptop.provision("--check", "--diff")
+    document = laptop.json(*readme.words("spark-cluster provision --check --diff"))
     assert document["changed"] > 15
     after = root(first, "find /etc /var/cache -xdev -newer /etc/hostname | sort")
     assert after == before
 
 
 def test_fresh_nodes_are_made_ready_and_then_left(laptop, first, second):
-    document = laptop.provision()
+    document = laptop.json(*readme.words("spark-cluster provision"))
     assert document["ok"]
     assert all(node["change"] > 20 for node in document["nodes"].values())
     again = laptop.provision()
@@ -302,7 +307,10 @@ def test_a_password_once_and_then_the_key(provisioned, first, stranger):
     assert wrong.returncode == 3
     assert "does not accept the password" in wrong.stderr
     provisioned.settings = {"bootstrap": {"passwordless_sudo": True}}
-    document = provisioned.provision(*only, "--password-env", "PW", PW=PASSWORD)
+    instead = {"spark2": first.name, "--ask-password": "--password-env=PW"}
+    document = provisioned.json(
+        *readme.words("spark-cluster provision --limit spark2 --ask-password", instead), PW=PASSWORD
+    )
     assert document["changed"] >= 2, "the key, and the sudo rule"
     assert provisioned.provision(*only)["changed"] == 0, "with the key, and sudo without a password"
     journal = root(first, "grep -rl 'spark$' /var/lib/spark-cluster/journal | head -1")
@@ -401,6 +409,13 @@ def test_pins_that_cannot_be(provisioned, first, second):
     document = provisioned.provision(status=1)
     assert "versions that it knows" in document["nodes"][first.name]["error"]["hint"]
     assert installed(second).endswith("hold")
+
+
+def test_the_role_and_the_playbook_of_the_readme(provisioned, first):
+    example_pages.write_files("../../README.md", provisioned.folder)
+    done = provisioned(*readme.words("spark-cluster playbook greet.py --check --diff"))
+    assert done.returncode == 0, done.stderr
+    assert f"+Welcome to {first.name}, NVIDIA GB10" in done.stdout + done.stderr
 
 
 # --- faults -----------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import notebook
 import pytest
+import readme
 from commandline import CommandLine
 from json_schema import document as fits
 
@@ -73,6 +74,22 @@ def test_what_serves_is_the_same_for_the_command_line(cluster: Cluster, tmp_path
     held = {node.name: len(node.processes) for node in cluster.vram().nodes}
     assert held["spark1"] > 0
     assert held["spark2"] == 0
+
+
+def test_the_example_of_the_readme(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the lab's inventory and recipe; what is up already is only verified."""
+    monkeypatch.chdir(os.environ["HOME"])
+    example = readme.blocks("python")[-1]
+    for theirs, here in (
+        ('["192.168.1.10", "192.168.1.11"]', '"lab"'),
+        ('"gemma4-31b-nvfp4", tp=2', "tp=1"),
+    ):
+        assert theirs in example
+        example = example.replace(theirs, here)
+    exec(example, {})
+    assert "http://10.89.0.11:8000" in capsys.readouterr().out
 
 
 def test_the_script_and_the_notebook(

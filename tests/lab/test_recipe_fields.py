@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import readme
 from commandline import CommandLine
 from exposure import exposure
 
@@ -118,8 +119,10 @@ def test_a_tool_call_without_the_flags(user):
 def test_verify_of_a_server_without_a_tool_parser(user):
     """Real vLLM's refusal is not applicable, and the tiny model's wrong answers are failures."""
     document = user.json(
-        "verify", "--only", "answer", "--only", "short_answers", "--only", "tool_call", status=5
-    )
+        *readme.words("spark-cluster verify"),
+        "--only", "answer", "--only", "short_answers", "--only", "tool_call",
+        status=5,
+    )  # fmt: skip
     found = {check["id"]: check for check in document["checks"]}
     assert {name: check["status"] for name, check in found.items()} == {
         "answer": "ok",

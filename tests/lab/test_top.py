@@ -7,6 +7,7 @@ import signal
 from typing import Any
 
 import pytest
+import readme
 from commandline import CommandLine, until
 
 from spark_cluster.lab import Lab, LabNode
@@ -32,7 +33,7 @@ def left(node: LabNode) -> str:
 
 
 def test_both_nodes_with_their_gpu_memory_and_hcas(shell, spark1, spark2):
-    ran = shell("top", "--json", "--count", "4")
+    ran = shell(*readme.words("spark-cluster top"), "--json", "--count", "4")
     for name in ("spark1", "spark2"):
         last = sampled(ran.out, name)[-1]
         assert last["sm_clock_mhz"] > 0

@@ -11,11 +11,14 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import readme
 
 from spark_cluster import __version__
 
 CHECKOUT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
+OFFLINE = ("--no-index", "--no-build-isolation")
+PIP = (sys.executable, "-m", "pip", "--no-input", "--disable-pip-version-check")
 FROM = "import sys; sys.path.insert(0, sys.argv.pop(1)); from spark_cluster.cli import main; main()"
 
 
@@ -53,13 +56,21 @@ def works(tmp_path: Path, *program: str | Path) -> dict[str, object]:
     return told
 
 
-def test_the_program_runs_from_what_is_in_the_wheel(wheel, tmp_path):
-    with zipfile.ZipFile(wheel) as archive:
-        archive.extractall(tmp_path / "unpacked")
+def test_the_program_runs_from_what_is_installed(tmp_path):
+    target = tmp_path / "installed"
+    more = (*OFFLINE, "--quiet", "--no-deps", "--target", target)
+    run(*PIP, *readme.words("pipx install ."), *more, cwd=CHECKOUT)
+    assert (target / "bin/spark-cluster").exists()
     folder = tmp_path / "project"
     folder.mkdir()
-    told = works(folder, sys.executable, "-c", FROM, tmp_path / "unpacked")
-    assert told["program"] == str(tmp_path / "unpacked" / "spark_cluster")
+    told = works(folder, sys.executable, "-c", FROM, target)
+    assert told["program"] == str(target / "spark_cluster")
+
+
+def test_the_extra_for_benchmarks():
+    more = (*OFFLINE, "--dry-run")
+    said = run(*PIP, *readme.words("pipx install '.[bench]'"), *more, cwd=CHECKOUT)
+    assert "Requirement already satisfied: matplotlib" in said
 
 
 def test_what_is_not_in_the_wheel(wheel):

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import readme
 from json_schema import document as fits
 from own_sshd import keygen
 from program import invoke
@@ -45,7 +46,7 @@ def test_new_trusted_changed_replaced(call, sshd, home, tmp_path):
     other = keygen(tmp_path / "other").with_suffix(".pub").read_text().split()[1]
     status, document, _ = call("trust")
     assert (status, document["nodes"][0]["was"], known.exists()) == (1, "new", False)
-    status, document, _ = call("trust", "--yes")
+    status, document, _ = call(*readme.words("spark-cluster trust"), "--yes")
     assert (status, document["nodes"][0]["trusted"], document["jump_hosts"]) == (0, True, [])
     assert call("trust")[1]["nodes"][0]["was"] == "trusted"
     known.write_text(f"github.com,[127.0.0.1]:{sshd.port} ssh-ed25519 {other}\n")

@@ -1,0 +1,87 @@
+"""The commands of README.md, run by tests in README's own words."""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+CHECKOUT = Path(__file__).parents[1]
+
+_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.M | re.S)
+_SHELL = {"", "sh", "text"}
+_INLINE = re.compile(r"`((?:(?:\.venv/bin/)?spark-cluster|make|python -m) [^`]+)`")
+
+
+def commands(text: str) -> set[str]:
+    """Return the command lines of a page: those of its blocks for a shell (where a block has a
+    prompt, the lines that begin with it), and those in the text; without their comments and
+    without `-i lab`."""
+    found = _INLINE.findall(_FENCE.sub("", text))
+    for language, block in _FENCE.findall(text):
+        lines = block.splitlines() if language in _SHELL else []
+        prompted = [line[2:] for line in lines if line.startswith("$ ")]
+        found += prompted or lines
+    bare = {re.sub(r"\s+#.*", "", line).removeprefix(".venv/bin/") for line in found}
+    return {line.replace("spark-cluster -i lab ", "spark-cluster ") for line in bare}
+
+
+README = (CHECKOUT / "README.md").read_text()
+COMMANDS = commands(README)
+
+
+def blocks(language: str) -> list[str]:
+    """Return README's blocks of a language."""
+    return [text for name, text in _FENCE.findall(README) if name == language]
+
+
+def words(line: str, instead: Mapping[str, str] | None = None) -> list[str]:
+    """Return the arguments of a command of README.
+
+    Args:
+        line: the command, as it stands there.
+        instead: words of README to those that stand for them here.
+
+    Raises:
+        AssertionError: README has no such command, or not the words.
+    """
+    assert line in COMMANDS, f"README has no command {line!r}"
+    found, replaced = shlex.split(line)[1:], instead or {}
+    assert replaced.keys() <= set(found), f"{line!r} lacks {replaced.keys() - set(found)}"
+    return [replaced.get(word, word) for word in found]
+
+
+def make(
+    *arguments: str,
+    cwd: Path = CHECKOUT,
+    venv: Path = Path(sys.prefix),
+    status: int = 0,
+    **variables: str,
+) -> str:
+    """Run targets of the Makefile with an environment that is not made again.
+
+    Args:
+        arguments: targets, and make's variables.
+        venv: the environment, by default the tests' own.
+        variables: of the environment.
+
+    Returns:
+        Both outputs.
+    """
+    ready = [f"{venv}/ready{part}" for part in ("", "-for-tests", "-for-docs")]
+    there = [word for path in ready for word in ("-o", path)]
+    argv = ["make", "-f", str(CHECKOUT / "Makefile"), f"VENV={venv}", *there, *arguments]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "COLUMNS": "80", **variables}
+    environment.pop("MAKEFLAGS", None)
+    done = subprocess.run(
+        argv, check=False, capture_output=True, text=True, cwd=cwd, env=environment,
+        stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    printed = done.stdout + done.stderr
+    assert done.returncode == status, f"{argv} ended with {done.returncode}:\n{printed}"
+    assert "Traceback" not in printed, printed
+    return printed
