@@ -71,6 +71,7 @@ START_LIMIT = UnitProgram(
         "node/__init__",
         "node/engine_metrics",
         "node/http",
+        "node/memory",
         "node/nvidia_smi",
         "node/supervision/__init__",
         "node/supervision/look",
@@ -82,13 +83,19 @@ START_LIMIT = UnitProgram(
 
 def start_limit_configuration() -> dict[str, Any]:
     """Return what the program of the start limit is told."""
-    known = configuration({})
+    known = _known()
     wanted = ("server", "unit_folder", "declared", "labels", "ray_nodes", "ray_token")
     return {**{name: known[name] for name in wanted}, "servers": runtime.servers_there()}
 
 
 def configuration(limits: Mapping[str, Any], head: Node) -> dict[str, Any]:
     """Return what the program is told: names, labels and paths of this package, and its limits."""
+    unified_memory = not head.facts.gpu_memory.of_gpu
+    return {**_known(), "unified_memory": unified_memory, "limits": dict(limits)}
+
+
+def _known() -> dict[str, Any]:
+    """Return the names, labels and paths by which our servers are known on a node."""
     return {
         "folder": STATE.rpartition("/")[0],
         "server": SERVER,
@@ -110,8 +117,6 @@ def configuration(limits: Mapping[str, Any], head: Node) -> dict[str, Any]:
         "ray_nodes": RAY_NODES,
         "ray_token": TOKEN_FILE,
         "description": proxy.DESCRIPTION,
-        "unified_memory": not head.facts.gpu_memory.of_gpu,
-        "limits": dict(limits),
     }
 
 
