@@ -189,7 +189,7 @@ def test_the_image_store_is_changed_only_when_asked(role):
     off = {"features": {"containerd-snapshotter": False}}
     resources = role("containers", a_spark(), daemon=off)
     assert one(resources, "JsonKeys").keys["features"] == off["features"]
-    service = one(resources, "Service")
+    service = one(resources, "Service", "docker")
     assert (service.triggers(), service.allow_restart) == (
         ("JsonKeys:/etc/docker/daemon.json",),
         False,

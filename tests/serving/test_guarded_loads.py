@@ -18,6 +18,7 @@ from spark_cluster.inference.engine import engine
 from spark_cluster.node.load_guard import Reason, reason_file
 from spark_cluster.serving import load_guard, readiness
 from spark_cluster.serving.endpoint import Endpoint
+from spark_cluster.serving.load_progress import LONGEST
 
 NODES = [make_node("spark1"), make_node("spark2", head=False)]
 FRAGMENTED = "Node 0, zone   Normal  81231  40211  20102  9021  3021  811  120  27  5  0  0\n"
@@ -122,7 +123,7 @@ def test_a_load_is_guarded_on_all_nodes_until_it_is_ready() -> None:
     head, worker = Guarded(inspected()), Guarded(inspected())
     worker.when_begun = lambda: setattr(head, "health", 200)
     readiness.healthy(play_of(head, worker), ENDPOINT, engine("vllm"), 60, nodes=NODES)
-    told = {"server": "spark-vllm", "programs": ["spark-vllm", "spark-ray"], "limit_s": 60}
+    told = {"server": "spark-vllm", "programs": ["spark-vllm", "spark-ray"], "limit_s": 60 * LONGEST}
     assert head.asked == [
         ("begin", {**told, "health": "http://10.0.0.1:8000/health"}),
         ("end", {"server": "spark-vllm"}),
