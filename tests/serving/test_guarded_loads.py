@@ -123,7 +123,11 @@ def test_a_load_is_guarded_on_all_nodes_until_it_is_ready() -> None:
     head, worker = Guarded(inspected()), Guarded(inspected())
     worker.when_begun = lambda: setattr(head, "health", 200)
     readiness.healthy(play_of(head, worker), ENDPOINT, engine("vllm"), 60, nodes=NODES)
-    told = {"server": "spark-vllm", "programs": ["spark-vllm", "spark-ray"], "limit_s": 60 * LONGEST}
+    told = {
+        "server": "spark-vllm",
+        "programs": ["spark-vllm", "spark-ray"],
+        "limit_s": 60 * LONGEST,
+    }
     assert head.asked == [
         ("begin", {**told, "health": "http://10.0.0.1:8000/health"}),
         ("end", {"server": "spark-vllm"}),
