@@ -33,9 +33,10 @@ from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import admission, readiness
 from spark_cluster.serving.nodes import groups
-from spark_cluster.serving.plan import resolve
+from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.serving.programs import servers_there
 from spark_cluster.serving.result import Served
+from spark_cluster.serving.start import guard
 from spark_cluster.topology import Node
 
 WAIT_S = 2.0
@@ -165,6 +166,7 @@ def measure(play: Play, run: BenchRun, step: Step, replicas: Sequence[Replica]) 
     # First on all nodes, as this may take minutes on one of them, and the workers wait for each
     # other for a limited time.
     play.together(*[partial(one.play.apply, one.node, ROLE) for one in replicas])
+    _let_them_meet(play, replicas)
     for loader in loaders:
         on_node.may_go_on(loader.session, folder, loader.user, again=True)
     recording.start()
@@ -190,6 +192,24 @@ def measure(play: Play, run: BenchRun, step: Step, replicas: Sequence[Replica]) 
             _bring_back(play, run, step, recording, loaders)
         raise
     _bring_back(play, run, step, recording, loaders)
+
+
+def _let_them_meet(play: Play, replicas: Sequence[Replica]) -> None:
+    """Let the nodes of all replicas reach each other over the fabric, until `down`.
+
+    Each was brought up as if it served alone: its firewall keeps out the nodes of the others, and
+    with them their load generators.
+    """
+    nodes = {node.name: node for node in play.nodes}
+    for one, plan in zip(replicas, with_peers(replicas), strict=True):
+        play.apply([nodes[node.name] for node in plan.nodes], guard(one.play, plan))
+
+
+def with_peers(replicas: Sequence[Replica]) -> list[ServePlan]:
+    """Return the plan of each replica, with the nodes of all of them behind its firewall."""
+    plans = [one.served.plan for one in replicas]
+    peers = tuple(node.name for plan in plans for node in plan.nodes)
+    return [replace(plan, firewall={**plan.firewall, "peers": peers}) for plan in plans]
 
 
 def wait_command(folder: str) -> str:

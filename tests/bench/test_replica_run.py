@@ -13,8 +13,9 @@ from factories import make_recipe
 
 from spark_cluster.bench import generators, on_node, replica_run
 from spark_cluster.bench.expansion import PlannedSetup, Step
-from spark_cluster.bench.replica_run import fetch, is_measuring, jobs_of, stop
+from spark_cluster.bench.replica_run import fetch, is_measuring, jobs_of, stop, with_peers
 from spark_cluster.bench.run import BenchRun
+from spark_cluster.config.ports import REPLICAS
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, File
@@ -125,6 +126,17 @@ def test_what_each_node_gets(run):
         assert [cell["id"] for cell in job.cells] == [cell.id for cell in step.cells]
         assert job.limit_s == generators.limit_s(run.suite, step.cells)
     assert jobs_of(run, step, replicas)[0].replicas["token"] != first["token"]
+
+
+def test_behind_the_firewall_of_each_replica_are_the_nodes_of_all(run):
+    """As if it served alone, it would keep out the load generators that wait for each other."""
+    planned: PlannedSetup = replace(run.expansion.steps[0].setup, served=make_recipe())
+    replicas = replicas_of(replace(run.expansion.steps[0], setup=planned))
+    assert [one.served.plan.firewall["peers"] for one in replicas] == [(), ()]
+    for one, plan in zip(replicas, with_peers(replicas), strict=True):
+        assert plan.firewall["peers"] == ("spark1", "spark2")
+        assert (REPLICAS, REPLICAS) in plan.firewall["ports"]
+        assert {**plan.firewall, "peers": ()} == one.served.plan.firewall
 
 
 def test_the_token_is_in_a_file_of_the_users_own_only():
