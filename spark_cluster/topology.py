@@ -5,14 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from ipaddress import IPv4Interface
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.errors import Refused
 from spark_cluster.facts.model import Facts, Hca
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode
+    from spark_cluster.runner.fabric_connection import Connection
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,7 @@ class Node:
         user: the login user on the node.
         links: the fabric, first twin first; empty without one.
         cluster: all nodes of the inventory, this one included (their own `cluster` is empty).
+        connect: returns what `connection` does; None outside a run.
     """
 
     name: str
@@ -54,11 +57,24 @@ class Node:
     links: tuple[Link, ...] = ()
     mtu: int = 9000
     cluster: tuple[Node, ...] = field(default=(), compare=False, repr=False)
+    connect: Callable[[], Connection] | None = field(default=None, compare=False, repr=False)
 
     @property
     def head(self) -> Node:
         """The cluster's head."""
         return next((n for n in self.cluster if n.is_head), self)
+
+    @property
+    def connection(self) -> Connection:
+        """fabric's `Connection` to the node, over the run's own SSH connection, in a playbook.
+
+        Raises:
+            Refused: the node is not reached over SSH, or this is no run.
+            Unreachable: its connection was lost.
+        """
+        if self.connect is None:
+            raise Refused("only a node of a run has a connection", where=self.name)
+        return self.connect()
 
     @property
     def fabric_ip(self) -> str | None:
@@ -67,12 +83,21 @@ class Node:
 
 
 def topology_of(
-    inventory: Inventory, facts: dict[str, Facts], users: dict[str, str]
+    inventory: Inventory,
+    facts: dict[str, Facts],
+    users: dict[str, str],
+    connect: Callable[[str], Connection] | None = None,
 ) -> dict[str, Node]:
-    """Every node whose facts are known, each knowing all of them."""
+    """Every node whose facts are known, each knowing all of them.
+
+    Args:
+        connect: returns a node's `connection`, by its name.
+    """
     joined = links_of(inventory, facts)
     plain = {
-        name: Node(**_identity(inventory, node, users), facts=facts[name], links=joined[name])
+        name: Node(
+            **_identity(inventory, node, users, connect), facts=facts[name], links=joined[name]
+        )
         for name, node in inventory.nodes.items()
         if name in facts
     }
@@ -81,14 +106,18 @@ def topology_of(
 
 
 def topology_before_facts(
-    inventory: Inventory, names: Iterable[str], users: dict[str, str], ask: Callable[[str], Facts]
+    inventory: Inventory,
+    names: Iterable[str],
+    users: dict[str, str],
+    ask: Callable[[str], Facts],
+    connect: Callable[[str], Connection] | None = None,
 ) -> dict[str, Node]:
     """The same of these nodes, whose facts are asked for when one of them is first read.
 
     Reading them raises what `ask(name)` raises.
     """
     wanted = [node for name, node in inventory.nodes.items() if name in set(names)]
-    own = {node.name: {**_identity(inventory, node, users), "ask": ask} for node in wanted}
+    own = {node.name: {**_identity(inventory, node, users, connect), "ask": ask} for node in wanted}
     members = tuple(_BeforeFacts.of(inventory, cluster=(), **of) for of in own.values())
     return {name: _BeforeFacts.of(inventory, cluster=members, **of) for name, of in own.items()}
 
@@ -119,7 +148,12 @@ class _BeforeFacts(Node):
         return links_of(self.inventory, known)[self.name]
 
 
-def _identity(inventory: Inventory, node: InventoryNode, users: dict[str, str]) -> dict[str, Any]:
+def _identity(
+    inventory: Inventory,
+    node: InventoryNode,
+    users: dict[str, str],
+    connect: Callable[[str], Connection] | None,
+) -> dict[str, Any]:
     """Return the fields of a node that are known without its facts."""
     return {
         "name": node.name,
@@ -128,6 +162,7 @@ def _identity(inventory: Inventory, node: InventoryNode, users: dict[str, str]) 
         "is_head": node.is_head,
         "user": users.get(node.name, "root"),
         "mtu": inventory.mtu,
+        "connect": partial(connect, node.name) if connect is not None else None,
     }
 
 

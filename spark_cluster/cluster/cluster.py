@@ -14,6 +14,8 @@ from spark_cluster.config.allowances import NOTHING, Allowances
 if TYPE_CHECKING:
     from types import TracebackType
 
+    from fabric import ThreadingGroup
+
     from spark_cluster.cluster.bench import BenchResult
     from spark_cluster.cluster.down import DownResult
     from spark_cluster.cluster.event_stream import EventStream
@@ -96,6 +98,24 @@ class Cluster(Opened):
         stream = EventStream(partial(operation, *args, **given))
         self._streams.add(stream)
         return stream
+
+    def group(self) -> ThreadingGroup:
+        """Return the nodes as a `fabric.Group`, so that a fabfile's tasks run on them.
+
+        Each is connected when it is first used, with its host keys verified, and stays so until the
+        group is closed.
+
+        Raises:
+            Refused: a node is not reached over SSH.
+
+        Example:
+            with cluster.group() as group:
+                group.run("uptime")
+        """
+        from spark_cluster.runner import connections, fabric_connection
+
+        nodes = [connections.ssh(node).fabric(owned=True) for node in self.nodes]
+        return fabric_connection.group(nodes)
 
     def ping(self) -> PingResult:
         """Connect to every node without sudo and measure a round trip.

@@ -26,6 +26,7 @@ from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
+    from spark_cluster.runner.fabric_connection import Connection
     from spark_cluster.runner.node_connection import NodeConnection
     from spark_cluster.runner.transport import Target
 
@@ -191,6 +192,17 @@ class Connections:
             return self._sessions[name]
         except KeyError:
             raise Unreachable("not connected", where=name) from None
+
+    def fabric(self, name: str) -> Connection:
+        """Return fabric's `Connection` to a connected node; it ends with this run.
+
+        Raises:
+            Unreachable: its connection was lost.
+            Refused: the node is not reached over SSH.
+        """
+        if name not in self._connections:
+            raise Unreachable("not connected", where=name)
+        return self._connections[name].fabric(owned=False)
 
     def drop(self, name: str) -> None:
         """End a node's agent and connection; nothing of them is used again."""

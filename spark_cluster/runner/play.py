@@ -82,9 +82,9 @@ class Play:
         """The nodes that are still in the run, in the inventory's order."""
         at = self.connections
         known = (
-            topology_of(self.inventory, at.facts, at.users)
+            topology_of(self.inventory, at.facts, at.users, at.fabric)
             if at.facts.keys() >= at.users.keys()
-            else topology_before_facts(self.inventory, at.users, at.users, at.facts_of)
+            else topology_before_facts(self.inventory, at.users, at.users, at.facts_of, at.fabric)
         )
         return [s for n, s in known.items() if n in at.nodes and n not in self.out]
 

@@ -28,6 +28,7 @@ PasswordAuthentication no
 KbdInteractiveAuthentication no
 AllowTcpForwarding yes
 SetEnv HOME={folder}
+Subsystem sftp internal-sftp
 """
 """Its home is empty: what the shell of who runs the tests reads at its start can take long."""
 
