@@ -13,8 +13,9 @@ from spark_cluster.errors import Refused
 from spark_cluster.facts.model import Facts, Hca
 
 if TYPE_CHECKING:
+    from fabric import Connection
+
     from spark_cluster.config.inventory import Inventory, InventoryNode
-    from spark_cluster.runner.fabric_connection import Connection
 
 
 @dataclass(frozen=True)

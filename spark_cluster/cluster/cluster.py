@@ -114,8 +114,10 @@ class Cluster(Opened):
         """
         from spark_cluster.runner import connections, fabric_connection
 
-        nodes = [connections.ssh(node).fabric(owned=True) for node in self.nodes]
-        return fabric_connection.group(nodes)
+        return fabric_connection.group(
+            fabric_connection.over(connections.ssh(node), node.name, owned=True)
+            for node in self.nodes
+        )
 
     def ping(self) -> PingResult:
         """Connect to every node without sudo and measure a round trip.

@@ -202,7 +202,9 @@ class Connections:
         """
         if name not in self._connections:
             raise Unreachable("not connected", where=name)
-        return self._connections[name].fabric(owned=False)
+        from spark_cluster.runner import fabric_connection
+
+        return fabric_connection.over(self._connections[name], name, owned=False)
 
     def drop(self, name: str) -> None:
         """End a node's agent and connection; nothing of them is used again."""

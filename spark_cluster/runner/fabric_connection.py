@@ -7,13 +7,14 @@ verified; fabric itself would accept any key of a host that it does not know (`A
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fabric
 from paramiko import RejectPolicy, SSHConfig
 
-if TYPE_CHECKING:
-    from spark_cluster.runner.transport import SshConnection
+from spark_cluster.errors import Refused
+from spark_cluster.runner.node_connection import NodeConnection
+from spark_cluster.runner.transport import SshConnection
 
 
 class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no types
@@ -70,6 +71,21 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
     def _verified(self) -> SshConnection:
         assert self._ssh is not None  # noqa: S101  (set by __init__)
         return self._ssh
+
+
+def over(connection: NodeConnection, node: str, *, owned: bool) -> Connection:
+    """Return fabric's `Connection` over one of ours; with `owned` closing it closes that, too.
+
+    Raises:
+        Refused: the node is not reached over SSH.
+    """
+    if not isinstance(connection, SshConnection):
+        raise Refused(
+            "it is on this machine and not reached over SSH: there is no fabric connection",
+            where=node,
+            hint="use its agent: `play.session(node).run([...])`",
+        )
+    return Connection(connection, owned=owned)
 
 
 def group(connections: Iterable[Connection]) -> fabric.ThreadingGroup:

@@ -12,17 +12,14 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
-from spark_cluster.errors import Refused, Unreachable
+from spark_cluster.errors import Unreachable
 from spark_cluster.runner import namespaces
 from spark_cluster.runner.agent_errors import why_no_agent
 from spark_cluster.runner.channel import must_take
 from spark_cluster.runner.node_connection import agent_argv
 from spark_cluster.runner.session import Session
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.fabric_connection import Connection
 
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """Not the caller's, which may begin with a virtual environment: an agent finds what it would find
@@ -188,13 +185,6 @@ class LocalConnection:
         if self._namespaces_of is None:
             return []
         return namespaces.enter(namespaces.leader(self.node, self._namespaces_of))
-
-    def fabric(self, *, owned: bool) -> Connection:  # noqa: ARG002
-        raise Refused(
-            "it is on this machine and not reached over SSH: there is no fabric connection",
-            where=self.node,
-            hint="use its agent: `play.session(node).run([...])`",
-        )
 
     def host_key(self) -> bytes | None:
         return None

@@ -9,7 +9,6 @@ from spark_cluster.runner import payload
 from spark_cluster.runner.agent_errors import PROMPT
 
 if TYPE_CHECKING:
-    from spark_cluster.runner.fabric_connection import Connection
     from spark_cluster.runner.session import Session
 
 
@@ -22,13 +21,6 @@ class NodeConnection(Protocol):
 
     def session(self, run: str, *, become: bool = True) -> Session:
         """Start an agent on the node, as root with `become`."""
-
-    def fabric(self, *, owned: bool) -> Connection:
-        """Return fabric's `Connection` over this one; with `owned` closing it closes this one.
-
-        Raises:
-            Refused: the node is not reached over SSH.
-        """
 
     def host_key(self) -> bytes | None:
         """Return the host key that the node showed; None where none is shown."""

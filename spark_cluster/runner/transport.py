@@ -23,7 +23,6 @@ from spark_cluster.runner.ssh_route import Target
 if TYPE_CHECKING:
     import paramiko
 
-    from spark_cluster.runner.fabric_connection import Connection
     from spark_cluster.runner.session import Session
     from spark_cluster.runner.ssh_connect import SshLogin
 
@@ -164,16 +163,6 @@ class SshConnection:
     def user(self) -> str:
         """The user who is logged in."""
         return self.open().user
-
-    def fabric(self, *, owned: bool) -> Connection:
-        """Return fabric's `Connection` over this one.
-
-        Args:
-            owned: closing it closes this one.
-        """
-        from spark_cluster.runner.fabric_connection import Connection
-
-        return Connection(self, owned=owned)
 
     def host_key(self) -> bytes | None:
         """Return the host key that the node showed."""

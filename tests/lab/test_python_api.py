@@ -5,18 +5,22 @@ from __future__ import annotations
 import json
 import os
 import runpy
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import notebook
 import pytest
 import readme
-from commandline import CommandLine
+from commandline import CHECKOUT, CommandLine
+from example_pages import write_files
 from json_schema import document as fits
 
 from spark_cluster import Cluster, Options
 from spark_cluster.errors import Interrupted
 from spark_cluster.lab import Lab
+from spark_cluster.lab.layout import PASSWORD, USER
 from spark_cluster.runner.events import RunFinished, StageStarted
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -44,6 +48,31 @@ def test_ping_and_vram(cluster: Cluster) -> None:
     held = cluster.vram()
     assert [(node.name, node.processes) for node in held.nodes] == [("spark1", ()), ("spark2", ())]
     assert cluster.status().state == "stopped"
+
+
+def test_fabric_as_its_page_shows_it(lab: Lab, tmp_path: Path) -> None:
+    """The node asks for a password that is in a variable."""
+    write_files("fabric.md", tmp_path)
+    (tmp_path / "company-ca.crt").write_text("a certificate\n")
+    user = CommandLine(tmp_path, environment={"PW": PASSWORD})
+    asked = user.with_inventory("inventory", lambda d: d.update(become={"password": {"env": "PW"}}))
+    for node in lab.nodes:
+        node.run(["mv", f"/etc/sudoers.d/{USER}", f"/root/{USER}"])
+    try:
+        asked("playbook", "certificates.py")
+    finally:
+        for node in lab.nodes:
+            node.run(["mv", f"/root/{USER}", f"/etc/sudoers.d/{USER}"])
+    for node in lab.nodes:
+        made = node.run(["stat", "-c", "%U %a", "/usr/local/share/ca-certificates/company-ca.crt"])
+        assert made.stdout == "root 644\n"
+    printed = subprocess.run(
+        [sys.executable, "kernels.py"], check=True, capture_output=True, text=True, cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, stdin=subprocess.DEVNULL,
+    ).stdout  # fmt: skip
+    kernel = os.uname().release
+    assert {f"spark1 {kernel}", f"spark2 {kernel}"} <= set(printed.splitlines())
+    assert printed.count("load average") == 2
 
 
 def test_up_is_left_while_it_loads_and_done_again(cluster: Cluster) -> None:

@@ -13,6 +13,7 @@ from factories import put
 from spark_cluster import Cluster
 from spark_cluster.errors import Refused, Unreachable
 from spark_cluster.facts.model import Facts
+from spark_cluster.runner.fabric_connection import Connection, over
 from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.topology import Node
 
@@ -33,7 +34,7 @@ def no_input(monkeypatch):
 
 
 def test_run_get_and_put(ssh, trusted, tmp_path):
-    with ssh().fabric(owned=True) as connection:
+    with Connection(ssh(), owned=True) as connection:
         assert isinstance(connection, fabric.Connection)
         assert connection.run("echo $0 hello", hide=True).stdout.endswith("hello\n")
         with pytest.raises(invoke.UnexpectedExit):
@@ -47,14 +48,14 @@ def test_run_get_and_put(ssh, trusted, tmp_path):
 
 
 def test_each_time_it_connects_the_host_is_verified(ssh, sshd, second_sshd, trusted):
-    connection = ssh().fabric(owned=True)
+    connection = Connection(ssh(), owned=True)
     connection.open()
     connection.close()
     trusted.write_text("")
     with pytest.raises(Unreachable, match="is not known"):
         connection.run("true")
     trusted.write_text(sshd.host_line)
-    jumped = ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}").fabric(owned=True)
+    jumped = Connection(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"), owned=True)
     with pytest.raises(Unreachable, match=r"host key of the jump host .* is not known"):
         jumped.run("true")
     trusted.write_text(sshd.host_line + second_sshd.host_line)
@@ -64,7 +65,7 @@ def test_each_time_it_connects_the_host_is_verified(ssh, sshd, second_sshd, trus
 def test_a_connection_of_a_run_stays(ssh, trusted):
     """What a playbook closes is not the connection over which its agent is reached."""
     mine = ssh()
-    with mine.fabric(owned=False) as connection:
+    with Connection(mine, owned=False) as connection:
         connection.run("true", hide=True)
         connection.sftp()
     assert mine.open().transport.is_active()
@@ -91,6 +92,6 @@ def test_where_there_is_no_connection():
     with pytest.raises(Refused, match="only a node of a run"):
         assert Node("spark1", facts=Facts()).connection
     with pytest.raises(Refused, match="not reached over SSH"):
-        LocalConnection("spark1", lambda: None).fabric(owned=False)
+        over(LocalConnection("spark1", lambda: None), "spark1", owned=False)
     node = Node("spark1", connect=lambda: SimpleNamespace(host="h"))
     assert node.connection.host == "h"
