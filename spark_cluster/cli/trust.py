@@ -179,8 +179,6 @@ def _decide(
     from spark_cluster.runner.host_key_errors import REVOKED_HINT
 
     key = f"{host.label}: {shown.host} shows {shown.kind} {shown.fingerprint}"
-    if shown.certificate_fault:
-        key += f" (its host certificate does not count: {shown.certificate_fault})"
     if shown.verdict == "trusted":
         _say(app, f"{key}  {click.style('trusted already', fg='green')}")
         return False, None

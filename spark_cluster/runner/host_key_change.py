@@ -83,7 +83,7 @@ def forget_replaced(target: Target, shown: bytes, current: Iterable[str]) -> lis
         return []
 
     def change(lines: list[bytes]) -> list[bytes]:
-        settled = (_settled(line, names.name, replaced) for line in lines)
+        settled = (_settled(*of, names.name, replaced) for of in _of_host(lines, names.name))
         return [line for line in settled if line is not None]
 
     for path in own:
@@ -91,12 +91,11 @@ def forget_replaced(target: Target, shown: bytes, current: Iterable[str]) -> lis
     return sorted(replaced)
 
 
-def _settled(line: bytes, name: str, replaced: set[str]) -> bytes | None:
-    found = known_hosts.parse(line)
-    if found is None or found.marker or not known_hosts.matches(name, found.names):
+def _settled(line: bytes, blob: bytes | None, name: str, replaced: set[str]) -> bytes | None:
+    if blob is None:
         return line
-    if known_hosts.fingerprint(found.blob) in replaced:
-        return known_hosts_file.without(line, [name])
+    if known_hosts.fingerprint(blob) in replaced:
+        return next(iter(known_hosts_file.without([line], [name])), None)
     comment = known_hosts_file.comment_of(line)
     if comment.startswith(_REPLACES) and comment.removeprefix(_REPLACES) in replaced:
         return line[: line.index(_REPLACES.encode())].rstrip()
@@ -106,12 +105,21 @@ def _settled(line: bytes, name: str, replaced: set[str]) -> bytes | None:
 def _announced(path: Path, name: str) -> dict[bytes, str]:
     """Key to the fingerprint of the one that it replaces."""
     found = {}
-    for line in path.read_bytes().split(b"\n"):
+    for line, blob in _of_host(path.read_bytes().split(b"\n"), name):
         comment = known_hosts_file.comment_of(line)
-        fields = known_hosts.parse(line) if comment.startswith(_REPLACES) else None
-        if fields is not None and known_hosts.matches(name, fields.names):
-            found[fields.blob] = comment.removeprefix(_REPLACES)
+        if blob is not None and comment.startswith(_REPLACES):
+            found[blob] = comment.removeprefix(_REPLACES)
     return found
+
+
+def _of_host(lines: list[bytes], name: str) -> list[tuple[bytes, bytes | None]]:
+    """Return each line with the key that it gives a host; None where it gives it none."""
+    numbers = known_hosts.numbers_of(name, b"\n".join(lines))
+    keys = [
+        known_hosts.key_in(line) if numbers.get(n) == "" else None
+        for n, line in enumerate(lines, 1)
+    ]
+    return [(line, key and key[1]) for line, key in zip(lines, keys, strict=True)]
 
 
 def _blob(key: str) -> bytes:

@@ -1,7 +1,7 @@
 """Decides on the key that a host shows, as strictly as OpenSSH with StrictHostKeyChecking=yes.
 
-paramiko looks up one key of a kind and takes a certificate for the key in it; here it is given no
-known keys at all, so that every key comes to this check.
+paramiko looks up one key of a kind; here it is given no known keys at all, so that every key comes
+to this check. Certificates are not asked for: a host that has one shows its plain key.
 """
 
 from __future__ import annotations
@@ -10,23 +10,21 @@ import base64
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.errors import Failed
 from spark_cluster.facts.public_keys import kind_of
-from spark_cluster.runner import host_certificate, known_hosts
-from spark_cluster.runner.known_hosts import CERTIFICATE, HostName, Line, Verdict
+from spark_cluster.runner import known_hosts
+from spark_cluster.runner.known_hosts import HostName, Line, Verdict
 from spark_cluster.runner.ssh_library import paramiko
 from spark_cluster.runner.ssh_limits import LimitedTransport
 
 if TYPE_CHECKING:
-    from spark_cluster.runner.host_certificate import Certificate
     from spark_cluster.runner.ssh_config import HostSettings
 
 _REVOCATION_LIST = b"SSHKRL\n\0"
-_LIMIT_S = 30.0
 
 
 @dataclass(frozen=True)
@@ -34,17 +32,14 @@ class Judgement:
     """The verdict on a host's key, and why.
 
     Attributes:
-        blob: the key, without its certificate.
         line: the line that decided; for `CHANGED` one that names another key.
         revoked_by: `FILE:LINE` or `FILE`, for `REVOKED`.
-        certificate_fault: why a certificate that came with it does not count; or empty.
     """
 
     verdict: Verdict
     blob: bytes
     line: Line | None = None
     revoked_by: str = ""
-    certificate_fault: str = ""
 
     @property
     def kind(self) -> str:
@@ -102,10 +97,7 @@ class HostKeyCheck:
         """The host key algorithms to ask for, of those that the library supports."""
         preferred = [name for name in self.preferred if name in supported]
         lines = known_hosts.lines_of(self.name.name, self.files)
-        other = known_hosts.lines_of(self.name.without_port, self.files)
-        # A file of revoked keys may name the authority of a certificate, which has to be seen then.
-        certificates = bool(self.revoked) or any(line.marker for line in other)
-        return known_hosts.algorithms(lines, preferred or supported, certificates=certificates)
+        return known_hosts.algorithms(lines, preferred or supported)
 
     def judge(self, key: paramiko.PKey) -> Judgement:
         """The verdict on the key that the host has proved to hold.
@@ -113,48 +105,26 @@ class HostKeyCheck:
         Raises:
             Failed: a file of revoked keys cannot be read.
         """
-        shown = key.public_blob.key_blob if key.public_blob is not None else None
-        certificate = host_certificate.of(shown) if shown is not None else None
         blob = key.asbytes()
-        revoked_by = self._revoked_by(blob, certificate)
+        revoked_by = self._revoked_by(blob)
         if revoked_by:
             return Judgement(Verdict.REVOKED, blob, revoked_by=revoked_by)
-        fault = "" if shown is None else "it cannot be read"
-        if certificate is not None:
-            found, fault = self._with(blob, certificate)
-            if found.verdict in (Verdict.KNOWN, Verdict.REVOKED):
-                return found
-        return replace(self._looked_up(blob, None), certificate_fault=fault)
-
-    # -- inside ----------------------------------------------------------------------------------
-
-    def _with(self, blob: bytes, certificate: Certificate) -> tuple[Judgement, str]:
-        """The verdict on a certificate, and its fault; a bad one leaves the key in it to judge."""
-        found = self._looked_up(blob, certificate.authority)
-        if found.verdict is not Verdict.KNOWN:
-            return found, "its authority is not known"
-        fault = certificate.fault(self.name.principal)
-        return (replace(found, verdict=Verdict.NEW), fault) if fault else (found, "")
-
-    def _looked_up(self, blob: bytes, authority: bytes | None) -> Judgement:
-        """Under the name with the port, and when that is not known without it, as ssh does."""
-        found = self._under(self.name.name, blob, authority)
+        # Under the name with the port, and when that is not known without it, as ssh does.
+        found = self._under(self.name.name, blob)
         if found.verdict is Verdict.NEW and self.name.without_port:
-            other = self._under(self.name.without_port, blob, authority)
-            if other.verdict is Verdict.KNOWN:
-                return other
-            if other.verdict is Verdict.REVOKED and authority is None:  # else the key decides
+            other = self._under(self.name.without_port, blob)
+            if other.verdict in (Verdict.KNOWN, Verdict.REVOKED):
                 return other
         return found
 
-    def _under(self, name: str, blob: bytes, authority: bytes | None) -> Judgement:
-        lines = known_hosts.lines_of(name, self.files)
-        verdict, line = known_hosts.judge(lines, blob, authority)
+    # -- inside ----------------------------------------------------------------------------------
+
+    def _under(self, name: str, blob: bytes) -> Judgement:
+        verdict, line = known_hosts.judge(known_hosts.lines_of(name, self.files), blob)
         revoked_by = line.place if line is not None and verdict is Verdict.REVOKED else ""
         return Judgement(verdict, blob, line, revoked_by)
 
-    def _revoked_by(self, blob: bytes, certificate: Certificate | None) -> str:
-        keys = [blob] if certificate is None else [blob, certificate.authority]
+    def _revoked_by(self, blob: bytes) -> str:
         for path in self.revoked:
             try:
                 content = path.read_bytes()
@@ -165,26 +135,27 @@ class HostKeyCheck:
                     hint="no host key is accepted without it, as with ssh",
                 ) from None
             if content.startswith(_REVOCATION_LIST):
-                shown = certificate.blob if certificate is not None else blob
-                if _in_revocation_list(path, shown):
+                if _in_revocation_list(path, blob):
                     return str(path)
                 continue
             for number, line in enumerate(content.split(b"\n"), start=1):
-                found = known_hosts.parse(b"* " + line)
-                if found is not None and not found.marker and found.blob in keys:
+                found = known_hosts.key_in(b"* " + line)
+                if found is not None and found[1] == blob:
                     return f"{path}:{number}"
         return ""
 
 
-def _in_revocation_list(path: Path, shown: bytes) -> bool:
+def _in_revocation_list(path: Path, blob: bytes) -> bool:
     """Ask ssh-keygen, which reads its own binary lists: 0 not revoked, 1 revoked."""
-    kind = kind_of(shown)
+    kind = kind_of(blob)
     with tempfile.NamedTemporaryFile("w", suffix=".pub") as file:
-        file.write(f"{kind} {base64.b64encode(shown).decode()}\n")
+        file.write(f"{kind} {base64.b64encode(blob).decode()}\n")
         file.flush()
         argv = ["ssh-keygen", "-Q", "-f", str(path), file.name]
         try:
-            done = subprocess.run(argv, capture_output=True, timeout=_LIMIT_S, check=False)
+            done = subprocess.run(
+                argv, capture_output=True, timeout=known_hosts.LIMIT_S, check=False
+            )
         except (OSError, subprocess.TimeoutExpired):
             done = None
     if done is not None and done.returncode == 0:
@@ -226,8 +197,7 @@ class Transport(LimitedTransport):
 
     def __init__(self, sock: Any, *, check: HostKeyCheck, **options: Any) -> None:
         super().__init__(sock, **options)
-        plain = self.get_security_options().key_types
-        self._algorithms = check.order((*(name + CERTIFICATE for name in plain), *plain))
+        self._algorithms = check.order(self.get_security_options().key_types)
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:

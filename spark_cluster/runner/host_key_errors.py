@@ -25,8 +25,6 @@ def refused(judgement: Judgement, hop: Hop, target: Target) -> Unreachable:
     name = HostKeyCheck.of(hop.settings, target.known_hosts).name.name
     host = name if hop.is_node else f"the jump host {name}"
     message, hint = _words(judgement, host, target.name)
-    if judgement.certificate_fault:
-        message += f"; its host certificate does not count: {judgement.certificate_fault}"
     return Unreachable(message, where=target.name, hint=hint)
 
 

@@ -48,7 +48,6 @@ class HostKey:
         known: the fingerprint that is known instead; the same when it is trusted already; None
             when the host is new.
         place: `FILE:LINE` that decided; or empty.
-        certificate_fault: why a certificate that came with the key does not count; or empty.
     """
 
     node: str
@@ -59,7 +58,6 @@ class HostKey:
     verdict: str
     known: str | None = None
     place: str = ""
-    certificate_fault: str = ""
 
 
 def show(target: Target, hops: Sequence[Hop] | None = None) -> HostKey:
@@ -99,7 +97,6 @@ def _shown(node: str, host: str, found: Judgement) -> HostKey:
         _VERDICTS[found.verdict],
         found.line.fingerprint if found.line is not None else None,
         found.revoked_by or (found.line.place if found.line is not None else ""),
-        found.certificate_fault,
     )
 
 
@@ -176,8 +173,8 @@ def write(path: Path, accepted: Iterable[HostKey]) -> None:
     changed = {key.host for key in keys if key.verdict == "changed"}
 
     def change(lines: list[bytes]) -> list[bytes]:
-        kept = [known_hosts_file.without(line, changed) for line in lines]
+        kept = known_hosts_file.without(lines, changed)
         added = list(dict.fromkeys(key.line.encode() for key in keys))
-        return [*(line for line in kept if line is not None and line not in added), *added]
+        return [*(line for line in kept if line not in added), *added]
 
     known_hosts_file.update(path, change)

@@ -85,24 +85,42 @@ def _content(path: Path) -> tuple[bytes, os.stat_result | None]:
         return b"", None
 
 
-def without(line: bytes, names: Iterable[str]) -> bytes | None:
-    """A line without some names; None when it names no other host.
+def without(lines: list[bytes], names: Iterable[str]) -> list[bytes]:
+    """Return the lines of a file without some names, and without those that name no other host.
 
     Only the names themselves and their hashes go: a pattern such as `*.lan` speaks of others too.
     Lines with a marker are left alone.
+
+    Raises:
+        Failed: there is no ssh-keygen here.
     """
-    found = known_hosts.parse(line)
     gone = [name.lower() for name in names]
-    if found is None or found.marker or not any(known_hosts.matches(n, found.names) for n in gone):
+    content = b"\n".join(lines)
+    numbers = {
+        n
+        for name in gone
+        for n, marker in known_hosts.numbers_of(name, content).items()
+        if not marker
+    }
+    found = [
+        _without(line, gone) if n in numbers else line for n, line in enumerate(lines, start=1)
+    ]
+    return [line for line in found if line is not None]
+
+
+def _without(line: bytes, gone: list[str]) -> bytes | None:
+    """Return a line without some names; None when it names no other host."""
+    names = line.split(None, 1)[0]
+    if known_hosts.key_in(line) is None:
         return line
-    if found.names.startswith(b"|"):
+    if names.startswith(b"|"):
         return None
-    kept = [name for name in found.names.split(b",") if _text(name) not in gone]
-    if len(kept) == found.names.count(b",") + 1:
+    kept = [name for name in names.split(b",") if _text(name) not in gone]
+    if len(kept) == names.count(b",") + 1:
         return line
     if all(name.startswith(b"!") for name in kept):
         return None
-    return line.replace(found.names, b",".join(kept), 1)
+    return line.replace(names, b",".join(kept), 1)
 
 
 def comment_of(line: bytes) -> str:
