@@ -73,7 +73,7 @@ class Login:
     def _all(self, nodes: list[InventoryNode]) -> dict[str, FirstLogin]:
         """Log in everywhere, first by key, then with the password."""
         from spark_cluster.runner.first_login import log_in
-        from spark_cluster.runner.ssh_connect import KeysRefused
+        from spark_cluster.runner.ssh_errors import KeysRefused
 
         found, refused = self._sorted(log_in(nodes))
         self._must(refused, only=KeysRefused)

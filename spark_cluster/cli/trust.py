@@ -176,7 +176,7 @@ def _decide(
     app: App, host: _Host, shown: HostKey, *, replace: bool, yes: bool
 ) -> tuple[bool, SparkClusterError | None]:
     """Return whether to write the key, and the error when it is refused."""
-    from spark_cluster.runner.host_key_errors import REVOKED_HINT
+    from spark_cluster.runner.ssh_errors import REVOKED_HINT
 
     key = f"{host.label}: {shown.host} shows {shown.kind} {shown.fingerprint}"
     if shown.verdict == "trusted":

@@ -1,6 +1,6 @@
 """fabric's `Connection` to a node, for playbooks, programs and fabfiles of users.
 
-It uses a connection that `runner/ssh_connect.py` has made, with the host keys of every hop
+It uses a connection that `runner/ssh.py` has made, with the host keys of every hop
 verified; fabric itself would accept any key of a host that it does not know (`AutoAddPolicy`).
 """
 

@@ -66,7 +66,7 @@ def load() -> None:
     In the caller's thread: those of the handshakes would share the interpreter with what the
     caller imports next, and the first packet would leave later.
     """
-    from spark_cluster.runner import host_key_check  # noqa: F401
+    from spark_cluster.runner import ssh  # noqa: F401
 
 
 def connection(target: Target) -> SshConnection:

@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import paramiko
+
 from spark_cluster.errors import Failed
 from spark_cluster.facts.public_keys import kind_of
 from spark_cluster.runner import known_hosts
 from spark_cluster.runner.known_hosts import HostName, Line, Verdict
-from spark_cluster.runner.ssh_library import paramiko
 from spark_cluster.runner.ssh_limits import LimitedTransport
 
 if TYPE_CHECKING:

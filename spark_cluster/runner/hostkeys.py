@@ -10,13 +10,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import paramiko
+
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.runner import known_hosts_file
 from spark_cluster.runner.host_key_check import HostKeyCheck, Judgement
 from spark_cluster.runner.known_hosts import HostName, Verdict
+from spark_cluster.runner.ssh import dial, hang_up, new_transport
 from spark_cluster.runner.ssh_config import lookup
-from spark_cluster.runner.ssh_connect import dial, hang_up, new_transport, no_answer
-from spark_cluster.runner.ssh_library import paramiko
+from spark_cluster.runner.ssh_errors import no_answer
 from spark_cluster.runner.ssh_limits import NoAnswer
 from spark_cluster.runner.ssh_route import Hop, Target, route
 from spark_cluster.runner.ssh_socket import socket_to

@@ -100,7 +100,8 @@ class PortForward:
 
     def _open(self) -> paramiko.Channel | None:
         """Return a channel to the port there; None when there is no way to it now."""
-        from spark_cluster.runner.ssh_library import paramiko
+        import paramiko
+
         from spark_cluster.runner.ssh_limits import NoAnswer
 
         if self._way is None:

@@ -11,7 +11,7 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-from spark_cluster.runner.ssh_library import paramiko
+import paramiko
 
 NEXT_LINE_S = 2.0
 """Seconds for which paramiko waits for the line after one that is no banner."""

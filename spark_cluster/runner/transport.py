@@ -1,6 +1,6 @@
 """An SSH connection to one node, and the channels of agents on it.
 
-The connection is made by runner/ssh_connect.py; the agent's channel is paramiko's own.
+The connection is made by runner/ssh.py; the agent's channel is paramiko's own.
 """
 
 from __future__ import annotations
@@ -17,14 +17,15 @@ from spark_cluster.errors import Unreachable
 from spark_cluster.runner.agent_errors import why_no_agent
 from spark_cluster.runner.channel import must_take
 from spark_cluster.runner.node_connection import agent_argv
-from spark_cluster.runner.ssh_connect import connect, hang_up, no_answer, unreachable
-from spark_cluster.runner.ssh_route import Target
+from spark_cluster.runner.ssh_errors import no_answer, unreachable
+from spark_cluster.runner.ssh_route import Target, route
+from spark_cluster.runner.ssh_socket import socket_to
 
 if TYPE_CHECKING:
     import paramiko
 
     from spark_cluster.runner.session import Session
-    from spark_cluster.runner.ssh_connect import SshLogin
+    from spark_cluster.runner.ssh import Connection
 
 __all__ = ["SshChannel", "SshConnection", "Target"]
 
@@ -87,10 +88,10 @@ class SshConnection:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._lock = threading.Lock()
-        self._login: SshLogin | None = None
+        self._login: Connection | None = None
         self._prepared: dict[tuple[str, ...], SshChannel] = {}
 
-    def open(self) -> SshLogin:
+    def open(self) -> Connection:
         """Log in, if that is not done yet.
 
         Raises:
@@ -98,12 +99,17 @@ class SshConnection:
         """
         with self._lock:
             if self._login is None:
-                self._login = connect(self.target)
+                hops = route(self.target)
+                sock = socket_to(hops[0], self.target)  # while fabric is being imported
+                from spark_cluster.runner import ssh
+
+                self._login = ssh.connect(hops, self.target, sock)
             return self._login
 
     def channel(self, argv: Sequence[str]) -> SshChannel:
         """Start a command (an argument list; it is quoted for the remote shell)."""
-        from spark_cluster.runner.ssh_library import paramiko
+        import paramiko
+
         from spark_cluster.runner.ssh_limits import NoAnswer, limited
 
         limit_s = self.target.connect_timeout_s
@@ -121,7 +127,8 @@ class SshConnection:
 
     def _session_of(self, transport: paramiko.Transport) -> paramiko.Channel:
         """A new channel; sshd's MaxSessions counts closing ones, so one more try may do."""
-        from spark_cluster.runner.ssh_library import paramiko
+        import paramiko
+
         from spark_cluster.runner.ssh_limits import limited
 
         for attempt in range(CHANNEL_TRIES):
@@ -162,7 +169,7 @@ class SshConnection:
     @property
     def user(self) -> str:
         """The user who is logged in."""
-        return self.open().user
+        return str(self.open().user)
 
     def host_key(self) -> bytes | None:
         """Return the host key that the node showed."""
@@ -171,5 +178,7 @@ class SshConnection:
     def close(self) -> None:
         with self._lock:
             if self._login is not None:
+                from spark_cluster.runner.ssh import hang_up
+
                 hang_up(self._login)
                 self._login = None

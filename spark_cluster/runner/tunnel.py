@@ -147,7 +147,8 @@ def watch(transport: paramiko.Transport) -> str:
 
     It is asked now and then: without traffic TCP does not notice a peer that is gone.
     """
-    from spark_cluster.runner.ssh_library import paramiko
+    import paramiko
+
     from spark_cluster.runner.ssh_limits import NoAnswer, limited
 
     while True:

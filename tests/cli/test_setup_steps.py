@@ -21,7 +21,7 @@ from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.new_inventory import Answers
 from spark_cluster.runner import first_login
 from spark_cluster.runner.first_login import FirstLogin
-from spark_cluster.runner.ssh_connect import KeysRefused
+from spark_cluster.runner.ssh_errors import KeysRefused
 
 ONE = Answers(("192.0.2.1",), "me")
 

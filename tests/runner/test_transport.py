@@ -24,7 +24,7 @@ from spark_cluster.errors import Unreachable
 from spark_cluster.runner import hostkeys, payload
 from spark_cluster.runner import session as session_module
 from spark_cluster.runner.session import Session
-from spark_cluster.runner.ssh_connect import CIPHERS, Target
+from spark_cluster.runner.ssh import CIPHERS, Target
 from spark_cluster.runner.transport import SshChannel, SshConnection
 
 ME = getpass.getuser()
