@@ -22,12 +22,11 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_cluster.errors import InvalidFile
+from spark_cluster.errors import Failed, InvalidFile
 
 SYSTEM_FILE = Path("/etc/ssh/ssh_config")
 USER_FILE = Path("~/.ssh/config")
 USER_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
-GLOBAL_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 LIMIT_S = 60.0
 """For `ssh -G`, seconds: a `Match exec` may run a program of the user's, or ask a name server."""
 
@@ -75,9 +74,13 @@ def lookup(host: str, user: str | None = None, port: int | None = None) -> HostS
 
     Raises:
         InvalidFile: the configuration cannot be read, with file and line as ssh gives them.
+        Failed: there is no ssh here.
     """
     if shutil.which("ssh") is None:
-        return _without_ssh(host, user, port)
+        raise Failed(
+            "there is no program `ssh` here, which reads ssh_config",
+            hint="install OpenSSH's client (package openssh-client)",
+        )
     printed: dict[str, list[str]] = {}
     for line in _ask_ssh(host, user, port).splitlines():
         keyword, _, value = line.partition(" ")
@@ -210,20 +213,3 @@ def _configuration() -> Iterator[list[str]]:
         file.write(f"Host *\n  UserKnownHostsFile {files}\n")
         file.flush()
         yield ["-F", file.name]
-
-
-def _without_ssh(host: str, user: str | None, port: int | None) -> HostSettings:
-    for path in (USER_FILE.expanduser(), SYSTEM_FILE):
-        if path.exists():
-            raise InvalidFile(
-                "it cannot be read, because there is no program `ssh` here",
-                where=str(path),
-                hint="install OpenSSH's client (package openssh-client)",
-            )
-    return HostSettings(
-        host,
-        user or getpass.getuser(),
-        port or 22,
-        user_known_hosts=tuple(Path(name).expanduser() for name in USER_KNOWN_HOSTS),
-        global_known_hosts=tuple(map(Path, GLOBAL_KNOWN_HOSTS)),
-    )
