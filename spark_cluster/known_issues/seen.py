@@ -90,7 +90,8 @@ class Seen:
 
 
 def cause_of(problems: Iterable[Seen]) -> Seen | None:
-    """Return the root: the earliest specific issue, else the earliest error, else an effect.
+    """Return the root: the earliest specific issue, else the earliest error, else an effect; of
+    errors at one time a known one.
 
     An error that is not known goes before a known one that came much later, while the server was
     starting: that one may be its consequence.
@@ -100,7 +101,7 @@ def cause_of(problems: Iterable[Seen]) -> Seen | None:
     ]
     if not wanted:
         return None
-    first = min(wanted, key=lambda p: (p.rank, p.at, p.order))
+    first = min(wanted, key=lambda p: (p.rank, p.at, not p.known, p.order))
     if first.rank == 0:
         earlier = [p for p in wanted if p.rank == 1 and not p.serving and _apart(p.at, first.at)]
         if earlier:

@@ -104,3 +104,14 @@ def test_a_person_with_the_ipc_of_the_node_is_warned_of(user: str) -> None:
     (found,) = [match for match in lint(launch) if match.id == "logind-removes-ipc"]
     assert found.severity == "warning"
     assert "--ipc host" in found.found
+
+
+def test_a_known_error_goes_before_an_unknown_one_of_the_same_moment():
+    """P02: a thread's lines in another order, without their times."""
+    said = (
+        "FileNotFoundError: [Errno 2] No such file or directory\n"
+        "    self._semlock = _multiprocessing.SemLock._rebuild(*state)\n"
+        "Exception: WorkerProc initialization failed due to an exception in a background process.\n"
+    )
+    found = explain([log_of(said)])
+    assert (found.verdict, found.cause.finding.id) == ("likely", "executor-mp-across-nodes")

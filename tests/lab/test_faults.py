@@ -603,13 +603,13 @@ def test_fabric_cable_that_is_out(user, spark1, spark2):
 
 def test_worker_that_cannot_reach_the_head(user, spark1, spark2):
     """Then what `up` is for: repair the link, run it again."""
-    own_recipe(user, "ray:\n", "ray:\n  join_timeout_s: 15\n")
+    own_recipe(user, "ray:\n", "ray:\n  join_timeout_s: 40\n")
     link = 'def main(play):\n    play.apply(play.nodes, "network")\n'
     user("playbook", user.playbook(link))  # which would take the next line's route away
     spark2.run(["ip", "route", "add", "blackhole", "192.168.177.11/32"])
     try:
         ran = user("up", "--tp", "2", status=5)
-        assert "Ray shows 1 of 2 nodes after 15 s; missing: spark2" in ran.printed
+        assert "Ray shows 1 of 2 nodes after 40 s; missing: spark2" in ran.printed
         assert "ping the head's fabric address from the worker" in ran.printed
         status = user.json("status", status=5)
         assert status["state"] == "failed"
