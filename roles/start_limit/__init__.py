@@ -32,13 +32,11 @@ def role(_node: Node, settings: Settings) -> Iterator[Resource]:
     """The program, its configuration and its unit on a node that serves."""
     if settings.state == "absent":
         yield Service(UNIT, running=False, enabled=False)
-        for path in (UNIT_FILE, paths.START_LIMIT_SETTINGS):
-            yield File(path, state="absent")
+        yield File(UNIT_FILE, state="absent")
         yield Directory(paths.START_LIMIT, state="absent", keep=False)
         return
     program = supervision.START_LIMIT.resources()
     yield from program
-    yield Directory(str(Path(paths.START_LIMIT_SETTINGS).parent), mode=0o755)
     told = json.dumps(supervision.start_limit_configuration(), indent=2) + "\n"
     config = File(paths.START_LIMIT_SETTINGS, content=told)
     start = supervision.START_LIMIT.start
