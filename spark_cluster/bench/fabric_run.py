@@ -1,16 +1,11 @@
-"""`bench fabric` on the nodes: may it run now, which messages, the job, and what came of it.
-
-The program is part of the job's command: a file of it would have to lie where the containers of any
-Ray see it, and no user of the node but root may write it.
-"""
+"""`bench fabric` on the nodes: may it run now, which messages, the job, and what came of it."""
 
 from __future__ import annotations
 
-import base64
 import json
-import shlex
+import shutil
 import statistics
-import zlib
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,8 +16,8 @@ from spark_cluster.bench import fabric_probe, on_node
 from spark_cluster.bench.fabric_record import FabricNode, FabricRecord, Use, all_reduce
 from spark_cluster.bench.fabric_verdict import judged
 from spark_cluster.errors import Failed, Refused, UsageError
+from spark_cluster.inference.job_client import ray_jobs
 from spark_cluster.inference.process import SERVER
-from spark_cluster.inference.ray_jobs import RayJobs
 from spark_cluster.runner.events import Progress
 from spark_cluster.serving import readiness, vram
 from spark_cluster.serving.programs import servers_there
@@ -32,12 +27,6 @@ if TYPE_CHECKING:
     from spark_cluster.runner.play import Play
     from spark_cluster.serving.plan import ServePlan
     from spark_cluster.topology import Node
-
-LOADER = (
-    "import base64, sys, zlib; "
-    "exec(compile(zlib.decompress(base64.b64decode(sys.argv[1])), 'fabric_probe.py', 'exec'))"
-)
-"""What Python is given to run a program that is its first argument."""
 
 LIMIT_S = 600.0
 """Seconds after which the job ends by itself."""
@@ -143,17 +132,15 @@ def messages(plan: ServePlan, folder: Path) -> dict[int, Use]:
     return dict(sorted(found.items()))
 
 
-def command(addresses: Sequence[str | None], sizes: Iterable[int]) -> str:
-    """Return the job's command, as a shell reads it.
+def command(addresses: Sequence[str | None], sizes: Iterable[int]) -> list[str]:
+    """Return the job's command, which finds the program in its working folder.
 
     Args:
         addresses: of the nodes for Ray, the head first.
         sizes: of the messages, in the order in which they are measured.
     """
     asked = {"addresses": list(addresses), "sizes": list(sizes), "limit_s": LIMIT_S}
-    program = zlib.compress(Path(fabric_probe.__file__).read_bytes(), 9)
-    packed = base64.b64encode(program).decode()
-    return "exec " + shlex.join(["python3", "-c", LOADER, packed, json.dumps(asked)])
+    return ["python3", Path(fabric_probe.__file__).name, json.dumps(asked)]
 
 
 def measure(play: Play, plan: ServePlan, port: int, name: str) -> FabricRecord:
@@ -164,23 +151,27 @@ def measure(play: Play, plan: ServePlan, port: int, name: str) -> FabricRecord:
         name: of the run; also the job's.
 
     Raises:
-        Failed: the job failed, or its result is none.
+        Failed: the job failed, or it printed no result.
     """
     wanted = messages(plan, play.project.folder)
     nodes = [node for node in play.nodes if node.name in plan.deployment.nodes]
     nodes.sort(key=lambda node: not node.is_head)
     # The model's own messages come first: they are measured if anything is.
     order = sorted(wanted, key=lambda size: (not wanted[size], size))
-    jobs, head = RayJobs(play.session(nodes[0]), port, nodes[0].name), nodes[0].name
-    job = f"fabric-{name}"
-    jobs.submit(command([node.fabric_ip for node in nodes], order), job)
-    try:
-        printed = jobs.wait(
-            job, LIMIT_S + SLACK_S, lambda line: play.bus.emit(Progress(head, "fabric", line))
-        )
-    except KeyboardInterrupt:
-        jobs.stop(job)
-        raise
+    head, job = nodes[0].name, f"fabric-{name}"
+
+    def show(line: str) -> None:
+        play.bus.emit(Progress(head, "fabric", line))
+
+    with ray_jobs(play, port) as jobs, tempfile.TemporaryDirectory() as folder:
+        shutil.copy(fabric_probe.__file__, folder)
+        words = command([node.fabric_ip for node in nodes], order)
+        jobs.submit(words, name=job, working_dir=Path(folder))
+        try:
+            printed = jobs.wait(job, LIMIT_S + SLACK_S, show)
+        except KeyboardInterrupt:
+            jobs.stop(job)
+            raise
     return judged(record_of(result_in(printed, head), plan, nodes, wanted, name))
 
 

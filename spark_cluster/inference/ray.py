@@ -1,8 +1,8 @@
-"""Ray's State API over HTTP, asked by the head over its loopback; `ray_jobs.py` asks its Jobs API.
+"""Ray's State API over HTTP, asked by the head over its loopback: one turn, without a tunnel.
 
 The API is what `ray list nodes` asks (docs.ray.io, "Monitoring with the CLI or SDK"). The
-dashboard is a port of the head's loopback only, and no port of the laptop leads to it: Ray runs
-what anyone who reaches it asks for.
+dashboard is a port of the head's loopback only: Ray runs what anyone who reaches it asks for.
+`job_client.py` has jobs run.
 """
 
 from __future__ import annotations

@@ -10,13 +10,14 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts
@@ -191,6 +192,31 @@ class Connections:
             return self._sessions[name]
         except KeyError:
             raise Unreachable("not connected", where=name) from None
+
+    @contextlib.contextmanager
+    def forward(self, name: str, port: int) -> Iterator[int]:
+        """Lead a port of this machine's loopback to one of a node's loopback, during the block.
+
+        Yields:
+            The port of this machine.
+
+        Raises:
+            Unreachable: there is no way to the node.
+            UsageError: this machine has no program `ssh`.
+        """
+        node = self.nodes[name]
+        if node.is_this_machine:
+            yield port
+        elif node.namespaces_of is not None:
+            from spark_cluster.runner.namespace_forward import forward_into
+
+            with forward_into(name, node.namespaces_of, port) as found:
+                yield found
+        else:
+            from spark_cluster.runner.ssh_forward import forward
+
+            with forward(target(node), LOOPBACK, port) as found:
+                yield found
 
     def drop(self, name: str) -> None:
         """End a node's agent and connection; nothing of them is used again."""
