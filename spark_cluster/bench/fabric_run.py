@@ -17,16 +17,16 @@ from spark_cluster.bench.fabric_record import FabricNode, FabricRecord, Use, all
 from spark_cluster.bench.fabric_verdict import judged
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.inference.job_client import ray_jobs
-from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.events import Progress
-from spark_cluster.serving import readiness, vram
-from spark_cluster.serving.programs import servers_there
+from spark_cluster.serving import vram
+from spark_cluster.serving.ray_cluster import must_have_no_jobs, must_serve_nothing, must_suit
 
 if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
     from spark_cluster.runner.play import Play
     from spark_cluster.serving.plan import ServePlan
     from spark_cluster.topology import Node
+
+COMMAND = "bench fabric"
 
 LIMIT_S = 600.0
 """Seconds after which the job ends by itself."""
@@ -42,60 +42,22 @@ DTYPES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
 """Bytes of an element of the activations."""
 
 
-def must_suit(recipe: Recipe, nodes: int) -> None:
-    """Look whether a recipe and so many nodes can be measured at all.
-
-    Raises:
-        Refused: there is one node only, or the recipe has no Ray.
-    """
-    if nodes < 2:
-        raise Refused(
-            "bench fabric measures between nodes, and one node is chosen",
-            hint="widen --limit, or add the other Spark to the inventory",
-        )
-    if recipe.executor != "ray":
-        raise Refused(
-            f"recipe {recipe.name} joins the nodes without Ray (executor: {recipe.executor}), and "
-            "bench fabric runs as a Ray job",
-            hint="--recipe NAME with another one, whose image has Ray",
-        )
-
-
 def must_be_possible(play: Play, plan: ServePlan) -> None:
     """Look whether the nodes can be measured now.
 
     Raises:
-        Refused: as `must_suit`, or the nodes are at work: a server holds the GPUs' memory, and its
-            requests would disturb the figures.
+        Refused: as `must_suit`, or the nodes are at work: a server or a job holds the GPUs' memory,
+            and disturbs the figures.
     """
-    must_suit(plan.recipe, len(plan.nodes))
-    several = servers_there(play)
-    for node in plan.nodes:
-        _must_serve_nothing(play, node, several.get(node.name, ()))
+    must_suit(plan.recipe, len(plan.nodes), COMMAND)
+    must_serve_nothing(play, plan.nodes, COMMAND)
+    must_have_no_jobs(play)
     for node in plan.nodes:
         if on_node.is_busy(play.session(node)):
             raise Refused(
                 "a benchmark is running there",
                 where=node.name,
                 hint="wait for its end, or `spark-cluster bench stop` with the folder of that run",
-            )
-
-
-def _must_serve_nothing(play: Play, node: Node, several: Sequence[str]) -> None:
-    """Raise Refused where a server is up.
-
-    Args:
-        several: the servers of several models there.
-    """
-    states = [readiness.container_state(play, name, node.name) for name in (SERVER, *several)]
-    for state in states:
-        if state.status not in ("absent", "exited", "created", "dead"):
-            served = state.labels.get("spark-cluster.recipe", "a server")
-            raise Refused(
-                f"{served} is up: it holds the GPU's memory, and its requests would disturb the "
-                "figures",
-                where=node.name,
-                hint="spark-cluster down, then bench fabric",
             )
 
 

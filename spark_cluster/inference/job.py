@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -75,6 +76,11 @@ def job_of(row: Any) -> Job | None:
         _seconds(at(row, "start_time")),
         _seconds(at(row, "end_time")),
     )
+
+
+def newest_first(jobs: Iterable[Job]) -> list[Job]:
+    """Return jobs by the time of their start, the newest first."""
+    return sorted(jobs, key=lambda job: -(job.started or 0))
 
 
 def _seconds(value: Any) -> float | None:

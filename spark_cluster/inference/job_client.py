@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, UsageError
-from spark_cluster.inference.job import Job, job_of
+from spark_cluster.inference.job import Job, job_of, newest_first
 from spark_cluster.inference.ray import TOKEN_FILE
 from spark_cluster.inference.replies import short
 from spark_cluster.runner.parallel import start
@@ -72,18 +72,27 @@ def ray_jobs(play: Play, port: int) -> Iterator[RayJobs]:
         Failed: there is no Ray, or it does not answer.
         Unreachable: there is no tunnel to the head.
     """
-    name = play.head.name
+    token, name = token_of(play), play.head.name
+    with play.connections.forward(name, port) as local:
+        yield RayJobs(f"http://{LOOPBACK}:{local}", token, name)
+
+
+def token_of(play: Play) -> str:
+    """Return the token of the head's Ray.
+
+    Raises:
+        Failed: there is none, or the file holds something else.
+    """
     found = play.session(play.head).request("gather", files={"token": TOKEN_FILE})
     token = str(found["files"]["token"] or "").strip()
     if not TOKEN.fullmatch(token):
         what = "is not a token" if token else "does not exist"
         raise Failed(
             f"{TOKEN_FILE} {what}: no Ray cluster was started there",
-            where=name,
+            where=play.head.name,
             hint="spark-cluster ray up",
         )
-    with play.connections.forward(name, port) as local:
-        yield RayJobs(f"http://{LOOPBACK}:{local}", token, name)
+    return token
 
 
 class RayJobs:
@@ -139,8 +148,7 @@ class RayJobs:
     def list(self) -> list[Job]:
         """Return the jobs that were submitted, the newest first."""
         rows = self._asked(self._client.list_jobs, "Ray did not list its jobs")
-        found = [job for row in rows if (job := _of_details(row)) is not None]
-        return sorted(found, key=lambda job: -(job.started or 0))
+        return newest_first(job for row in rows if (job := _of_details(row)) is not None)
 
     def job(self, name: str) -> Job:
         """Return a job as it stands.

@@ -30,7 +30,7 @@ from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
 from spark_cluster.facts.model import Process
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import SERVER
-from spark_cluster.serving import readiness
+from spark_cluster.serving import ray_cluster, readiness
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
 
@@ -288,13 +288,13 @@ def test_when_it_is_refused(monkeypatch):
     plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
     monkeypatch.setattr(on_node, "is_busy", lambda _session: False)
 
-    def state(play: Busy, name: str, node: str) -> ContainerState:
+    def state(play: Busy, name: str, node: str = "spark1") -> ContainerState:
         (there,) = several.get(node, (SERVER,))
         return play.states.get(node, ContainerState("absent")) if name == there else absent
 
     absent = ContainerState("absent")
     several: dict[str, tuple[str, ...]] = {}
-    monkeypatch.setattr(fabric_run, "servers_there", lambda _play: several)
+    monkeypatch.setattr(ray_cluster, "servers_there", lambda _play: several)
     monkeypatch.setattr(readiness, "container_state", state)
     must_be_possible(Busy(), plan)  # type: ignore[arg-type]
     must_be_possible(Busy(spark1=ContainerState("exited")), plan)  # type: ignore[arg-type]
