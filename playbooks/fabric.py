@@ -10,6 +10,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference.process import RAY
 from spark_cluster.inference.ray import dashboard_port
+from spark_cluster.inference.ray_node import MEASURING
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import readiness
@@ -32,7 +33,7 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
     if not play.check:
         fabric_run.warn_of_others(play)
     running = readiness.container_state(play, RAY)
-    if running.running and fabric_end.LABEL not in running.labels and not play.check:
+    if running.running and MEASURING not in running.labels and not play.check:
         port = dashboard_port(running.labels)
         with play.stage("start"):
             readiness.ray_cluster(play, len(plan.nodes), port, FOUND_WITHIN_S)
@@ -60,7 +61,7 @@ def _start(play: Play, plan: ServePlan, name: str) -> None:
         if not play.check:
             seconds = fabric_end.limit_s(plan.recipe.ray.join_timeout_s)
             fabric_end.arm(_sessions(play, plan), name, seconds)
-        start_ray_alone(play, plan, guarded, {fabric_end.LABEL: name})
+        start_ray_alone(play, plan, guarded, {MEASURING: name})
         if not play.check:
             fabric_end.start_no_more(_sessions(play, plan))
 

@@ -108,7 +108,6 @@ def submit(
     from spark_cluster.cluster.ray import open_jobs
 
     variables = _variables(env)
-    app.connect_early()
     name = f"job-{secrets.token_hex(4)}"
     with open_jobs(app.cluster, "ray submit") as jobs:
         try:
@@ -137,7 +136,6 @@ def logs(app: App, follow: bool, job_id: str) -> None:
     """
     from spark_cluster.cluster.ray import open_jobs
 
-    app.connect_early()
     with open_jobs(app.cluster, "ray logs") as jobs:
         job = jobs.job(job_id)
         if follow:
@@ -163,7 +161,6 @@ def list_(app: App) -> None:
     """List the jobs, the newest first."""
     from spark_cluster.cluster.ray import open_jobs
 
-    app.connect_early()
     with open_jobs(app.cluster, "ray list") as jobs:
         found = jobs.list()
     if app.as_json:
@@ -181,7 +178,6 @@ def stop(app: App, job_id: str) -> None:
     """End a job; Ray asks its processes to end, and kills them after 3 seconds."""
     from spark_cluster.cluster.ray import open_jobs
 
-    app.connect_early()
     with open_jobs(app.cluster, "ray stop") as jobs:
         changed = jobs.stop(job_id)
     if app.as_json:

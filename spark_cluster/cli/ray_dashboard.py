@@ -29,7 +29,6 @@ def run(app: App, port: int | None, *, with_token: bool, open_it: bool) -> None:
     from spark_cluster.runner.ssh_forward import free_port
     from spark_cluster.runner.tunnel import Tunnel, TunnelEvent
 
-    app.connect_early()
     there, token = _asked(app)
     head = app.inventory.head
     shown = {"token": token} if with_token else {}

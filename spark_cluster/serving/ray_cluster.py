@@ -13,7 +13,7 @@ from spark_cluster.inference.job import Job
 from spark_cluster.inference.job_client import ray_jobs
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import RayState, dashboard_port
-from spark_cluster.inference.ray_node import ALONE
+from spark_cluster.inference.ray_node import ALONE, MEASURING
 from spark_cluster.link_cabling import must_be_switched
 from spark_cluster.serving import readiness, vram
 from spark_cluster.serving.programs import servers_there
@@ -149,9 +149,12 @@ def running_port(play: Play) -> int:
 
 
 def running_jobs(play: Play) -> list[Job]:
-    """Return the jobs that go on; none where Ray does not run or does not answer."""
+    """Return the jobs of users that go on; none where Ray does not run or does not answer.
+
+    A measurement that a killed `bench fabric` left is not a user's.
+    """
     state = readiness.container_state(play, RAY)
-    if not state.running:
+    if not state.running or MEASURING in state.labels:
         return []
     found = RayState(play.session(play.head), dashboard_port(state.labels)).jobs()
     return [job for job in found if not job.has_ended]

@@ -25,6 +25,7 @@ from spark_cluster.facts.model import Process
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.job import Job
 from spark_cluster.inference.ray import TOKEN_FILE
+from spark_cluster.inference.ray_node import MEASURING
 from spark_cluster.runner.session import Answer
 from spark_cluster.serving import ray_cluster, readiness
 from spark_cluster.serving.ray_cluster import RayMember, RayStatus
@@ -231,6 +232,13 @@ def test_running_jobs_are_not_ended_without_a_flag(running):
     [Head(), Head(row("job-0", "STOPPED")), Head(row("job-1"), status=500), Head("nonsense", None)],
 )
 def test_no_job_is_running(running, play):
+    ray_cluster.must_have_no_jobs(play, end_jobs=False)
+
+
+def test_a_measurement_that_was_left_is_no_job_of_a_user(monkeypatch):
+    left = ContainerState("running", labels={MEASURING: "r0"})
+    monkeypatch.setattr(readiness, "container_state", lambda *_: left)
+    play: Any = Head(row("fabric-r0"))
     ray_cluster.must_have_no_jobs(play, end_jobs=False)
 
 
