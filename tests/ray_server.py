@@ -144,7 +144,12 @@ class RayServer:
             return job
         if (code := process.poll()) is not None:
             job["status"] = "SUCCEEDED" if code == 0 else "FAILED"
-            job["message"] = f"Job entrypoint command ended with exit code {code}"
+            job["message"] = (
+                "Job finished successfully."
+                if code == 0
+                else f"Job entrypoint command failed with exit code {code}, last available logs "
+                f"(truncated to 20,000 chars):\n{self._log(name)}"
+            )
             job["driver_exit_code"], job["end_time"] = code, int(1000 * time.time())
         return job
 

@@ -50,7 +50,7 @@ class Job:
     @property
     def why(self) -> str:
         """Why it ended as it did, in a line."""
-        return short(" ".join(self.message.split()))
+        return short(" ".join(self.message.partition(", last available logs")[0].split()))
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `ray list --json` prints it."""

@@ -53,8 +53,8 @@ CHUNKS = 64
 
 TOKEN = re.compile(r"[0-9A-Za-z_.~+/=-]{16,512}")
 
-OF_RAY = "Running entrypoint for job"
-"""Beginning of a line that Ray itself writes into a job's log: the whole command."""
+OF_RAY = ("Running entrypoint for job", "Runtime env is setting up")
+"""Words of the lines that Ray itself writes into a job's log, one of them with the command."""
 
 _ENVIRONMENT = threading.Lock()
 ELSEWHERE = ("RAY_ADDRESS", "RAY_API_SERVER_ADDRESS")
@@ -109,7 +109,11 @@ class RayJobs:
 
     def __init__(self, url: str, token: str, where: str) -> None:
         self._where = where
-        self._client = self._asked(lambda: _client(url, token), "Ray does not answer")
+        what = "Ray does not answer"
+        hint = (
+            "spark-cluster ray status; the image needs `ray[default]`, whose dashboard takes jobs"
+        )
+        self._client = self._asked(lambda: _client(url, token), what, hint=hint)
 
     def submit(
         self,
@@ -255,7 +259,13 @@ class RayJobs:
         finally:
             _put(parts, None, left)
 
-    def _asked(self, question: Callable[[], T], what: str, limit_s: float = ANSWER_S) -> T:
+    def _asked(
+        self,
+        question: Callable[[], T],
+        what: str,
+        limit_s: float = ANSWER_S,
+        hint: str = "spark-cluster ray list shows the jobs",
+    ) -> T:
         """Return Ray's answer to a question.
 
         Raises:
@@ -272,18 +282,13 @@ class RayJobs:
             if not isinstance(found, SparkClusterError):
                 return found
             why = found.message
-        raise Failed(
-            f"{what}: {why}",
-            where=self._where,
-            hint="spark-cluster ray status; the image needs `ray[default]`, whose dashboard takes "
-            "jobs",
-        )
+        raise Failed(f"{what}: {why}", where=self._where, hint=hint)
 
 
 def last_line(text: str) -> str:
     """Return the last line with anything in it, cut to a line's length."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    lines = [line for line in lines if OF_RAY not in line]
+    lines = [line for line in lines if not any(words in line for words in OF_RAY)]
     return lines[-1][:200] if lines else ""
 
 

@@ -65,7 +65,7 @@ def test_a_job_streams_its_log_and_ends_as_it_does(server, run, tmp_path):
     assert (status, out) == (3, "step 4\n")
     (name,) = server.jobs
     assert f"job {name} is submitted" in err
-    assert f"job {name} failed: Job entrypoint command ended with exit code 3" in err
+    assert f"job {name} failed: Job entrypoint command failed with exit code 3\n" in err
 
 
 def test_json_of_a_job_has_nothing_else_on_standard_output(server, run):

@@ -199,6 +199,7 @@ def test_a_folder_that_is_too_large(server, jobs, tmp_path, monkeypatch):
         ("a\n b \n\n", "b"),
         ("x" * 900, "x" * 200),
         ("Running entrypoint for job a: exec python3 -c ...\n", ""),
+        ("12:44 INFO job_manager.py:581 -- Runtime env is setting up.\n", ""),
     ],
 )
 def test_the_last_line(log, line):
