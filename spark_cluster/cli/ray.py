@@ -41,7 +41,9 @@ def command() -> None:
     metavar="NAME",
     help="Recipe whose image Ray and the jobs run in, instead of the inventory's.",
 )
-@click.option("--end-jobs", is_flag=True, help="Restart Ray for new settings even if jobs run.")
+@click.option(
+    "--end-jobs", is_flag=True, help="Restart Ray for new settings even if that ends jobs."
+)
 @allowing
 @changing
 @click.pass_obj

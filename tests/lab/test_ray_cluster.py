@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import signal
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 
 import example_pages
@@ -48,7 +50,7 @@ def test_ray_up_again_changes_nothing_and_serves_nothing(user):
         ("spark2", 1.0),
     ]
     assert user.json("status")["state"] == "stopped", "no model is served, and nothing is wrong"
-    assert [one["gpus"] for one in (user.json("status")["ray"],)] == [2.0]
+    assert user.json("status")["ray"] == {"nodes": 2, "gpus": 2.0}
 
 
 def test_a_job_all_reduces_over_both_nodes(user):
@@ -58,6 +60,21 @@ def test_a_job_all_reduces_over_both_nodes(user):
     assert "INFO" not in ran.err, "nothing of Ray's client"
     (job,) = user.json("ray", "list")["jobs"]
     assert (job["status"], job["exit_code"]) == ("SUCCEEDED", 0)
+
+
+def test_the_page_of_ray_is_reached_with_the_token_alone(user):
+    started = user.start("ray", "dashboard", "--token")
+    assert started.process.stdout is not None
+    url = started.process.stdout.readline().strip()
+    token = started.process.stdout.readline().removeprefix("token: ").strip()
+    with pytest.raises(urllib.error.HTTPError, match=r"40[13]"):
+        urllib.request.urlopen(f"{url}/api/version", timeout=60)
+    request = urllib.request.Request(f"{url}/api/version")
+    request.add_header("Authorization", f"Bearer {token}")
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        assert json.load(answer)["ray_version"]
+    started.interrupt(signal.SIGINT)
+    started.end(status=0)
 
 
 def test_a_failed_job_gives_its_exit_status(user):
