@@ -9,12 +9,14 @@ from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference.process import RAY
-from spark_cluster.link_cabling import must_be_switched
+from spark_cluster.inference.ray import dashboard_port
+from spark_cluster.inference.ray_node import MEASURING
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import readiness
 from spark_cluster.serving.plan import ServePlan, resolve
-from spark_cluster.serving.start import guard, start_ray_alone
+from spark_cluster.serving.ray_cluster import prepare_ray
+from spark_cluster.serving.start import start_ray_alone
 
 FOUND_WITHIN_S = 20.0
 """Seconds in which a Ray that runs already must show its nodes."""
@@ -31,8 +33,8 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
     if not play.check:
         fabric_run.warn_of_others(play)
     running = readiness.container_state(play, RAY)
-    if running.running and fabric_end.LABEL not in running.labels and not play.check:
-        port = int(running.labels.get("spark-cluster.dashboard", recipe.ray.dashboard_port))
+    if running.running and MEASURING not in running.labels and not play.check:
+        port = dashboard_port(running.labels)
         with play.stage("start"):
             readiness.ray_cluster(play, len(plan.nodes), port, FOUND_WITHIN_S)
         with play.stage("measure"):
@@ -53,25 +55,13 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
 
 
 def _start(play: Play, plan: ServePlan, name: str) -> None:
-    """Link, firewall, Docker, caches, image and Ray, as `up` does it; neither model nor server."""
-    with play.stage("prepare"):
-        must_be_switched(plan.nodes, play.session)
-        guarded = guard(play, plan)
-        docker = ("containers",) if plan.deployment.runtime == "docker" else ()
-        made = play.apply(plan.nodes, "network", guarded, *docker, "caches")
-        if made.changed and not play.check:
-            play.refresh(plan.nodes)
-    with play.stage("fetch"):
-        venv = plan.recipe.venv
-        image = (
-            play.role("venv", **venv.model_dump()) if venv else play.role("images", **plan.image)
-        )
-        play.apply(plan.nodes, image)
+    """Start Ray for the measurement; its nodes end it by themselves after a limit."""
+    guarded = prepare_ray(play, plan)
     with play.stage("start"):
         if not play.check:
             seconds = fabric_end.limit_s(plan.recipe.ray.join_timeout_s)
             fabric_end.arm(_sessions(play, plan), name, seconds)
-        start_ray_alone(play, plan, str(guarded.given["state"]), {fabric_end.LABEL: name})
+        start_ray_alone(play, plan, guarded, {MEASURING: name})
         if not play.check:
             fabric_end.start_no_more(_sessions(play, plan))
 

@@ -20,6 +20,7 @@ from spark_cluster.serving import (
 )
 from spark_cluster.serving.prepare import announce, prepare
 from spark_cluster.serving.proxy import models_of, replicas_of
+from spark_cluster.serving.ray_cluster import must_have_no_jobs
 from spark_cluster.serving.replicas import Group, Member
 from spark_cluster.serving.result import Served, served
 from spark_cluster.serving.start import bring_up, end_server
@@ -37,12 +38,13 @@ def main(
     offline: bool = False,
     count: int = 1,
     load: bool = True,
+    end_jobs: bool = False,
 ) -> Served | None:
     """Serve `recipe` over `tp` nodes; None where nothing can be verified (check mode, --tags).
 
     With `force` also what the plan says cannot work; with `offline` from what the nodes have. With
     a `count` of replicas, each on one node. With `load` a server that was started is put under a
-    short load, for its GPU memory.
+    short load, for its GPU memory. With `end_jobs` jobs on Ray are ended.
     """
     group = replicas.resolve_group(recipe, play.inventory, play.nodes, count, tp)
     plan = group.whole
@@ -66,9 +68,12 @@ def main(
     announce(play, plan)
     vram.record(play.bus, "before", before)
     ended = [one.program for one in former]
+    new = any(one.running.status != "running" for one in found)
+    if new:
+        must_have_no_jobs(play, end_jobs=end_jobs)
     there = models.there(recipe.model.name)
     replicas.must_work(found, there, force=force, offline=offline, ended=ended)
-    if not ended and any(one.running.status != "running" for one in found):
+    if not ended and new:
         # What will be ended frees ports of its own.
         taken_ports.must_be_free(play, plan)
     with play.stage("prepare"):

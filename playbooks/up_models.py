@@ -12,6 +12,7 @@ from spark_cluster.serving.model_admission import Starting, admit
 from spark_cluster.serving.models import ServedModel, resolve_models
 from spark_cluster.serving.prepare import announce, announce_recipe, prepare
 from spark_cluster.serving.proxy import models_of, replicas_of
+from spark_cluster.serving.ray_cluster import must_have_no_jobs
 from spark_cluster.serving.result import ServedTogether, served_together
 from spark_cluster.transfer.fetch import fetch, must_be_there
 from spark_cluster.transfer.hub_models import mark_used
@@ -24,10 +25,12 @@ def main(
     models: Sequence[ServedModel],
     force: bool = False,
     offline: bool = False,
+    end_jobs: bool = False,
 ) -> ServedTogether | None:
     """Serve the models; None where nothing can be verified (check mode, --tags).
 
-    With `force` also what the plan says cannot work; with `offline` from what the nodes have.
+    With `force` also what the plan says cannot work; with `offline` from what the nodes have; with
+    `end_jobs` jobs on Ray are ended.
     """
     group = resolve_models(models, play.inventory, play.nodes)
     announce(play, group.whole)
@@ -43,6 +46,8 @@ def main(
         for plan, there in zip(group.parts, stores, strict=True):
             must_be_there(plan.recipe, there, adopt=play.options.may_adopt)
     vram.record(play.bus, "before", before)
+    if any(one.running.status != "running" for one in found):
+        must_have_no_jobs(play, end_jobs=end_jobs)
     former = model_servers.stale(group, models_of(text), replicas_of(text))
     starting = [
         Starting(model, member, there.there(model.recipe.model.name))

@@ -52,6 +52,7 @@ from spark_cluster.cluster.provision import (
     ProvisionedNode,
     ProvisionResult,
 )
+from spark_cluster.cluster.ray import RayUpResult
 from spark_cluster.cluster.result import RunSummary
 from spark_cluster.cluster.up import UpResult
 from spark_cluster.cluster.vram import VramResult
@@ -63,6 +64,8 @@ from spark_cluster.config.registries import Registries
 from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.facts.model import Facts
+from spark_cluster.inference.job import Job
+from spark_cluster.inference.job_client import RayJobs
 from spark_cluster.known_issues.entries import Issue, files, read
 from spark_cluster.known_issues.explanation import Explanation
 from spark_cluster.known_issues.match import KnownIssueMatch
@@ -87,6 +90,7 @@ from spark_cluster.serving.client_snippets import Snippet
 from spark_cluster.serving.client_target import ClientTarget
 from spark_cluster.serving.memory_phases import MemoryOfNode
 from spark_cluster.serving.named_keys import NamedKey
+from spark_cluster.serving.ray_cluster import RayMember, RayStatus
 from spark_cluster.serving.result import Served, ServedTogether
 from spark_cluster.serving.status import Status
 from spark_cluster.serving.stopped import Stopped
@@ -134,6 +138,11 @@ API_RESULTS: tuple[type[Any], ...] = (
     PlayedNode,
     DownResult,
     Stopped,
+    RayUpResult,
+    RayStatus,
+    RayMember,
+    RayJobs,
+    Job,
     EventStream,
     Options,
     Selection,
@@ -242,6 +251,16 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "supervise-status": ("supervise status", Supervision),
     "tune": ("tune RECIPE", {**_RUN, "tuned": Tuning | None}),
     "down": ("down", (Stopped | None, _RUN)),
+    "ray-up": ("ray up", {**_RUN, "cluster": RayStatus | None}),
+    "ray-status": ("ray status", RayStatus),
+    "ray-submit": ("ray submit", {"job": Job}),
+    "ray-logs": ("ray logs JOB", {"job": Job, "log": str}),
+    "ray-logs-follow": ("ray logs -f JOB", {"job": Job}),
+    "ray-list": ("ray list", {"jobs": [Job]}),
+    "ray-stop": ("ray stop JOB", {"job": str, "changed": bool}),
+    "ray-dashboard": ("ray dashboard", {"url": str}),
+    "ray-dashboard-token": ("ray dashboard --token", {"url": str, "token": str}),
+    "ray-down": ("ray down", (Stopped | None, _RUN)),
     "verify": ("verify", Verification),
     "status": ("status", Status),
     "tunnel": ("tunnel", TunnelEvent),

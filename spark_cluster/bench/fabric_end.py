@@ -12,11 +12,9 @@ from collections.abc import Iterable
 from spark_cluster.bench.fabric_run import LIMIT_S, SLACK_S
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.inference.process import RAY
+from spark_cluster.inference.ray_node import MEASURING
 from spark_cluster.resources.unit import FOLDER
 from spark_cluster.runner.session import Session
-
-LABEL = "spark-cluster.fabric"
-"""Label of a Ray that was started for `bench fabric`: the run."""
 
 UNIT = "spark-cluster-fabric-end"
 
@@ -58,7 +56,7 @@ def limit_s(join_timeout_s: float) -> float:
 
 def end_command(run: str) -> list[str]:
     """Return the command that ends the Ray of a run on a node."""
-    return ["sh", "-c", END, "end", RAY, LABEL, run, f"{FOLDER}/{RAY}.service"]
+    return ["sh", "-c", END, "end", RAY, MEASURING, run, f"{FOLDER}/{RAY}.service"]
 
 
 def arm(sessions: Iterable[Session], run: str, seconds: float) -> None:

@@ -1,10 +1,10 @@
 """Measure the link and the memory of nodes as a Ray job: `python3 fabric_probe.py REQUEST`.
 
-It is handed to Ray as one text and runs in the engine's image, so it has the standard library and
-the image's Ray and PyTorch. One actor is pinned to each node and takes its GPU; they all-reduce
-with NCCL, or with gloo where there is no GPU. REQUEST is JSON: `addresses` (of the nodes for
-Ray, in the order of the ranks), `sizes` (bytes of a message), `limit_s` (seconds for all of it).
-The last line that it prints is `MARK` and the result as JSON. It ends by itself at its limit,
+It travels as the job's working folder and runs in the engine's image, so it has the standard
+library and the image's Ray and PyTorch. One actor is pinned to each node and takes its GPU; they
+all-reduce with NCCL, or with gloo where there is no GPU. REQUEST is JSON: `addresses` (of the nodes
+for Ray, in the order of the ranks), `sizes` (bytes of a message), `limit_s` (seconds for all of
+it). The last line that it prints is `MARK` and the result as JSON. It ends by itself at its limit,
 whoever has asked for it.
 """
 

@@ -1,16 +1,11 @@
-"""`bench fabric` on the nodes: may it run now, which messages, the job, and what came of it.
-
-The program is part of the job's command: a file of it would have to lie where the containers of any
-Ray see it, and no user of the node but root may write it.
-"""
+"""`bench fabric` on the nodes: may it run now, which messages, the job, and what came of it."""
 
 from __future__ import annotations
 
-import base64
 import json
-import shlex
+import shutil
 import statistics
-import zlib
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,23 +16,17 @@ from spark_cluster.bench import fabric_probe, on_node
 from spark_cluster.bench.fabric_record import FabricNode, FabricRecord, Use, all_reduce
 from spark_cluster.bench.fabric_verdict import judged
 from spark_cluster.errors import Failed, Refused, UsageError
-from spark_cluster.inference.process import SERVER
-from spark_cluster.inference.ray_jobs import RayJobs
+from spark_cluster.inference.job_client import ray_jobs
 from spark_cluster.runner.events import Progress
-from spark_cluster.serving import readiness, vram
-from spark_cluster.serving.programs import servers_there
+from spark_cluster.serving import vram
+from spark_cluster.serving.ray_cluster import must_have_no_jobs, must_serve_nothing, must_suit
 
 if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
     from spark_cluster.runner.play import Play
     from spark_cluster.serving.plan import ServePlan
     from spark_cluster.topology import Node
 
-LOADER = (
-    "import base64, sys, zlib; "
-    "exec(compile(zlib.decompress(base64.b64decode(sys.argv[1])), 'fabric_probe.py', 'exec'))"
-)
-"""What Python is given to run a program that is its first argument."""
+COMMAND = "bench fabric"
 
 LIMIT_S = 600.0
 """Seconds after which the job ends by itself."""
@@ -53,60 +42,22 @@ DTYPES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
 """Bytes of an element of the activations."""
 
 
-def must_suit(recipe: Recipe, nodes: int) -> None:
-    """Look whether a recipe and so many nodes can be measured at all.
-
-    Raises:
-        Refused: there is one node only, or the recipe has no Ray.
-    """
-    if nodes < 2:
-        raise Refused(
-            "bench fabric measures between nodes, and one node is chosen",
-            hint="widen --limit, or add the other Spark to the inventory",
-        )
-    if recipe.executor != "ray":
-        raise Refused(
-            f"recipe {recipe.name} joins the nodes without Ray (executor: {recipe.executor}), and "
-            "bench fabric runs as a Ray job",
-            hint="--recipe NAME with another one, whose image has Ray",
-        )
-
-
 def must_be_possible(play: Play, plan: ServePlan) -> None:
     """Look whether the nodes can be measured now.
 
     Raises:
-        Refused: as `must_suit`, or the nodes are at work: a server holds the GPUs' memory, and its
-            requests would disturb the figures.
+        Refused: as `must_suit`, or the nodes are at work: a server or a job holds the GPUs' memory,
+            and disturbs the figures.
     """
-    must_suit(plan.recipe, len(plan.nodes))
-    several = servers_there(play)
-    for node in plan.nodes:
-        _must_serve_nothing(play, node, several.get(node.name, ()))
+    must_suit(plan.recipe, len(plan.nodes), COMMAND)
+    must_serve_nothing(play, plan.nodes, COMMAND)
+    must_have_no_jobs(play)
     for node in plan.nodes:
         if on_node.is_busy(play.session(node)):
             raise Refused(
                 "a benchmark is running there",
                 where=node.name,
                 hint="wait for its end, or `spark-cluster bench stop` with the folder of that run",
-            )
-
-
-def _must_serve_nothing(play: Play, node: Node, several: Sequence[str]) -> None:
-    """Raise Refused where a server is up.
-
-    Args:
-        several: the servers of several models there.
-    """
-    states = [readiness.container_state(play, name, node.name) for name in (SERVER, *several)]
-    for state in states:
-        if state.status not in ("absent", "exited", "created", "dead"):
-            served = state.labels.get("spark-cluster.recipe", "a server")
-            raise Refused(
-                f"{served} is up: it holds the GPU's memory, and its requests would disturb the "
-                "figures",
-                where=node.name,
-                hint="spark-cluster down, then bench fabric",
             )
 
 
@@ -143,17 +94,15 @@ def messages(plan: ServePlan, folder: Path) -> dict[int, Use]:
     return dict(sorted(found.items()))
 
 
-def command(addresses: Sequence[str | None], sizes: Iterable[int]) -> str:
-    """Return the job's command, as a shell reads it.
+def command(addresses: Sequence[str | None], sizes: Iterable[int]) -> list[str]:
+    """Return the job's command, which finds the program in its working folder.
 
     Args:
         addresses: of the nodes for Ray, the head first.
         sizes: of the messages, in the order in which they are measured.
     """
     asked = {"addresses": list(addresses), "sizes": list(sizes), "limit_s": LIMIT_S}
-    program = zlib.compress(Path(fabric_probe.__file__).read_bytes(), 9)
-    packed = base64.b64encode(program).decode()
-    return "exec " + shlex.join(["python3", "-c", LOADER, packed, json.dumps(asked)])
+    return ["python3", Path(fabric_probe.__file__).name, json.dumps(asked)]
 
 
 def measure(play: Play, plan: ServePlan, port: int, name: str) -> FabricRecord:
@@ -164,23 +113,27 @@ def measure(play: Play, plan: ServePlan, port: int, name: str) -> FabricRecord:
         name: of the run; also the job's.
 
     Raises:
-        Failed: the job failed, or its result is none.
+        Failed: the job failed, or it printed no result.
     """
     wanted = messages(plan, play.project.folder)
     nodes = [node for node in play.nodes if node.name in plan.deployment.nodes]
     nodes.sort(key=lambda node: not node.is_head)
     # The model's own messages come first: they are measured if anything is.
     order = sorted(wanted, key=lambda size: (not wanted[size], size))
-    jobs, head = RayJobs(play.session(nodes[0]), port, nodes[0].name), nodes[0].name
-    job = f"fabric-{name}"
-    jobs.submit(command([node.fabric_ip for node in nodes], order), job)
-    try:
-        printed = jobs.wait(
-            job, LIMIT_S + SLACK_S, lambda line: play.bus.emit(Progress(head, "fabric", line))
-        )
-    except KeyboardInterrupt:
-        jobs.stop(job)
-        raise
+    head, job = nodes[0].name, f"fabric-{name}"
+
+    def show(line: str) -> None:
+        play.bus.emit(Progress(head, "fabric", line))
+
+    with ray_jobs(play, port) as jobs, tempfile.TemporaryDirectory() as folder:
+        shutil.copy(fabric_probe.__file__, folder)
+        words = command([node.fabric_ip for node in nodes], order)
+        jobs.submit(words, name=job, working_dir=Path(folder))
+        try:
+            printed = jobs.wait(job, LIMIT_S + SLACK_S, show)
+        except KeyboardInterrupt:
+            jobs.stop(job)
+            raise
     return judged(record_of(result_in(printed, head), plan, nodes, wanted, name))
 
 

@@ -51,6 +51,7 @@ COMMANDS = {
     "tunnel": "Reach the endpoint at a port of this machine, over SSH.",
     "clients": "Print how curl, Python, Open WebUI, opencode and others use the endpoint.",
     "keys": "Add, list and revoke API keys of the endpoint by name.",
+    "ray": "Run jobs on a Ray cluster of all nodes, without a model.",
     "logs": "Show the logs of the serving containers.",
     "explain": "Explain logs: the cause first, its consequences last.",
     "bench": "Measure suites of loads, compare runs, and report.",

@@ -17,7 +17,6 @@ if TYPE_CHECKING:
 
     from spark_cluster.bench.fabric_record import FabricRecord
     from spark_cluster.config.allowances import Allowances
-    from spark_cluster.config.recipe import Recipe
     from spark_cluster.runner.options import Options
 
 
@@ -47,6 +46,7 @@ def fabric(
     CPUs. The exit status is 5 when the figures are worse than expected.
     """
     from spark_cluster.bench.fabric_record import FILE, save_fabric
+    from spark_cluster.cluster.recipes import recipe_for_ray
 
     if options.selection.partial and not options.check:
         raise UsageError(
@@ -56,7 +56,7 @@ def fabric(
     if out is not None and (out / FILE).exists():
         raise UsageError(f"{out} holds a {FILE} already", hint="give another folder with --out")
     app.connect_early()
-    recipe, size = _recipe(app, recipe_name, allow)
+    recipe, size = recipe_for_ray(app.cluster, recipe_name, "bench fabric", allow)
     with app.play("bench fabric", app.nodes, options) as play_run:
         playbook = app.project.load_playbook("fabric")
         play = play_run.open()
@@ -76,31 +76,6 @@ def fabric(
     leave_with(play_run, exit_code=exit_code)
     if found is not None and found.verdict == "slow":
         sys.exit(VerificationFailed.exit_code)
-
-
-def _recipe(app: App, name: str | None, allow: Allowances) -> tuple[Recipe, int]:
-    """Return the recipe and over how many nodes it is measured; refused before a node is asked."""
-    from spark_cluster.bench.fabric_run import must_suit
-    from spark_cluster.config.allowance_checks import must_be_allowed
-    from spark_cluster.loader.recipes import load_recipe
-    from spark_cluster.serving.nodes import serving
-
-    name = name or app.inventory.serve.recipe
-    if name is None:
-        raise UsageError(
-            "no recipe is given, and the image to measure in is a recipe's",
-            hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
-        )
-    recipe = load_recipe(name, app.project, app.allowances(allow))
-    app.project.must_be_own(app.project.resolve("recipes", name), f"recipe {recipe.name}")
-    must_be_allowed(recipe)
-    # Of the link: over all nodes that can share it, also where fewer usually serve the recipe.
-    sizes = recipe.tensor_parallel.model_copy(update={"default": None})
-    size = sizes.size_for(len(app.nodes) // recipe.nodes_for(1))
-    must_suit(recipe, recipe.nodes_for(size))
-    recipe.check_size(size)
-    serving(app.nodes, size, recipe.nodes_for(size))
-    return recipe, size
 
 
 def show(app: App, found: FabricRecord, path: Path) -> None:

@@ -10,6 +10,7 @@ from spark_cluster.cli.app import App, changing, leave_with
 from spark_cluster.cli.serving_options import unloading
 
 if TYPE_CHECKING:
+    from spark_cluster.cluster.down import DownResult
     from spark_cluster.runner.options import Options
 
 
@@ -25,13 +26,18 @@ def command(app: App, unload: tuple[str, ...], exit_code: bool, options: Options
     """
     app.connect_early()
     found = app.cluster.down(unload=unload, options=options)
+    show(app, found)
+    leave_with(app.last_run, exit_code=exit_code)
+
+
+def show(app: App, found: DownResult) -> None:
+    """Print the recap, and the memory before and after."""
     if app.as_json:
         app.print_json(found.to_dict())
-    else:
-        app.show_recap()
-        if found.stopped is not None:
-            from spark_cluster.cli.vram import table
+        return
+    app.show_recap()
+    if found.stopped is not None:
+        from spark_cluster.cli.vram import table
 
-            app.console.print()
-            app.console.print(table(found.stopped.now, before=found.stopped.before))
-    leave_with(app.last_run, exit_code=exit_code)
+        app.console.print()
+        app.console.print(table(found.stopped.now, before=found.stopped.before))

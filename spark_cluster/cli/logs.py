@@ -5,14 +5,14 @@ from __future__ import annotations
 import contextlib
 import queue
 import threading
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.line_printer import LinePrinter
 from spark_cluster.cli.visible import coloured, lines_of
 from spark_cluster.errors import UsageError
-from spark_cluster.node.output import LINE_LIMIT
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -116,10 +116,10 @@ def _follow(play: Play, found: dict[tuple[str, str], Name], tail: int) -> None:
     """
     outcomes: queue.Queue[BaseException | None] = queue.Queue()
 
-    def stream(pending: Pending, printer: _Printer) -> None:
+    def stream(pending: Pending, printer: LinePrinter) -> None:
         try:
             try:
-                pending.wait(printer)
+                pending.wait(lambda event: printer.add(event.get("text", "")))
             finally:
                 printer.end()
         except BaseException as error:  # noqa: BLE001  (handed to who waits)
@@ -133,7 +133,7 @@ def _follow(play: Play, found: dict[tuple[str, str], Name], tail: int) -> None:
     for (node, name), runtime in found.items():
         argv = RUNTIMES[runtime].follow(name, tail)
         pending = play.connections.session(node).submit("stream", argv=argv)
-        printer = _Printer(f"{node} {name.removeprefix('spark-')}: ")
+        printer = LinePrinter(f"{node} {name.removeprefix('spark-')}: ")
         threads.append(threading.Thread(target=stream, args=(pending, printer), daemon=True))
     for thread in threads:
         thread.start()
@@ -141,29 +141,3 @@ def _follow(play: Play, found: dict[tuple[str, str], Name], tail: int) -> None:
         error = outcomes.get()
         if error is not None:
             raise error
-
-
-class _Printer:
-    """Prints the lines of a log that comes in parts, each with its prefix."""
-
-    def __init__(self, prefix: str) -> None:
-        self.prefix = prefix
-        self.rest = ""
-
-    def __call__(self, event: dict[str, Any]) -> None:
-        text = self.rest + event.get("text", "")
-        # A carriage return that is the last to have come may be the half of a line end.
-        cut = max(text.rfind("\n"), text.rfind("\r", 0, len(text) - 1)) + 1
-        if len(text) - cut > LINE_LIMIT:
-            cut = len(text)
-        self.rest = text[cut:]
-        self._print(text[:cut])
-
-    def end(self) -> None:
-        """Print the last line, which no line end followed."""
-        self._print(self.rest)
-        self.rest = ""
-
-    def _print(self, text: str) -> None:
-        for line in lines_of(text):
-            click.echo(coloured(self.prefix + line))

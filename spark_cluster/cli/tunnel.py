@@ -74,7 +74,6 @@ def _run(app: App, head: InventoryNode, port: int) -> None:
     import contextlib
 
     from spark_cluster.runner import connections, head_start
-    from spark_cluster.runner.port_forward import listen
     from spark_cluster.runner.tunnel import Tunnel
     from spark_cluster.serving.tunnel_end import ask_head, url_on_head
 
@@ -85,9 +84,7 @@ def _run(app: App, head: InventoryNode, port: int) -> None:
     def report(event: TunnelEvent) -> None:
         _show(event, as_json=app.as_json)
 
-    listener = listen(port)
-    target = connections.target(head)
-    tunnel = Tunnel(head.name, lambda: head_start.connection(target), find, listener, report)
+    tunnel = Tunnel(connections.target(head), head_start.connection, find, port, report)
     with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
         tunnel.run()
 

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Ask no hub: serve from what the nodes have; copies between them are made.",
 )
+@click.option("--end-jobs", is_flag=True, help="Go on although jobs run on Ray, and end them.")
 @adopting
 @overriding
 @with_port
@@ -55,6 +56,7 @@ def command(
     recipe_name: str | None,
     force: bool,
     offline: bool,
+    end_jobs: bool,
     adopt: bool,
     changes: Changes,
     allow: Allowances,
@@ -74,7 +76,7 @@ def command(
     if recipe_name is None and serves_several(app.cluster):
         given = {"--tp": tp not in (None, 1), "--replicas": replicas > 1, OVERRIDE: changes}
         must_be_for_all(given)
-        up_models.serve(app, allow, options, force=force, offline=offline)
+        up_models.serve(app, allow, options, force=force, offline=offline, end_jobs=end_jobs)
         leave_with(app.last_run, exit_code=exit_code)
         return
     found = app.cluster.up(
@@ -83,6 +85,7 @@ def command(
         replicas=replicas,
         force=force,
         offline=offline,
+        end_jobs=end_jobs,
         overrides=changes,
         allow=allow,
         options=options,

@@ -14,13 +14,23 @@ if TYPE_CHECKING:
     from spark_cluster.serving.result import ServedTogether
 
 
-def serve(app: App, allow: Allowances, options: Options, *, force: bool, offline: bool) -> None:
+def serve(
+    app: App,
+    allow: Allowances,
+    options: Options,
+    *,
+    force: bool,
+    offline: bool,
+    end_jobs: bool,
+) -> None:
     """Serve the models of the inventory, and show them.
 
     Raises:
         SparkClusterError: as the playbook `up_models`.
     """
-    found = app.cluster.up_models(force=force, offline=offline, allow=allow, options=options)
+    found = app.cluster.up_models(
+        force=force, offline=offline, end_jobs=end_jobs, allow=allow, options=options
+    )
     if app.as_json:
         app.print_json(found.to_dict())
         return

@@ -12,6 +12,7 @@ from spark_cluster.cluster.opened import Opened
 from spark_cluster.config.allowances import NOTHING, Allowances
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from types import TracebackType
 
     from fabric import ThreadingGroup
@@ -23,11 +24,14 @@ if TYPE_CHECKING:
     from spark_cluster.cluster.ping import PingResult
     from spark_cluster.cluster.playbook import PlaybookResult
     from spark_cluster.cluster.provision import ProvisionResult
+    from spark_cluster.cluster.ray import RayUpResult
     from spark_cluster.cluster.up import UpResult
     from spark_cluster.cluster.up_models import UpModelsResult
     from spark_cluster.cluster.vram import VramResult
     from spark_cluster.config.recipe_schema import EngineValue
+    from spark_cluster.inference.job_client import RayJobs
     from spark_cluster.runner.options import Options
+    from spark_cluster.serving.ray_cluster import RayStatus
     from spark_cluster.serving.status import Status
     from spark_cluster.serving.verify import Verification
 
@@ -205,6 +209,7 @@ class Cluster(Opened):
         replicas: int = 1,
         force: bool = False,
         offline: bool = False,
+        end_jobs: bool = False,
         overrides: Mapping[str, EngineValue | None] | Sequence[str] = (),
         allow: Allowances = NOTHING,
         options: Options | None = None,
@@ -217,6 +222,7 @@ class Cluster(Opened):
             replicas: number of nodes that each serve the whole model, behind one endpoint.
             force: launch even if the plan says that the configuration cannot work.
             offline: ask no hub, serve from what the nodes have.
+            end_jobs: end jobs that run on Ray; otherwise they are a reason to refuse.
             overrides: of the recipe, such as `{"max-model-len": 32768, "env.NCCL_DEBUG": "INFO"}`,
                 or `KEY=VALUE` texts; `image.ref` is the image, None takes an argument away.
             allow: what the recipe may use beyond what every recipe may.
@@ -237,6 +243,7 @@ class Cluster(Opened):
             replicas=replicas,
             force=force,
             offline=offline,
+            end_jobs=end_jobs,
             changes=texts(overrides),
             allow=allow,
             options=_options(options),
@@ -247,6 +254,7 @@ class Cluster(Opened):
         *,
         force: bool = False,
         offline: bool = False,
+        end_jobs: bool = False,
         allow: Allowances = NOTHING,
         options: Options | None = None,
     ) -> UpModelsResult:
@@ -255,6 +263,7 @@ class Cluster(Opened):
         Args:
             force: launch even if the plan says that they do not fit.
             offline: ask no hub, serve from what the nodes have.
+            end_jobs: end jobs that run on Ray; otherwise they are a reason to refuse.
             allow: what the recipes may use beyond what every recipe may.
             options: check mode, diffs, a selection of roles.
 
@@ -264,7 +273,14 @@ class Cluster(Opened):
         """
         from spark_cluster.cluster.up_models import up_models
 
-        return up_models(self, force=force, offline=offline, allow=allow, options=_options(options))
+        return up_models(
+            self,
+            force=force,
+            offline=offline,
+            end_jobs=end_jobs,
+            allow=allow,
+            options=_options(options),
+        )
 
     def status(self) -> Status:
         """Return what serves and what is wrong, after a real completion; nothing is changed.
@@ -385,6 +401,73 @@ class Cluster(Opened):
         from spark_cluster.cluster.down import down
 
         return down(self, unload=unload, options=_options(options))
+
+    def ray_up(
+        self,
+        recipe: str | None = None,
+        *,
+        end_jobs: bool = False,
+        allow: Allowances = NOTHING,
+        options: Options | None = None,
+    ) -> RayUpResult:
+        """Start a Ray cluster without a model; a second time nothing is changed.
+
+        Args:
+            recipe: name or file of the recipe whose image Ray runs in; by default the inventory's.
+            end_jobs: restart Ray for new settings even if that ends jobs.
+            allow: what the recipe may use beyond what every recipe may.
+            options: check mode, diffs, a selection of roles.
+
+        Raises:
+            Refused: a server is up, jobs would be ended, or there is one node only.
+            SparkClusterError: a node is not reached, or Ray's nodes do not join.
+        """
+        from spark_cluster.cluster.ray import ray_up
+
+        return ray_up(self, recipe, end_jobs=end_jobs, allow=allow, options=_options(options))
+
+    def ray_status(self) -> RayStatus:
+        """Return the nodes, GPUs and running jobs of the Ray cluster, and each node's GPU memory.
+
+        Raises:
+            SparkClusterError: a node is not reached.
+        """
+        from spark_cluster.cluster.ray import ray_status
+
+        return ray_status(self)
+
+    def ray_jobs(self) -> AbstractContextManager[RayJobs]:
+        """Return the jobs of the Ray cluster, reached by a tunnel during a `with` block.
+
+        Raises:
+            Failed: no Ray is running.
+            SparkClusterError: the head is not reached.
+
+        Example:
+            with cluster.ray_jobs() as jobs:
+                job = jobs.submit(["python3", "train.py"], working_dir=Path("train"))
+                for text in jobs.follow(job):
+                    print(text, end="")
+                print(jobs.job(job).exit_status)
+        """
+        from spark_cluster.cluster.ray import open_jobs
+
+        return open_jobs(self, "ray jobs")
+
+    def ray_down(self, *, options: Options | None = None) -> DownResult:
+        """End a Ray cluster without a model, with its jobs; see `down`.
+
+        Args:
+            options: check mode.
+
+        Raises:
+            Refused: a server is up; `down` ends both.
+            VerificationFailed: a process still holds GPU memory.
+            SparkClusterError: a node is not reached.
+        """
+        from spark_cluster.cluster.ray import ray_down
+
+        return ray_down(self, options=_options(options))
 
 
 def _options(given: Options | None) -> Options:

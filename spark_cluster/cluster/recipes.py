@@ -45,6 +45,42 @@ def size_on(opened: Opened, recipe: Recipe, tp: int | None) -> int:
     return size
 
 
+def recipe_for_ray(
+    opened: Opened, name: str | None, command: str, allow: Allowances
+) -> tuple[Recipe, int]:
+    """Return the recipe in whose image Ray runs, and over how many nodes; before any is asked.
+
+    Args:
+        name: None takes the inventory's.
+        command: that wants it, for messages.
+
+    Raises:
+        UsageError: there is no recipe.
+        SparkClusterError: it may not be used, or joins no nodes over Ray.
+    """
+    from spark_cluster.config.allowance_checks import must_be_allowed
+    from spark_cluster.loader.recipes import load_recipe
+    from spark_cluster.serving.nodes import serving
+    from spark_cluster.serving.ray_cluster import must_suit
+
+    name = name or opened.inventory.serve.recipe
+    if name is None:
+        raise UsageError(
+            f"no recipe is given, and {command} runs in the image of one",
+            hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
+        )
+    recipe = load_recipe(name, opened.project, opened.allowances(allow))
+    opened.project.must_be_own(opened.project.resolve("recipes", name), f"recipe {recipe.name}")
+    must_be_allowed(recipe)
+    # Over all nodes that can share it, also where fewer usually serve the recipe.
+    sizes = recipe.tensor_parallel.model_copy(update={"default": None})
+    size = sizes.size_for(len(opened.nodes) // recipe.nodes_for(1))
+    must_suit(recipe, recipe.nodes_for(size), command)
+    recipe.check_size(size)
+    serving(opened.nodes, size, recipe.nodes_for(size))
+    return recipe, size
+
+
 def head_must_be_selected(opened: Opened, hint: str = "") -> None:
     """Look whether the head, which serves, is among the selected nodes.
 

@@ -54,6 +54,7 @@ def up(
     replicas: int,
     force: bool,
     offline: bool,
+    end_jobs: bool,
     changes: Changes,
     allow: Allowances,
     options: Options,
@@ -89,7 +90,13 @@ def up(
         play = run.open()
         several = {"count": replicas} if replicas > 1 else {}
         served: Served | None = playbook.function(
-            play, recipe=recipe, tp=size, force=force, offline=offline, **several
+            play,
+            recipe=recipe,
+            tp=size,
+            force=force,
+            offline=offline,
+            end_jobs=end_jobs,
+            **several,
         )
         plot = keep_plot(run, memory)
         run.finish()

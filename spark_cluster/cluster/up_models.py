@@ -38,7 +38,13 @@ class UpModelsResult:
 
 
 def up_models(
-    opened: Opened, *, force: bool, offline: bool, allow: Allowances, options: Options
+    opened: Opened,
+    *,
+    force: bool,
+    offline: bool,
+    end_jobs: bool,
+    allow: Allowances,
+    options: Options,
 ) -> UpModelsResult:
     """Serve the inventory's models; see `Cluster.up_models`."""
     from spark_cluster.serving.memory_phases import MemoryPhases
@@ -51,7 +57,7 @@ def up_models(
         run.bus.add(memory)
         playbook = opened.project.load_playbook("up_models")
         served: ServedTogether | None = playbook.function(
-            run.open(), models=models, force=force, offline=offline
+            run.open(), models=models, force=force, offline=offline, end_jobs=end_jobs
         )
         run.finish()
         return UpModelsResult(RunSummary.of(run), served, tuple(memory.nodes.values()))

@@ -1,17 +1,20 @@
-"""Ray's State API over HTTP, asked by the head over its loopback; `ray_jobs.py` asks its Jobs API.
+"""Ray's State API over HTTP, asked by the head over its loopback: one turn, without a tunnel.
 
 The API is what `ray list nodes` asks (docs.ray.io, "Monitoring with the CLI or SDK"). The
-dashboard is a port of the head's loopback only, and no port of the laptop leads to it: Ray runs
-what anyone who reaches it asks for.
+dashboard is a port of the head's loopback only: Ray runs what anyone who reaches it asks for.
+`job_client.py` has jobs run.
 """
 
 from __future__ import annotations
 
 import contextlib
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from spark_cluster.config.ports import EnginePorts
+from spark_cluster.inference.job import Job, job_of, newest_first
 from spark_cluster.inference.process import RAY
 from spark_cluster.inference.ray_node import RAY_TOKEN
 from spark_cluster.inference.replies import at, decoded, short, text_of
@@ -25,8 +28,8 @@ TOKENS_SINCE = "2.52"
 """First Ray that can ask for a token (docs.ray.io, "Ray token authentication")."""
 
 
-NODES, VERSION = "/api/v0/nodes", "/api/version"
-"""Paths of the State API and of the dashboard's version."""
+NODES, VERSION, JOBS = "/api/v0/nodes", "/api/version", "/api/jobs/"
+"""Paths of the State API, of the dashboard's version and of the Jobs API."""
 
 TIMEOUT_S = 5.0
 """Seconds for an answer."""
@@ -66,6 +69,13 @@ class RayState:
             return parse_nodes(answer.body) if answer.status == 200 else []
         return []
 
+    def jobs(self) -> list[Job]:
+        """The jobs that were submitted, the newest first; empty when Ray does not answer."""
+        answer = self.ask(JOBS)
+        rows = decoded(answer.body) if answer.status == 200 else None
+        found = [job_of(row) for row in rows] if isinstance(rows, list) else []
+        return newest_first(job for job in found if job is not None)
+
     def version(self) -> str:
         """Ray's version; empty when it does not answer."""
         answer = self.ask(VERSION)
@@ -80,6 +90,13 @@ class RayState:
     def open_to_anyone(self) -> bool:
         """Return whether Ray executes the requests of a client without a token."""
         return self.ask(VERSION, with_token=False).status == 200
+
+
+def dashboard_port(labels: Mapping[str, str]) -> int:
+    """Return the port of the dashboard on the head's loopback, by the labels of Ray or a server."""
+    text = labels.get("spark-cluster.dashboard", "")
+    is_port = text.isascii() and text.isdecimal() and len(text) <= 5
+    return int(text) if is_port else EnginePorts().dashboard
 
 
 def question(port: int) -> dict[str, Any]:

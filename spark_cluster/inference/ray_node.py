@@ -19,6 +19,12 @@ RAY_HOME = paths.RAY
 """Ray's sessions on the head; a persistent folder, or the containers would not come back after a
 reboot (a bind mount's source must exist)."""
 
+ALONE = {"spark-cluster.alone": "ray up"}
+"""Label of a Ray that was started without a model, on purpose."""
+
+MEASURING = "spark-cluster.fabric"
+"""Label of a Ray that was started for `bench fabric`: the run."""
+
 RAY_TOKEN = "/run/secrets/ray-token"  # noqa: S105  (a path)
 """Ray's token as its programs see it."""
 

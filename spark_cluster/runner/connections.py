@@ -10,13 +10,14 @@ import platform
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts
@@ -25,6 +26,8 @@ from spark_cluster.runner.parallel import in_parallel, start
 from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.runner.fabric_connection import Connection
     from spark_cluster.runner.node_connection import NodeConnection
@@ -68,6 +71,31 @@ def ssh(node: InventoryNode) -> NodeConnection:
     from spark_cluster.runner import head_start
 
     return head_start.connection(found)
+
+
+@contextlib.contextmanager
+def forward_to(node: InventoryNode, port: int) -> Iterator[int]:
+    """Lead a port of this machine's loopback to one of a node's loopback, during the block.
+
+    Yields:
+        The port of this machine.
+
+    Raises:
+        Unreachable: there is no way to the node.
+        UsageError: this machine has no program `ssh`.
+    """
+    if node.is_this_machine:
+        yield port
+    elif node.namespaces_of is not None:
+        from spark_cluster.runner.namespace_forward import forward_into
+
+        with forward_into(node.name, node.namespaces_of, port) as found:
+            yield found
+    else:
+        from spark_cluster.runner.ssh_forward import forward
+
+        with forward(target(node), LOOPBACK, port) as found:
+            yield found
 
 
 _asked: dict[str, str] = {}
@@ -205,6 +233,10 @@ class Connections:
         from spark_cluster.runner import fabric_connection
 
         return fabric_connection.over(self._connections[name], name, owned=False)
+
+    def forward(self, name: str, port: int) -> AbstractContextManager[int]:
+        """Lead a port of this machine's loopback to one of a node's; see `forward_to`."""
+        return forward_to(self.nodes[name], port)
 
     def drop(self, name: str) -> None:
         """End a node's agent and connection; nothing of them is used again."""

@@ -9,21 +9,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from spark_cluster.errors import Unreachable
-from spark_cluster.runner.port_forward import LOOPBACK, PortForward
+from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.errors import Unreachable, UsageError
+from spark_cluster.runner.ssh_forward import SshForward, must_be_free
+from spark_cluster.runner.ssh_route import Target
 
 if TYPE_CHECKING:
-    import socket
-
-    import paramiko
-
     from spark_cluster.runner.transport import SshConnection
-
-KEEPALIVE_S = 15.0
-"""Seconds between two questions to sshd whether it is still there."""
-
-ANSWERS_WITHIN_S = 15.0
-"""Seconds without an answer after which the connection is taken to be cut."""
 
 PAUSES_S = (1.0, 30.0)
 """Seconds between two tries to connect again: at first, and at most; each is twice the last."""
@@ -64,73 +56,77 @@ class Tunnel:
     """A tunnel that lasts until the program is interrupted.
 
     Args:
-        node: its name, for messages.
+        target: the node that it goes through.
         dial: makes a connection to the node, not opened.
         find: asks a connected node where the endpoint is.
-        listener: of this machine.
+        port: of this machine's loopback.
         report: is given what happens, from several threads.
     """
 
     def __init__(
         self,
-        node: str,
-        dial: Callable[[], SshConnection],
+        target: Target,
+        dial: Callable[[Target], SshConnection],
         find: Find,
-        listener: socket.socket,
+        port: int,
         report: Callable[[TunnelEvent], None],
     ) -> None:
-        self._node, self._dial, self._find, self._report = node, dial, find, report
-        self._port: int = listener.getsockname()[1]
+        self._target, self._dial, self._find = target, dial, find
+        self._port, self._report = port, report
         self._refused = ""
         self._lock = threading.Lock()
-        self._forward = PortForward(listener, self._on_refused)
 
     def run(self) -> None:
         """Carry connections until KeyboardInterrupt.
 
         Raises:
             Unreachable: the first connection could not be made; later ones are tried again.
+            UsageError: the port cannot be listened on, the first time.
         """
-        try:
-            self._once()
-            pause, most = PAUSES_S
-            while True:
-                time.sleep(pause)
-                try:
-                    self._once()
-                except Unreachable as error:
-                    pause = min(2 * pause, most)
-                    self._cut(error.message, pause, error.hint)
-                else:
-                    pause = PAUSES_S[0]
-        finally:
-            self._forward.close()
+        must_be_free(self._port)
+        self._once()
+        pause, most = PAUSES_S
+        while True:
+            time.sleep(pause)
+            try:
+                self._once()
+            except (Unreachable, UsageError) as error:
+                pause = min(2 * pause, most)
+                self._cut(error.message, pause, error.hint)
+            else:
+                pause = PAUSES_S[0]
 
     def _once(self) -> None:
         """Connect, and carry until the connection ends.
 
         Raises:
             Unreachable: it could not be made.
+            UsageError: another program has taken the port.
         """
-        connection = self._dial()
-        try:
-            transport = connection.open().transport
-            there = self._find(connection)
-            parts = urlsplit(there)
-            self._refused = ""
-            self._forward.use(transport, (parts.hostname or LOOPBACK, parts.port or 80))
+        there = self._ask()
+        parts = urlsplit(there)
+        self._refused = ""
+        host, port = parts.hostname or LOOPBACK, parts.port or 80
+        with SshForward(self._target, self._port, host, port, self._on_refused) as forward:
+            forward.wait_until_open()
             here = parts._replace(netloc=f"{LOOPBACK}:{self._port}").geturl()
-            self._report(TunnelEvent("open", self._node, url=here, to=there))
-            why = watch(transport)
-        except EOFError:
-            why = "the connection was cut"
-        finally:
-            self._forward.use(None)
-            connection.close()
+            self._report(TunnelEvent("open", self._target.name, url=here, to=there))
+            why = forward.wait_until_cut()
         self._cut(why, PAUSES_S[0])
 
+    def _ask(self) -> str:
+        """Return the endpoint's base URL as the node reaches it."""
+        connection = self._dial(self._target)
+        try:
+            connection.open()
+            return self._find(connection)
+        except EOFError:
+            raise Unreachable("the connection was cut", where=self._target.name) from None
+        finally:
+            connection.close()
+
     def _cut(self, why: str, pause: float, hint: str = "") -> None:
-        self._report(TunnelEvent("cut", self._node, why, retry_s=pause, hint=hint))
+        self._report(TunnelEvent("cut", self._target.name, why, retry_s=pause, hint=hint))
 
     def _on_refused(self, why: str) -> None:
         """Report a refusal once, until the next connection."""
@@ -139,27 +135,4 @@ class Tunnel:
                 return
             self._refused = why
         hint = "spark-cluster status shows what serves" if "nothing listens" in why else ""
-        self._report(TunnelEvent("refused", self._node, why, hint=hint))
-
-
-def watch(transport: paramiko.Transport) -> str:
-    """Wait until an SSH connection ends, and return why.
-
-    It is asked now and then: without traffic TCP does not notice a peer that is gone.
-    """
-    import paramiko
-
-    from spark_cluster.runner.ssh_limits import NoAnswer, limited
-
-    while True:
-        transport.join(KEEPALIVE_S)
-        if not transport.is_alive():
-            return "the connection was cut"
-        try:
-            with limited(transport, ANSWERS_WITHIN_S, "answer"):
-                # sshd answers that it does not know it: an answer all the same.
-                transport.global_request("keepalive@openssh.com", wait=True)
-        except NoAnswer:
-            return f"sshd did not answer within {ANSWERS_WITHIN_S:g} s"
-        except (paramiko.SSHException, OSError, EOFError):
-            return "the connection was cut"
+        self._report(TunnelEvent("refused", self._target.name, why, hint=hint))

@@ -11,6 +11,7 @@ from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import token
+from spark_cluster.runner.events import Bus
 from spark_cluster.runner.play import Play, RoleCall
 from spark_cluster.serving import admission, firewall, launches, load_guard, logs, readiness
 from spark_cluster.serving.plan import ServePlan
@@ -120,12 +121,25 @@ def start_ray_alone(
         guarded: whether there is a firewall, for the containers' label.
         labels: more labels of the containers.
     """
+    _start_ray(play, plan.nodes, _ray_alone(play, plan, guarded, labels or {}))
+
+
+def ray_would_restart(play: Play, plan: ServePlan, guarded: str, labels: Mapping[str, str]) -> bool:
+    """Return whether `start_ray_alone` would start a Ray that runs again, and change nothing."""
+    options = replace(play.options, check=True)
+    checking = Play(play.inventory, play.project, play.connections, Bus(), options)
+    role = checking.role("ray", deployment=_ray_alone(play, plan, guarded, labels))
+    made = checking.apply(plan.nodes, role)
+    return any(runtime.changed(made.changes(node.name), RAY) for node in plan.nodes)
+
+
+def _ray_alone(play: Play, plan: ServePlan, guarded: str, labels: Mapping[str, str]) -> Deployment:
+    """Return a plan's deployment as far as Ray needs it."""
     ray_token = token(play.session(plan.nodes[0]))
     whole = plan.starting(share=None, guarded=guarded, ray_token=ray_token)
     mounts = tuple(mount.volume for mount in plan.recipe.mounts)
-    labels = {**whole.labels, **(labels or {})}
-    alone = replace(whole, model_path="", mounts=mounts, secret_env={}, labels=labels)
-    _start_ray(play, plan.nodes, alone)
+    labels = {**whole.labels, **labels}
+    return replace(whole, model_path="", mounts=mounts, secret_env={}, labels=labels)
 
 
 def _start_ray(play: Play, nodes: Sequence[Node], deployment: Deployment) -> None:

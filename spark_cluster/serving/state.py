@@ -7,12 +7,12 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.config.model_kind import ModelKind
-from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference.containers import DATA_PARALLEL, NODES, OVERRIDES, ContainerState
 from spark_cluster.inference.process import RAY, SERVER
-from spark_cluster.inference.ray import RayNode, RayState
+from spark_cluster.inference.ray import RayNode, RayState, dashboard_port
+from spark_cluster.inference.ray_node import ALONE
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
 A = TypeVar("A")
 B = TypeVar("B")
 
-DASHBOARD = EnginePorts().dashboard
 
 COMPLETION_S = 10.0
 """Seconds for the completion of `status`: a server with many requests answers later than one
@@ -90,7 +89,7 @@ def _serving_state(
         return _with_models(play, nodes, models, endpoint_key, probe)
     server = _server(play, known)
     if server is None:
-        return _without_server(nodes)
+        return _without_server(play, nodes)
     behind = replicas_of(known[_head(play)].description)
     tp = _number(server.labels, "spark-cluster.tp", 1)
     size = _number(server.labels, NODES, tp)
@@ -239,17 +238,21 @@ def _server(play: Play, known: dict[str, NodeState]) -> ContainerState | None:
     return next((s for s in states if s is not None and s.status != "absent"), None)
 
 
-def _without_server(nodes: list[NodeState]) -> Status:
-    left = [n.name for n in nodes if n.reachable and n.containers[RAY].status != "absent"]
+def _without_server(play: Play, nodes: list[NodeState]) -> Status:
+    rays = {n.name: n.containers[RAY] for n in nodes if n.reachable}
+    left = {name: ray for name, ray in rays.items() if ray.status != "absent"}
     problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
+    if left and all(ALONE.items() <= ray.labels.items() for ray in left.values()):
+        head = next((ray for name, ray in left.items() if name == _head(play)), None)
+        found = _ray(play, _head(play), head) if head is not None else []
+        return Status("failed" if problems else "stopped", nodes, found, problems=tuple(problems))
     if left:
         problems.append(f"Ray runs without a server, on {', '.join(left)}")
     return Status("failed" if problems else "stopped", nodes, [], problems=tuple(problems))
 
 
 def _ray(play: Play, head: str, server: ContainerState) -> list[RayNode]:
-    port = _number(server.labels, "spark-cluster.dashboard", DASHBOARD)
-    return RayState(play.connections.session(head), port).nodes()
+    return RayState(play.connections.session(head), dashboard_port(server.labels)).nodes()
 
 
 def _problems(

@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
-import shlex
-import subprocess
-import sys
-from collections.abc import Callable
 from ipaddress import IPv4Interface
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 from fabric_results import RDMA, measured, node
 from factories import make_node, make_recipe, put
+from ray_server import ray_server
 from serve_plans import plan_for
 
-from spark_cluster.bench import fabric_run, on_node
+from spark_cluster.bench import fabric_probe, fabric_run, on_node
 from spark_cluster.bench.fabric_probe import MARK
 from spark_cluster.bench.fabric_record import (
     FILE,
@@ -32,7 +30,7 @@ from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
 from spark_cluster.facts.model import Process
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import SERVER
-from spark_cluster.serving import readiness
+from spark_cluster.serving import ray_cluster, readiness
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
 
@@ -268,21 +266,12 @@ def test_the_messages_of_the_model(tmp_path):
     assert list(found) == sorted(found)
 
 
-def test_the_command_is_the_program(tmp_path):
-    """A shell runs it, with the request as it was written; here with a Ray that has no nodes."""
-    put(tmp_path / "ray/util/__init__.py")
-    strategies = "class NodeAffinitySchedulingStrategy: pass"
-    put(tmp_path / "ray/util/scheduling_strategies.py", strategies)
-    put(tmp_path / "ray/__init__.py", "init = remote = lambda *_, **__: None\nnodes = list\n")
-    text = fabric_run.command(["192.168.177.11", "it's; touch /tmp/no"], [8, 64])
-    assert len(text) < 32_000
-    env = {"PYTHONPATH": str(tmp_path), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
-    done = subprocess.run(
-        ["sh", "-c", text], env=env, capture_output=True, text=True, timeout=120, check=False
-    )
-    assert done.returncode == 1
-    said = done.stderr.splitlines()[-1]
-    assert said == "LookupError: not in the Ray cluster: 192.168.177.11, it's; touch /tmp/no"
+def test_the_request_is_one_word_of_the_command():
+    program, file, text = fabric_run.command(["192.168.177.11", "it's; touch /tmp/no"], [8, 64])
+    assert (program, file) == ("python3", "fabric_probe.py")
+    asked = json.loads(text)
+    assert asked["addresses"] == ["192.168.177.11", "it's; touch /tmp/no"]
+    assert asked["sizes"] == [8, 64]
 
 
 class Busy:
@@ -299,13 +288,13 @@ def test_when_it_is_refused(monkeypatch):
     plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
     monkeypatch.setattr(on_node, "is_busy", lambda _session: False)
 
-    def state(play: Busy, name: str, node: str) -> ContainerState:
+    def state(play: Busy, name: str, node: str = "spark1") -> ContainerState:
         (there,) = several.get(node, (SERVER,))
         return play.states.get(node, ContainerState("absent")) if name == there else absent
 
     absent = ContainerState("absent")
     several: dict[str, tuple[str, ...]] = {}
-    monkeypatch.setattr(fabric_run, "servers_there", lambda _play: several)
+    monkeypatch.setattr(ray_cluster, "servers_there", lambda _play: several)
     monkeypatch.setattr(readiness, "container_state", state)
     must_be_possible(Busy(), plan)  # type: ignore[arg-type]
     must_be_possible(Busy(spark1=ContainerState("exited")), plan)  # type: ignore[arg-type]
@@ -330,72 +319,74 @@ def test_when_it_is_refused(monkeypatch):
         assert caught.value.where == one.name
 
 
-class Jobs:
-    """Ray's Jobs API; a job prints what `printed` has, or `error` comes of waiting for it."""
-
-    printed = f"memory\n{MARK}{json.dumps(told())}\n"
-    error: BaseException | None = None
-
-    def __init__(self, _session: Any, port: int, where: str) -> None:
-        self.done.append(f"{where} {port}")
-
-    done: ClassVar[list[str]] = []
-
-    def submit(self, entrypoint: str, name: str) -> None:
-        assert entrypoint.startswith("exec python3 -c ")
-        self.done.append(f"submit {name}")
-        self.asked.append(json.loads(shlex.split(entrypoint)[-1]))
-
-    asked: ClassVar[list[dict[str, Any]]] = []
-
-    def wait(self, name: str, limit_s: float, on_line: Callable[[str], None]) -> str:
-        assert limit_s > fabric_run.LIMIT_S
-        on_line("memory")
-        if self.error is not None:
-            raise self.error
-        return self.printed
-
-    def stop(self, name: str) -> None:
-        self.done.append(f"stop {name}")
-
-
 @pytest.fixture
-def jobs(monkeypatch):
-    kind = type("Jobs", (Jobs,), {"done": [], "asked": []})
-    monkeypatch.setattr(fabric_run, "RayJobs", kind)
-    return kind
-
-
-def playing(folder: Path) -> Any:
+def playing(tmp_path):
+    """A play whose head has a Ray that runs jobs on this machine."""
     emitted: list[Any] = []
-    return SimpleNamespace(
-        nodes=pair()[::-1],
-        project=SimpleNamespace(folder=folder),
-        session=lambda node: node,
-        bus=SimpleNamespace(emit=emitted.append),
-        emitted=emitted,
-    )
+    with ray_server(tmp_path) as server:
+        session = SimpleNamespace(
+            request=lambda op, files: {"files": dict.fromkeys(files, f"{server.token}\n")}
+        )
+        forward = lambda name, port: contextlib.nullcontext(server.port)  # noqa: E731
+        yield SimpleNamespace(
+            nodes=pair()[::-1],
+            head=pair()[0],
+            project=SimpleNamespace(folder=tmp_path),
+            session=lambda _node: session,
+            connections=SimpleNamespace(forward=forward),
+            bus=SimpleNamespace(emit=emitted.append),
+            emitted=emitted,
+            ray=server,
+        )
 
 
-def test_a_job_is_measured_and_judged(jobs, tmp_path):
-    play = playing(tmp_path)
+def probe_that(monkeypatch, folder: Path, code: str) -> None:
+    """Have another program measure."""
+    file = folder / "fabric_probe.py"
+    file.write_text(code)
+    monkeypatch.setattr(fabric_probe, "__file__", str(file))
+
+
+def test_a_job_is_measured_and_judged(playing, tmp_path, monkeypatch):
+    printed = f"{MARK}{json.dumps(told())}"
+    code = "import sys\nprint('memory', flush=True)\nopen('asked', 'w').write(sys.argv[1])\n"
+    code += f"print({printed!r})\n"
+    probe_that(monkeypatch, tmp_path, code)
     plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
-    found = fabric_run.measure(play, plan, 8265, "r1")
-    assert jobs.done == ["spark1 8265", "submit fabric-r1"]
-    (asked,) = jobs.asked
+    found = fabric_run.measure(playing, plan, 8265, "r1")
+    assert list(playing.ray.jobs) == ["fabric-r1"]
+    asked = json.loads(next(tmp_path.glob("*/asked")).read_text())
     assert asked["addresses"] == ["192.168.177.11", "192.168.177.12"], "the head is rank 0"
     assert asked["sizes"][:2] == [s for s, use in messages(plan, tmp_path).items() if use]
     assert sorted(asked["sizes"]) == list(messages(plan, tmp_path))
     assert found.verdict == "slow", "no size reached what is expected"
-    assert [event.text for event in play.emitted] == ["memory"]
+    assert playing.emitted[-1].node == "spark1"
 
 
-def test_ctrl_c_ends_the_job(jobs, tmp_path):
-    jobs.error = KeyboardInterrupt()
+def test_the_real_program_says_which_nodes_are_missing(playing, monkeypatch, tmp_path):
+    """With a Ray that has no nodes."""
+    put(tmp_path / "ray/util/__init__.py")
+    strategies = "class NodeAffinitySchedulingStrategy: pass"
+    put(tmp_path / "ray/util/scheduling_strategies.py", strategies)
+    put(tmp_path / "ray/__init__.py", "init = remote = lambda *_, **__: None\nnodes = list\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    missing = "LookupError: not in the Ray cluster: 192.168.177.11, 192.168.177.12"
+    with pytest.raises(Failed, match=f"the job on Ray failed: {missing}"):
+        fabric_run.measure(playing, plan, 8265, "r1")
+
+
+def test_ctrl_c_ends_the_job(playing, tmp_path, monkeypatch):
+    probe_that(monkeypatch, tmp_path, "import time\nprint('memory', flush=True)\ntime.sleep(600)")
+
+    def interrupt(_event: Any) -> None:
+        raise KeyboardInterrupt
+
+    playing.bus.emit = interrupt
     plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
     with pytest.raises(KeyboardInterrupt):
-        fabric_run.measure(playing(tmp_path), plan, 8265, "r1")
-    assert jobs.done[-1] == "stop fabric-r1"
+        fabric_run.measure(playing, plan, 8265, "r1")
+    assert playing.ray.jobs["fabric-r1"]["status"] == "STOPPED"
 
 
 def test_programs_that_hold_gpu_memory_are_named(monkeypatch):

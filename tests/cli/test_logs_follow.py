@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from spark_cluster.cli import logs
+from spark_cluster.cli.line_printer import LinePrinter
 from spark_cluster.errors import Unreachable
 from spark_cluster.node.output import LINE_LIMIT
 
@@ -73,26 +74,26 @@ def test_logs_that_end(follow, capsys):
 
 
 def test_a_line_end_that_comes_in_two_parts(capsys):
-    printer = logs._Printer("")
+    printer = LinePrinter("")
     for part in ("one\r", "\ntwo\r", "three\r\r", "\n"):
-        printer({"text": part})
+        printer.add(part)
     printer.end()
     assert capsys.readouterr().out == "one\ntwo\nthree\n\n"
 
 
 def test_a_progress_bar_is_shown_as_it_comes(capsys):
-    printer = logs._Printer("n: ")
+    printer = LinePrinter("n: ")
     for percent in range(100):
-        printer({"text": f"{percent} %\r"})
+        printer.add(f"{percent} %\r")
     assert capsys.readouterr().out.splitlines() == [f"n: {percent} %" for percent in range(99)]
     printer.end()
     assert capsys.readouterr().out == "n: 99 %\n"
 
 
 def test_a_line_without_end_is_shown_in_pieces(capsys):
-    printer = logs._Printer("")
+    printer = LinePrinter("")
     for _ in range(10):
-        printer({"text": "x" * (LINE_LIMIT // 3)})
+        printer.add("x" * (LINE_LIMIT // 3))
         assert len(printer.rest) <= LINE_LIMIT
     printer.end()
     assert capsys.readouterr().out.replace("\n", "") == "x" * (LINE_LIMIT // 3) * 10

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -13,8 +14,8 @@ import pytest
 
 CHECKOUT = Path(__file__).parents[2]
 HEAVY = (
-    "asyncio", "concurrent.futures", "difflib", "fabric", "invoke", "jinja2", "numpy", "paramiko",
-    "pydantic", "ray", "rich", "ruamel.yaml", "scipy", "unittest",
+    "aiohttp", "asyncio", "concurrent.futures", "difflib", "fabric", "invoke", "jinja2", "numpy",
+    "paramiko", "pydantic", "ray", "rich", "ruamel.yaml", "scipy", "unittest",
 )  # fmt: skip
 CHECKS = ("fabric", "jinja2", "paramiko", "pydantic", "ray", "rich", "spark_cluster.facts.model")
 """What has to wait until the connections are on their way."""
@@ -101,9 +102,26 @@ def test_connecting_begins_before_the_remainder_is_imported(args, closed_port):
     done = python(AT_FIRST_THREAD, *args, cwd=closed_port)
     modules = json.loads(done.stdout.splitlines()[-1])
     assert [name for name in CHECKS if name in modules["first"]] == []
+    assert not {"aiohttp", "ray"} & set(modules["all"])
     after = [name for name in ("pydantic", "jinja2", "rich") if name in modules["all"]]
     order = modules["all"].index
     assert all(order("fabric") < order(name) for name in after)
+
+
+def test_only_the_client_of_jobs_imports_ray():
+    """It takes 0.6 s: only `ray submit`, `logs`, `list`, `stop` and `bench fabric` need it."""
+    importing = re.compile(r"^( *)(?:from|import) (?:aiohttp|ray)\b", re.MULTILINE)
+    found = {
+        path.relative_to(CHECKOUT).as_posix(): importing.findall(path.read_text())
+        for folder in ("spark_cluster", "roles", "playbooks")
+        for path in (CHECKOUT / folder).rglob("*.py")
+        if "assets" not in path.parts  # these run in the lab's image
+    }
+    late = {name: all(found) for name, found in found.items() if found}
+    assert late == {
+        "spark_cluster/bench/fabric_probe.py": True,  # in the engine's image
+        "spark_cluster/inference/job_client.py": True,
+    }
 
 
 def test_an_inventory_that_is_wrong_is_refused_as_ever(closed_port):

@@ -17,6 +17,7 @@ from spark_cluster.bench import fabric_end, fabric_run
 from spark_cluster.errors import Failed
 from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import Process
+from spark_cluster.inference.ray_node import MEASURING
 from spark_cluster.inference.runtime import RUNTIMES
 from spark_cluster.runner.session import Output
 from spark_cluster.serving import readiness, start
@@ -118,7 +119,7 @@ def test_it_is_ended_when_measuring_fails(playbook, error):
 
 
 def test_a_ray_that_a_killed_run_left_is_replaced_and_ended(playbook):
-    play = Play(ContainerState("running", labels={fabric_end.LABEL: "r0"}))
+    play = Play(ContainerState("running", labels={MEASURING: "r0"}))
     assert playbook(play) == "measured"
     assert any(text.startswith("Ray, ") and "'r1'" in text for text in play.done)
     assert DOWN in play.done

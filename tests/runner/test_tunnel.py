@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import getpass
+import http.client
 import http.server
 import json
 import os
@@ -15,16 +18,19 @@ import threading
 import urllib.error
 import urllib.request
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 from free_ports import free_port
-from own_sshd import start_sshd
+from own_sshd import public, start_sshd
+from relay import Relay
 from waiting import HANG_S, until
 
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.errors import Unreachable, UsageError
-from spark_cluster.runner import port_forward, tunnel
+from spark_cluster.runner import ssh_forward, tunnel
+from spark_cluster.runner.ssh_forward import SshForward, forward, must_be_free
+from spark_cluster.runner.ssh_route import Target
+from spark_cluster.runner.transport import SshConnection
 from spark_cluster.runner.tunnel import Tunnel, TunnelEvent
 from spark_cluster.serving.proxy import Access
 from spark_cluster.serving.tunnel_end import url_on_head
@@ -39,12 +45,16 @@ class Endpoint(http.server.BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         self.send_response(200)
+        answer = self.path.encode()
+        whole = answer + b" whole" if self.path == "/stream" else answer
+        self.send_header("Content-Length", str(len(whole)))
         self.end_headers()
-        self.wfile.write(self.path.encode())
+        self.wfile.write(answer)
         if self.path == "/stream":
             self.wfile.flush()
             self.go_on.wait(HANG_S)
-            self.wfile.write(b" whole")
+            with contextlib.suppress(OSError):  # a tunnel that was cut
+                self.wfile.write(b" whole")
 
     def log_message(self, *_: object) -> None:
         pass
@@ -62,27 +72,33 @@ def endpoint():
     server.server_close()
 
 
+@pytest.fixture
+def target(sshd, trusted):
+    """`target(port=...)`: the way to the tests' sshd, whose key is known."""
+
+    def make(**given):
+        usual = {"port": sshd.port, "identity_file": sshd.key, "connect_timeout_s": HANG_S}
+        return Target("spark1", "127.0.0.1", getpass.getuser(), **{**usual, **given})
+
+    return make
+
+
 class Running:
     """A tunnel in a thread, until its test ends."""
 
-    started: ClassVar[list[Running]] = []
-
-    def __init__(self, ssh, remote_port):
+    def __init__(self, target, remote_port):
         self.events: queue.Queue[TunnelEvent] = queue.Queue()
-        self.listener = port_forward.listen(0)
-        self.port = self.listener.getsockname()[1]
-        self.connections = []
-        there = f"http://127.0.0.1:{remote_port}/v1"
+        self.port = free_port()
         self.error = None
         self.ended = False
+        there = f"http://127.0.0.1:{remote_port}/v1"
 
-        def dial():
+        def dial(target):
             if self.ended:
                 raise KeyboardInterrupt
-            self.connections.append(ssh())
-            return self.connections[-1]
+            return SshConnection(target)
 
-        made = Tunnel("spark1", dial, lambda _: there, self.listener, self.events.put)
+        made = Tunnel(target, dial, lambda _: there, self.port, self.events.put)
 
         def run():
             try:
@@ -92,13 +108,8 @@ class Running:
             except KeyboardInterrupt:
                 pass
 
-        threading.Thread(target=run, daemon=True).start()
-        self.started.append(self)
-
-    def end(self):
-        self.ended = True
-        for connection in self.connections:
-            connection.close()
+        self.thread = threading.Thread(target=run, daemon=True)
+        self.thread.start()
 
     def next(self, kind):
         event = self.events.get(timeout=HANG_S)
@@ -111,21 +122,36 @@ class Running:
             return answer.read().decode()
 
 
-@pytest.fixture(autouse=True)
-def ended():
-    """Let no tunnel try again and again while other tests run."""
-    yield
-    while Running.started:
-        Running.started.pop().end()
-
-
 @pytest.fixture
-def fast(monkeypatch):
+def run(target, monkeypatch):
+    """`run(remote_port, **target) -> (tunnel, relay)`: through a relay that can be cut."""
     monkeypatch.setattr(tunnel, "PAUSES_S", (0.01, 0.02))
+    made = []
+
+    def start(remote_port, *, port=None, **given):
+        relay = Relay(port or target().port)
+        write_host_key(target(), relay.port)
+        made.append((Running(target(port=relay.port, **given), remote_port), relay))
+        return made[-1]
+
+    yield start
+    for running, relay in made:  # let none try again and again while other tests run
+        running.ended = True
+        relay.close()
+        running.thread.join(HANG_S)
+        assert not running.thread.is_alive()
 
 
-def test_requests_pass_and_the_url_is_told(ssh, trusted, endpoint):
-    running = Running(ssh, endpoint)
+def write_host_key(known, port):
+    """Have the sshd's key known at another port, too."""
+    path = Path.home() / ".ssh" / "known_hosts"
+    lines = path.read_text()
+    key = public(known.identity_file.with_name("host_key"))
+    path.write_text(f"{lines}[127.0.0.1]:{port} {key}\n")
+
+
+def test_requests_pass_and_the_url_is_told(run, endpoint):
+    running, _ = run(endpoint)
     event = running.next("open")
     assert event.url == f"http://127.0.0.1:{running.port}/v1"
     assert event.to == f"http://127.0.0.1:{endpoint}/v1"
@@ -141,47 +167,38 @@ def test_requests_pass_and_the_url_is_told(ssh, trusted, endpoint):
     assert sorted(found) == sorted(f"/{n}" for n in range(8))
 
 
-def test_a_cut_connection_is_made_again_and_a_cut_answer_is_an_error(ssh, trusted, endpoint, fast):
-    running = Running(ssh, endpoint)
+def test_a_cut_connection_is_made_again_and_a_cut_answer_is_an_error(run, endpoint):
+    running, relay = run(endpoint)
     running.next("open")
-    with socket.create_connection(("127.0.0.1", running.port), timeout=HANG_S) as client:
-        client.sendall(b"GET /stream HTTP/1.0\r\n\r\n")
-        received = b""
-        while b"/stream" not in received:
-            received += client.recv(4096)
-        running.connections[0].open().transport.close()
-        with pytest.raises(ConnectionResetError):
-            while client.recv(4096):
-                pass
-    cut = running.next("cut")
-    assert cut.message == "the connection was cut"
+    client = http.client.HTTPConnection("127.0.0.1", running.port, timeout=HANG_S)
+    with contextlib.closing(client):
+        client.request("GET", "/stream")
+        answer = client.getresponse()
+        assert answer.read(7) == b"/stream"
+        relay.cut()
+        with pytest.raises((http.client.IncompleteRead, ConnectionResetError)):
+            answer.read()
+    assert running.next("cut").message == "the connection was cut"
     running.next("open")
     assert running.get("/again") == "/again"
 
 
-def test_it_tries_again_until_the_node_is_back(sshd, home, ssh, endpoint, fast, tmp_path):
-    server = start_sshd(tmp_path / "own", key=sshd.key)
-    (home / ".ssh" / "known_hosts").write_text(server.host_line)
-    running = Running(lambda: ssh(port=server.port), endpoint)
+def test_it_tries_again_until_the_node_is_back(run, endpoint):
+    running, relay = run(endpoint)
     running.next("open")
-    server.stop()
-    running.connections[0].open().transport.close()
+    relay.refuse()
     running.next("cut")
-    refused = running.next("cut")
-    assert "refused the connection" in refused.message
+    assert "refused the connection" in running.next("cut").message
     with pytest.raises(OSError):
         running.get()
-    server = start_sshd(tmp_path / "own", key=sshd.key, port=server.port)
-    try:
-        until(lambda: running.events.get(timeout=HANG_S).event == "open")
-        assert running.get("/back") == "/back"
-    finally:
-        server.stop()
+    relay.listen()
+    until(lambda: running.events.get(timeout=HANG_S).event == "open")
+    assert running.get("/back") == "/back"
 
 
-def test_an_endpoint_that_does_not_listen_is_reported_once(ssh, trusted):
+def test_an_endpoint_that_does_not_listen_is_reported_once(run):
     port = free_port()
-    running = Running(ssh, port)
+    running, _ = run(port)
     running.next("open")
     for _ in range(2):
         with pytest.raises((OSError, urllib.error.URLError)):
@@ -192,12 +209,14 @@ def test_an_endpoint_that_does_not_listen_is_reported_once(ssh, trusted):
     assert running.events.empty()
 
 
-def test_an_sshd_that_forbids_forwarding_is_named(sshd, home, ssh, endpoint, tmp_path):
+def test_an_sshd_that_forbids_forwarding_is_named(run, sshd, home, endpoint, tmp_path):
     server = start_sshd(tmp_path / "own", key=sshd.key, more="PermitOpen none\n")
-    (home / ".ssh" / "known_hosts").write_text(server.host_line)
-    running = Running(lambda: ssh(port=server.port), endpoint)
+    known = tmp_path / "known"
     try:
-        running.next("open")
+        running, relay = run(endpoint, port=server.port, known_hosts=known)
+        key = public(server.folder / "host_key")
+        (home / ".ssh" / "known_hosts").write_text(f"[127.0.0.1]:{relay.port} {key}\n")
+        until(lambda: running.events.get(timeout=HANG_S).event == "open")
         with pytest.raises((OSError, urllib.error.URLError)):
             running.get()
         assert "forbids forwarding" in running.next("refused").message
@@ -205,41 +224,33 @@ def test_an_sshd_that_forbids_forwarding_is_named(sshd, home, ssh, endpoint, tmp
         server.stop()
 
 
-def test_the_first_connection_must_be_made(ssh, trusted):
-    closed = free_port()
-    running = Running(lambda: ssh(port=closed), 8000)
+def test_the_first_connection_must_be_made(target):
+    running = Running(target(port=free_port()), 8000)
     until(lambda: running.error)
     assert "refused the connection" in running.error.message
 
 
-def test_a_port_that_is_taken_is_refused():
+def test_a_port_that_is_taken_is_refused(target):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         with pytest.raises(UsageError, match=f"port {port} .*another program listens") as caught:
-            port_forward.listen(port)
+            must_be_free(port)
     assert "--port" in caught.value.hint
 
 
-def test_the_port_is_on_the_loopback_only():
-    with port_forward.listen(0) as listener:
-        assert listener.getsockname()[0] == "127.0.0.1"
-        other = socket.socket()
-        try:  # all of 127.0.0.0/8 is this machine; 127.0.0.2 stands for its other addresses
-            assert other.connect_ex(("127.0.0.2", listener.getsockname()[1])) in (
-                errno.ECONNREFUSED,
-                errno.EADDRNOTAVAIL,
-            )
-        finally:
-            other.close()
+def test_the_port_is_on_the_loopback_only(target, endpoint):
+    with forward(target(), "127.0.0.1", endpoint) as port, socket.socket() as other:
+        # all of 127.0.0.0/8 is this machine; 127.0.0.2 stands for its other addresses
+        refused = (errno.ECONNREFUSED, errno.EADDRNOTAVAIL)
+        assert other.connect_ex(("127.0.0.2", port)) in refused
 
 
-def test_a_server_that_is_silent_is_taken_to_be_cut(ssh, trusted, monkeypatch):
-    monkeypatch.setattr(tunnel, "KEEPALIVE_S", 0.01)
-    monkeypatch.setattr(tunnel, "ANSWERS_WITHIN_S", 0.2)
-    connection = ssh()
-    transport = connection.open().transport
-    monkeypatch.setattr(transport, "global_request", lambda *_, **__: transport.join(HANG_S))
-    assert tunnel.watch(transport) == "sshd did not answer within 0.2 s"
+def test_a_server_that_is_silent_is_taken_to_be_cut(run, endpoint, monkeypatch):
+    monkeypatch.setattr(ssh_forward, "KEEPALIVE_S", 1)
+    running, relay = run(endpoint)
+    running.next("open")
+    relay.hold()
+    assert running.next("cut").message == "sshd did not answer within 2 s"
 
 
 @pytest.mark.parametrize(
@@ -281,3 +292,134 @@ def test_the_command_carries_until_ctrl_c(sshd, trusted, endpoint, tmp_path, hom
             assert answer.read() == b"/health"
         process.send_signal(signal.SIGINT)
         assert process.wait(HANG_S) == 0
+
+
+# -- what carries it -------------------------------------------------------------------------------
+
+
+def is_gone(pid):
+    with contextlib.suppress(OSError):
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return True
+
+
+def group_of(pid):
+    """Return the processes of a process group."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if path.read_text().rpartition(")")[2].split()[2] == str(pid):
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_a_forward_ends_with_its_block_and_all_of_its_processes(target, endpoint):
+    with SshForward(target(), free_port(), "127.0.0.1", endpoint) as found:
+        found.wait_until_open()
+        processes = group_of(found._process.pid)
+        assert found._process.pid in processes
+        url = f"http://127.0.0.1:{found.port}/x"
+        assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/x"
+    until(lambda: all(is_gone(pid) for pid in processes))
+    must_be_free(found.port)
+
+
+def test_a_forward_that_hangs_is_killed(target, endpoint, monkeypatch):
+    monkeypatch.setattr(ssh_forward, "ENDS_WITHIN_S", 0.2)
+    with SshForward(target(), free_port(), "127.0.0.1", endpoint) as found:
+        found.wait_until_open()
+        processes = group_of(found._process.pid)
+        os.killpg(found._process.pid, signal.SIGSTOP)
+    until(lambda: all(is_gone(pid) for pid in processes))
+
+
+KILLED = """\
+import json, os, sys
+from pathlib import Path
+from spark_cluster.runner.ssh_forward import SshForward, free_port
+from spark_cluster.runner.ssh_route import Target
+port, key, to = sys.argv[1:]
+target = Target("spark1", "127.0.0.1", port=int(port), identity_file=Path(key))
+with SshForward(target, free_port(), "127.0.0.1", int(to)) as found:
+    found.wait_until_open()
+    print(found._process.pid, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_forward_ends_when_its_program_is_killed(sshd, trusted, endpoint, home):
+    argv = [sys.executable, "-c", KILLED, str(sshd.port), str(sshd.key), str(endpoint)]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "HOME": str(home)}
+    done = subprocess.run(
+        argv, check=False, env=environment, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert done.returncode == -signal.SIGKILL
+    until(lambda: not group_of(int(done.stdout)))
+
+
+def unreachable(target):
+    """Return why a tunnel is refused."""
+    with (
+        pytest.raises(Unreachable) as caught,
+        SshForward(target, free_port(), "127.0.0.1", 1) as found,
+    ):
+        found.wait_until_open()
+    return caught.value
+
+
+def test_an_unknown_host_key_is_refused_whatever_the_configuration_says(target, trusted, home):
+    loose = "Host *\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n"
+    (home / ".ssh" / "config").write_text(loose)
+    assert "Host key verification failed" in unreachable(target()).message
+    (home / ".ssh" / "config").unlink()
+    trusted.write_text("")
+    assert "Host key verification failed" in unreachable(target()).message
+
+
+def test_the_host_key_of_a_jump_host_is_asked_for_as_strictly(
+    target, sshd, second_sshd, trusted, endpoint
+):
+    jump = f"{getpass.getuser()}@127.0.0.1:{second_sshd.port}"
+    assert "Host key verification failed" in unreachable(target(jump=jump)).message
+    trusted.write_text(sshd.host_line + second_sshd.host_line)
+    with forward(target(jump=jump), "127.0.0.1", endpoint) as port:
+        url = f"http://127.0.0.1:{port}/jumped"
+        assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/jumped"
+
+
+def test_the_known_hosts_of_the_inventory_count_too(target, sshd, trusted, endpoint, tmp_path):
+    trusted.unlink()
+    known = tmp_path / "known hosts"
+    known.write_text(sshd.host_line)
+    with forward(target(known_hosts=known), "127.0.0.1", endpoint) as port:
+        url = f"http://127.0.0.1:{port}/known"
+        assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/known"
+
+
+def test_no_name_becomes_an_option(target, tmp_path):
+    touched = tmp_path / "touched"
+    hostile = f"-oProxyCommand=touch {touched}"
+    error = unreachable(Target("spark1", hostile, hostile, connect_timeout_s=HANG_S))
+    assert "ssh made no tunnel" in error.message
+    assert not touched.exists()
+
+
+def test_where_it_leads_is_an_address(target):
+    with pytest.raises(Unreachable, match="is not an address"):
+        SshForward(target(), free_port(), "127.0.0.1:22 -R 9:x", 1).__enter__()
+
+
+def test_a_forward_that_ssh_config_has_already_does_no_harm_or_is_said(target, home, endpoint):
+    taken, config = free_port(), home / ".ssh" / "config"
+    config.write_text(f"Host *\n  LocalForward {taken} 127.0.0.1:1\n")
+    with SshForward(target(), taken, "127.0.0.1", endpoint) as found:
+        found.wait_until_open()
+        url = f"http://127.0.0.1:{taken}/ours"
+        assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/ours"
+    config.write_text(f"Host *\n  LocalForward 127.0.0.1:{taken} 127.0.0.1:1\n")
+    with (
+        pytest.raises(UsageError, match=f"cannot listen on port {taken}") as caught,
+        SshForward(target(), taken, "127.0.0.1", endpoint) as found,
+    ):
+        found.wait_until_open()
+    assert "LocalForward" in caught.value.hint

@@ -1,0 +1,28 @@
+"""Start a Ray cluster without a model, for training, data and evaluation jobs on all GPUs."""
+
+from __future__ import annotations
+
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.inference.ray_node import ALONE
+from spark_cluster.runner.play import Play
+from spark_cluster.serving import ray_cluster
+from spark_cluster.serving.plan import resolve
+from spark_cluster.serving.start import start_ray_alone
+
+
+def main(
+    play: Play, *, recipe: Recipe, tp: int, end_jobs: bool = False
+) -> ray_cluster.RayStatus | None:
+    """Start Ray on `tp` nodes with the image of a recipe; return it, or None in check mode.
+
+    A Ray that is up stays as it is; with `end_jobs` it is restarted for new settings even if jobs
+    are running on it.
+    """
+    plan = resolve(recipe, play.inventory, play.nodes, tp)
+    ray_cluster.must_suit(recipe, len(plan.nodes), "ray up")
+    ray_cluster.must_serve_nothing(play, plan.nodes, "ray up")
+    guarded = ray_cluster.prepare_ray(play, plan)
+    with play.stage("start"):
+        ray_cluster.must_keep_its_jobs(play, plan, guarded, end_jobs=end_jobs)
+        start_ray_alone(play, plan, guarded, ALONE)
+    return None if play.check or play.options.selection.partial else ray_cluster.look(play)

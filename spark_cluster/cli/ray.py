@@ -1,0 +1,337 @@
+"""`ray`: a Ray cluster without a model, and jobs on it."""
+
+from __future__ import annotations
+
+import secrets
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.groups import Group
+from spark_cluster.cli.visible import coloured, lines_of, visible
+from spark_cluster.errors import Interrupted, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.inference.job import Job
+    from spark_cluster.inference.job_client import RayJobs
+    from spark_cluster.runner.options import Options
+    from spark_cluster.serving.ray_cluster import RayStatus
+
+
+@click.group(cls=Group)
+def command() -> None:
+    """Start a Ray cluster over all nodes, without a model, and run jobs on it.
+
+    Ray has the same token, firewall and fabric addresses as under `up`. Jobs are programs for
+    training, data or evaluation; they go on when this machine is closed.
+    """
+
+
+@command.command()
+@click.option(
+    "--recipe",
+    "recipe_name",
+    metavar="NAME",
+    help="Recipe whose image Ray and the jobs run in, instead of the inventory's.",
+)
+@click.option(
+    "--end-jobs", is_flag=True, help="Restart Ray for new settings even if that ends jobs."
+)
+@allowing
+@changing
+@click.pass_obj
+def up(
+    app: App,
+    recipe_name: str | None,
+    end_jobs: bool,
+    allow: Allowances,
+    exit_code: bool,
+    options: Options,
+) -> None:
+    """Start Ray on all nodes, over the fabric, in the image of a recipe.
+
+    Running it again changes nothing. Jobs that run on it are not ended without --end-jobs.
+    """
+    app.connect_early()
+    found = app.cluster.ray_up(recipe_name, end_jobs=end_jobs, allow=allow, options=options)
+    if app.as_json:
+        app.print_json(found.to_dict())
+    else:
+        app.show_recap()
+        if found.cluster is not None:
+            _show(app, found.cluster)
+    leave_with(app.last_run, exit_code=exit_code)
+
+
+@command.command()
+@click.pass_obj
+def status(app: App) -> None:
+    """Show Ray's nodes and GPUs, the jobs that run, and each node's GPU memory by process."""
+    app.connect_early()
+    found = app.cluster.ray_status()
+    if app.as_json:
+        app.print_json(found.to_dict())
+    else:
+        _show(app, found)
+
+
+@command.command()
+@click.option(
+    "--working-dir",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Folder of this machine to run the command in; what .gitignore names is not sent.",
+)
+@click.option(
+    "--env",
+    "env",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="A variable of the job, by default with its value here; repeatable. Ray shows it to "
+    "everyone who has the cluster's token.",
+)
+@click.option("--no-wait", is_flag=True, help="Print the job's id and leave it running.")
+@click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
+@click.pass_obj
+def submit(
+    app: App, working_dir: Path | None, env: tuple[str, ...], no_wait: bool, words: tuple[str, ...]
+) -> None:
+    """Run a command as a job on the head, show what it prints, and end with its exit status.
+
+    It can use all GPUs, by Ray. Ctrl-C, and closing this machine, leave it running.
+    """
+    from spark_cluster.cluster.ray import open_jobs
+
+    variables = _variables(env)
+    name = f"job-{secrets.token_hex(4)}"
+    with open_jobs(app.cluster, "ray submit") as jobs:
+        try:
+            jobs.submit(words, name=name, working_dir=working_dir, env=variables)
+            click.echo(visible(f"job {name} is submitted"), err=True)
+            job = jobs.job(name) if no_wait else _follow(app, jobs, name)
+        except KeyboardInterrupt:
+            raise _left(name) from None
+    if app.as_json:
+        app.print_json({"job": job.to_dict()})
+    elif no_wait:
+        click.echo(visible(name))
+    _leave_as(job)
+
+
+@command.command()
+@click.option(
+    "-f", "--follow", is_flag=True, help="Follow it to the job's end, and end as it does."
+)
+@click.argument("job_id", metavar="JOB")
+@click.pass_obj
+def logs(app: App, follow: bool, job_id: str) -> None:
+    """Show what a job has printed, from its beginning.
+
+    Colours are kept on a terminal; any other control sequence is shown escaped (\\x1b...).
+    """
+    from spark_cluster.cluster.ray import open_jobs
+
+    with open_jobs(app.cluster, "ray logs") as jobs:
+        job = jobs.job(job_id)
+        if follow:
+            try:
+                job = _follow(app, jobs, job_id)
+            except KeyboardInterrupt:
+                raise _left(job_id) from None
+        else:
+            text = jobs.log(job_id)
+    if app.as_json:
+        log = {} if follow else {"log": text}
+        app.print_json({"job": job.to_dict(), **log})
+    elif not follow:
+        for line in lines_of(text):
+            click.echo(coloured(line))
+    if follow:
+        _leave_as(job)
+
+
+@command.command("list")
+@click.pass_obj
+def list_(app: App) -> None:
+    """List the jobs, the newest first."""
+    from spark_cluster.cluster.ray import open_jobs
+
+    with open_jobs(app.cluster, "ray list") as jobs:
+        found = jobs.list()
+    if app.as_json:
+        app.print_json({"jobs": [job.to_dict() for job in found]})
+    elif not found:
+        app.console.print("there are no jobs; spark-cluster ray submit -- COMMAND runs one")
+    else:
+        _show_jobs(app, found)
+
+
+@command.command()
+@click.argument("job_id", metavar="JOB")
+@click.pass_obj
+def stop(app: App, job_id: str) -> None:
+    """End a job; Ray asks its processes to end, and kills them after 3 seconds."""
+    from spark_cluster.cluster.ray import open_jobs
+
+    with open_jobs(app.cluster, "ray stop") as jobs:
+        changed = jobs.stop(job_id)
+    if app.as_json:
+        app.print_json({"job": job_id, "changed": changed})
+    else:
+        click.echo(visible(f"job {job_id} {'is told to end' if changed else 'has ended already'}"))
+
+
+@command.command()
+@changing
+@click.pass_obj
+def down(app: App, exit_code: bool, options: Options) -> None:
+    """End Ray on all nodes, with its jobs, and verify that the memory is free again."""
+    from spark_cluster.cli.down import show
+
+    app.connect_early()
+    show(app, app.cluster.ray_down(options=options))
+    leave_with(app.last_run, exit_code=exit_code)
+
+
+@command.command()
+@click.option(
+    "--port",
+    type=click.IntRange(1, 65535),
+    metavar="PORT",
+    help="Port of this machine (default: one that is free).",
+)
+@click.option("--token", "with_token", is_flag=True, help="Print the token that the page asks for.")
+@click.option("--open", "open_it", is_flag=True, help="Open the page in the browser.")
+@click.pass_obj
+def dashboard(app: App, port: int | None, with_token: bool, open_it: bool) -> None:
+    """Reach Ray's own page at a port of this machine, over SSH, until Ctrl-C.
+
+    The page asks for the token of the cluster once. Who has it can run programs on the nodes.
+    """
+    from spark_cluster.cli import ray_dashboard
+
+    ray_dashboard.run(app, port, with_token=with_token, open_it=open_it)
+
+
+def _variables(given: Iterable[str]) -> dict[str, str]:
+    """Return the variables of --env.
+
+    Raises:
+        UsageError: one has no name, or no value here.
+    """
+    import os
+
+    found = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not name or (not separator and name not in os.environ):
+            what = f"{name} is not set here" if name else f"found {text!r}"
+            raise UsageError(f"--env: {what}, expected NAME=VALUE or a variable of this machine")
+        found[name] = value if separator else os.environ[name]
+    return found
+
+
+def _follow(app: App, jobs: RayJobs, name: str) -> Job:
+    """Print a job's log to its end, and return the job."""
+    from spark_cluster.cli.line_printer import LinePrinter
+
+    printer = LinePrinter(err=app.as_json)
+    try:
+        for part in jobs.follow(name):
+            printer.add(part)
+    finally:
+        printer.end()
+    return jobs.job(name)
+
+
+def _left(name: str) -> Interrupted:
+    return Interrupted(
+        f"interrupted; job {name} goes on",
+        hint=f"spark-cluster ray logs -f {name} attaches again, spark-cluster ray stop {name} ends "
+        "it",
+    )
+
+
+def _leave_as(job: Job) -> None:
+    """End with the exit status of a job that has ended, and say why where it is not 0."""
+    if not job.has_ended or job.exit_status == 0:
+        return
+    click.echo(visible(f"job {job.id} {job.status.lower()}: {job.why}"), err=True)
+    sys.exit(job.exit_status)
+
+
+def _show(app: App, found: RayStatus) -> None:
+    """Print the state, the nodes, the jobs that run, and the GPU memory."""
+    from rich.table import Table
+
+    from spark_cluster.cli.console import painted, styled
+    from spark_cluster.cli.vram import table
+
+    colours = {"running": "green", "stopped": "dim", "degraded": "yellow", "failed": "red"}
+    console = app.console
+    parts = [f"Ray {found.version}" if found.version else "Ray"]
+    parts += [f"recipe {found.recipe}"] if found.recipe else []
+    parts += ["under a model"] if found.model else []
+    state = painted(found.state, f"bold {colours[found.state]}")
+    console.print(styled("{}  [dim]{}[/]", state, ", ".join(parts)), soft_wrap=True)
+    if found.state != "stopped":
+        nodes = Table(box=None, pad_edge=False, header_style="bold")
+        for title in ("node", "address", "Ray"):
+            nodes.add_column(title)
+        nodes.add_column("GPUs", justify="right")
+        for node in found.nodes:
+            alive = "alive" if node.alive else "missing"
+            nodes.add_row(node.name, node.address, alive, f"{node.gpus:g}")
+        console.print(nodes)
+        if found.jobs:
+            console.print()
+            _show_jobs(app, found.jobs)
+        else:
+            console.print(painted("no job is running", "dim"))
+    console.print()
+    console.print(table([node.vram for node in found.nodes]))
+    if found.state == "stopped":
+        console.print("spark-cluster ray up starts one")
+
+
+def _show_jobs(app: App, jobs: Iterable[Job]) -> None:
+    from rich.table import Table
+
+    from spark_cluster.cli.console import painted
+
+    colours = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
+    result = Table(box=None, pad_edge=False, header_style="bold")
+    result.add_column("job", overflow="fold")
+    result.add_column("state", no_wrap=True)
+    result.add_column("started", no_wrap=True)
+    result.add_column("took", justify="right", no_wrap=True)
+    result.add_column("exit", justify="right", no_wrap=True)
+    result.add_column("command", overflow="fold")
+    for job in jobs:
+        code = "" if job.exit_code is None else str(job.exit_code)
+        state = painted(job.status.lower(), colours.get(job.status, "yellow"))
+        result.add_row(job.id, state, _moment(job), _took(job), code, job.entrypoint[:200])
+    app.console.print(result)
+
+
+def _moment(job: Job) -> str:
+    """The local time at which a job started."""
+    if job.started is None:
+        return ""
+    return time.strftime("%d %b %H:%M", time.localtime(job.started))
+
+
+def _took(job: Job) -> str:
+    if job.started is None:
+        return ""
+    seconds = max(0, round((job.ended or time.time()) - job.started))
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

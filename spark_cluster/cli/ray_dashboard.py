@@ -1,0 +1,87 @@
+"""`ray dashboard`: Ray's own page at a port of this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import TYPE_CHECKING
+
+import click
+
+from spark_cluster.cli.ended_by_signals import ended_by_signals
+from spark_cluster.cli.visible import visible
+from spark_cluster.config.ports import LOOPBACK
+
+if TYPE_CHECKING:
+    from spark_cluster.cli.app import App
+    from spark_cluster.runner.tunnel import TunnelEvent
+
+
+def run(app: App, port: int | None, *, with_token: bool, open_it: bool) -> None:
+    """Lead a port to Ray's page until Ctrl-C.
+
+    Args:
+        port: of this machine; None takes a free one.
+        with_token: print the cluster's token.
+        open_it: open the page in the browser.
+    """
+    from spark_cluster.runner import connections, head_start
+    from spark_cluster.runner.ssh_forward import free_port
+    from spark_cluster.runner.tunnel import Tunnel, TunnelEvent
+
+    there, token = _asked(app)
+    head = app.inventory.head
+    shown = {"token": token} if with_token else {}
+
+    def tell(url: str) -> None:
+        if app.as_json:
+            app.print_json({"url": url, **shown})
+            return
+        click.echo(visible(url))
+        if with_token:
+            click.echo(visible(f"token: {token}"))
+        else:
+            click.echo("it asks for the cluster's token, which --token prints")
+        click.echo("Ctrl-C ends it.")
+
+    opened = threading.Event()
+
+    def report(event: TunnelEvent) -> None:
+        if event.event != "open":
+            retry = "" if event.retry_s is None else f"; the next try is in {event.retry_s:g} s"
+            click.echo(visible(f"{event.node}: {event.message}{retry}"), err=True)
+        elif not opened.is_set():
+            opened.set()
+            tell(event.url)
+            if open_it:
+                _open(event.url)
+
+    with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
+        if head.is_local:
+            with connections.forward_to(head, there) as found:
+                report(TunnelEvent("open", head.name, url=f"http://{LOOPBACK}:{found}"))
+                threading.Event().wait()
+        target, here = connections.target(head), port or free_port()
+        url = f"http://{LOOPBACK}:{there}"
+        Tunnel(target, head_start.connection, lambda _: url, here, report).run()
+
+
+def _asked(app: App) -> tuple[int, str]:
+    """Return the dashboard's port on the head, and the cluster's token."""
+    from spark_cluster.inference.job_client import token_of
+    from spark_cluster.runner.options import Options
+    from spark_cluster.serving.ray_cluster import running_port
+
+    head = [app.inventory.head]
+    cluster, options = app.cluster, Options()
+    with cluster.play("ray dashboard", head, options, change=False, gather_facts=False) as made:
+        play = made.open()
+        found = running_port(play), token_of(play)
+        made.finish()
+    return found
+
+
+def _open(url: str) -> None:
+    import webbrowser
+
+    webbrowser.open(url)
