@@ -58,11 +58,13 @@ def test_fabric_as_its_page_shows_it(lab: Lab, tmp_path: Path) -> None:
     asked = user.with_inventory("inventory", lambda d: d.update(become={"password": {"env": "PW"}}))
     for node in lab.nodes:
         node.run(["mv", f"/etc/sudoers.d/{USER}", f"/root/{USER}"])
+        node.run(["usermod", "-aG", "sudo", USER])
     try:
         asked("playbook", "certificates.py")
     finally:
         for node in lab.nodes:
             node.run(["mv", f"/root/{USER}", f"/etc/sudoers.d/{USER}"])
+            node.run(["gpasswd", "-d", USER, "sudo"])
     for node in lab.nodes:
         made = node.run(["stat", "-c", "%U %a", "/usr/local/share/ca-certificates/company-ca.crt"])
         assert made.stdout == "root 644\n"
