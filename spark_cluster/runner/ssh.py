@@ -96,23 +96,25 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
             raise
 
 
-def connect(hops: Sequence[Hop], target: Target, sock: socket.socket | None = None) -> Connection:
+def connect(
+    hops: Sequence[Hop], target: Target, password: str | None, sock: socket.socket
+) -> Connection:
     """Log in to a node.
 
     Args:
         hops: the way to it.
-        sock: a socket to the first host, where it is open already.
+        password: for a first contact; None where there is none.
+        sock: a socket to the first host.
 
     Raises:
         Unreachable: with the reason, and what to do about it.
         Failed: a file of host keys cannot be read.
     """
-    password = target.login_password()
     if password is not None and target.identity_file is None:
         # All keys of the agent and of ~/.ssh could be more than sshd lets one connection try.
         with contextlib.suppress(KeysRefused):
             return dial(hops, target, sock=sock)
-        sock = None
+        return dial(hops, target, password)
     return dial(hops, target, password, sock)
 
 

@@ -100,10 +100,11 @@ class SshConnection:
         with self._lock:
             if self._login is None:
                 hops = route(self.target)
+                password = self.target.login_password()
                 sock = socket_to(hops[0], self.target)  # while fabric is being imported
                 from spark_cluster.runner import ssh
 
-                self._login = ssh.connect(hops, self.target, sock)
+                self._login = ssh.connect(hops, self.target, password, sock)
             return self._login
 
     def channel(self, argv: Sequence[str]) -> SshChannel:
