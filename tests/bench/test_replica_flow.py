@@ -58,6 +58,11 @@ class Flow(Play):
         self.fails: dict[str, tuple[str, ...]] = {}
         self.loaded = threading.Barrier(len(NODES))
         self.lost: list[Any] = []
+        self.guarded: dict[str, Any] = {}
+
+    def apply(self, nodes: Any, plan: Any) -> None:
+        """As the firewall of a plan, which the fixture has in its place."""
+        self.guarded.update({node.name: plan.firewall["peers"] for node in nodes})
 
     def stage(self, _name: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -95,6 +100,7 @@ def flow(tmp_path, run, monkeypatch) -> Flow:
     monkeypatch.setattr(replica_run, "jobs_of", lambda run, step, found: [
         on_node_job(run, step) for _ in found])  # fmt: skip
     monkeypatch.setattr(on_node.Job, "resources", property(lambda job: [job]))
+    monkeypatch.setattr(replica_run, "guard", lambda _play, plan: plan)
     return made
 
 
@@ -112,6 +118,7 @@ def replicas(flow: Flow, step: Any) -> list[replica_run.Replica]:
 def test_all_are_loaded_at_the_same_time_after_the_load_generator_is_everywhere(flow, run):
     (step,) = run.pending
     replica_run.measure(flow, run, step, replicas(flow, step))
+    assert flow.guarded == dict.fromkeys(("spark1", "spark2"), ("spark1", "spark2"))
     assert sorted(flow.order[:2]) == ["install spark1", "install spark2"]
     assert sorted(flow.order[2:]) == ["load spark1", "load spark2"]
     assert [cell.id for cell in run.record.cells] == [cell.id for cell in step.cells]
