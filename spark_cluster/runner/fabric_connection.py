@@ -20,8 +20,9 @@ from spark_cluster.runner.transport import SshConnection
 class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no types
     """A fabric connection to a node: `run`, `sudo`, `get`, `put`, `shell` and the others.
 
-    `sudo` gives the password that the inventory names, or that was asked for. The files that fabric
-    reads, such as ~/.fabric.yaml, count; ssh_config is read by ssh itself, as for every connection.
+    `sudo` gives the password that the inventory names, or that was asked for. Standard input is not
+    passed on, unless `in_stream=` says so. The files that fabric reads, such as ~/.fabric.yaml,
+    count; ssh_config is read by ssh itself, as for every connection.
 
     Args:
         ssh: the connection of the node; it is opened when it is first needed.
@@ -33,7 +34,8 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
 
     def __init__(self, ssh: SshConnection, *, owned: bool) -> None:
         target = ssh.target
-        config = fabric.Config(ssh_config=SSHConfig())
+        # The end of a standard input that is no terminal would end that of sudo before its answer.
+        config = fabric.Config(overrides={"run": {"in_stream": False}}, ssh_config=SSHConfig())
         # No gateway: `ssh` goes through the jump hosts itself.
         super().__init__(target.host, target.user, target.port, config, gateway=False)
         self.client.set_missing_host_key_policy(RejectPolicy())

@@ -1,7 +1,6 @@
 """fabric over our own connections: what people know from it works, and hosts are verified."""
 
 import getpass
-import io
 import runpy
 from types import SimpleNamespace
 
@@ -25,12 +24,6 @@ from fabric import task
 def where(c, name="it"):
     return c.run(f"echo {name} is $SSH_CONNECTION", hide=True).stdout
 """
-
-
-@pytest.fixture(autouse=True)
-def no_input(monkeypatch):
-    """fabric passes on what is typed; pytest's own standard input cannot be read."""
-    monkeypatch.setattr("sys.stdin", io.StringIO())
 
 
 def test_run_get_and_put(ssh, trusted, tmp_path):
