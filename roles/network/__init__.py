@@ -61,14 +61,17 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     files = node.facts.netplan
     given = [link for link in node.links if link.ours]
     adopted = [link for link in node.links if _adopted(node, link)]
+    entries = [_entry(node, link) for link in given]
+    without_mtu = [link for link in adopted if _leaves_mtu_open(node, link)]
+    entries += [
+        {**_entry(node, k), "address": None, "settings": {"mtu": node.mtu}} for k in without_mtu
+    ]
     if given or adopted or settings.netplan_file in files.own:
         yield Netplan(
             settings.netplan_file,
-            content=render(TEMPLATES, "netplan.yaml.j2", entries=[_entry(node, k) for k in given])
-            if given
-            else None,
+            content=render(TEMPLATES, "netplan.yaml.j2", entries=entries) if entries else None,
             addresses={link.interface: str(link.address) for link in (*given, *adopted)},
-            mtu={link.interface: _mtu(node, link) for link in given},
+            mtu={link.interface: _mtu(node, link) for link in (*given, *without_mtu)},
             kept="; ".join(_kept(node, given, adopted)),
             confirm_within_s=settings.confirm_within_s,
         )
@@ -105,6 +108,14 @@ def _mtu(node: Node, link: Link) -> int:
     """Return the MTU that a link will have, in bytes."""
     others = node.facts.netplan.of_others(link.interface)
     return next((d.mtu for d in reversed(others) if d.mtu is not None), node.mtu)
+
+
+def _leaves_mtu_open(node: Node, link: Link) -> bool:
+    """Return whether one definition of others is for a link alone, and sets no MTU: both ends of a
+    cable need the same, and theirs would have 1500."""
+    others = node.facts.netplan.of_others(link.interface)
+    alone = len({other.id for other in others}) == 1 and not any(o.shared for o in others)
+    return alone and all(other.mtu is None for other in others)
 
 
 def _kept(node: Node, given: list[Link], adopted: list[Link]) -> Iterator[str]:

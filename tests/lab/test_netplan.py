@@ -27,7 +27,10 @@ POOL = {FIRST: "192.168.177.12/24", SECOND: "192.168.178.12/24"}
 BOTH_FREE = f"""
 rm -f /etc/netplan/[4-9]*
 netplan apply
-for interface in {FIRST} {SECOND}; do ip address flush dev $interface scope global; done
+for interface in {FIRST} {SECOND}; do
+    ip address flush dev $interface scope global
+    ip link set $interface mtu 1500
+done
 """
 
 
@@ -98,6 +101,10 @@ def run_as_foretold(user: CommandLine) -> dict[str, str]:
     return foretold
 
 
+def mtu(node: LabNode, interface: str) -> int:
+    return int(root(node, f"cat /sys/class/net/{interface}/mtu"))
+
+
 def addresses(node: LabNode) -> dict[str, list[str]]:
     """Return interface to its IPv4 addresses, link-local ones left out."""
     rows = json.loads(root(node, "ip -j -4 address show scope global"))
@@ -121,10 +128,8 @@ def test_addresses_of_others_stay(user, node, layout):
     told = run_as_foretold(user).get(f"{node.name} Netplan:{paths.NETPLAN}", "")
     assert unchanged(node, layout)
     assert addresses(node) == {name: [a] for name, a in (POOL | layout.given).items()}
-    if set(POOL) == set(layout.given):
-        assert told == ""
-    else:
-        assert all(place in told for place in layout.places.values())
+    assert all(place in told for place in layout.places.values() if told)
+    assert {mtu(node, name) for name in POOL} == {9000}
 
 
 def test_addresses_that_are_not_in_force_yet(user, node):
@@ -132,7 +137,7 @@ def test_addresses_that_are_not_in_force_yet(user, node):
     write(node, layout)
     run_as_foretold(user)
     assert addresses(node) == {name: [address] for name, address in layout.given.items()}
-    assert not (node.root / paths.NETPLAN.lstrip("/")).exists()
+    assert "addresses" not in (node.root / paths.NETPLAN.lstrip("/")).read_text()
 
 
 def test_our_file_of_another_name_is_replaced(user, node):

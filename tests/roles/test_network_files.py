@@ -66,16 +66,17 @@ def test_our_file_has_what_others_leave_open(role, a_pair, layout):
     (netplan,) = role("network", replace(node, cluster=()))
     assert netplan.path == "/etc/netplan/99-spark-cluster.yaml" not in layout.files
     assert netplan.addresses == POOL | layout.given
-    ours = set(POOL) - set(layout.given)
-    assert set(netplan.mtu) == ours
-    if not ours:
+    theirs = [d for name in POOL for d in node.facts.netplan.of_others(name)]
+    assert set(netplan.mtu) == set(POOL) - {d.interface for d in theirs if d.mtu and d.addresses}
+    if not netplan.mtu:
         assert netplan.content is None
     else:
         made = read({netplan.path: netplan.content, **layout.files}, node.facts.interfaces)
         own = {d.interface: d for d in made.definitions if d.ours}
-        assert {name: str(d.addresses[0].address) for name, d in own.items()} == {
-            name: POOL[name] for name in ours
+        assert {n: str(d.addresses[0].address) for n, d in own.items() if d.addresses} == {
+            name: POOL[name] for name in set(POOL) - set(layout.given)
         }
+        assert {name for name, d in own.items() if d.mtu == 9000} == set(netplan.mtu)
     for name, place in layout.places.items():
         assert place in netplan.kept, name
 
@@ -116,12 +117,14 @@ def test_our_file_under_another_name_goes(role, a_pair):
     assert [resource.path for resource in role("network", theirs)] == [paths.NETPLAN]
 
 
-def test_our_file_goes_when_others_give_all(role, a_pair):
+def test_our_file_keeps_the_mtu_alone_when_others_give_the_addresses(role, a_pair):
     ours = f"{MANAGED}\nnetwork: {{ethernets: {{{FIRST}: {{addresses: [{POOL[FIRST]}]}}}}}}"
     layout = LAYOUTS["block lists"]
     node, _ = a_pair({**layout.files, paths.NETPLAN: ours})
     (netplan,) = role("network", node)
-    assert (netplan.content, netplan.addresses) == (None, layout.given)
+    assert netplan.addresses == layout.given
+    assert "addresses" not in netplan.content
+    assert netplan.content.count("mtu: 9000") == 2
 
 
 def test_nothing_is_written_over_a_file_of_others_with_our_name(role, a_pair):
@@ -169,7 +172,8 @@ def test_an_address_of_the_inventory_that_a_file_contradicts(role, a_pair):
     fabric["interfaces"][0]["address"] = "192.168.100.10/24"
     node, _ = a_pair(layout.files, fabric=fabric, pool="[192.168.100.0/24]")
     (netplan,) = role("network", node)
-    assert (netplan.content, netplan.addresses) == (None, layout.given)
+    assert netplan.addresses == layout.given
+    assert "addresses" not in netplan.content
 
 
 def test_an_interface_of_the_lan_in_the_pools_subnet(role, a_pair):
