@@ -10,7 +10,7 @@ import base64
 import subprocess
 import tempfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,9 @@ class HostKeyCheck:
     files: tuple[Path, ...]
     revoked: tuple[Path, ...] = ()
     preferred: tuple[str, ...] = ()
+    _read: dict[str, list[Line]] = field(
+        default_factory=dict, init=False, compare=False, repr=False
+    )
 
     @classmethod
     def of(cls, settings: HostSettings, extra: Path | None) -> HostKeyCheck:
@@ -95,10 +98,13 @@ class HostKeyCheck:
         )
 
     def order(self, supported: Sequence[str]) -> tuple[str, ...]:
-        """The host key algorithms to ask for, of those that the library supports."""
+        """The host key algorithms to ask for, of those that the library supports.
+
+        It begins a connection: the files are read now, and `judge` goes by the same lines.
+        """
+        self._read.clear()
         preferred = [name for name in self.preferred if name in supported]
-        lines = known_hosts.lines_of(self.name.name, self.files)
-        return known_hosts.algorithms(lines, preferred or supported)
+        return known_hosts.algorithms(self._lines(self.name.name), preferred or supported)
 
     def judge(self, key: paramiko.PKey) -> Judgement:
         """The verdict on the key that the host has proved to hold.
@@ -120,8 +126,14 @@ class HostKeyCheck:
 
     # -- inside ----------------------------------------------------------------------------------
 
+    def _lines(self, name: str) -> list[Line]:
+        """Return what the files say of a name; each is read once a connection, by a process."""
+        if name not in self._read:
+            self._read[name] = known_hosts.lines_of(name, self.files)
+        return self._read[name]
+
     def _under(self, name: str, blob: bytes) -> Judgement:
-        verdict, line = known_hosts.judge(known_hosts.lines_of(name, self.files), blob)
+        verdict, line = known_hosts.judge(self._lines(name), blob)
         revoked_by = line.place if line is not None and verdict is Verdict.REVOKED else ""
         return Judgement(verdict, blob, line, revoked_by)
 
