@@ -6,16 +6,16 @@ from collections.abc import Collection, Sequence
 from functools import partial
 
 from spark_cluster.bench import vllm_runs
+from spark_cluster.engine import admission, holders, vram
+from spark_cluster.engine.process import RAY
+from spark_cluster.engine.programs import programs_there
+from spark_cluster.engine.ray_node import RAY_HOME
+from spark_cluster.engine.runtime import absent
+from spark_cluster.engine.stopped import Stopped
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.inference.process import RAY
-from spark_cluster.inference.ray_node import RAY_HOME
-from spark_cluster.inference.runtime import absent
 from spark_cluster.node import kernel_tuner
 from spark_cluster.resources import Container, Directory
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import admission, holders, vram
-from spark_cluster.serving.programs import programs_there
-from spark_cluster.serving.stopped import Stopped
 from spark_cluster.topology import Node
 
 LOAD = Container(

@@ -7,16 +7,16 @@ import contextlib
 from spark_cluster.bench import fabric_end, fabric_run
 from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.engine import readiness
+from spark_cluster.engine.plan import ServePlan, resolve
+from spark_cluster.engine.process import RAY
+from spark_cluster.engine.ray import dashboard_port
+from spark_cluster.engine.ray_cluster import prepare_ray
+from spark_cluster.engine.ray_node import MEASURING
+from spark_cluster.engine.start import start_ray_alone
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.inference.process import RAY
-from spark_cluster.inference.ray import dashboard_port
-from spark_cluster.inference.ray_node import MEASURING
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.serving import readiness
-from spark_cluster.serving.plan import ServePlan, resolve
-from spark_cluster.serving.ray_cluster import prepare_ray
-from spark_cluster.serving.start import start_ray_alone
 
 FOUND_WITHIN_S = 20.0
 """Seconds in which a Ray that runs already must show its nodes."""

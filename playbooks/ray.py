@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.inference.ray_node import ALONE
+from spark_cluster.engine import ray_cluster
+from spark_cluster.engine.plan import resolve
+from spark_cluster.engine.ray_node import ALONE
+from spark_cluster.engine.start import start_ray_alone
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import ray_cluster
-from spark_cluster.serving.plan import resolve
-from spark_cluster.serving.start import start_ray_alone
 
 
 def main(

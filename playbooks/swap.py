@@ -8,17 +8,17 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.engine import admission, kept_logs, launches, readiness, short_load, vram
+from spark_cluster.engine.containers import ContainerState
+from spark_cluster.engine.copies.fetch import fetch
+from spark_cluster.engine.copies.stored import stored
+from spark_cluster.engine.former import Former, Load, former_of, plan_again
+from spark_cluster.engine.model_servers import must_serve_one
+from spark_cluster.engine.plan import ServePlan, resolve
+from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.result import Served
 from spark_cluster.errors import SparkClusterError, Unreachable
-from spark_cluster.inference.containers import ContainerState
-from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import admission, kept_logs, launches, readiness, short_load, vram
-from spark_cluster.serving.former import Former, Load, former_of, plan_again
-from spark_cluster.serving.model_servers import must_serve_one
-from spark_cluster.serving.plan import ServePlan, resolve
-from spark_cluster.serving.result import Served
-from spark_cluster.transfer.fetch import fetch
-from spark_cluster.transfer.stored import stored
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.engine import tuned, tuning
+from spark_cluster.engine.copies.fetch import fetch
+from spark_cluster.engine.copies.stored import stored
+from spark_cluster.engine.plan import resolve
+from spark_cluster.engine.tuning import Tuning
 from spark_cluster.errors import Failed
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import tuned, tuning
-from spark_cluster.serving.plan import resolve
-from spark_cluster.serving.tuning import Tuning
-from spark_cluster.transfer.fetch import fetch
-from spark_cluster.transfer.stored import stored
 
 
 def main(

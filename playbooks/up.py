@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.inference.process import SERVER
-from spark_cluster.runner.play import Play
-from spark_cluster.serving import (
+from spark_cluster.engine import (
     dead_engine,
     model_servers,
     readiness,
@@ -18,15 +16,17 @@ from spark_cluster.serving import (
     tuned,
     vram,
 )
-from spark_cluster.serving.prepare import announce, prepare
-from spark_cluster.serving.proxy import models_of, replicas_of
-from spark_cluster.serving.ray_cluster import must_have_no_jobs
-from spark_cluster.serving.replicas import Group, Member
-from spark_cluster.serving.result import Served, served
-from spark_cluster.serving.start import bring_up, end_server
-from spark_cluster.transfer.fetch import fetch, must_be_there
-from spark_cluster.transfer.hub_models import mark_used
-from spark_cluster.transfer.stored import stored
+from spark_cluster.engine.copies.fetch import fetch, must_be_there
+from spark_cluster.engine.copies.hub_models import mark_used
+from spark_cluster.engine.copies.stored import stored
+from spark_cluster.engine.prepare import announce, prepare
+from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.proxy import models_of, replicas_of
+from spark_cluster.engine.ray_cluster import must_have_no_jobs
+from spark_cluster.engine.replicas import Group, Member
+from spark_cluster.engine.result import Served, served
+from spark_cluster.engine.start import bring_up, end_server
+from spark_cluster.runner.play import Play
 
 
 def main(

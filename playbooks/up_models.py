@@ -6,17 +6,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from spark_cluster.engine import model_loading, model_servers, replicas, vram
+from spark_cluster.engine.copies.fetch import fetch, must_be_there
+from spark_cluster.engine.copies.hub_models import mark_used
+from spark_cluster.engine.copies.stored import stored
+from spark_cluster.engine.model_admission import Starting, admit
+from spark_cluster.engine.models import ServedModel, resolve_models
+from spark_cluster.engine.prepare import announce, announce_recipe, prepare
+from spark_cluster.engine.proxy import models_of, replicas_of
+from spark_cluster.engine.ray_cluster import must_have_no_jobs
+from spark_cluster.engine.result import ServedTogether, served_together
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import model_loading, model_servers, replicas, vram
-from spark_cluster.serving.model_admission import Starting, admit
-from spark_cluster.serving.models import ServedModel, resolve_models
-from spark_cluster.serving.prepare import announce, announce_recipe, prepare
-from spark_cluster.serving.proxy import models_of, replicas_of
-from spark_cluster.serving.ray_cluster import must_have_no_jobs
-from spark_cluster.serving.result import ServedTogether, served_together
-from spark_cluster.transfer.fetch import fetch, must_be_there
-from spark_cluster.transfer.hub_models import mark_used
-from spark_cluster.transfer.stored import stored
 
 
 def main(

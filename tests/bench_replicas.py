@@ -23,9 +23,9 @@ from spark_cluster.bench.replica_run import Replica
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.config.inventory_part import part_of
+from spark_cluster.engine.plan import resolve
 from spark_cluster.errors import Refused, Unreachable
 from spark_cluster.runner.session import Output
-from spark_cluster.serving.plan import resolve
 
 DATA = Path(__file__).parent / "data" / "benchy"
 NODES = (

@@ -16,11 +16,11 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+from spark_cluster.engine.checks import context, logprobs, questions, structured, texts
+from spark_cluster.engine.client import Client
+from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.node.http import ask
 from spark_cluster.runner.session import Answer
-from spark_cluster.serving.checks import context, logprobs, questions, structured, texts
-from spark_cluster.serving.client import Client
-from spark_cluster.serving.endpoint import Endpoint
 
 MODEL = "gemma"
 STORY = (

@@ -19,9 +19,9 @@ from typing import Any
 
 from free_ports import free_port
 
+from spark_cluster.engine import proxy
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import File, Line, Resource, SelfSignedCertificate
-from spark_cluster.serving import proxy
 
 HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")
 HANG_S = 120.0

@@ -8,10 +8,10 @@ from typing import Any
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.engine.copies.state import hub_folder
+from spark_cluster.engine.plan import ServePlan, resolve
 from spark_cluster.node.store.layout import snapshot_folder
-from spark_cluster.serving.plan import ServePlan, resolve
 from spark_cluster.topology import Node
-from spark_cluster.transfer.state import hub_folder
 
 
 def inventory_of(*nodes: Node, **serve: Any) -> Inventory:

@@ -19,7 +19,7 @@ LAYERS = (
     "config", "facts", "discovery", "models", "topology", "logs", "loader", "importers",
     "registries",
     "known_issues",
-    "runner", "link_check", "link_cabling", "planning", "inference", "serving", "transfer",
+    "runner", "planning", "engine",
     "doctor", "bench", "cluster", "dashboard", "lab", "cli",
     "__main__",
 )  # fmt: skip

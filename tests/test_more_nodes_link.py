@@ -12,7 +12,7 @@ from typing import Any
 import factories
 import pytest
 
-from spark_cluster import link_cabling, link_check
+from spark_cluster.engine import link_cabling, link_check
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.facts.model import Facts, Hca
 from spark_cluster.topology import Node, topology_of

@@ -19,9 +19,9 @@ from rich.table import Table
 from benchmarks.transfer.figures import Copy, Row, Verdict, rows, verdicts
 from benchmarks.transfer.links import LINKS, pair
 from benchmarks.transfer.ways import OURS, RSYNC, Setting, WayError, copy
+from spark_cluster.engine.copies.certificate import make_certificate
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import SHA256, Manifest
-from spark_cluster.transfer.certificate import make_certificate
 
 REPOSITORY, COMMIT = "benchmark/model", "b" * 40
 PEERS = ("spark-vllm-docker", "sparkrun")

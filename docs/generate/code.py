@@ -63,9 +63,27 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.registries import Registries
 from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
+from spark_cluster.engine.cache_parts import CachePart
+from spark_cluster.engine.client_snippets import Snippet
+from spark_cluster.engine.client_target import ClientTarget
+from spark_cluster.engine.copies.caches import CopiedCache
+from spark_cluster.engine.copies.copy import Copied
+from spark_cluster.engine.copies.image_upkeep import PrunedImages, StoredImages
+from spark_cluster.engine.copies.repair import RepairedModel
+from spark_cluster.engine.copies.upkeep import Pruned, StoredModels, VerifiedModel
+from spark_cluster.engine.job import Job
+from spark_cluster.engine.job_client import RayJobs
+from spark_cluster.engine.memory_phases import MemoryOfNode
+from spark_cluster.engine.named_keys import NamedKey
+from spark_cluster.engine.ray_cluster import RayMember, RayStatus
+from spark_cluster.engine.result import Served, ServedTogether
+from spark_cluster.engine.status import Status
+from spark_cluster.engine.stopped import Stopped
+from spark_cluster.engine.supervision import Supervision
+from spark_cluster.engine.tuning import Tuning
+from spark_cluster.engine.verify import CheckVerdict, Verification
+from spark_cluster.engine.vram import NodeVram
 from spark_cluster.facts.model import Facts
-from spark_cluster.inference.job import Job
-from spark_cluster.inference.job_client import RayJobs
 from spark_cluster.known_issues.entries import Issue, files, read
 from spark_cluster.known_issues.explanation import Explanation
 from spark_cluster.known_issues.match import KnownIssueMatch
@@ -85,25 +103,7 @@ from spark_cluster.resources import Resource
 from spark_cluster.runner import events
 from spark_cluster.runner.options import Options, Selection
 from spark_cluster.runner.tunnel import TunnelEvent
-from spark_cluster.serving.cache_parts import CachePart
-from spark_cluster.serving.client_snippets import Snippet
-from spark_cluster.serving.client_target import ClientTarget
-from spark_cluster.serving.memory_phases import MemoryOfNode
-from spark_cluster.serving.named_keys import NamedKey
-from spark_cluster.serving.ray_cluster import RayMember, RayStatus
-from spark_cluster.serving.result import Served, ServedTogether
-from spark_cluster.serving.status import Status
-from spark_cluster.serving.stopped import Stopped
-from spark_cluster.serving.supervision import Supervision
-from spark_cluster.serving.tuning import Tuning
-from spark_cluster.serving.verify import CheckVerdict, Verification
-from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link
-from spark_cluster.transfer.caches import CopiedCache
-from spark_cluster.transfer.copy import Copied
-from spark_cluster.transfer.image_upkeep import PrunedImages, StoredImages
-from spark_cluster.transfer.repair import RepairedModel
-from spark_cluster.transfer.upkeep import Pruned, StoredModels, VerifiedModel
 
 CHECKOUT = Path(__file__).parents[2]
 

@@ -10,6 +10,9 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, InstanceOf, SecretStr
 
+from spark_cluster.engine import named_keys, proxy
+from spark_cluster.engine.proxy import ModelServer, Replica, TlsKind
+from spark_cluster.engine.routes import CONNECTIONS, error_body, routes
 from spark_cluster.loader.template import render
 from spark_cluster.node import paths
 from spark_cluster.resources import (
@@ -21,9 +24,6 @@ from spark_cluster.resources import (
     SelfSignedCertificate,
     Service,
 )
-from spark_cluster.serving import named_keys, proxy
-from spark_cluster.serving.proxy import ModelServer, Replica, TlsKind
-from spark_cluster.serving.routes import CONNECTIONS, error_body, routes
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"

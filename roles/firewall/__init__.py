@@ -15,8 +15,9 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from spark_cluster.config.ports import Span
+from spark_cluster.engine.firewall import COPIES_TABLE, DROP_IN, TABLE, UNIT, UNIT_FILE
+from spark_cluster.engine.process import RAY, SERVER
 from spark_cluster.errors import Failed
-from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.loader.template import render
 from spark_cluster.resources import (
     Command,
@@ -27,7 +28,6 @@ from spark_cluster.resources import (
     Resource,
     Service,
 )
-from spark_cluster.serving.firewall import COPIES_TABLE, DROP_IN, TABLE, UNIT, UNIT_FILE
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from pydantic import BaseModel, Field, InstanceOf
 
+from spark_cluster.engine import model_loading
+from spark_cluster.engine.proxy import LOADER_UNIT, UNIT, ModelServer
 from spark_cluster.loader.template import render
 from spark_cluster.node import paths
 from spark_cluster.resources import Directory, File, Resource, Service
-from spark_cluster.serving import model_loading
-from spark_cluster.serving.proxy import LOADER_UNIT, UNIT, ModelServer
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -10,11 +10,11 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from spark_cluster.engine.copies.folders import SENT_TO_EACH, is_large
 from spark_cluster.errors import Refused
 from spark_cluster.node import confinement, paths
 from spark_cluster.resources import Command, Directory, File, LaptopFile, Resource, Secret
 from spark_cluster.topology import Node
-from spark_cluster.transfer.folders import SENT_TO_EACH, is_large
 
 DOWNLOADS = paths.DOWNLOADS
 """Folder on the node, a tmpfs, for the hub token while a download lasts."""

@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel, Field, InstanceOf
 
-from spark_cluster.inference.deployment import Deployment
-from spark_cluster.inference.engine import engine
-from spark_cluster.inference.process import RAY
-from spark_cluster.inference.ray_node import RAY_HOME, ray_node
-from spark_cluster.inference.runtime import RUNTIMES, pause
+from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.engine import engine
+from spark_cluster.engine.process import RAY
+from spark_cluster.engine.ray_node import RAY_HOME, ray_node
+from spark_cluster.engine.runtime import RUNTIMES, pause
 from spark_cluster.resources import Directory, Resource
 from spark_cluster.topology import Node
 

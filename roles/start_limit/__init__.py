@@ -9,10 +9,10 @@ from typing import Literal
 
 from pydantic import BaseModel, Field
 
+from spark_cluster.engine import supervision
 from spark_cluster.loader.template import render
 from spark_cluster.node import paths
 from spark_cluster.resources import Directory, File, Resource, Service
-from spark_cluster.serving import supervision
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pydantic import BaseModel, Field, InstanceOf
 
 from spark_cluster.config.ports import EnginePorts
-from spark_cluster.inference.deployment import Deployment
-from spark_cluster.inference.engine import engine
-from spark_cluster.inference.process import server_name
-from spark_cluster.inference.runtime import RUNTIMES
+from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.engine import engine
+from spark_cluster.engine.process import server_name
+from spark_cluster.engine.runtime import RUNTIMES
 from spark_cluster.resources import Resource
 from spark_cluster.topology import Node
 

@@ -10,12 +10,12 @@ from spark_cluster.bench.expansion import PlannedSetup
 from spark_cluster.bench.record import NodeRecord, Phase, ProcessMemory, Setup, VramReading
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.inference.engine import engine
-from spark_cluster.inference.process import SERVER
+from spark_cluster.engine import readiness
+from spark_cluster.engine.engine import engine
+from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.result import Served
+from spark_cluster.engine.vram import NodeVram
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import readiness
-from spark_cluster.serving.result import Served
-from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Node
 
 

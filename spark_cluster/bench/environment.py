@@ -11,9 +11,9 @@ from urllib.parse import urlsplit
 from spark_cluster.bench import image_pins
 from spark_cluster.bench.printable import printable
 from spark_cluster.bench.reading import number
+from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.process import SERVER
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.inference.deployment import Deployment
-from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
 

@@ -15,15 +15,15 @@ from spark_cluster import __version__
 from spark_cluster.bench import fabric_probe, on_node
 from spark_cluster.bench.fabric_record import FabricNode, FabricRecord, Use, all_reduce
 from spark_cluster.bench.fabric_verdict import judged
+from spark_cluster.engine import vram
+from spark_cluster.engine.job_client import ray_jobs
+from spark_cluster.engine.ray_cluster import must_have_no_jobs, must_serve_nothing, must_suit
 from spark_cluster.errors import Failed, Refused, UsageError
-from spark_cluster.inference.job_client import ray_jobs
 from spark_cluster.runner.events import Progress
-from spark_cluster.serving import vram
-from spark_cluster.serving.ray_cluster import must_have_no_jobs, must_serve_nothing, must_suit
 
 if TYPE_CHECKING:
+    from spark_cluster.engine.plan import ServePlan
     from spark_cluster.runner.play import Play
-    from spark_cluster.serving.plan import ServePlan
     from spark_cluster.topology import Node
 
 COMMAND = "bench fabric"

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from spark_cluster.bench.fabric_record import FabricIssue, FabricNode, FabricRecord, Verdict
+from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS
 from spark_cluster.known_issues.entries import catalogue
 from spark_cluster.known_issues.log_matching import recognise
-from spark_cluster.link_check import DEGRADED_GBITS, GOOD_GBITS
 from spark_cluster.planning.speed.allreduce import MEASURED, most_exchanges
 from spark_cluster.planning.speed.constants import Constants
 

@@ -17,8 +17,8 @@ from spark_cluster.bench.on_node import LARGEST_BYTES, SLACK_S, Job
 from spark_cluster.bench.reading import read_json
 from spark_cluster.bench.record import CellResult, Tool
 from spark_cluster.bench.suite_schema import Suite
-from spark_cluster.inference.deployment import Deployment
-from spark_cluster.serving.checks import questions
+from spark_cluster.engine.checks import questions
+from spark_cluster.engine.deployment import Deployment
 
 QUESTIONS = "questions"
 """Name of the tool in the record of a suite of questions."""

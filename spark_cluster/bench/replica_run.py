@@ -26,17 +26,17 @@ from spark_cluster.bench.replica_results import ReplicaPart, combined
 from spark_cluster.bench.run import ROLE, BenchRun, engine_base
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.config.ports import REPLICAS
+from spark_cluster.engine import admission, readiness
+from spark_cluster.engine.nodes import groups
+from spark_cluster.engine.plan import ServePlan, resolve
+from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.programs import servers_there
+from spark_cluster.engine.result import Served
+from spark_cluster.engine.start import guard
 from spark_cluster.errors import Failed, Refused, SparkClusterError
-from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.serving import admission, readiness
-from spark_cluster.serving.nodes import groups
-from spark_cluster.serving.plan import ServePlan, resolve
-from spark_cluster.serving.programs import servers_there
-from spark_cluster.serving.result import Served
-from spark_cluster.serving.start import guard
 from spark_cluster.topology import Node
 
 WAIT_S = 2.0

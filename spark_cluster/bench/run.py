@@ -43,12 +43,12 @@ from spark_cluster.bench.run_folder import RECORD, save_record
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.sampling import rows_of
 from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.engine import vram
+from spark_cluster.engine.plan import ServePlan
+from spark_cluster.engine.result import Served
 from spark_cluster.errors import InvalidFile, Refused, SparkClusterError
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.serving import vram
-from spark_cluster.serving.plan import ServePlan
-from spark_cluster.serving.result import Served
 from spark_cluster.topology import Node
 
 ROLE = "llama_benchy"

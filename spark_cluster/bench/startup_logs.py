@@ -7,12 +7,12 @@ import re
 from pathlib import Path
 
 from spark_cluster.bench.printable import printable
+from spark_cluster.engine import startup_log
+from spark_cluster.engine.process import RAY, SERVER
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.node.durable import make_folder, write_file
 from spark_cluster.node.masking import mask
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import startup_log
 from spark_cluster.topology import Node
 
 FOLDER = "logs"

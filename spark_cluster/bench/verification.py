@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.bench.record import CheckResult
 from spark_cluster.bench.run import BenchRun, recorded
-from spark_cluster.serving import verify
+from spark_cluster.engine import verify
 
 if TYPE_CHECKING:
     from spark_cluster.bench.expansion import Step
+    from spark_cluster.engine.result import Served
     from spark_cluster.runner.play import Play
-    from spark_cluster.serving.result import Served
 
 SHORTEST = 1024
 """Tokens of the shortest prompt of the context check."""

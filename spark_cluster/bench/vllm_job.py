@@ -19,7 +19,7 @@ from spark_cluster.bench.benchy import OFFLINE, Target
 from spark_cluster.bench.expansion import REQUESTS, PlannedCell
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.config.caches import CACHES
-from spark_cluster.inference.deployment import Deployment
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.node import confinement
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.resources.program import split_mount

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from spark_cluster.engine.cache_parts import CachePart
     from spark_cluster.runner.play import Play
-    from spark_cluster.serving.cache_parts import CachePart
 
 
 @click.group(cls=Group)
@@ -70,8 +70,8 @@ def prune(app: App, days: float, kinds: tuple[str, ...], recipe: str | None, act
     Never what a server uses, nor compiled code of the inventory's recipe. What is removed is made
     again by the next start that wants it, which takes its time.
     """
+    from spark_cluster.engine import cache_parts
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving import cache_parts
 
     app.connect_early()
     options = Options()
@@ -108,8 +108,8 @@ def copy(app: App, source: str, targets: tuple[str, ...], no_encrypt: bool) -> N
     differ are moved. Compiled code of `--tp 1` is valid on any node, that of `--tp 2` on the node
     of the same rank.
     """
+    from spark_cluster.engine.copies.caches import copy_caches
     from spark_cluster.runner.options import Options
-    from spark_cluster.transfer.caches import copy_caches
 
     app.connect_early()
     with app.play("caches copy", app.nodes, Options()) as run:
@@ -123,13 +123,13 @@ def copy(app: App, source: str, targets: tuple[str, ...], no_encrypt: bool) -> N
 
 
 def _folders(app: App) -> dict[str, str]:
-    from spark_cluster.serving.caches import root_on
+    from spark_cluster.engine.caches import root_on
 
     return {node.name: root_on(node) for node in app.nodes}
 
 
 def _parts(app: App, play: Play) -> list[CachePart]:
-    from spark_cluster.serving.cache_parts import parts
+    from spark_cluster.engine.cache_parts import parts
 
     return parts(play.sessions, _folders(app), app.inventory.serve.recipe_names)
 

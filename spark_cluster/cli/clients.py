@@ -8,12 +8,12 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.visible import visible
+from spark_cluster.engine.client_snippets import CLIENTS, snippets
 from spark_cluster.errors import UsageError
-from spark_cluster.serving.client_snippets import CLIENTS, snippets
 
 if TYPE_CHECKING:
-    from spark_cluster.serving.client_snippets import Snippet
-    from spark_cluster.serving.client_target import ClientTarget
+    from spark_cluster.engine.client_snippets import Snippet
+    from spark_cluster.engine.client_target import ClientTarget
 
 
 @click.command()
@@ -60,11 +60,11 @@ def command(app: App, name: str | None, tunnel: bool, port: int | None, show_key
 
 def _target(app: App, port: int | None, *, tunnel: bool, show_key: bool) -> ClientTarget:
     """Ask the head, and save its certificate."""
+    from spark_cluster.engine.client_target import target_of, write_certificate
+    from spark_cluster.engine.current import current
     from spark_cluster.runner.agents import agents
     from spark_cluster.runner.connections import ask_secret
     from spark_cluster.runner.record import state_folder
-    from spark_cluster.serving.client_target import target_of, write_certificate
-    from spark_cluster.serving.current import current
 
     head, serve = app.inventory.head, app.inventory.serve
     with agents([head], "clients") as sessions:

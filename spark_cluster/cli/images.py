@@ -18,8 +18,8 @@ from spark_cluster.node.sizes import gigabytes
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from spark_cluster.engine.copies.image_upkeep import PrunedImages, StoredImages
     from spark_cluster.runner.session import Session
-    from spark_cluster.transfer.image_upkeep import PrunedImages, StoredImages
 
 
 @click.group(cls=Group)
@@ -40,8 +40,8 @@ def _sessions(app: App) -> Iterator[Mapping[str, Session]]:
 
 def _needs(app: App) -> dict[str, list[str]]:
     from spark_cluster.config.allowances import Allowances
-    from spark_cluster.transfer.image_upkeep import needs_of
-    from spark_cluster.transfer.upkeep import kept_recipes
+    from spark_cluster.engine.copies.image_upkeep import needs_of
+    from spark_cluster.engine.copies.upkeep import kept_recipes
 
     allow = app.allowances(Allowances())
     return needs_of(kept_recipes(app.project, app.inventory.serve.recipe_names, allow))
@@ -54,7 +54,7 @@ def list_images(app: App) -> None:
 
     Sizes include layers that several images share.
     """
-    from spark_cluster.transfer.image_upkeep import stored_images
+    from spark_cluster.engine.copies.image_upkeep import stored_images
 
     needs = _needs(app)
     with _sessions(app) as sessions:
@@ -97,7 +97,7 @@ def prune(ctx: click.Context, images: tuple[str, ...], free: float, *, apply: bo
     Never what a container stands on, nor what the inventory's recipe or one of your own recipes
     needs or is built on. Exit status 1 when Docker refuses to remove one.
     """
-    from spark_cluster.transfer.image_upkeep import planned, remove, stored_images
+    from spark_cluster.engine.copies.image_upkeep import planned, remove, stored_images
 
     app: App = ctx.obj
     needs = _needs(app)
@@ -119,7 +119,7 @@ def prune(ctx: click.Context, images: tuple[str, ...], free: float, *, apply: bo
 
 def _must_be_there(names: tuple[str, ...], listed: list[StoredImages]) -> None:
     """Raise Failed for a name that no node has."""
-    from spark_cluster.transfer.image_upkeep import is_named
+    from spark_cluster.engine.copies.image_upkeep import is_named
 
     for name in names:
         if not any(is_named(image, [name]) for one in listed for image in one.images):

@@ -11,7 +11,7 @@ from spark_cluster.cli.groups import Group
 from spark_cluster.cli.visible import visible
 
 if TYPE_CHECKING:
-    from spark_cluster.serving.named_keys import NamedKey
+    from spark_cluster.engine.named_keys import NamedKey
 
 
 @click.group(cls=Group)
@@ -33,8 +33,8 @@ def add(app: App, name: str) -> None:
     """
     from datetime import UTC, datetime
 
+    from spark_cluster.engine import named_keys
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving import named_keys
 
     named_keys.check_name(name)
     key = named_keys.new_key()
@@ -58,8 +58,8 @@ def list_(app: App) -> None:
     A key that the running proxy accepts and the head's file no longer has, because a run was cut,
     is listed as in force until the proxy restarts; `keys revoke` ends it at once.
     """
+    from spark_cluster.engine.named_keys import listed
     from spark_cluster.runner.agents import agents
-    from spark_cluster.serving.named_keys import listed
 
     head = app.inventory.head
     with agents([head], "keys list") as sessions:
@@ -89,8 +89,8 @@ def _show(app: App, found: list[NamedKey]) -> None:
 @click.pass_obj
 def revoke(app: App, name: str) -> None:
     """Refuse a key from now on; requests that were begun with it go on."""
+    from spark_cluster.engine import named_keys
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving import named_keys
 
     head = [app.inventory.head]
     with app.play(f"keys revoke {name}", head, Options(), gather_facts=False) as run:

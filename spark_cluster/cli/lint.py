@@ -136,7 +136,7 @@ def _say_what_is_asked_for(app: App, chosen: LintTarget, allow: Allowances) -> N
 def _say_what_is_open(app: App) -> None:
     """Print what the inventory leaves open, if there is one: a recipe does not show its network."""
     from spark_cluster.cli.console import mark, styled
-    from spark_cluster.serving import firewall
+    from spark_cluster.engine import firewall
 
     if not app.inventory_is_missing and app.inventory.trusted_network:
         app.console.print(styled("{} {}", mark("warn"), firewall.OPEN), soft_wrap=True)

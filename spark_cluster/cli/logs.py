@@ -17,7 +17,7 @@ from spark_cluster.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from spark_cluster.inference.runtime import Name
+    from spark_cluster.engine.runtime import Name
     from spark_cluster.runner.pending import Pending
     from spark_cluster.runner.play import Play
 
@@ -59,10 +59,10 @@ def command(app: App, follow: bool, tail: int, only: str | None, bundle: str | N
         logs_bundle.command(app, "" if bundle == AUTOMATIC else bundle)
         return
     app.connect_early()
-    from spark_cluster.inference.process import RAY
+    from spark_cluster.engine import logs
+    from spark_cluster.engine.process import RAY
+    from spark_cluster.engine.programs import programs_there
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving import logs
-    from spark_cluster.serving.programs import programs_there
 
     with app.play("logs", app.nodes, Options(), change=False, gather_facts=False) as run:
         play = run.open()
@@ -98,7 +98,7 @@ def _present(play: Play, names: Mapping[str, Sequence[str]]) -> dict[tuple[str, 
     Args:
         names: by node the programs that are looked for.
     """
-    from spark_cluster.serving.readiness import container_state
+    from spark_cluster.engine.readiness import container_state
 
     states = {
         (node, name): container_state(play, name, node)
@@ -128,7 +128,7 @@ def _follow(play: Play, found: dict[tuple[str, str], Name], tail: int) -> None:
             outcomes.put(None)
 
     threads = []
-    from spark_cluster.inference.runtime import RUNTIMES
+    from spark_cluster.engine.runtime import RUNTIMES
 
     for (node, name), runtime in found.items():
         argv = RUNTIMES[runtime].follow(name, tail)

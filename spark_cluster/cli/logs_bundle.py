@@ -100,7 +100,7 @@ def _doctor(app: App) -> dict[str, Any]:
 def _status(app: App, play: Play) -> dict[str, Any]:
     """As `status` says it, without the caches; no password is asked for."""
     from spark_cluster.config.recipe import Recipe
-    from spark_cluster.serving import state
+    from spark_cluster.engine import state
 
     secret = app.inventory.serve.api_key
     key = secret.read("the API key") if secret is not None else None
@@ -112,9 +112,9 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     from spark_cluster.bench.own_speeds import own_evidence
     from spark_cluster.cli.hub_option import hub
     from spark_cluster.config.launch import of_recipe
+    from spark_cluster.engine.survey import survey
     from spark_cluster.planning.planner import Planner, Question
     from spark_cluster.planning.subject import of_a_recipe
-    from spark_cluster.serving.survey import survey
 
     recipe = _recipe(app)
     if recipe is None:

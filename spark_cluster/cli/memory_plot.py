@@ -20,7 +20,7 @@ def show_run(app: App, run: str | None, file: Path | None) -> None:
     Raises:
         UsageError: there is no such record, no memory in it, or it cannot be drawn so.
     """
-    from spark_cluster.serving import memory_record
+    from spark_cluster.engine import memory_record
 
     record = memory_record.of_run(None if run == LAST else run)
     if file is not None:

@@ -48,9 +48,9 @@ def command(
     files are hashed on the node that sends them, and read again only when they have changed.
     """
     app.connect_early()
+    from spark_cluster.engine.copies.copy_model import copy_model, copy_path
+    from spark_cluster.engine.copies.state import Wanted
     from spark_cluster.runner.options import Options
-    from spark_cluster.transfer.copy_model import copy_model, copy_path
-    from spark_cluster.transfer.state import Wanted
 
     name, _, revision = model.partition("@")
     with app.play("models copy", app.nodes, Options()) as run:

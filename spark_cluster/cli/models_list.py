@@ -12,7 +12,7 @@ from spark_cluster.cli.models_nodes import age, model_nodes, needed_by_recipes, 
 from spark_cluster.node.sizes import gigabytes
 
 if TYPE_CHECKING:
-    from spark_cluster.transfer.upkeep import StoredModel, StoredModels
+    from spark_cluster.engine.copies.upkeep import StoredModel, StoredModels
 
 
 @click.command()
@@ -23,7 +23,7 @@ def command(app: App) -> None:
     Names and sizes are compared; `spark-cluster models verify` reads the contents. Models that
     other tools have downloaded into the same cache are listed, too.
     """
-    from spark_cluster.transfer.upkeep import stored
+    from spark_cluster.engine.copies.upkeep import stored
 
     with model_nodes(app) as nodes:
         found = stored(nodes, needed_by_recipes(app))

@@ -10,15 +10,15 @@ from typing import TYPE_CHECKING
 from spark_cluster.cli.app import App
 
 if TYPE_CHECKING:
-    from spark_cluster.transfer.upkeep import Need, Nodes
+    from spark_cluster.engine.copies.upkeep import Need, Nodes
 
 
 @contextlib.contextmanager
 def model_nodes(app: App) -> Iterator[Nodes]:
     """Start agents on the selected nodes; they end with the block."""
     app.connect_early("models")
+    from spark_cluster.engine.copies.upkeep import Nodes
     from spark_cluster.runner.agents import agents
-    from spark_cluster.transfer.upkeep import Nodes
 
     hubs = hub_folders(app)
     app.import_meanwhile()
@@ -28,8 +28,8 @@ def model_nodes(app: App) -> Iterator[Nodes]:
 
 def hub_folders(app: App) -> dict[str, str]:
     """Return the hub cache of each selected node."""
-    from spark_cluster.serving.caches import root_on
-    from spark_cluster.transfer.state import hub_folder
+    from spark_cluster.engine.caches import root_on
+    from spark_cluster.engine.copies.state import hub_folder
 
     return {node.name: hub_folder(root_on(node)) for node in app.nodes}
 
@@ -37,7 +37,7 @@ def hub_folders(app: App) -> dict[str, str]:
 def needed_by_recipes(app: App) -> list[Need]:
     """Return what the inventory's recipe and the user's own need."""
     from spark_cluster.config.allowances import Allowances
-    from spark_cluster.transfer.upkeep import needed
+    from spark_cluster.engine.copies.upkeep import needed
 
     return needed(app.project, app.inventory.serve.recipe_names, app.allowances(Allowances()))
 

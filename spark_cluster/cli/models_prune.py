@@ -13,7 +13,7 @@ from spark_cluster.cli.models_nodes import model_nodes, needed_by_recipes, short
 from spark_cluster.node.sizes import gigabytes
 
 if TYPE_CHECKING:
-    from spark_cluster.transfer.upkeep import Pruned
+    from spark_cluster.engine.copies.upkeep import Pruned
 
 DAY_S = 86400.0
 
@@ -38,7 +38,7 @@ def command(
     Never what the inventory's recipe or one of your own recipes needs, what is pinned, what a
     process was started with, or what is being downloaded.
     """
-    from spark_cluster.transfer.upkeep import prune
+    from spark_cluster.engine.copies.upkeep import prune
 
     needs = needed_by_recipes(app)
     size, seconds = int(free * 1e9), unused_for * DAY_S

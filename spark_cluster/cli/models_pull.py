@@ -13,10 +13,10 @@ from spark_cluster.cli.models_nodes import hub_folders
 from spark_cluster.errors import Refused, UsageError
 
 if TYPE_CHECKING:
+    from spark_cluster.engine.copies.pull import From, Preview
+    from spark_cluster.engine.copies.state import Wanted
     from spark_cluster.runner.play import Play
     from spark_cluster.topology import Node
-    from spark_cluster.transfer.pull import From, Preview
-    from spark_cluster.transfer.state import Wanted
 
 
 @dataclass(frozen=True)
@@ -56,9 +56,9 @@ def command(
     command finds it again. A hub token is taken from HF_TOKEN.
     """
     app.connect_early()
+    from spark_cluster.engine.copies.pull import settings_source
+    from spark_cluster.engine.copies.state import Wanted
     from spark_cluster.runner.options import Options
-    from spark_cluster.transfer.pull import settings_source
-    from spark_cluster.transfer.state import Wanted
 
     repository, _, revision = model.partition("@")
     wanted = Wanted(_checked(repository), revision or "main")
@@ -110,7 +110,7 @@ def _node(play: Play, name: str | None) -> Node:
 
 def _there(play: Play, node: Node, wanted: Wanted, hub: str) -> Any:
     """The manifest of what the node has; nothing else is asked."""
-    from spark_cluster.transfer.state import models_on
+    from spark_cluster.engine.copies.state import models_on
 
     have = models_on(play, [node], wanted, hub)[node.name]
     if not have.whole:
@@ -126,7 +126,7 @@ def _there(play: Play, node: Node, wanted: Wanted, hub: str) -> Any:
 def _pulled(
     app: App, play: Play, node: Node, wanted: Wanted, hub: str, source: From, *, yes: bool
 ) -> Any:
-    from spark_cluster.transfer.pull import LARGE, preview, pull
+    from spark_cluster.engine.copies.pull import LARGE, preview, pull
 
     found = preview(play, node, wanted, hub=hub, source=source)
     if found.missing > LARGE and not yes:
@@ -136,7 +136,7 @@ def _pulled(
 
 def _agree(app: App, node: str, repository: str, found: Preview) -> None:
     """Ask before a large download. Raises Refused without a yes."""
-    from spark_cluster.transfer.pull import warning
+    from spark_cluster.engine.copies.pull import warning
 
     text = warning(repository, node, found)
     interactive = sys.stdin.isatty() and sys.stdout.isatty() and not app.as_json

@@ -22,9 +22,9 @@ def command(app: App, models: tuple[str, ...]) -> None:
     Links that are missing or broken are made again.
     """
     app.connect_early()
+    from spark_cluster.engine.copies.repair import fetching, repair
+    from spark_cluster.engine.copies.upkeep import Nodes
     from spark_cluster.runner.options import Options
-    from spark_cluster.transfer.repair import fetching, repair
-    from spark_cluster.transfer.upkeep import Nodes
 
     hubs = hub_folders(app)
     with app.play("models repair", app.nodes, Options()) as run:

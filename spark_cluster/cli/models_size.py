@@ -13,7 +13,7 @@ from spark_cluster.cli.models_nodes import model_nodes, needed_by_recipes
 from spark_cluster.node.sizes import gigabytes
 
 if TYPE_CHECKING:
-    from spark_cluster.transfer.upkeep import Pruned, StoredModels
+    from spark_cluster.engine.copies.upkeep import Pruned, StoredModels
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class ModelSizes:
 @click.pass_obj
 def command(app: App) -> None:
     """Show what the models take on each node, by recipe, and what pruning would free."""
-    from spark_cluster.transfer.upkeep import prune, stored
+    from spark_cluster.engine.copies.upkeep import prune, stored
 
     needs = needed_by_recipes(app)
     with model_nodes(app) as nodes:

@@ -15,7 +15,7 @@ from spark_cluster.errors import VerificationFailed
 from spark_cluster.node.sizes import gigabytes
 
 if TYPE_CHECKING:
-    from spark_cluster.transfer.upkeep import VerifiedModel
+    from spark_cluster.engine.copies.upkeep import VerifiedModel
 
 
 @click.command()
@@ -27,7 +27,7 @@ def command(ctx: click.Context, models: tuple[str, ...]) -> None:
     Each byte is read once, in a unit of the node that goes on without this command. Exit status 5
     when a file is damaged or missing; `spark-cluster models repair` fetches just these.
     """
-    from spark_cluster.transfer.upkeep import stored, verify
+    from spark_cluster.engine.copies.upkeep import stored, verify
 
     app: App = ctx.obj
     with model_nodes(app) as nodes:

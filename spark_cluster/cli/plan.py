@@ -184,7 +184,7 @@ def _subject(app: App, asked: Asked, allow: Allowances) -> tuple[Subject, Recipe
         launch = changed_launch(commandline.parse(asked.text), asked.changes)
         return of_a_command(launch, asked.tp), None
     from spark_cluster.config.launch import of_recipe
-    from spark_cluster.serving import firewall
+    from spark_cluster.engine import firewall
 
     recipe = _recipe(app, asked, allow)
     sizes = recipe.tensor_parallel
@@ -237,12 +237,12 @@ def _rooms(
     """The nodes, the head first, and their facts; where there are too few, Sparks are assumed.
     And of a recipe whether its next launch finds what it compiled.
     """
+    from spark_cluster.engine import launches
+    from spark_cluster.engine.copies.stored import stored_models
+    from spark_cluster.engine.hub_on_node import NodeDocuments
+    from spark_cluster.engine.survey import survey
     from spark_cluster.planning.room import assumed
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving import launches
-    from spark_cluster.serving.hub_on_node import NodeDocuments
-    from spark_cluster.serving.survey import survey
-    from spark_cluster.transfer.stored import stored_models
 
     with app.play("plan", app.nodes, Options(), change=False) as run:
         play = run.open()

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from spark_cluster.config.allowances import Allowances
-    from spark_cluster.inference.job import Job
-    from spark_cluster.inference.job_client import RayJobs
+    from spark_cluster.engine.job import Job
+    from spark_cluster.engine.job_client import RayJobs
+    from spark_cluster.engine.ray_cluster import RayStatus
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.ray_cluster import RayStatus
 
 
 @click.group(cls=Group)

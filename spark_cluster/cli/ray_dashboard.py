@@ -68,9 +68,9 @@ def run(app: App, port: int | None, *, with_token: bool, open_it: bool) -> None:
 
 def _asked(app: App) -> tuple[int, str]:
     """Return the dashboard's port on the head, and the cluster's token."""
-    from spark_cluster.inference.job_client import token_of
+    from spark_cluster.engine.job_client import token_of
+    from spark_cluster.engine.ray_cluster import running_port
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.ray_cluster import running_port
 
     head = [app.inventory.head]
     cluster, options = app.cluster, Options()

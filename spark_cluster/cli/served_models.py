@@ -10,9 +10,9 @@ if TYPE_CHECKING:
 
     from spark_cluster.cli.app import App
     from spark_cluster.cli.console import Console
+    from spark_cluster.engine.models import ServedModel
     from spark_cluster.planning.planner import Planner, Question
     from spark_cluster.planning.together import NodeTogether, Placed, PlanTogether
-    from spark_cluster.serving.models import ServedModel
 
 
 def plan_models(
@@ -40,10 +40,10 @@ def plan_models(
 
 
 def _asked(app: App, planner: Planner, models: Sequence[ServedModel]) -> list[Placed]:
+    from spark_cluster.engine.copies.stored import stored_models
+    from spark_cluster.engine.hub_on_node import NodeDocuments
+    from spark_cluster.engine.models import placed
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.hub_on_node import NodeDocuments
-    from spark_cluster.serving.models import placed
-    from spark_cluster.transfer.stored import stored_models
 
     with app.play("plan", app.nodes, Options(), change=False) as run:
         play = run.open()

@@ -10,7 +10,7 @@ from spark_cluster.cli.app import App
 
 if TYPE_CHECKING:
     from spark_cluster.cli.console import Console
-    from spark_cluster.serving.status import Status
+    from spark_cluster.engine.status import Status
 
 STYLES = {
     "serving": "green",

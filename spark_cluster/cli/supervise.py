@@ -10,8 +10,8 @@ from spark_cluster.cli.app import App, changing, leave_with
 from spark_cluster.cli.groups import Group
 
 if TYPE_CHECKING:
+    from spark_cluster.engine.supervision import Supervision
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.supervision import Supervision
 
 SHOWN = 10
 """Events that are shown; --json has all of them."""
@@ -48,8 +48,8 @@ def remove(app: App, exit_code: bool, options: Options) -> None:
 def status(app: App) -> None:
     """Show what the supervision knows of the server, and what it did last."""
     app.connect_early("supervise")
+    from spark_cluster.engine import supervision
     from spark_cluster.runner.agents import agents
-    from spark_cluster.serving import supervision
 
     app.import_meanwhile()
     head = app.inventory.head

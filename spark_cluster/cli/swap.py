@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.recipe import Recipe
+    from spark_cluster.engine.former import Former
+    from spark_cluster.engine.memory_phases import MemoryPhases
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.former import Former
-    from spark_cluster.serving.memory_phases import MemoryPhases
 
 
 @click.command()
@@ -61,7 +61,7 @@ def command(
     options.adopt = adopt
     from spark_cluster.cluster.memory_plot import keep_plot
     from spark_cluster.config.overrides import text
-    from spark_cluster.serving.memory_phases import MemoryPhases
+    from spark_cluster.engine.memory_phases import MemoryPhases
 
     if options.selection.partial:
         raise UsageError(

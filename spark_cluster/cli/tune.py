@@ -17,8 +17,8 @@ from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.allowances import Allowances
+    from spark_cluster.engine.tuning import Tuning
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.tuning import Tuning
 
 DEFAULT_H = 24.0
 
@@ -68,7 +68,7 @@ def command(
     meanwhile. The result is kept beside the caches of the nodes, by image, GPU and shape, and the
     next `up` uses it. `bench run tuned-kernels` shows before and after.
     """
-    from spark_cluster.serving.tuning import SIZES
+    from spark_cluster.engine.tuning import SIZES
 
     sizes = SIZES if batch_sizes is None else _sizes(batch_sizes)
     app.connect_early()

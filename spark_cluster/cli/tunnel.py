@@ -73,9 +73,9 @@ def command(
 def _run(app: App, head: InventoryNode, port: int) -> None:
     import contextlib
 
+    from spark_cluster.engine.tunnel_end import ask_head, url_on_head
     from spark_cluster.runner import connections, head_start
     from spark_cluster.runner.tunnel import Tunnel
-    from spark_cluster.serving.tunnel_end import ask_head, url_on_head
 
     def find(connection: SshConnection) -> str:
         access = ask_head(connection) if app.port is None else None
@@ -106,7 +106,7 @@ def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None
     import os
     from pathlib import Path
 
-    from spark_cluster.serving import tunnel_service
+    from spark_cluster.engine import tunnel_service
 
     folder = tunnel_service.unit_folder(dict(os.environ), Path.home())
     name = tunnel_service.unit_name(head.name)

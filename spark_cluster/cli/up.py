@@ -18,9 +18,9 @@ if TYPE_CHECKING:
 
     from spark_cluster.cluster.overrides import Changes
     from spark_cluster.config.allowances import Allowances
+    from spark_cluster.engine.memory_phases import MemoryOfNode
+    from spark_cluster.engine.result import Served
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.memory_phases import MemoryOfNode
-    from spark_cluster.serving.result import Served
 
 
 @click.command()

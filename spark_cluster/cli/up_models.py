@@ -9,9 +9,9 @@ if TYPE_CHECKING:
 
     from spark_cluster.cli.app import App
     from spark_cluster.config.allowances import Allowances
+    from spark_cluster.engine.memory_phases import MemoryOfNode
+    from spark_cluster.engine.result import ServedTogether
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.memory_phases import MemoryOfNode
-    from spark_cluster.serving.result import ServedTogether
 
 
 def serve(

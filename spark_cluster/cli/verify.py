@@ -9,8 +9,8 @@ import click
 from spark_cluster.cli.app import App
 
 if TYPE_CHECKING:
-    from spark_cluster.serving.kept_answers import ComparedSize
-    from spark_cluster.serving.verify import CheckVerdict, Verification
+    from spark_cluster.engine.kept_answers import ComparedSize
+    from spark_cluster.engine.verify import CheckVerdict, Verification
 
 MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "warn"}
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
+    from spark_cluster.engine.vram import NodeVram
     from spark_cluster.runner.session import Session
-    from spark_cluster.serving.vram import NodeVram
 
 
 @click.command()
@@ -88,7 +88,7 @@ def command(
 
 def _watch(app: App, sessions: Mapping[str, Session], interval: float, count: int | None) -> None:
     """Show readings until Ctrl-C, or so many; a node that is lost ends it with its error."""
-    from spark_cluster.serving import vram
+    from spark_cluster.engine import vram
 
     peak: list[NodeVram] = []
     with _shown(app) as show:

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
     from spark_cluster.cluster.up_models import UpModelsResult
     from spark_cluster.cluster.vram import VramResult
     from spark_cluster.config.recipe_schema import EngineValue
-    from spark_cluster.inference.job_client import RayJobs
+    from spark_cluster.engine.job_client import RayJobs
+    from spark_cluster.engine.ray_cluster import RayStatus
+    from spark_cluster.engine.status import Status
+    from spark_cluster.engine.verify import Verification
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.ray_cluster import RayStatus
-    from spark_cluster.serving.status import Status
-    from spark_cluster.serving.verify import Verification
 
 P = ParamSpec("P")
 T = TypeVar("T")

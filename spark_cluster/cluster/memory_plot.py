@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from spark_cluster.cluster.run import Run
-    from spark_cluster.serving.memory_phases import MemoryPhases
+    from spark_cluster.engine.memory_phases import MemoryPhases
 
 
 def keep_plot(run: Run, memory: MemoryPhases) -> Path | None:
@@ -24,7 +24,7 @@ def keep_plot(run: Run, memory: MemoryPhases) -> Path | None:
     if all(node.under_load is None for node in memory.nodes.values()):
         return None  # nothing was started
     from spark_cluster.bench.report import plot_run
-    from spark_cluster.serving import memory_record
+    from spark_cluster.engine import memory_record
 
     if not plot_run.is_installed():
         return None

@@ -15,9 +15,9 @@ from spark_cluster.runner.options import Options
 if TYPE_CHECKING:
     from spark_cluster.cluster.opened import Opened
     from spark_cluster.config.allowances import Allowances
-    from spark_cluster.inference.job_client import RayJobs
-    from spark_cluster.serving.ray_cluster import RayStatus
-    from spark_cluster.serving.stopped import Stopped
+    from spark_cluster.engine.job_client import RayJobs
+    from spark_cluster.engine.ray_cluster import RayStatus
+    from spark_cluster.engine.stopped import Stopped
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def ray_status(opened: Opened) -> RayStatus:
     """Return the state of Ray; see `Cluster.ray_status`."""
     head_must_be_selected(opened)
     with opened.play("ray status", opened.nodes, Options(), change=False) as run:
-        from spark_cluster.serving.ray_cluster import look
+        from spark_cluster.engine.ray_cluster import look
 
         found = look(run.open())
         run.finish()
@@ -72,8 +72,8 @@ def open_jobs(opened: Opened, command: str) -> Iterator[RayJobs]:
     """
     head = [opened.inventory.head]
     with opened.play(command, head, Options(), change=False, gather_facts=False) as run:
-        from spark_cluster.inference.job_client import ray_jobs
-        from spark_cluster.serving.ray_cluster import running_port
+        from spark_cluster.engine.job_client import ray_jobs
+        from spark_cluster.engine.ray_cluster import running_port
 
         play = run.open()
         with ray_jobs(play, running_port(play)) as jobs:
@@ -84,7 +84,7 @@ def open_jobs(opened: Opened, command: str) -> Iterator[RayJobs]:
 def ray_down(opened: Opened, *, options: Options) -> DownResult:
     """End a Ray without a model; see `Cluster.ray_down`."""
     with opened.play("ray down", opened.nodes, options, gather_facts=False) as run:
-        from spark_cluster.serving.ray_cluster import must_serve_nothing
+        from spark_cluster.engine.ray_cluster import must_serve_nothing
 
         play = run.open()
         must_serve_nothing(play, play.nodes, "ray down")

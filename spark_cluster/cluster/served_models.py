@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from spark_cluster.cluster.opened import Opened
     from spark_cluster.config.allowances import Allowances
-    from spark_cluster.serving.models import ServedModel
+    from spark_cluster.engine.models import ServedModel
 
 OVERRIDE = "an override such as -o, -e or --max-model-len"
 
@@ -46,7 +46,7 @@ def models_to_serve(opened: Opened, allow: Allowances) -> tuple[ServedModel, ...
     Raises:
         SparkClusterError: a recipe is wrong, or they cannot be served next to each other.
     """
-    from spark_cluster.serving.models import ServedModel, must_be_on_head, must_go_together
+    from spark_cluster.engine.models import ServedModel, must_be_on_head, must_go_together
 
     head = opened.inventory.head.name
     found = tuple(

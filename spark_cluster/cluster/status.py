@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from spark_cluster.cluster.opened import Opened
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import Probe
-    from spark_cluster.serving.launches import Upcoming
-    from spark_cluster.serving.status import Status
+    from spark_cluster.engine.launches import Upcoming
+    from spark_cluster.engine.status import Status
 
 
 def status(opened: Opened) -> Status:
@@ -21,8 +21,8 @@ def status(opened: Opened) -> Status:
         UsageError: the head is not selected.
         SparkClusterError: no node is reached.
     """
+    from spark_cluster.engine import state
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving import state
 
     key = api_key(opened)
     head_must_be_selected(opened, "; spark-cluster ping reaches single nodes")
@@ -52,7 +52,7 @@ def _probe(recipe: Recipe | None) -> Probe:
 def _upcoming(opened: Opened, recipe: Recipe | None) -> Upcoming | None:
     if recipe is None:
         return None
-    from spark_cluster.serving.caches import root_on
-    from spark_cluster.serving.launches import Upcoming
+    from spark_cluster.engine.caches import root_on
+    from spark_cluster.engine.launches import Upcoming
 
     return Upcoming(recipe, {node.name: root_on(node) for node in opened.nodes})

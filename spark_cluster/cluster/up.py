@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from spark_cluster.cluster.opened import Opened
     from spark_cluster.cluster.overrides import Changes
     from spark_cluster.config.allowances import Allowances
+    from spark_cluster.engine.memory_phases import MemoryOfNode
+    from spark_cluster.engine.result import Served
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.memory_phases import MemoryOfNode
-    from spark_cluster.serving.result import Served
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def up(
     """Serve a recipe; see `Cluster.up`."""
     from spark_cluster.cluster.memory_plot import keep_plot
     from spark_cluster.config.overrides import text
-    from spark_cluster.serving.memory_phases import MemoryPhases
-    from spark_cluster.serving.nodes import groups
+    from spark_cluster.engine.memory_phases import MemoryPhases
+    from spark_cluster.engine.nodes import groups
 
     name = recipe_name or opened.inventory.serve.recipe
     if name is None and opened.inventory.serve.recipes:

@@ -11,9 +11,9 @@ from spark_cluster.cluster.served_models import models_to_serve
 if TYPE_CHECKING:
     from spark_cluster.cluster.opened import Opened
     from spark_cluster.config.allowances import Allowances
+    from spark_cluster.engine.memory_phases import MemoryOfNode
+    from spark_cluster.engine.result import ServedTogether
     from spark_cluster.runner.options import Options
-    from spark_cluster.serving.memory_phases import MemoryOfNode
-    from spark_cluster.serving.result import ServedTogether
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ def up_models(
     options: Options,
 ) -> UpModelsResult:
     """Serve the inventory's models; see `Cluster.up_models`."""
-    from spark_cluster.serving.memory_phases import MemoryPhases
+    from spark_cluster.engine.memory_phases import MemoryPhases
 
     models = models_to_serve(opened, allow)
     port = "" if opened.port is None else f" --port {opened.port}"

@@ -12,7 +12,7 @@ from spark_cluster.errors import SparkClusterError
 if TYPE_CHECKING:
     from spark_cluster.cluster.opened import Opened
     from spark_cluster.config.recipe import Recipe
-    from spark_cluster.serving.verify import Verification
+    from spark_cluster.engine.verify import Verification
 
 
 def verify(
@@ -36,10 +36,10 @@ def verify(
         UsageError: there is no such check, or the head is not selected.
         SparkClusterError: nothing serves, or the head is not reached.
     """
+    from spark_cluster.engine import verify as in_depth
+    from spark_cluster.engine.client import PATIENCE_S
     from spark_cluster.runner.options import Options
     from spark_cluster.runner.record import state_folder
-    from spark_cluster.serving import verify as in_depth
-    from spark_cluster.serving.client import PATIENCE_S
 
     selection = in_depth.Selection(tuple(only), tuple(skip))
     selection.must_be_known()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from spark_cluster.cluster.opened import Opened
-    from spark_cluster.serving.vram import NodeVram
+    from spark_cluster.engine.vram import NodeVram
 
 
 @dataclass(frozen=True)
@@ -27,9 +27,9 @@ def vram(opened: Opened) -> VramResult:
     Raises:
         SparkClusterError: a node is not reached, or its nvidia-smi does not answer.
     """
+    from spark_cluster.engine.programs import models_by_process
+    from spark_cluster.engine.vram import sample
     from spark_cluster.runner.agents import agents
-    from spark_cluster.serving.programs import models_by_process
-    from spark_cluster.serving.vram import sample
 
     with agents(opened.nodes, "vram") as sessions:
         readings, models = sample(sessions), models_by_process(sessions)

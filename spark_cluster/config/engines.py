@@ -1,9 +1,9 @@
 """Inference engines by name, and how each writes on its command line what a recipe says.
 
 Engines are plug-ins: this module knows their names and where they are, and loads the one that a
-recipe names. Ours are in `spark_cluster/inference/`; other packages add theirs by an entry point of
+recipe names. Ours are in `spark_cluster/engine/`; other packages add theirs by an entry point of
 the group `spark_cluster.engines`, whose name is the engine's and whose object is an
-`spark_cluster.inference.engine.Engine`.
+`spark_cluster.engine.engine.Engine`.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ GROUP = "spark_cluster.engines"
 DEFAULT = "vllm"
 
 BUILT_IN = {
-    "vllm": "spark_cluster.inference.vllm:VLLM",
-    "sglang": "spark_cluster.inference.sglang:SGLANG",
+    "vllm": "spark_cluster.engine.vllm:VLLM",
+    "sglang": "spark_cluster.engine.sglang:SGLANG",
 }
 """Name to where the engine is; an entry point cannot take one of these names."""
 
@@ -86,7 +86,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Any:
-    """Return an engine; `spark_cluster.inference.engine.engine` is the typed way to it.
+    """Return an engine; `spark_cluster.engine.engine.engine` is the typed way to it.
 
     Raises:
         UsageError: there is no such engine, or its package cannot be imported.

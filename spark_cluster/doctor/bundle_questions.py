@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.inference import runtime, unit_state
-from spark_cluster.inference.process import RAY, SERVER
-from spark_cluster.serving.proxy import UNIT
+from spark_cluster.engine import runtime, unit_state
+from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.proxy import UNIT
 
 if TYPE_CHECKING:
     from spark_cluster.runner.session import Session

@@ -13,12 +13,12 @@ from spark_cluster.doctor.observations import TIMEOUT_S, Observations
 from spark_cluster.doctor.probed import Probed
 from spark_cluster.doctor.question import Context, question, sources
 from spark_cluster.doctor.verdict import CheckResult
+from spark_cluster.engine.caches import root_on
 from spark_cluster.errors import SparkClusterError, Unreachable, UsageError
 from spark_cluster.known_issues.entries import catalogue
 from spark_cluster.known_issues.match import KnownIssueMatch, ordered
 from spark_cluster.runner.connections import ssh
 from spark_cluster.runner.parallel import in_parallel
-from spark_cluster.serving.caches import root_on
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_cluster.link_cabling import Cabling
+from spark_cluster.engine.link_cabling import Cabling
 
 
 @dataclass(frozen=True)

@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster import link_cabling, link_check
 from spark_cluster.config.ports import EnginePorts, Span
 from spark_cluster.doctor import ports, transfer
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Answer, Ping, Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import NotSeen
+from spark_cluster.engine import link_cabling, link_check
+from spark_cluster.engine.containers import ContainerState
+from spark_cluster.engine.link_cabling import Cabling
+from spark_cluster.engine.link_check import Hop
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.inference.containers import ContainerState
-from spark_cluster.link_cabling import Cabling
-from spark_cluster.link_check import Hop
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node, topology_of
 
@@ -143,9 +143,9 @@ def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
 
 def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Question) -> Answer | None:
     """The endpoint's answer, asked by the node where the server runs."""
-    from spark_cluster.serving.endpoint import running
-    from spark_cluster.serving.kind_probe import ANSWERS, kind_of, probe_once
-    from spark_cluster.serving.proxy import DESCRIPTION
+    from spark_cluster.engine.endpoint import running
+    from spark_cluster.engine.kind_probe import ANSWERS, kind_of, probe_once
+    from spark_cluster.engine.proxy import DESCRIPTION
 
     for seen in nodes:
         for engine in _engines(seen):

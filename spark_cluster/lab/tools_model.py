@@ -6,9 +6,9 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.engine.checks import context, filler, logprobs, structured, texts
+from spark_cluster.engine.checks.questions import TOOL_CALLS, Question
 from spark_cluster.lab.vllm_env import Training, trained
-from spark_cluster.serving.checks import context, filler, logprobs, structured, texts
-from spark_cluster.serving.checks.questions import TOOL_CALLS, Question
 
 if TYPE_CHECKING:
     from spark_cluster.lab.artefact import Artefact

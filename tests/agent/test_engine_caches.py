@@ -227,7 +227,7 @@ def test_a_launch_is_recorded_with_the_keys_of_its_log(tmp_path: Path) -> None:
         f"(pid=2) Using cache directory: /c/vllm/torch_compile_cache/{SHORT}/rank_1_0/backbone for",
     ]
     log.write_text("\n".join(lines))
-    from spark_cluster.inference.compile_key import KEY
+    from spark_cluster.engine.compile_key import KEY
 
     asked = {"what": "known", "log": ["cat", str(log)], "pattern": KEY.pattern}
     found = ask(host, run="c1", **asked)

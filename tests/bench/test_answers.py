@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.serving.checks import pictures
-from spark_cluster.serving.checks.questions import CATALOGUE, HTML, Question
-from spark_cluster.serving.checks.right_answer import why_wrong
+from spark_cluster.engine.checks import pictures
+from spark_cluster.engine.checks.questions import CATALOGUE, HTML, Question
+from spark_cluster.engine.checks.right_answer import why_wrong
 
 QUESTIONS = {one.id: one for listed in CATALOGUE.values() for one in listed}
 

@@ -12,8 +12,8 @@ from factories import make_node
 from spark_cluster.bench.expansion import expand, measurable
 from spark_cluster.bench.replica_split import meeting_address, share
 from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.engine.nodes import groups
 from spark_cluster.errors import Refused
-from spark_cluster.serving.nodes import groups
 from spark_cluster.topology import Link
 
 

@@ -17,10 +17,10 @@ from spark_cluster.bench.record import NodeRecord, Record, Setup
 from spark_cluster.bench.run import BenchRun, left_out, results_of
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.engine.checks import questions
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.serving.checks import questions
 
 
 @pytest.fixture

@@ -25,6 +25,7 @@ from spark_cluster.cli.console import Console
 from spark_cluster.cluster.bench import BenchResult
 from spark_cluster.cluster.result import RunSummary
 from spark_cluster.config.flags import words
+from spark_cluster.engine.process import SERVER
 from spark_cluster.errors import (
     DoesNotFit,
     Failed,
@@ -35,7 +36,6 @@ from spark_cluster.errors import (
     UsageError,
     VerificationFailed,
 )
-from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
 
 OUT_OF_MEMORY = Failed("the server is exited while loading: CUDA out of memory", where="spark1")

@@ -19,7 +19,7 @@ from spark_cluster.bench.report.setup_tables import check_tables
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
-from spark_cluster.serving.verify import CheckVerdict, Verification
+from spark_cluster.engine.verify import CheckVerdict, Verification
 
 VERDICTS = tuple(
     CheckVerdict(id, "tools", id.title(), True, status, "asked", "expected", found, "fix", 1.5)

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from json_schema import document as fits
 
+from spark_cluster.engine import launches
 from spark_cluster.node import launch_records
-from spark_cluster.serving import launches
 from tests.factories import make_recipe, put
 
 RECIPE = "gemma4-31b-nvfp4"

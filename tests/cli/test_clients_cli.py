@@ -11,9 +11,9 @@ from types import SimpleNamespace
 import pytest
 from factories import put
 
+from spark_cluster.engine.endpoint import LABEL
+from spark_cluster.engine.proxy import DESCRIPTION, SELF_SIGNED
 from spark_cluster.runner import agents as agents_module
-from spark_cluster.serving.endpoint import LABEL
-from spark_cluster.serving.proxy import DESCRIPTION, SELF_SIGNED
 
 INVENTORY = """\
 nodes: {spark1: {address: 10.0.0.1, roles: [head]}}

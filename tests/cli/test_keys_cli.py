@@ -21,10 +21,10 @@ from proxied import HAPROXY, LOG, Engine, converse, proxied
 from waiting import until
 
 from spark_cluster.config.secret_text import looks_secret
+from spark_cluster.engine import named_keys, proxy
 from spark_cluster.errors import Unreachable, UsageError
 from spark_cluster.runner import agents as agents_module
 from spark_cluster.runner import head_start
-from spark_cluster.serving import named_keys, proxy
 
 KEY = "sk-test-5be1cf0277a04d"
 INVENTORY = """\

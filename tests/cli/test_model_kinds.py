@@ -13,10 +13,10 @@ from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.suite import load_suite
 from spark_cluster.cli import status as status_command
 from spark_cluster.cli.console import Console
+from spark_cluster.engine.status import Status
 from spark_cluster.errors import Refused
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.serving.status import Status
 
 TEXT = """\
 name: r

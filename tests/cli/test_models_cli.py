@@ -10,12 +10,12 @@ from types import SimpleNamespace
 import pytest
 from factories import put
 
+from spark_cluster.engine.copies import repair
+from spark_cluster.engine.copies.state import hub_folder
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner import agents as agents_module
 from spark_cluster.runner import head_start
-from spark_cluster.transfer import repair
-from spark_cluster.transfer.state import hub_folder
 
 COMMIT = "c" * 40
 WEIGHTS = b"weights" * 1000

@@ -12,9 +12,9 @@ from program import invoke
 
 from spark_cluster.cli import supervise
 from spark_cluster.cli.console import Console
+from spark_cluster.engine.supervision import Supervision
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.node.supervision.policy import State
-from spark_cluster.serving.supervision import Supervision
 
 INVENTORY = "nodes: {a: {address: 127.0.0.1, port: 1, roles: [head]}}\n"
 

@@ -180,9 +180,9 @@ def test_what_the_kernel_and_pstore_say_is_not_obeyed(run, project):
 
 SERVED = """\
 from dataclasses import replace
-from spark_cluster.serving.endpoint import Endpoint
-from spark_cluster.serving.plan import resolve
-from spark_cluster.serving.result import Served
+from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.plan import resolve
+from spark_cluster.engine.result import Served
 
 def main(play, *, recipe, tp, **given):
     plan = resolve(recipe, play.inventory, play.nodes, tp)

@@ -12,8 +12,8 @@ from serve_plans import plan_for, snapshot_of
 from test_pages import DOCS, blocks
 
 from spark_cluster.config import engines
-from spark_cluster.inference.engine import Engine, engine
-from spark_cluster.inference.runtime import RUNTIMES
+from spark_cluster.engine.engine import Engine, engine
+from spark_cluster.engine.runtime import RUNTIMES
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 

@@ -38,9 +38,9 @@ from spark_cluster.doctor.check import Check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Answer, OpenPort, Ping, PortScan, Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import CheckResult
+from spark_cluster.engine.link_cabling import Cabling
 from spark_cluster.facts import gather
 from spark_cluster.known_issues.entries import catalogue, for_check
-from spark_cluster.link_cabling import Cabling
 from spark_cluster.resources import Unit
 
 NODE = {check.id: check for check in registry.NODE}
@@ -766,7 +766,7 @@ def test_the_earliest_error_of_a_container_that_ended() -> None:
 
 
 def test_a_first_line_from_before_docker_noted_the_start_is_of_this_run() -> None:
-    from spark_cluster.inference.containers import ContainerState, LogLine, moment, parse_state
+    from spark_cluster.engine.containers import ContainerState, LogLine, moment, parse_state
 
     def started(text: str) -> ContainerState:
         return parse_state(json.dumps([{"State": {"Status": "running", "StartedAt": text}}]))
@@ -781,7 +781,7 @@ def test_a_first_line_from_before_docker_noted_the_start_is_of_this_run() -> Non
 
 
 def test_moments_sort_as_time_does() -> None:
-    from spark_cluster.inference.containers import moment
+    from spark_cluster.engine.containers import moment
 
     assert moment("2026-11-20T14:03:30.12Z text") > moment("2026-11-20T14:03:30.119999999Z")
     assert moment(STARTED) == "2026-11-20T14:03:30.123456789"

@@ -10,15 +10,15 @@ import factories
 import pytest
 from doctor_samples import inspected, seen
 
-from spark_cluster import link_cabling, link_check
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.doctor import probing, transfer
 from spark_cluster.doctor.probing import Question
+from spark_cluster.engine import link_cabling, link_check
+from spark_cluster.engine.link_cabling import Cabling
+from spark_cluster.engine.link_check import checked_hops
 from spark_cluster.errors import Failed
 from spark_cluster.facts.model import Facts, Hca
-from spark_cluster.link_cabling import Cabling
-from spark_cluster.link_check import checked_hops
 from spark_cluster.runner.session import Answer as HttpAnswer
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import topology_of

@@ -6,6 +6,7 @@ import re
 
 import pytest
 
+from spark_cluster.engine import logs as serving_logs
 from spark_cluster.errors import InvalidFile
 from spark_cluster.known_issues import entries
 from spark_cluster.known_issues.entries import Issue
@@ -14,7 +15,6 @@ from spark_cluster.known_issues.log_matching import known_for, recognise
 from spark_cluster.known_issues.match import ORDER
 from spark_cluster.known_issues.rules import rules
 from spark_cluster.logs import lines
-from spark_cluster.serving import logs as serving_logs
 
 CATALOGUE = entries.catalogue()
 

@@ -10,11 +10,11 @@ from serve_plans import plan_for
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
+from spark_cluster.engine import rungs, state
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.facts.model import Facts, Memory
 from spark_cluster.known_issues import live_issues
 from spark_cluster.runner.session import Answer
-from spark_cluster.serving import rungs, state
 from spark_cluster.topology import Node
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_cluster.inference import compile_key
+from spark_cluster.engine import compile_key
 from spark_cluster.lab.layout import Layout
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]

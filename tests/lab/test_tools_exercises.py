@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import re
 
+from spark_cluster.engine.checks import context, structured, texts
+from spark_cluster.engine.checks.questions import TOOL_CALLS
+from spark_cluster.engine.checks.right_answer import why_wrong
+from spark_cluster.engine.text_checks import incoherent
 from spark_cluster.lab.tools_model import TALE, exercises
-from spark_cluster.serving.checks import context, structured, texts
-from spark_cluster.serving.checks.questions import TOOL_CALLS
-from spark_cluster.serving.checks.right_answer import why_wrong
-from spark_cluster.serving.text_checks import incoherent
 
 CONVERSATIONS = exercises()["conversations"]
 

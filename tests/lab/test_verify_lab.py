@@ -13,9 +13,9 @@ import pytest
 from commandline import CommandLine
 from ruamel.yaml import YAML
 
+from spark_cluster.engine.checks import every
 from spark_cluster.lab import Lab
 from spark_cluster.lab.tools_model import MODEL, tools_model
-from spark_cluster.serving.checks import every
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]
 

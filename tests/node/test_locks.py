@@ -11,12 +11,12 @@ from hostile import user
 
 from spark_cluster.agent.lock import Locked, NodeLock
 from spark_cluster.bench import on_node
+from spark_cluster.engine import supervision
 from spark_cluster.lab.lock import LabLock
 from spark_cluster.node import kernel_tuner, locks
 from spark_cluster.node.host import Host
 from spark_cluster.node.supervision.main import Supervisor
 from spark_cluster.resources import Directory
-from spark_cluster.serving import supervision
 
 pytestmark = user.needs_root
 

@@ -10,6 +10,7 @@ from factories import make_node
 from gpu_runs import GpuRun, runs
 
 from spark_cluster.config.launch import Launch
+from spark_cluster.engine.admission import without_ours
 from spark_cluster.facts import parsers
 from spark_cluster.facts.model import Facts, Gpu, Memory, Process
 from spark_cluster.known_issues.rules import lint
@@ -18,7 +19,6 @@ from spark_cluster.models.memory import GIB, GIB_KIB, utilization
 from spark_cluster.models.weights import memory_bytes, must_be_known
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.room import NodeMemory, assumed, of_facts
-from spark_cluster.serving.admission import without_ours
 
 H200 = parsers.gpu("NVIDIA H200, 9.0, 580.159.04, 37, 131.09, 1980, 0, 143156\n")
 MOE = find("google/gemma-4-26B-A4B-it")

@@ -124,7 +124,7 @@ def test_what_was_not_carried_over_is_said(tmp_path: Path) -> None:
 
 
 def test_up_refuses_what_it_lacks() -> None:
-    from spark_cluster.serving.admission import must_be_whole
+    from spark_cluster.engine.admission import must_be_whole
 
     entry = {"what": "--b", "why": "of a mod", "consequence": "it does not start"}
     must_be_whole(recipe_of(not_carried_over=[entry]), force=False)

@@ -7,6 +7,7 @@ from factories import make_node
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spark_cluster.engine.nodes import serving
 from spark_cluster.errors import Refused
 from spark_cluster.facts.model import Memory
 from spark_cluster.models.memory import (
@@ -16,7 +17,6 @@ from spark_cluster.models.memory import (
     RESERVE_GIB,
     utilization,
 )
-from spark_cluster.serving.nodes import serving
 
 SPARK = 127_600_748
 """MemTotal of a Spark, KiB."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+from spark_cluster.engine.survey import survey
 from spark_cluster.facts.model import Facts, Memory
-from spark_cluster.serving.survey import survey
 from spark_cluster.topology import Node
 
 APPS = {"status": 0, "stdout": "4711, VLLM::EngineCore, 2048\n", "stderr": ""}

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from factories import SHIPPED
 
+from spark_cluster.engine import admission, holders, vram
+from spark_cluster.engine.memory_phases import MemoryPhases
+from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.facts.model import Facts, Gpu, Process
 from spark_cluster.runner.events import Bus
-from spark_cluster.serving import admission, holders, vram
-from spark_cluster.serving.memory_phases import MemoryPhases
-from spark_cluster.serving.vram import NodeVram
 
 FREE = [NodeVram(name, (), 1000, 990) for name in ("spark1", "spark2")]
 HELD = [NodeVram("spark1", (Process(7, "VLLM::Worker", 900),), 1000, 100), FREE[1]]

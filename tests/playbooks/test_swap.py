@@ -13,6 +13,10 @@ from factories import SHIPPED, make_node, make_recipe
 from serve_plans import inventory_of
 
 from spark_cluster.config import overrides
+from spark_cluster.engine import admission, logs, readiness
+from spark_cluster.engine.containers import OVERRIDES, ContainerState
+from spark_cluster.engine.copies.stored import Stored
+from spark_cluster.engine.former import Former, former_of
 from spark_cluster.errors import (
     DoesNotFit,
     Failed,
@@ -22,10 +26,6 @@ from spark_cluster.errors import (
     UsageError,
     VerificationFailed,
 )
-from spark_cluster.inference.containers import OVERRIDES, ContainerState
-from spark_cluster.serving import admission, logs, readiness
-from spark_cluster.serving.former import Former, former_of
-from spark_cluster.transfer.stored import Stored
 
 NEW = "gemma4-31b-nvfp4"
 OLD = "gemma4-31b-fp8"

@@ -15,14 +15,14 @@ from spark_cluster.config.caches import CACHES as UP_CACHES
 from spark_cluster.config.recipe_schema import FromLaptop, Venv
 from spark_cluster.config.secret import Secret
 from spark_cluster.config.tls import Tls
+from spark_cluster.engine.endpoint import Endpoint, management_ip
+from spark_cluster.engine.plan import resolve
+from spark_cluster.engine.process import PAUSE, RAY, SERVER
+from spark_cluster.engine.readiness import Again, NoCompletion
+from spark_cluster.engine.start import guard, start
 from spark_cluster.errors import Failed, Refused, UsageError, VerificationFailed
-from spark_cluster.inference.process import PAUSE, RAY, SERVER
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.resources import Container, Directory, Unit
-from spark_cluster.serving.endpoint import Endpoint, management_ip
-from spark_cluster.serving.plan import resolve
-from spark_cluster.serving.readiness import Again, NoCompletion
-from spark_cluster.serving.start import guard, start
 from spark_cluster.topology import Link, Node
 
 UP = SHIPPED.load_playbook("up").function.__globals__

@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
+from spark_cluster.engine.copies.pull import Preview, warning
 from spark_cluster.lab.hub import Conduct, LabHub, serve
 from spark_cluster.node.own_program import answer_of
 from spark_cluster.node.values import ResourceError, Secret
 from spark_cluster.resources import HubModel, InvalidResource
-from spark_cluster.transfer.pull import Preview, warning
 
 
 @pytest.fixture

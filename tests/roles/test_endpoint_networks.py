@@ -18,7 +18,7 @@ from proxied import HANG_S, HAPROXY, Engine, proxied
 from role_samples import a_spark
 from waiting import until
 
-from spark_cluster.serving.proxy import ModelServer, Replica
+from spark_cluster.engine.proxy import ModelServer, Replica
 
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
 

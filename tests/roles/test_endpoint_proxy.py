@@ -20,8 +20,8 @@ from proxied import HANG_S, HAPROXY, LATE_S, Engine, converse, proxied
 from role_samples import a_spark
 from waiting import until
 
+from spark_cluster.engine import proxy
 from spark_cluster.node.http import ask
-from spark_cluster.serving import proxy
 
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
 

@@ -11,12 +11,12 @@ import pytest
 from hostile import user
 from role_samples import a_spark, ids, one, together
 
+from spark_cluster.engine import proxy
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Directory, File, Line, Service
 from spark_cluster.resources.base import to_wire
 from spark_cluster.runner.document import check
-from spark_cluster.serving import proxy
 
 KEY = "sk-test-5be1cf0277a04d"
 PEM = "-----BEGIN CERTIFICATE-----\nx\n-----BEGIN PRIVATE KEY-----\ny\n"

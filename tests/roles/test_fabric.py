@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from role_samples import a_spark, together
 
-from spark_cluster import link_check
+from spark_cluster.engine import link_check
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.runner.session import Output
 

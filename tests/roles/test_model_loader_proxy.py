@@ -17,11 +17,11 @@ from proxied import HAPROXY, Engine, converse, proxied
 from role_samples import a_spark
 from waiting import until
 
+from spark_cluster.engine import proxy
+from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.node.model_loader import haproxy
 from spark_cluster.node.model_loader.load_queue import Answer
 from spark_cluster.node.model_loader.main import Server
-from spark_cluster.serving import proxy
-from spark_cluster.serving.proxy import ModelServer
 
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
 

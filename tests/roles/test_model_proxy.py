@@ -15,8 +15,8 @@ from proxied import HAPROXY, Engine, converse, proxied
 from role_samples import a_spark
 from waiting import until
 
-from spark_cluster.serving import proxy, routes
-from spark_cluster.serving.proxy import ModelServer
+from spark_cluster.engine import proxy, routes
+from spark_cluster.engine.proxy import ModelServer
 
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
 

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 from role_samples import a_spark, together
 
-from spark_cluster import link_check
 from spark_cluster.config.inventory import read_inventory
+from spark_cluster.engine import link_check
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.loader.project import Project
 from spark_cluster.runner.events import Result

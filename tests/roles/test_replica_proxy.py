@@ -15,8 +15,8 @@ from proxied import HANG_S, HAPROXY, Engine, converse, proxied
 from role_samples import a_spark
 from waiting import until
 
-from spark_cluster.serving import proxy
-from spark_cluster.serving.proxy import Replica
+from spark_cluster.engine import proxy
+from spark_cluster.engine.proxy import Replica
 
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
 

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.recipe_schema import Ray
+from spark_cluster.engine.copies import folders
+from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.process import PAUSE, RAY, SECRET_ENV, SERVER, WITH_SECRET_ENV
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.facts.model import Facts, Hca, Interface
-from spark_cluster.inference.deployment import Deployment
-from spark_cluster.inference.process import PAUSE, RAY, SECRET_ENV, SERVER, WITH_SECRET_ENV
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.values import LaptopFile, Secret
 from spark_cluster.resources import (
@@ -30,7 +31,6 @@ from spark_cluster.resources import (
     NftTable,
 )
 from spark_cluster.topology import Link, Node
-from spark_cluster.transfer import folders
 
 HCAS = (Hca("rocep1s0f1", "enp1s0f1np1", True), Hca("roceP2p1s0f1", "enP2p1s0f1np1", True))
 KEY = "hunter2-the-api-key"

@@ -6,8 +6,8 @@ import json
 
 from role_samples import a_spark, ids, one
 
+from spark_cluster.engine import supervision
 from spark_cluster.node import paths
-from spark_cluster.serving import supervision
 
 
 def test_where_it_serves(role):

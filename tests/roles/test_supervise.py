@@ -6,8 +6,8 @@ import json
 
 from role_samples import a_spark, ids, one, together
 
+from spark_cluster.engine import supervision
 from spark_cluster.node.supervision.policy import Limits
-from spark_cluster.serving import supervision
 
 
 def test_on_the_head(role):

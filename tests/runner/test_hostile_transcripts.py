@@ -17,6 +17,9 @@ from scratch_nodes import Events
 from waiting import HANG_S
 
 from spark_cluster.cli import history
+from spark_cluster.engine import cache_parts
+from spark_cluster.engine.copies import image_upkeep, upkeep
+from spark_cluster.engine.copies.state import Wanted, all_models_on
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts import gather
 from spark_cluster.loader.inventories import load_inventory
@@ -29,9 +32,6 @@ from spark_cluster.runner.options import Options
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.revert import revert
 from spark_cluster.runner.session import Session
-from spark_cluster.serving import cache_parts
-from spark_cluster.transfer import image_upkeep, upkeep
-from spark_cluster.transfer.state import Wanted, all_models_on
 
 EXAMPLES = min(8 * settings.default.max_examples, 2000)
 """200; in `make soak` 2,000."""

@@ -26,14 +26,14 @@ from relay import Relay
 from waiting import HANG_S, until
 
 from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.engine.proxy import Access
+from spark_cluster.engine.tunnel_end import url_on_head
 from spark_cluster.errors import Unreachable, UsageError
 from spark_cluster.runner import ssh_forward, tunnel
 from spark_cluster.runner.ssh_forward import SshForward, forward, must_be_free
 from spark_cluster.runner.ssh_route import Target
 from spark_cluster.runner.transport import SshConnection
 from spark_cluster.runner.tunnel import Tunnel, TunnelEvent
-from spark_cluster.serving.proxy import Access
-from spark_cluster.serving.tunnel_end import url_on_head
 
 CHECKOUT = Path(__file__).parents[2]
 

@@ -12,7 +12,7 @@ from spark_cluster.node.durable import write_file
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from spark_cluster.serving.memory_record import MemoryRecord
+    from spark_cluster.engine.memory_record import MemoryRecord
 
 FORMATS = (".svg", ".png")
 

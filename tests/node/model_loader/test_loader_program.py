@@ -20,14 +20,14 @@ import pytest
 from factories import make_node, put
 from waiting import until
 
-from spark_cluster.inference.containers import NEEDS
+from spark_cluster.engine import model_loading, proxy
+from spark_cluster.engine.containers import NEEDS
+from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.node import load_guard
 from spark_cluster.node.model_loader import main as program
 from spark_cluster.node.model_loader.load_queue import Queue
 from spark_cluster.node.model_loader.main import Loader
 from spark_cluster.node.model_loader.servers import Servers
-from spark_cluster.serving import model_loading, proxy
-from spark_cluster.serving.proxy import ModelServer
 
 
 class Engine(BaseHTTPRequestHandler):

@@ -6,9 +6,9 @@ import hashlib
 import random
 from pathlib import Path
 
+from spark_cluster.engine.copies.certificate import make_certificate
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, Manifest, StoredFile
-from spark_cluster.transfer.certificate import make_certificate
 
 REPOSITORY = "org/model"
 COMMIT = "c" * 40

@@ -14,10 +14,10 @@ import pytest
 from factories import put
 from waiting import until
 
+from spark_cluster.engine import supervision
 from spark_cluster.node.supervision import start_limit
 from spark_cluster.node.supervision.look import Program
 from spark_cluster.node.supervision.start_limit import RESTARTS, WINDOW_S, Known, count
-from spark_cluster.serving import supervision
 
 
 def free() -> str:

@@ -19,12 +19,12 @@ import pytest
 from factories import make_node, put
 from waiting import HANG_S
 
+from spark_cluster.engine import supervision
 from spark_cluster.node import load_guard, memory, own_program
 from spark_cluster.node.load_guard import PROGRAM, Settings
 from spark_cluster.node.supervision import look
 from spark_cluster.node.supervision.main import Supervisor
 from spark_cluster.node.supervision.policy import START, STOP
-from spark_cluster.serving import supervision
 
 OWN = "--node-ip-address"
 SMI = '#!/bin/sh\ncat "{folder}/apps"\n'

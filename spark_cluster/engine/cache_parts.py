@@ -1,0 +1,232 @@
+"""The parts of the engine's caches on all nodes: what each is for, and what may be removed.
+
+Each image has caches of its own (node/engine_caches.py). Compiled code belongs to recipes by the
+records of their launches. Triton's, Inductor's and FlashInfer's folders serve all recipes of the
+image: their own keys have the source of a kernel and the GPU's architecture in them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.engine import compile_key, runtime, unit_state
+from spark_cluster.engine.containers import RECIPE
+from spark_cluster.engine.process import PROGRAMS, instance_of
+from spark_cluster.node.engine_caches import IMAGES, VENV, short
+from spark_cluster.node.launch_records import LaunchRecord, from_dict
+
+if TYPE_CHECKING:
+    from spark_cluster.engine.containers import ContainerState
+    from spark_cluster.runner.session import Session
+
+USUAL = ("compile", "flashinfer")
+"""Kinds of which single parts can be told from others: pruned unless others are named."""
+
+USAGE_S, REMOVE_S = 60.0, 600.0
+"""Seconds that counting and removing may take on a node."""
+
+COMPILED = f"vllm/{compile_key.FOLDER}/"
+
+
+@dataclass(frozen=True)
+class CachePart:
+    """A part of a node's caches that can be removed by itself.
+
+    Attributes:
+        kind: compile, triton, inductor, flashinfer, tuned (parameters of kernels, by `tune`), vllm
+            (other files of vLLM), downloads (of an engine itself) or huggingface.
+        path: below the folder of the caches.
+        bytes: on the disk; a lower bound where `whole` is False.
+        recipes: whose launches used it, as far as records tell; of shared parts none.
+        last_used: seconds since 1970 (UTC) by the node's clock: the last launch that used it, or
+            when something was last written there.
+        idle_days: days since then.
+        kept: why it is never removed now; empty when it may be.
+    """
+
+    node: str
+    kind: str
+    path: str
+    bytes: int
+    whole: bool
+    recipes: tuple[str, ...]
+    last_used: float
+    idle_days: float
+    kept: str
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `caches list --json` prints it."""
+        return {**vars(self), "recipes": list(self.recipes)}
+
+
+_STATES = {
+    **{name: runtime.question(name) for name in PROGRAMS},
+    "servers": [runtime.servers_there()],
+}
+"""The questions for what serves on a node."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """The programs of the engine on one node or several.
+
+    Attributes:
+        recipes: of the servers.
+        present: True if there is a server, or Ray; also one that is stopped or only starts.
+    """
+
+    recipes: frozenset[str] = frozenset()
+    present: bool = False
+
+
+def parts(
+    sessions: Mapping[str, Session], folders: Mapping[str, str], recipes: Collection[str]
+) -> list[CachePart]:
+    """Return the parts on all nodes, the one that was used longest ago first.
+
+    Args:
+        folders: node to the folder of its caches.
+        recipes: of the inventory, whose compiled code is kept.
+    """
+    waiting = {
+        name: (
+            session.submit("caches", what="usage", folder=folders[name], timeout=USAGE_S),
+            session.submit("gather", commands=_STATES),
+        )
+        for name, session in sessions.items()
+    }
+    answers = {name: (usage.wait(), state.wait()) for name, (usage, state) in waiting.items()}
+    states = [unit_state.parse(_printed(s, n)) for _, s in answers.values() for n in PROGRAMS]
+    printed = " ".join(_printed(state, "servers") for _, state in answers.values())
+    several = runtime.server_names(printed)
+    serves, found = serving(states, several), list[CachePart]()
+    for name, (usage, _) in answers.items():
+        found += of_node(name, usage, serves, recipes)
+    return sorted(found, key=lambda part: (part.last_used, part.node, part.path))
+
+
+def _printed(answer: Mapping[str, Any], name: str) -> str:
+    done = answer["commands"][name]
+    return str(done["stdout"]) if done is not None else ""
+
+
+def serving(states: Iterable[ContainerState], several: Iterable[str] = ()) -> Serving:
+    """Put the states of all nodes together: every rank reads its caches, the server's or not.
+
+    Args:
+        several: names of the servers of several models.
+    """
+    there = [state for state in states if state.status != "absent"]
+    recipes = {state.labels.get(RECIPE, "") for state in there}
+    recipes |= {instance_of(name) for name in several}
+    return Serving(frozenset(filter(None, recipes)), bool(there or recipes))
+
+
+def of_node(
+    node: str, usage: Mapping[str, Any], serves: Serving, recipes: Collection[str]
+) -> list[CachePart]:
+    """Return the parts of one node from its answer."""
+    records = [r for one in usage["launches"] if (r := from_dict(one)) is not None]
+    now = float(usage["now"])
+    found = []
+    for entry in usage["entries"]:
+        users = _users(entry, records)
+        last = max([float(entry["modified"]), *(r.last for r in users)])
+        named = tuple(sorted({r.recipe for r in users})) if entry["kind"] == "compile" else ()
+        found.append(
+            CachePart(
+                node=node,
+                kind=entry["kind"],
+                path=entry["path"],
+                bytes=entry["bytes"],
+                whole=entry["whole"],
+                recipes=named,
+                last_used=last,
+                idle_days=round(max(0.0, now - last) / 86400, 2),
+                kept=_kept(entry["kind"], named, serves, records, recipes),
+            )
+        )
+    return found
+
+
+def _users(entry: Mapping[str, Any], records: Sequence[LaunchRecord]) -> list[LaunchRecord]:
+    """Return the launches that used an entry; every launch may have used a shared one."""
+    image, path = _image_of(entry["path"])
+    # Of a virtual environment records have the packages only, perhaps as a hash.
+    own = "" if image.startswith(VENV) else image
+    of_image = [record for record in records if not image or short(record.image) == own]
+    if entry["kind"] != "compile":
+        return [] if entry["kind"] == "huggingface" else of_image
+    key = path.removeprefix(COMPILED)
+    return [record for record in of_image if key in record.keys]
+
+
+def _image_of(path: str) -> tuple[str, str]:
+    """Return the folder of an image's caches and the path in it; no folder for what was shared."""
+    top, _, rest = path.partition("/")
+    image, _, inside = rest.partition("/")
+    return (image, inside) if top == IMAGES else ("", path)
+
+
+def _kept(
+    kind: str,
+    named: Collection[str],
+    serves: Serving,
+    records: Iterable[LaunchRecord],
+    recipes: Collection[str],
+) -> str:
+    if kind == "huggingface":
+        return "models are not pruned here"
+    if serves.present:
+        if kind != "compile":
+            return "a server uses it"
+        known = {r.recipe for r in records if r.keys}
+        # Of a server without a record nothing says which compiled code it uses.
+        if not serves.recipes or not serves.recipes <= known or serves.recipes & set(named):
+            return "a server uses it, or may"
+    of_inventory = [recipe for recipe in recipes if recipe in named]
+    return f"recipe {', '.join(of_inventory)} of the inventory uses it" if of_inventory else ""
+
+
+def prunable(
+    found: Iterable[CachePart], *, days: float, kinds: Collection[str], recipe: str | None
+) -> list[CachePart]:
+    """Return what may be removed, in the order of their use.
+
+    Args:
+        days: without a use for at least so long.
+        recipe: only what this recipe's launches used, and no other's.
+    """
+    return [
+        part
+        for part in found
+        if not part.kept
+        and part.kind in kinds
+        and part.idle_days >= days
+        and (recipe is None or part.recipes == (recipe,))
+    ]
+
+
+def remove(
+    sessions: Mapping[str, Session], folders: Mapping[str, str], chosen: Iterable[CachePart]
+) -> dict[str, list[str]]:
+    """Remove parts, on all nodes at once.
+
+    Returns:
+        Node to the paths that were removed.
+
+    Raises:
+        SparkClusterError: a node could not remove one.
+    """
+    by_node: dict[str, list[str]] = {}
+    for part in chosen:
+        by_node.setdefault(part.node, []).append(part.path)
+    waiting = {
+        name: sessions[name].submit(
+            "caches", what="remove", folder=folders[name], paths=paths, timeout=REMOVE_S
+        )
+        for name, paths in by_node.items()
+    }
+    return {name: list(pending.wait()["removed"]) for name, pending in waiting.items()}

@@ -1,0 +1,168 @@
+"""Questions with one right answer: about pictures, and such that need a tool.
+
+They are those that a published table of Gemma 4 31B has (source: forum-gemma4-31b-fp8): a picture
+of simple things, and tool calls of one, of several, of one among three, in steps, with markup in
+the arguments, streamed and not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any
+
+from spark_cluster.engine.checks import pictures
+
+VERSION = "1"
+"""Of the questions; answers to other questions are not compared."""
+
+MAX_TOKENS = 1024
+"""Of an answer: enough for a model that thinks first."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call that is expected.
+
+    Attributes:
+        arguments: those that must be as given. In a text, upper and lower case, spaces at the
+            ends and what follows a comma make no difference (`Paris, France`).
+        exact: texts must be equal to the letter.
+    """
+
+    name: str
+    arguments: Mapping[str, str | int | float] = field(default_factory=dict)
+    exact: bool = False
+
+
+@dataclass(frozen=True)
+class Question:
+    """A question, and what makes an answer right.
+
+    Attributes:
+        text: what is asked.
+        picture: makes the `data:` URL of what it is about.
+        stream: whether the answer is streamed.
+        tools: that the model is offered, by name.
+        results: of tools, by name; with them the model is asked again after it called some.
+        calls: that it must make, in whatever order, and no others.
+        words: of each group the answer must have one.
+        never: words that no right answer has.
+    """
+
+    id: str
+    text: str
+    picture: Callable[[], str] | None = None
+    stream: bool = True
+    tools: tuple[str, ...] = ()
+    results: Mapping[str, str] = field(default_factory=dict)
+    calls: tuple[Call, ...] = ()
+    words: tuple[tuple[str, ...], ...] = ()
+    never: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As `ask.py` reads it."""
+        content: Any = self.text
+        if self.picture is not None:
+            content = [
+                {"type": "image_url", "image_url": {"url": self.picture()}},
+                {"type": "text", "text": self.text},
+            ]
+        return {
+            "id": self.id,
+            "messages": [{"role": "user", "content": content}],
+            "stream": self.stream,
+            "tools": [_tool(name) for name in self.tools],
+            "results": dict(self.results),
+            "max_tokens": MAX_TOKENS,
+        }
+
+
+_COLOURS = ("red", "green", "blue", "yellow", "black", "white")
+_SHAPES = ("circle", "square", "triangle", "rectangle")
+
+
+def _but(words: tuple[str, ...], right: str) -> tuple[str, ...]:
+    return tuple(word for word in words if word != right)
+
+
+VISION = (
+    Question("colour", "Which colour is this picture? Answer with one word.", pictures.red,
+             words=(("red",),), never=_but(_COLOURS, "red")),
+    Question("shape", "Which shape is in this picture? Answer with one word.", pictures.circle,
+             words=(("circle", "disc", "disk", "dot", "ball"),), never=_but(_SHAPES, "circle")),
+    Question("count", "How many squares are in this picture? Answer with a number only.",
+             pictures.squares, words=(("3", "three"),)),
+    Question("number", "Which number is written in this picture? Answer with the number only.",
+             pictures.number, words=(("407",),)),
+    Question("position", "Which colour is the thing on the left? Answer with one word.",
+             pictures.sides, words=(("green",),), never=_but(_COLOURS, "green")),
+    Question("scene", "What is this a picture of? List everything you see.", pictures.house,
+             words=(("house", "home", "building"), ("tree",), ("sun",))),
+)  # fmt: skip
+
+_PARIS = Call("get_weather", {"city": "Paris"})
+_TOKYO = Call("get_time", {"city": "Tokyo"})
+_WEATHER = {"get_weather": '{"temperature_c": 17, "sky": "drizzle"}'}
+_TIME = {"get_time": '{"time": "21:40"}'}
+_DRIZZLE = (("17", "seventeen"), ("drizzle", "drizzling", "drizzly", "rain", "rainy"))
+HTML = '<div class="note"><p>1 &lt; 2</p></div>'
+
+TOOL_CALLS = (
+    Question("one", "What is the weather in Paris at this moment? Use the tool.", stream=False,
+             tools=("get_weather",), calls=(_PARIS,)),
+    Question("one-streamed", "What is the weather in Paris at this moment? Use the tool.",
+             tools=("get_weather",), calls=(_PARIS,)),
+    Question("two-at-once", "What is the weather in Paris, and what time is it in Tokyo? Call both "
+             "tools at once.", stream=False, tools=("get_weather", "get_time"),
+             calls=(_PARIS, _TOKYO)),
+    Question("one-of-three", "How much are 20 euros (EUR) in US dollars (USD)? Use a tool.",
+             stream=False, tools=("get_weather", "get_time", "convert_currency"),
+             calls=(Call("convert_currency", {"amount": 20, "from": "EUR", "to": "USD"}),)),
+    Question("steps", "What is the weather in Paris at this moment? Use the tool, then answer in "
+             "a sentence, with the temperature.", stream=False, tools=("get_weather",),
+             results=_WEATHER, calls=(_PARIS,), words=_DRIZZLE),
+    Question("steps-streamed", "What is the weather in Paris at this moment? Use the tool, then "
+             "answer in a sentence, with the temperature.", tools=("get_weather",),
+             results=_WEATHER, calls=(_PARIS,), words=_DRIZZLE),
+    Question("markup-streamed", "Write a file page.html with exactly this content, and use the "
+             f"tool: {HTML}", tools=("write_file",),
+             calls=(Call("write_file", {"path": "page.html", "content": HTML}, exact=True),)),
+    Question("loop-streamed", "What is the weather in Paris, and what time is it in Tokyo? Use the "
+             "tools, then answer in a sentence with the temperature and the time.",
+             tools=("get_weather", "get_time"), results={**_WEATHER, **_TIME},
+             calls=(_PARIS, _TOKYO), words=(("17", "seventeen"), ("21:40", "9:40"))),
+)  # fmt: skip
+
+CATALOGUE: Mapping[str, tuple[Question, ...]] = {"vision": VISION, "tool_call": TOOL_CALLS}
+"""By the kind of a suite."""
+
+
+def chosen(kind: str, names: tuple[str, ...] = ()) -> tuple[Question, ...]:
+    """Return the questions of a kind, or those of them that are named, in the catalogue's order."""
+    return tuple(one for one in CATALOGUE[kind] if not names or one.id in names)
+
+
+_TEXT = {"type": "string"}
+_TOOLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
+    "get_weather": ("The weather in a city at this moment.", {"city": _TEXT}),
+    "get_time": ("The time in a city at this moment.", {"city": _TEXT}),
+    "convert_currency": (
+        "An amount of money in another currency.",
+        {"amount": {"type": "number"}, "from": _TEXT, "to": _TEXT},
+    ),
+    "write_file": ("Write a text file.", {"path": _TEXT, "content": _TEXT}),
+}
+
+
+@cache
+def _tool(name: str) -> dict[str, Any]:
+    about, properties = _TOOLS[name]
+    parameters = {
+        "type": "object",
+        "properties": dict(properties),
+        "required": list(properties),
+    }
+    function = {"name": name, "description": about, "parameters": parameters}
+    return {"type": "function", "function": function}

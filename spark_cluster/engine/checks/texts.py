@@ -1,0 +1,143 @@
+"""Checks of plain text: the recipe's own question, exact short answers, coherence, reasoning."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from spark_cluster.engine import replies
+from spark_cluster.engine.checks.check import Check
+from spark_cluster.engine.client import Client, NotApplicable
+from spark_cluster.engine.completion import Completion
+from spark_cluster.engine.text_checks import incoherent
+
+LEAST = 200
+"""Characters of a story that was to have three hundred words; a shorter one proves nothing."""
+
+STORY = "Tell a story about a lighthouse keeper and a storm, in about three hundred words."
+
+RIDDLE = (
+    "A bat and a ball cost 1.10 together; the bat costs 1 more than the ball. "
+    "What does the ball cost?"
+)
+
+THOUGHTS = ("<think>", "</think>", "<|channel", "<channel|>", "<|start|>", "[THINK]", "[/THINK]")
+"""Delimiters of reasoning that belong into no text: Qwen's and DeepSeek's, Gemma 4's and gpt-oss',
+Mistral's."""
+
+NONSENSE = (
+    "wrong kernels or a damaged copy of the model give fluent nonsense: spark-cluster models verify"
+)
+
+SHORT: tuple[tuple[str, tuple[str, ...]], ...] = (
+    ("What is the capital of France? Please reply with one word only", ("paris",)),
+    ("How much is 17 plus 25? Please reply with the number only", ("42",)),
+    ("Which planet do we live on? Please reply with one word only", ("earth",)),
+    ("What is the opposite of hot? Please reply with one word only", ("cold",)),
+)
+"""Questions, and the answers that are right, in lower case."""
+
+SHORT_TOKENS = 1024
+"""Of a short answer: a model that thinks first needs them; the others end after a word."""
+
+
+def answer(client: Client) -> str:
+    """The recipe's own question has the answer that the recipe says."""
+    return client.own_question()
+
+
+def short_answers(client: Client) -> str:
+    """Short questions have exactly the right answer, at temperature 0."""
+    said = []
+    for question, right in SHORT:
+        found = ask_short(client, "short answers", question)
+        if why := wrong_answer(found, right):
+            raise client.wrong(
+                f"short answers: asked {question!r}, {why}",
+                NONSENSE,
+            )
+        said.append(found.content.strip())
+    return replies.short(", ".join(said))
+
+
+def ask_short(client: Client, check: str, prompt: str, *, stream: bool = False) -> Completion:
+    """The answer to a short question, without reasoning where the model can leave it."""
+    options = without_reasoning(client)
+    return client.ask(check, prompt, max_tokens=SHORT_TOKENS, stream=stream, **options)
+
+
+def without_reasoning(client: Client) -> dict[str, Any]:
+    """Return the options by which a model that reasons answers at once.
+
+    vLLM refuses them for Mistral's own tokenizer; models without reasoning do not need them.
+    """
+    flags = client.flags or {}
+    if "reasoning-parser" not in flags or flags.get("tokenizer-mode") == "mistral":
+        return {}
+    return {"chat_template_kwargs": {"enable_thinking": False}}
+
+
+def wrong_answer(found: Completion, right: tuple[str, ...]) -> str:
+    """Return why a short answer is not right; empty when it is."""
+    if not found.content.strip() and found.finish == "length":
+        return f"there is no answer within {SHORT_TOKENS} tokens, expected {right[0]!r}"
+    return wrong_short(found.content, right)
+
+
+def wrong_short(text: str, right: tuple[str, ...]) -> str:
+    """Return why a text is not exactly one of the right answers; empty when it is."""
+    if text.strip().strip("*.!\"'` ").casefold() in right:
+        return ""
+    return f"the model says {replies.short(text.strip())!r}, expected {right[0]!r}"
+
+
+def coherence(client: Client) -> str:
+    """400 tokens without falling into a loop or into signs (NaN, FP8 KV cache)."""
+    text = client.ask("coherence", STORY, max_tokens=400).text
+    why = incoherent(text) or ("it is much too short" if len(text) < LEAST else "")
+    if why:
+        raise client.wrong(
+            f"coherence: {why}: {replies.short(text)!r}",
+            "kernels that give NaN print `!!!!`, an FP8 KV cache can make a model repeat itself: "
+            "try --moe-backend marlin, or --kv-cache-dtype auto",
+        )
+    return f"{len(text)} characters: {text[:40]!r} ..."
+
+
+def reasoning(client: Client) -> str:
+    """Check that the reasoning comes in a field of its own, without its delimiters."""
+    found = client.ask(
+        "reasoning",
+        RIDDLE,
+        chat_template_kwargs={"enable_thinking": True},
+        skip_special_tokens=False,  # the parser wants to see the delimiters (vLLM 38855)
+    )
+    content = found.content.lstrip()
+    leaked = content.startswith("thought\n") or any(mark in content for mark in THOUGHTS)
+    hint = "--reasoning-parser of this model is missing or wrong (Gemma 4: gemma4; vLLM 38855)"
+    if leaked:
+        raise client.wrong(
+            f"reasoning: the reasoning is in the text: {replies.short(content)!r}", hint
+        )
+    if not found.reasoning.strip():
+        if client.flags is not None and "reasoning-parser" not in client.flags:
+            message = "reasoning: none came, and the launch has no --reasoning-parser"
+            raise NotApplicable(message, where=client.where, hint=hint)
+        raise client.wrong(f"reasoning: there is no reasoning: {replies.short(content)!r}", hint)
+    if any(mark in found.reasoning for mark in THOUGHTS):
+        raise client.wrong(
+            f"reasoning: its field has delimiters: {replies.short(found.reasoning)!r}", hint
+        )
+    return f"{len(found.reasoning)} characters in a field of their own"
+
+
+CHECKS = (
+    Check("answer", "answer", "the recipe's question", "the recipe's `probe`",
+          "what the recipe's `probe` expects", answer),
+    Check("short-answers", "short_answers", "exact short answers",
+          " / ".join(question for question, _ in SHORT),
+          " / ".join(right[0] for _, right in SHORT), short_answers),
+    Check("coherence", "coherence", "coherent text, no garbage", STORY,
+          "prose without loops, signs in a row, or special tokens", coherence),
+    Check("reasoning", "reasoning", "reasoning in its field", RIDDLE,
+          "reasoning in its field, no delimiters in any text", reasoning),
+)  # fmt: skip

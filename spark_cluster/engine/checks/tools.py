@@ -1,0 +1,157 @@
+"""Tool calls in eight ways, with `tool_choice: auto`, as agents make them.
+
+The ways are those of a published table (source: forum-gemma4-31b-fp8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from spark_cluster.config.model_kind import Rung
+from spark_cluster.engine import replies
+from spark_cluster.engine.checks.check import Check
+from spark_cluster.engine.checks.questions import TOOL_CALLS, Question
+from spark_cluster.engine.checks.right_answer import why_wrong
+from spark_cluster.engine.client import Client, NotApplicable, RequestFailed
+from spark_cluster.engine.completion import Completion
+
+ROUNDS = 4
+"""Most requests of a conversation: the model calls tools, gets their results, and goes on."""
+
+PARSER = "--enable-auto-tool-choice and the model's own --tool-call-parser (Gemma 4: gemma4)"
+
+RAW = ("<|tool_call", "<tool_call", "[TOOL_CALLS]", "<function=", "call:{}", "[{}(", '"name": "{}"')
+"""How calls look when they were not parsed: Gemma's, Qwen's, Mistral's, Llama's, and Python's; `{}`
+is the name of a tool."""
+
+ROWS: Mapping[str, tuple[str, Rung]] = {
+    "one": ("single tool call", "tool_call"),
+    "one-streamed": ("single tool call", "tool_call"),
+    "two-at-once": ("two tool calls at once", "tool_use"),
+    "one-of-three": ("tool selection from 3", "tool_use"),
+    "steps": ("agent: tool, result, answer", "tool_use"),
+    "steps-streamed": ("agent: tool, result, answer", "tool_use"),
+    "markup-streamed": ("HTML in tool arguments", "tool_use"),
+    "loop-streamed": ("agent: 2 tools, results, answer", "tool_use"),
+}
+"""Question to the title of its check, and its rung."""
+
+
+def converse(client: Client, name: str, question: Question) -> list[Completion]:
+    """Ask a question, and give the results of tools until the model calls none.
+
+    Raises:
+        NotApplicable: the server takes no tools.
+        VerificationFailed: there is no whole answer.
+    """
+    asked = question.to_dict()
+    messages = list(asked["messages"])
+    options = {"stream": question.stream, "tools": asked["tools"], "tool_choice": "auto"}
+    found: list[Completion] = []
+    while len(found) < ROUNDS:
+        try:
+            one = client.chat(name, messages, **options)
+        except RequestFailed as error:
+            raise _refused(error) from None
+        found.append(one)
+        if not one.calls or not question.results:
+            break
+        messages += [one.as_message, *(_result(call, question.results) for call in one.calls)]
+    return found
+
+
+def tool_call(question: Question, client: Client) -> str:
+    """Check one way: the right calls with JSON arguments, nothing of them in the text."""
+    title, _ = ROWS[question.id]
+    name = f"streamed {title}" if question.stream else title
+    found = converse(client, name, question)
+    for one in found:
+        if any(mark in one.content for mark in _marks(question.tools)):
+            raise client.wrong(
+                f"{name}: the call stays in the text: {replies.short(one.content)!r}",
+                f"--tool-call-parser is another model's; required: {PARSER}",
+            )
+    calls = [call for one in found for call in one.calls]
+    if not calls:
+        raise client.wrong(
+            f"{name}: the tool was not called; the model says {replies.short(found[0].content)!r}",
+            f"required: {PARSER}; a drafter can drop calls too (vLLM 41967)",
+        )
+    if why := _broken(calls):
+        raise client.wrong(
+            f"{name}: {why}",
+            "early parsers stream invalid JSON (vLLM 38946, fixed in 0.19.1); "
+            "a drafter can drop arguments (vLLM 41967)",
+        )
+    if why := why_wrong(question, [one.as_message for one in found]):
+        raise client.wrong(f"{name}: {why}", _hint(question))
+    last = found[-1].content.strip()
+    return replies.short(last) if last else "; ".join(_shown(call) for call in calls)
+
+
+def _refused(error: RequestFailed) -> RequestFailed | NotApplicable:
+    if error.status != 400 or "tool choice" not in error.reason:
+        return error
+    hint = f"the launch lacks {PARSER}; a router would now ask another model"
+    return NotApplicable(error.message, where=error.where, hint=hint)
+
+
+def _result(call: Mapping[str, Any], results: Mapping[str, str]) -> dict[str, Any]:
+    text = results.get(call["function"]["name"], '{"error": "there is no such tool"}')
+    return {"role": "tool", "tool_call_id": call["id"], "content": text}
+
+
+def _marks(tools: Sequence[str]) -> set[str]:
+    return {mark.replace("{}", tool) for mark in RAW for tool in tools}
+
+
+def _broken(calls: Sequence[Mapping[str, Any]]) -> str:
+    """Why calls are none: a name is missing, or the arguments are no JSON object."""
+    for call in calls:
+        if not isinstance(replies.decoded(call["function"]["arguments"]), dict):
+            return f"the call is {replies.short(_shown(call))}, expected a JSON object"
+    return ""
+
+
+def _shown(call: Mapping[str, Any]) -> str:
+    return f"{call['function']['name']}({call['function']['arguments']})"
+
+
+def _hint(question: Question) -> str:
+    if "markup" in question.id:
+        return "a streaming parser doubles `<` in arguments (vLLM 38909, needs its patch)"
+    if question.results and not question.stream:
+        return (
+            "an agent's loop that is not streamed can end after one step (vLLM 39043): stream it; "
+            "otherwise the model or its chat template does not use the tool's result"
+        )
+    return (
+        "the model calls tools, but wrongly: its --chat-template or a quantization that is too "
+        "small for it; a drafter can drop calls (vLLM 41967)"
+    )
+
+
+def _expected(question: Question) -> str:
+    calls = ", ".join(
+        f"{call.name}({', '.join(map(str, call.arguments.values()))})" for call in question.calls
+    )
+    words = ", ".join(group[0] for group in question.words)
+    return f"{calls}; then an answer with {words}" if words else calls
+
+
+def _check(question: Question) -> Check:
+    title, rung = ROWS[question.id]
+    return Check(
+        f"tool-{question.id}",
+        rung,
+        title,
+        question.text,
+        _expected(question),
+        partial(tool_call, question),
+        question.stream,
+    )
+
+
+CHECKS = tuple(_check(question) for question in TOOL_CALLS)

@@ -1,0 +1,197 @@
+"""A client of the endpoint that verifies: requests whose replies are judged."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from spark_cluster.engine import completion, replies
+from spark_cluster.engine.completion import Completion
+from spark_cluster.engine.endpoint import Asker, Endpoint
+from spark_cluster.errors import VerificationFailed
+from spark_cluster.runner.session import Answer
+
+PATIENCE_S = 900.0
+"""Seconds for one answer: 1,024 tokens at 7 tok/s are two and a half minutes."""
+
+MAX_TOKENS = 1024
+"""Of an answer, where a check says nothing else: enough for a model that thinks first."""
+
+FOREIGN = "another program than the engine uses the port, or a proxy answers for it"
+
+FAILOVER = (
+    "another server or a router has the port; a router that is refused by one model (HTTP 400 "
+    "without --tool-call-parser) asks another one and does not say so"
+)
+
+Message = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Client:
+    """Asks one endpoint.
+
+    Args:
+        session: who makes the requests.
+        where: whose name errors carry.
+        dimensions: lengths that an embedding of the model may have; empty when it is not known.
+        normalized: False where the recipe switches the unit length of embeddings off.
+        flags: of the running server without dashes, to their values; None where not known.
+        patience_s: seconds that one answer may take.
+        own_question: asks the recipe's own question and returns the answer.
+        context: longest prompt of the context check, tokens; None for the server's stated length.
+    """
+
+    session: Asker
+    endpoint: Endpoint
+    where: str = ""
+    dimensions: tuple[int, ...] = ()
+    normalized: bool = True
+    flags: Mapping[str, str] | None = None
+    patience_s: float = PATIENCE_S
+    own_question: Callable[[], str] = field(default=lambda: "", repr=False)
+    context: int | None = None
+
+    def wrong(self, message: str, hint: str) -> VerificationFailed:
+        return VerificationFailed(message, where=self.where, hint=hint)
+
+    def ask(self, check: str, content: Any, **options: Any) -> Completion:
+        """The answer to one message of the user; as `chat`."""
+        return self.chat(check, [{"role": "user", "content": content}], **options)
+
+    def chat(self, check: str, messages: Sequence[Message], **options: Any) -> Completion:
+        """The model's next message of a conversation, at temperature 0.
+
+        Args:
+            check: its name, for messages.
+            options: of the request, such as `stream` and `tools`.
+
+        Raises:
+            RequestFailed: the status is not 200.
+            VerificationFailed: it is no whole completion, or another model gave it.
+        """
+        asked = {
+            "model": self.endpoint.model,
+            "messages": list(messages),
+            "temperature": 0,
+            "max_tokens": MAX_TOKENS,
+            **options,
+        }
+        body = self._posted(check, asked)
+        try:
+            found = completion.streamed(body) if asked.get("stream") else completion.whole(body)
+        except replies.NotACompletion as error:
+            raise self.wrong(f"{check}: {error}", FOREIGN) from None
+        if found.error:
+            raise self.wrong(
+                f"{check}: an error came inside of the stream: {replies.short(found.error)}",
+                "spark-cluster logs shows more",
+            )
+        if not found.ended:
+            raise self.wrong(
+                f"{check}: the stream ended before its end ([DONE]) after "
+                f"{replies.short(found.content)!r}",
+                "the engine ended, or a proxy cut the connection: spark-cluster logs shows more",
+            )
+        self._must_be_its_model(check, found)
+        return found
+
+    def _posted(self, check: str, asked: Mapping[str, Any]) -> str:
+        answer = self.endpoint.request(
+            self.session,
+            "/v1/chat/completions",
+            method="POST",
+            body=json.dumps(asked),
+            timeout=self.patience_s,
+        )
+        if answer.status == 200:
+            return answer.body
+        reason = _why(answer)
+        message = f"{check}: the request failed (status {answer.status}): {reason}"
+        hint = "spark-cluster logs shows more"
+        raise RequestFailed(message, answer.status, reason, where=self.where, hint=hint)
+
+    def _must_be_its_model(self, check: str, found: Completion) -> None:
+        others = sorted(found.models - {self.endpoint.model})
+        if others or not found.models:
+            who = ", ".join(map(repr, others)) or "a model without a name"
+            raise self.wrong(
+                f"{check}: {who} answered, asked was {self.endpoint.model!r}", FAILOVER
+            )
+
+    def document(self, rung: str, path: str, asked: Mapping[str, Any]) -> Any:
+        """The JSON document that answers a request to one of the paths of a kind.
+
+        Raises:
+            VerificationFailed: the status is not 200, it is no JSON, or another model gave it.
+            NoSuchPath: the server has no such path (404).
+        """
+        body = json.dumps({"model": self.endpoint.model, **asked})
+        return self.answered(rung, path, body=body)
+
+    def answered(
+        self, rung: str, path: str, *, body: str | bytes, content_type: str = "application/json"
+    ) -> Any:
+        """As `document`, of a body of any type."""
+        answer = self.endpoint.request(
+            self.session,
+            path,
+            method="POST",
+            body=body,
+            timeout=self.patience_s,
+            content_type=content_type,
+        )
+        found = replies.decoded(answer.body)
+        told = replies.text_of(replies.at(found, "error", "message"))
+        if answer.status == 404 and not told:  # of a model that it does not know, vLLM says so
+            raise NoSuchPath(f"{rung}: {path} is not there (status 404): {_why(answer)}")
+        if answer.status != 200 or told:
+            raise RequestFailed(
+                f"{rung}: the request to {path} failed (status {answer.status}): {_why(answer)}",
+                answer.status,
+                _why(answer),
+                where=self.where,
+                hint="spark-cluster logs shows more",
+            )
+        if not isinstance(found, dict | list):
+            shown = replies.short(answer.body) or "nothing"
+            raise self.wrong(f"{rung}: {path} answers {shown!r}, expected a JSON document", FOREIGN)
+        model = replies.at(found, "model")
+        if isinstance(model, str) and model != self.endpoint.model:
+            raise self.wrong(
+                f"{rung}: {model!r} answered, asked was {self.endpoint.model!r}", FAILOVER
+            )
+        return found
+
+
+class NoSuchPath(VerificationFailed):
+    """The server has no such path: it serves another kind of model, or is another program."""
+
+
+class RequestFailed(VerificationFailed):
+    """A request that was not answered with 200.
+
+    Attributes:
+        status: of HTTP; 0 without a whole answer.
+        reason: what the server says.
+    """
+
+    def __init__(
+        self, message: str, status: int, reason: str, *, where: str = "", hint: str = ""
+    ) -> None:
+        super().__init__(message, where=where, hint=hint)
+        self.status = status
+        self.reason = reason
+
+
+class NotApplicable(VerificationFailed):
+    """The server cannot do what a check is about, by its launch or by its own answer.
+
+    Of a check that the recipe names in its readiness this is a failure.
+    """
+
+
+def _why(answer: Answer) -> str:
+    return answer.reason if answer.status == 0 else replies.error(answer.body) or answer.reason

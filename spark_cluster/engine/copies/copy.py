@@ -1,0 +1,332 @@
+"""Copying a model from a node that has it to nodes that lack it, over the fabric if possible.
+
+The nodes form a chain: the source sends to the first, which sends on what has arrived. Each node's
+part is a unit that goes on when the laptop is gone; the next call joins it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from spark_cluster.config.ports import COPIES
+from spark_cluster.engine import firewall
+from spark_cluster.engine.copies.certificate import Pair, make_certificate
+from spark_cluster.engine.link_check import hops
+from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
+from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.store.blob_client import MANAGEMENT_MB_S
+from spark_cluster.node.store.copy_work import WARNING
+from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.runner.events import Progress
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Link, Node
+
+LIMIT_S = 24 * 3600.0
+"""Seconds; the nodes keep the same limit."""
+FABRIC_GB_S = 5
+"""GB/s that a link of 2 x 100 Gbit/s takes with ease: far more than most disks write."""
+
+OPEN = (
+    f"nftables does not work here, so there is no firewall: anyone on the network can connect to "
+    f"the port on which this node sends (of {COPIES[0]} to {COPIES[-1]}), and gets nothing without "
+    "the token of this copy. `apt install nftables` on the node changes that"
+)
+
+
+@dataclass(frozen=True)
+class Copied:
+    """What a copy has done for one node.
+
+    Attributes:
+        node: its name.
+        sender: the name of the node that it came from; empty when nothing was lacking.
+        moved: bytes that came over the network.
+        kept: bytes that were there already.
+        seconds: of wall time.
+        fabric: it went over the fabric, to the end.
+    """
+
+    node: str
+    sender: str = ""
+    moved: int = 0
+    kept: int = 0
+    seconds: float = 0.0
+    fabric: bool = False
+
+    def __str__(self) -> str:
+        """A line about it."""
+        if not self.sender:
+            return f"{self.node}: nothing to copy, {gigabytes(self.kept)} are there"
+        way = "the fabric" if self.fabric else "the management network"
+        speed = f", {gigabytes(round(self.moved / self.seconds))}/s" if self.seconds else ""
+        kept = f"; {gigabytes(self.kept)} were there" if self.kept else ""
+        return (
+            f"{self.node}: {gigabytes(self.moved)} from {self.sender} over {way} in "
+            f"{self.seconds:.1f} s{speed}{kept}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Route:
+    """The way from a node to the next one.
+
+    Attributes:
+        addresses: of the sender: its twins, else its management address.
+        fabric: they are twins.
+        spare: of the sender, its management address: for when no byte comes over its twins.
+    """
+
+    source: Node
+    target: Node
+    addresses: tuple[str, ...]
+    fabric: bool
+    spare: tuple[str, ...] = ()
+
+
+def route(source: Node, target: Node) -> Route:
+    """The sender's addresses that the receiver reaches: the twins that have them, else management.
+
+    Raises:
+        Refused: there is no address at all.
+    """
+    found = hops([source, target])
+    twins = tuple(
+        str(hop.ours.address.ip)
+        for hop in found
+        if hop.source.name == source.name
+        and _present(source, hop.ours)
+        and _present(target, hop.theirs)
+    )
+    if twins:
+        spare = (source.address,) if source.address and source.address not in twins else ()
+        return Route(source, target, twins, fabric=True, spare=spare)
+    if not source.address:
+        raise Refused(f"{source.name} has no address that {target.name} could copy from")
+    return Route(source, target, (source.address,), fabric=False)
+
+
+def _present(node: Node, link: Link) -> bool:
+    """Return whether a twin is up and already has its address."""
+    interface = node.facts.interface(link.interface)
+    return interface is not None and interface.up and link.address in interface.addresses
+
+
+def copy(
+    play: Play,
+    manifest: Manifest,
+    source: Node,
+    targets: Sequence[Node],
+    *,
+    hub: str = "",
+    folder: str = "",
+    revision: str = "",
+    follow: bool = False,
+    encrypt: bool = True,
+    streams: int = 0,
+) -> list[Copied]:
+    """Have a revision on the targets, each blob checked by its hash; one result for each target.
+
+    Args:
+        hub: folder of the hub cache, the same on all of them.
+        folder: a plain folder instead, whose manifest the source has made (folders.py).
+        revision: a branch or tag that gets the commit on the targets.
+        follow: the source is still downloading: what it does not have yet is waited for.
+        encrypt: with TLS; without, the token is proven and the content checked all the same, but
+            who listens on the way can read it.
+        streams: to each address of a sender; 0 for the usual number.
+
+    Raises:
+        UsageError: the source is a target.
+        SparkClusterError: a node cannot send or receive, with the reason and the fix.
+    """
+    if source.name in {node.name for node in targets}:
+        raise UsageError(f"{source.name} would copy to itself", hint="name other nodes with --to")
+    base: dict[str, Any] = {"hub": hub, "folder": folder, "manifest": manifest.document()}
+    asked = play.on_each(targets, lambda n: play.session(n).request("copy", what="lacking", **base))
+    lacking = [node for node in targets if not asked[node.name]["nothing"]]
+    if play.check or not lacking:
+        return [Copied(node.name, kept=manifest.size) for node in targets if node not in lacking]
+    routes = [route(a, b) for a, b in pairwise([source, *lacking])]
+    for way in routes:
+        if not way.fabric:
+            _warn(play, way, int(asked[way.target.name]["bytes"]))
+    guard(play, [way.source for way in routes])
+    chain = _Chain(play, base, routes, revision, follow, encrypt, streams)
+    done = chain.run()
+    ways = {way.target.name: way for way in routes}
+    return [_copied(node, ways.get(node.name), done.get(node.name), manifest) for node in targets]
+
+
+def guard(play: Play, senders: Sequence[Node]) -> None:
+    """Close the ports on which these nodes send to all but the other nodes of the run.
+
+    A node goes on where nftables does not work; the user is told. `down` opens the ports again.
+    """
+    if play.inventory.trusted_network:
+        return
+    works = list(firewall.WORKS)
+    tried = play.on_each(senders, lambda node: play.session(node).run(works).status)
+    able = [node for node in senders if tried[node.name] == 0]
+    for node in senders:
+        if node not in able:
+            play.note(OPEN, warning=True, node=node)
+    ports, serve = ((COPIES[0], COPIES[-1]),), play.inventory.serve
+    endpoint = serve.port if serve.bind != "loopback" else None
+    play.apply(able, play.role("firewall", state="copies", ports=ports, endpoint_port=endpoint))
+
+
+def _copied(
+    node: Node, way: Route | None, done: Mapping[str, Any] | None, manifest: Manifest
+) -> Copied:
+    if way is None or done is None:
+        return Copied(node.name, kept=manifest.size)
+    fabric = way.fabric and not done.get("switched")
+    moved, kept, seconds = int(done["moved"]), int(done["kept"]), float(done["seconds"])
+    return Copied(node.name, way.source.name, moved, kept, seconds, fabric)
+
+
+def _warn(play: Play, way: Route, size: int) -> None:
+    slow, quick = size / (MANAGEMENT_MB_S * 1e6), size / (FABRIC_GB_S * 1e9)
+    play.note(
+        f"no fabric between {way.source.name} and {way.target.name}: {size / 1e9:.1f} GB go over "
+        f"{way.addresses[0]}, on 1 Gbit/s about {_duration(slow)} instead of {_duration(quick)}; "
+        "`spark-cluster provision` sets the link up",
+        warning=True,
+        node=way.target,
+    )
+
+
+def _duration(seconds: float) -> str:
+    return f"{seconds / 60:.0f} min" if seconds >= 120 else f"{max(1.0, seconds):.0f} s"
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """A copy along a chain of nodes."""
+
+    play: Play
+    base: Mapping[str, Any]
+    routes: Sequence[Route]
+    revision: str
+    follow: bool
+    encrypt: bool
+    streams: int
+
+    def run(self) -> dict[str, Any]:
+        """Have all nodes do their part at the same time; name to result.
+
+        Raises:
+            SparkClusterError: a part has failed; the first one, with which the others are ended.
+        """
+        offered = make_certificate() if self.encrypt else Pair("", "")
+        nodes = [self.routes[0].source, *(way.target for way in self.routes)]
+        known = self.play.on_each(nodes, lambda node: self._begin(node, offered))
+        failed: list[Failed] = []
+
+        def part(node: Node) -> dict[str, Any]:
+            try:
+                return self._work(node, known)
+            except Failed as error:
+                failed.append(error)
+                if error is failed[0]:
+                    self._end(nodes)
+                raise
+
+        try:
+            return self.play.on_each(nodes, part)
+        except SparkClusterError as error:
+            raise (failed[0] if failed else error) from None
+
+    def _begin(self, node: Node, offered: Pair) -> dict[str, Any] | None:
+        """Return the secrets and the port of a node's sender, if it has one: those of a sender
+        that runs already, else new ones."""
+        new = {
+            "token": secrets.token_hex(32),
+            "certificate": offered.certificate,
+            "key": offered.key,
+        }
+        sends = any(way.source.name == node.name for way in self.routes)
+        reply = self.play.session(node).request(
+            "copy",
+            what="begin",
+            offered=new if sends else None,
+            ports=list(COPIES),
+            **self.base,
+        )
+        found: dict[str, Any] | None = reply["secrets"]
+        return found
+
+    def _end(self, nodes: Sequence[Node]) -> None:
+        """End all parts that still run: a sender whose receiver has failed waits for it, and the
+        other way round. A node that is lost goes on by itself."""
+
+        def end(node: Node) -> None:
+            with contextlib.suppress(SparkClusterError):
+                self.play.session(node).request("copy", what="end", **self.base)
+
+        self.play.on_each(nodes, end)
+
+    def _work(self, node: Node, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        before = next((way for way in self.routes if way.target.name == node.name), None)
+        after = next((way for way in self.routes if way.source.name == node.name), None)
+        names = (before.source.name if before else "", after.target.name if after else "")
+        manifest = self.base["manifest"]
+        return self.play.session(node).request(
+            "copy",
+            self._shown(node),
+            what="work",
+            label=f"{manifest['repository']}@{manifest['commit']} from {names[0]} to {names[1]}",
+            receive=self._receive(before, known) if before else None,
+            serve=self._serve(after, known, first=before is None) if after else None,
+            timeout=LIMIT_S,
+            **self.base,
+        )
+
+    def _receive(self, way: Route, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+        ours = known[way.source.name]
+        return {
+            "sender": way.source.name,
+            "addresses": [[address, ours["port"]] for address in way.addresses],
+            "spare": self._spare(way, ours),
+            "token": ours["token"],
+            "certificate": ours["certificate"],
+            "streams": self.streams,
+            "revision": self.revision,
+        }
+
+    def _serve(
+        self, way: Route, known: Mapping[str, Mapping[str, Any]], *, first: bool
+    ) -> dict[str, Any]:
+        ours = known[way.source.name]
+        return {
+            "addresses": [[address, ours["port"]] for address in way.addresses],
+            "spare": self._spare(way, ours),
+            "follow": self.follow or not first,
+            **ours,
+        }
+
+    def _spare(self, way: Route, ours: Mapping[str, Any]) -> list[list[Any]]:
+        """Without TLS none: who allows that for a cable has not allowed it for a network."""
+        return [[address, ours["port"]] for address in way.spare] if self.encrypt else []
+
+    def _shown(self, node: Node) -> Any:
+        what = f"copy of {self.base['folder'] or self.base['manifest']['repository']}"
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("event") == "progress" and event["text"].startswith(WARNING):
+                self.play.note(event["text"].removeprefix(WARNING), warning=True, node=node)
+            elif event.get("event") == "progress":
+                self.play.bus.emit(Progress(node.name, what, event["text"]))
+            elif event.get("event") == "note":
+                self.play.note(event["text"], node=node)
+
+        return on_event

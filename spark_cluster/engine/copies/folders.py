@@ -1,0 +1,129 @@
+"""Plain folders: from one node to the others, and from the laptop to one node and on from there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from spark_cluster.engine.copies.copy import LIMIT_S, Copied, copy
+from spark_cluster.engine.copies.in_run import showing
+from spark_cluster.errors import Refused, UsageError
+from spark_cluster.node.store.manifest import MOST_FILES, Manifest
+from spark_cluster.resources import Directory, File, LaptopFile, Resource
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
+
+SENT_TO_EACH = 512 * 1024 * 1024
+"""Bytes of a folder of the laptop up to which each node gets it from there; larger ones are sent to
+one node, and copied to the others over the fabric."""
+
+
+def is_large(local: Path) -> bool:
+    """Return whether a folder of the laptop is sent once only."""
+    return sum(p.stat().st_size for p in local.rglob("*") if p.is_file()) > SENT_TO_EACH
+
+
+def copy_folder(
+    play: Play,
+    path: str,
+    source: Node,
+    targets: Sequence[Node],
+    *,
+    complete: str = "",
+    exact: bool = False,
+    encrypt: bool = True,
+    streams: int = 0,
+) -> list[Copied]:
+    """Have a folder's files on the targets, at the same path; files of other names stay there.
+
+    The source's files are hashed, those that have not changed since the last time are not read.
+
+    Args:
+        path: absolute, on the nodes.
+        complete: what `.complete` says there at the end, NAME@REVISION; empty for no such file.
+        exact: hidden files, too, and the time of each file's last change.
+        encrypt, streams: see `copy`.
+
+    Raises:
+        UsageError: the path is not absolute, or the source is a target.
+        SparkClusterError: a node cannot send or receive, with the reason and the fix.
+    """
+    if not path.startswith("/"):
+        raise UsageError(f"{path} is not an absolute path", hint="name the folder on the nodes")
+
+    reply = play.session(source).request(
+        "copy",
+        showing(play, source, f"read {path}"),
+        what="folder",
+        folder=path,
+        exact=exact,
+        timeout=LIMIT_S,
+    )
+    manifest = Manifest.from_document(reply["manifest"])
+    # One node after the other: in a chain a node would send on what it still has of an old file,
+    # whose name is the same.
+    return [
+        one
+        for target in targets
+        for one in copy(
+            play,
+            manifest,
+            source,
+            [target],
+            folder=path,
+            revision=complete,
+            encrypt=encrypt,
+            streams=streams,
+        )
+    ]
+
+
+def bring_folder(play: Play, nodes: Sequence[Node], local: Path, path: str) -> list[Copied]:
+    """Have a folder of the laptop on all nodes: sent to the first one, copied to the others.
+
+    A file that has arrived is not sent again; one that was cut is begun again.
+
+    Args:
+        nodes: the first one gets it from the laptop.
+        local: folder of any size.
+        path: absolute, on the nodes.
+
+    Raises:
+        Refused: there is nothing that can be sent.
+        SparkClusterError: see `copy_folder`.
+    """
+    first, *others = nodes
+    play.apply([first], [*uploads(local, path)])
+    if play.check or not others:
+        return []
+    return copy_folder(play, path, first, others)
+
+
+def uploads(local: Path, path: str) -> list[Resource]:
+    """The files of a folder of the laptop, and their folders, as resources of a node.
+
+    Raises:
+        Refused: there is no such folder, it has no file or too many, or a link in it leads out.
+    """
+    if not local.is_dir():
+        raise Refused(f"the folder {local} is not on this machine", hint="name a folder that is")
+    found = (p for p in local.rglob("*") if p.is_file())
+    files = sorted(p for p in found if not _is_hidden(p.relative_to(local)))
+    if not 0 < len(files) <= MOST_FILES:
+        raise Refused(
+            f"{local} has {len(files)} files; expected 1 to {MOST_FILES}",
+            hint="name the folder that the model's files are in; names with a leading dot are "
+            "left out",
+        )
+    for file in files:
+        if not file.resolve().is_relative_to(local.resolve()):
+            raise Refused(f"{file} is a link that leads out of {local}", hint="copy the file there")
+    parents = sorted({parent for p in files for parent in p.relative_to(local).parents})
+    folders = [f"{path}/{parent}" if parent.name else path for parent in parents]
+    made: list[Resource] = [Directory(folder, mode=0o755) for folder in folders]
+    sent = [File(f"{path}/{p.relative_to(local)}", content=LaptopFile(p)) for p in files]
+    return [*made, *sent]
+
+
+def _is_hidden(path: Path) -> bool:
+    return any(part.startswith(".") for part in path.parts)

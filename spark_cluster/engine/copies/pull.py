@@ -1,0 +1,159 @@
+"""Pulling a model from the hub to one node; it goes on there when the laptop is gone."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.engine.copies.state import Wanted, models_on
+from spark_cluster.errors import Failed
+from spark_cluster.node import own_program
+from spark_cluster.node.store.layout import LIBRARY, OURS
+from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.values import ResourceError, Secret
+from spark_cluster.resources.hub_model import PROGRAM, HubModel
+from spark_cluster.runner.payload import ROOT_FOLDER, digest
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
+
+if TYPE_CHECKING:
+    from spark_cluster.config.inventory import InventoryNode
+
+PREVIEW_S = 300.0
+"""Longest wait for the description of a revision and the look at what is there, seconds."""
+
+
+@dataclass(frozen=True)
+class From:
+    """Where a model is pulled from, and what of it.
+
+    Args:
+        endpoint: address of a mirror of the hub; it gets the token, too.
+        token_env: variable of the laptop with a hub token, when it is set.
+        all_files: also the files that hold the same weights in another format.
+    """
+
+    endpoint: str = ""
+    token_env: str = "HF_TOKEN"  # noqa: S105  (a name)
+    all_files: bool = False
+
+    @property
+    def token(self) -> Secret | None:
+        """The hub token of the laptop's environment."""
+        found = os.environ.get(self.token_env, "")
+        return Secret(found) if found else None
+
+
+HUB = From()
+
+LARGE = 50_000_000_000
+"""Bytes to fetch from which on a warning says what they cost."""
+RATE = 100_000_000
+"""Bytes a second at which the time is stated; an access of 1 Gbit/s gives a little more."""
+
+
+def settings_source(node: InventoryNode, endpoint: str = "") -> From:
+    """Return the hub of a node, as the settings of the role `models` have it.
+
+    Args:
+        endpoint: of a mirror that is used instead.
+    """
+    given = node.settings_for("models").data
+    return From(
+        endpoint=endpoint or str(given.get("endpoint", "")),
+        token_env=str(given.get("token_env", HUB.token_env)),
+    )
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What a pull would do.
+
+    Attributes:
+        commit: of 40 hexadecimal digits.
+        size: bytes of the wanted files.
+        missing: bytes that would be fetched.
+        free: bytes free where the hub cache is.
+    """
+
+    commit: str
+    size: int
+    missing: int
+    free: int
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it for JSON."""
+        return asdict(self)
+
+
+def pull(play: Play, node: Node, wanted: Wanted, *, hub: str, source: From = HUB) -> Manifest:
+    """Have a revision in a node's hub cache, whole and checked.
+
+    The node's work is a unit that outlives this process; the next call finds it running.
+
+    Args:
+        hub: folder of the hub cache on the node.
+
+    Raises:
+        SparkClusterError: it cannot be had, with the reason and the fix.
+    """
+    model = HubModel(
+        wanted.repository,
+        wanted.revision,
+        hub,
+        LIBRARY,
+        token=source.token,
+        endpoint=source.endpoint,
+        all_files=source.all_files,
+        tags=("models",),
+    )
+    play.apply(node, play.role("hub_library", path=LIBRARY), [model])
+    have = models_on(play, [node], wanted, hub)[node.name]
+    if have.manifest is None:
+        raise Failed(
+            f"{wanted.repository}@{wanted.revision} is not in {hub} after its pull: "
+            f"{have.problem or 'its manifest is not there'}",
+            where=node.name,
+            hint="run the command again; spark-cluster history shows what others changed",
+        )
+    return have.manifest
+
+
+def preview(play: Play, node: Node, wanted: Wanted, *, hub: str, source: From = HUB) -> Preview:
+    """Ask the hub through a node what a pull would fetch; nothing is fetched.
+
+    Raises:
+        SparkClusterError: the hub does not say, or the library cannot be installed.
+    """
+    play.apply(node, play.role("hub_library", path=LIBRARY))
+    request = {
+        "repository": wanted.repository,
+        "revision": wanted.revision,
+        "cache": hub,
+        "ours": OURS,
+        "token": str(source.token or ""),
+        "endpoint": source.endpoint,
+        "all_files": source.all_files,
+        "preview": True,
+    }
+    code = f"{ROOT_FOLDER}/{digest()}"
+    argv = own_program.in_environment(LIBRARY, PROGRAM, code=code)
+    done = play.session(node).run(argv, stdin=json.dumps(request), timeout=PREVIEW_S)
+    try:
+        result = own_program.answer_of(done.stdout, done.stderr, f"the pull of {wanted.repository}")
+        numbers = [int(result[key]) for key in ("size", "missing", "free")]
+        return Preview(str(result["commit"])[:40], *numbers)
+    except (ResourceError, KeyError, TypeError, ValueError) as error:
+        hint = error.hint if isinstance(error, ResourceError) else ""
+        raise Failed(str(error), where=node.name, hint=hint) from error
+
+
+def warning(repository: str, node: str, found: Preview) -> str:
+    """Return what a large download costs: bytes, time, space."""
+    hours = found.missing / RATE / 3600
+    return (
+        f"{repository}: {found.missing / 1e9:.0f} GB are to be fetched, which takes "
+        f"{hours:.1f} h at {RATE / 1e6:.0f} MB/s; {node} has {found.free / 1e9:.0f} GB free"
+    )

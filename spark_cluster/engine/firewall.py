@@ -1,0 +1,135 @@
+"""The firewall of the engine's ports: only the other serving nodes reach them, over the fabric.
+
+Ray runs what it is asked to run, as root; vLLM's ranks, NCCL and Gloo have no authentication.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from packaging.version import InvalidVersion, Version
+
+from spark_cluster.config.ports import REPLICAS, EnginePorts, Span, recipe_ports, vllm_ports
+from spark_cluster.engine.engine import engine
+from spark_cluster.engine.ray import TOKENS_SINCE
+from spark_cluster.errors import Refused
+from spark_cluster.node import paths
+from spark_cluster.resources import NftTable
+from spark_cluster.resources.nft_table import normalised
+
+if TYPE_CHECKING:
+    from spark_cluster.config.inventory import Inventory
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.engine.deployment import Deployment
+    from spark_cluster.topology import Node
+
+TABLE = "spark_cluster"
+COPIES_TABLE = f"{TABLE}_copies"
+"""Of the ports on which a node sends models and images to others."""
+BEFORE_TOKENS = Version("0.12")
+"""The first vLLM that was released after Ray 2.52 (November 2025); images carry the Ray of their
+day."""
+UNIT = "spark-cluster-firewall.service"
+UNIT_FILE = f"{paths.SYSTEMD_UNITS}/{UNIT}"
+DROP_IN = paths.NFTABLES_DROP_IN
+"""Has nftables.service load the table again whenever it has flushed all of them."""
+LABEL = "spark-cluster.firewall"
+"""Of the engine's containers: `present`, or `absent` where the inventory does without."""
+
+LIST = ("nft", "-j", "list", "table", "inet", TABLE)
+KEPT = NftTable(TABLE, state="absent").listing
+"""The question whether it is in force: a command, and a file to compare its answer with."""
+
+WORKS = ("sh", "-c", "PATH=$PATH:/usr/sbin:/sbin; nft list tables")
+"""The question whether nftables works on a node."""
+
+ALONE_AND_OPEN = (
+    "nftables does not work here, so there is no firewall: a port that the engine opens on all "
+    "addresses is open to the network. `apt install nftables`, then `spark-cluster up`, closes it"
+)
+"""One node that serves alone goes on without: it has no Ray, and most of vLLM is on its
+loopback."""
+
+OPEN = (
+    "trusted_network: true in the inventory: there is no firewall, so whoever reaches these nodes "
+    "reaches Ray and vLLM's ranks, and can run code there as root unless Ray requires its token"
+)
+
+
+def settings(inventory: Inventory, deployment: Deployment, nodes: Sequence[Node]) -> dict[str, Any]:
+    """Return what the playbook gives the role `firewall` while these nodes serve together.
+
+    Raises:
+        Refused: the endpoint has a port of Ray's.
+    """
+    _must_not_clash(inventory, deployment.ray.ports.spans)
+    if inventory.trusted_network:
+        return {"state": "absent"}
+    return {
+        "state": "present",
+        "peers": tuple(node.name for node in nodes) if len(nodes) > 1 else (),
+        "ports": closed(inventory, deployment, nodes),
+        "endpoint_port": inventory.serve.port if inventory.serve.bind != "loopback" else None,
+    }
+
+
+def _must_not_clash(inventory: Inventory, of_ray: Sequence[Span]) -> None:
+    serve = inventory.serve
+    for name, port in (("serve.port", serve.port), ("serve.engine_port", serve.engine_port)):
+        if any(first <= port <= last for first, last in of_ray):
+            raise Refused(
+                f"{name}: {port} is a port of Ray's",
+                where=str(inventory.path),
+                hint="take another one, or give Ray others (`ray:` in the recipe)",
+            )
+
+
+def closed(inventory: Inventory, deployment: Deployment, nodes: Sequence[Node]) -> tuple[Span, ...]:
+    """The ports that are chosen; the kernel's own range is closed besides.
+
+    A rank adds its number to a port that a recipe names, so one port is closed for each node.
+    """
+    master = EnginePorts().master
+    given = inventory.head.settings_for("vllm").data.get("master_port", master)
+    addresses = {node.address for node in nodes}
+    addresses |= {str(link.address.ip) for node in nodes for link in node.links}
+    own = engine(deployment.engine).ports(int(given))
+    named = recipe_ports(deployment.flags, deployment.env, addresses)
+    ranks = {(port, min(port + len(nodes) - 1, 65535)) for port in named}
+    ours = {*deployment.ray.ports.spans, *vllm_ports(deployment.env), (REPLICAS, REPLICAS)}
+    return tuple(sorted({*ours, *ranks, *own}))
+
+
+def remarks(inventory: Inventory | None, recipe: Recipe, tp: int) -> tuple[str, ...]:
+    """Return a plan's remarks on who can reach the engine."""
+    if tp == 1:
+        return ()
+    if inventory is not None and inventory.trusted_network:
+        return (OPEN,)
+    with contextlib.suppress(InvalidVersion):
+        version = Version(recipe.vllm.version or "nightly")
+        if recipe.executor == "ray" and version < BEFORE_TOKENS:
+            return (
+                f"images of vLLM {version} have a Ray older than {TOKENS_SINCE}, which takes "
+                "requests without a token: only the firewall keeps others from it",
+            )
+    return ()
+
+
+def wrong_with(listed: Mapping[str, Any] | None, kept: str | None) -> str:
+    """Return why the table is not as `up` left it; nothing when it is.
+
+    Args:
+        listed: what `LIST` gave; None without the program.
+        kept: content of `KEPT`.
+    """
+    if listed is None:
+        return "there is no nft"
+    if listed["status"] != 0:
+        return "it is not in force"
+    try:
+        return "" if normalised(listed["stdout"]) == kept else "its rules were changed"
+    except ValueError:
+        return "nft lists it in a form that is not known"

@@ -1,0 +1,101 @@
+"""What served before a swap: as its container's labels name it, and how it is started again."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_cluster.config import overrides
+from spark_cluster.engine.containers import OVERRIDES, ContainerState
+from spark_cluster.engine.plan import ServePlan, resolve
+from spark_cluster.errors import Refused, SparkClusterError
+from spark_cluster.runner.play import Play
+
+if TYPE_CHECKING:
+    from spark_cluster.config.recipe import Recipe
+
+_OPTION = re.compile(r"(?:^| )-o (?=[a-z0-9][a-z0-9-]*=)")
+
+
+@dataclass(frozen=True)
+class Former:
+    """A server that ran before another one took its place.
+
+    Attributes:
+        recipe: its name.
+        tp: tensor-parallel size.
+        overrides: engine arguments in place of the recipe's, as options of a command line.
+    """
+
+    recipe: str
+    tp: int
+    overrides: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, [f"{self.recipe} (tp {self.tp})", self.overrides]))
+
+    @property
+    def command(self) -> str:
+        """The command that starts it again."""
+        options = [word for change in self.changes for word in ("-o", change)]
+        return shlex.join(
+            ["spark-cluster", "up", "--recipe", self.recipe, "--tp", str(self.tp), *options]
+        )
+
+    @property
+    def changes(self) -> tuple[str, ...]:
+        """The overrides as KEY=VALUE.
+
+        >>> Former("r", 1, '-o compilation-config={"level": 3} -o max-num-seqs=2').changes
+        ('compilation-config={"level": 3}', 'max-num-seqs=2')
+        """
+        return tuple(part for part in _OPTION.split(self.overrides) if part)
+
+    def to_dict(self) -> dict[str, str | int]:
+        """Return it as `swap --json` prints it."""
+        return {"recipe": self.recipe, "tp": self.tp, "overrides": self.overrides}
+
+
+Load = Callable[[Former], "Recipe"]
+"""Returns the recipe of a former server, with its overrides."""
+
+
+def former_of(running: ContainerState) -> Former | None:
+    """Return what a container's labels name; None where they name no recipe and size."""
+    recipe = running.labels.get("spark-cluster.recipe", "")
+    tp = running.labels.get("spark-cluster.tp", "")
+    if not recipe or not (tp.isascii() and tp.isdigit()):
+        return None
+    return Former(recipe, int(tp), running.labels.get(OVERRIDES, ""))
+
+
+def plan_again(play: Play, former: Former, load: Load, running: ContainerState) -> ServePlan:
+    """Resolve a former server again, while it still serves, and say where it would differ.
+
+    Raises:
+        Refused: it could not be started again: its recipe, a variable or a key is missing.
+    """
+    try:
+        recipe = load(former)
+        plan = resolve(recipe, play.inventory, play.nodes, former.tp)
+    except SparkClusterError as error:
+        raise Refused(
+            f"{former} serves now and could not be started again: {error.message}",
+            where=error.where,
+            hint="--no-restore swaps without a way back",
+        ) from error
+    if overrides.text(recipe.overrides) != former.overrides:
+        raise Refused(
+            f"{former} serves now, and its options cannot be read back from its labels",
+            hint="--no-restore swaps without a way back",
+        )
+    if not set(plan.deployment.args) <= set(running.command):
+        play.note(
+            f"recipe {former.recipe} has been changed since its server was started: if it has to "
+            "be started again, it is as the recipe is now",
+            warning=True,
+        )
+    return plan

@@ -1,0 +1,129 @@
+"""Models that are loaded when they are asked for: the program on the head, and what it is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from spark_cluster.engine import admission, proxy, runtime, supervision, vram
+from spark_cluster.engine.containers import NEEDS
+from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.kind_probe import probe_once
+from spark_cluster.engine.proxy import ModelServer
+from spark_cluster.engine.replicas import Member
+from spark_cluster.engine.unit_program import UnitProgram
+from spark_cluster.errors import VerificationFailed
+from spark_cluster.models.memory import RESERVE_GIB
+from spark_cluster.node import paths
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
+
+FOLDER = paths.MODEL_LOADER
+CONFIG = paths.MODEL_LOADER_SETTINGS
+
+ANSWER_S = 30.0
+"""Seconds for an answer of a server that has just come up."""
+
+STOP_S = 60.0
+"""Seconds for a server to end."""
+
+POLL_S = 1.0
+"""Seconds between two requests for a model that is loading."""
+
+PROGRAM = UnitProgram(
+    FOLDER,
+    "spark_cluster.node.model_loader.main",
+    (
+        *supervision.MODULES,
+        "node/model_loader/__init__",
+        "node/model_loader/haproxy",
+        "node/model_loader/load_queue",
+        "node/model_loader/main",
+        "node/model_loader/policy",
+        "node/model_loader/servers",
+    ),
+)
+
+
+def configuration(
+    head: Node, servers: Sequence[ModelServer], ready_s: float, stays_s: float
+) -> dict[str, Any]:
+    """Return what the program is told.
+
+    Args:
+        head: the node that it runs on.
+        servers: all models of the endpoint, in the order of its backends.
+        ready_s: seconds until a server that was started must answer.
+        stays_s: seconds that a model stays after it was loaded.
+    """
+    known = supervision.configuration({}, head)
+    shared = ("unit_folder", "declared", "requests", "unified_memory")
+    return {
+        **{name: known[name] for name in shared},
+        "labels": {**known["labels"], "needs": NEEDS},
+        "socket": proxy.LOADER,
+        "header": proxy.HEADER,
+        "admin": proxy.ADMIN_SOCKET,
+        "reserve_gib": RESERVE_GIB,
+        "answer_s": ANSWER_S,
+        "stays_s": stays_s,
+        "always": [one.program for one in servers if not one.on_request and one.node == head.name],
+        "models": [
+            {
+                "program": server.program,
+                "names": list(server.names),
+                "backend": f"model-{number}",
+                "ready_s": ready_s,
+            }
+            for number, server in enumerate(servers, 1)
+            if server.on_request
+        ],
+    }
+
+
+def settings(found: Sequence[Member], endpoint: Endpoint) -> dict[str, Any]:
+    """Return the settings of the role `model_loader`."""
+    waits = [one.plan.recipe.ready_timeout_s for one in found if one.plan.deployment.on_request]
+    return {"servers": endpoint.models, "ready_s": max(waits, default=0.0)}
+
+
+def unload(play: Play, found: Sequence[Member]) -> None:
+    """Unload what was loaded on request, before memory is counted on by what is started."""
+    made = [one for one in found if one.plan.deployment.on_request]
+    there = [one.plan.server for one in made if one.running.status != "absent"]
+    if play.check or not there:
+        return
+    session = play.session(play.head)
+    session.run(["systemctl", "stop", proxy.LOADER_UNIT])  # or it loads them; the role starts it
+    for name in there:  # which of them run may have changed since they were looked at
+        session.run(runtime.RUNTIMES["docker"].stop(name), timeout=STOP_S)
+    stays = [one.plan.server for one in found if not one.plan.deployment.on_request]
+    nodes = [node.name for node in play.nodes]
+    vram.until_free(play.sessions, ignored=admission.our_processes(play, nodes, stays))
+
+
+def load(play: Play, endpoint: Endpoint, one: Member) -> None:
+    """Have a model loaded as a user would: by a request for it.
+
+    Raises:
+        VerificationFailed: it does not answer in time, or its load fails: the loader says why.
+    """
+    recipe = one.plan.recipe
+    few = recipe.probe.model_copy(update={"max_tokens": 1})
+    asked = replace(endpoint, model=one.plan.endpoint.model)
+    deadline = time.monotonic() + recipe.ready_timeout_s
+    session = play.session(play.head)
+    while True:
+        reply = probe_once(session, asked, recipe.kind, few, timeout=ANSWER_S)
+        if reply.status == 200 and not reply.why:
+            return
+        failed = "could not be loaded" in reply.why
+        if failed or time.monotonic() > deadline:
+            raise VerificationFailed(
+                f"{asked.model} is not loaded when it is asked for: {reply.why or 'no answer'}",
+                where=play.head.name,
+                hint=f"journalctl -u {proxy.LOADER_UNIT} there, and `spark-cluster logs`",
+            )
+        time.sleep(POLL_S)

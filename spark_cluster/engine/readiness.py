@@ -1,0 +1,330 @@
+"""The ladder from "containers are up" to "the answer is right", each rung with its own message."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.engine import load_guard, logs, replies, runtime, unit_state, vram
+from spark_cluster.engine.containers import ContainerState
+from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.engine import Engine
+from spark_cluster.engine.load_guard import LoadGuard
+from spark_cluster.engine.load_progress import LONGEST, Seen, TimeLimit
+from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
+from spark_cluster.errors import Failed, VerificationFailed
+from spark_cluster.node.load_guard import Reason
+from spark_cluster.runner.events import Progress
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
+from spark_cluster.topology import Node
+
+POLL_S = 1.0
+
+ENDS_AGAIN = 2
+"""Starts of a Ray node by its runtime after which it does not come up by itself: one is usual for a
+worker that finds its head not ready yet."""
+
+
+def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]:
+    """Wait until Ray shows `tp` nodes with a GPU each, at most `timeout` seconds.
+
+    Raises:
+        Failed: a node of Ray ends again and again; with the first error of its log.
+        VerificationFailed: it does not in time; with who is missing.
+    """
+    deadline = time.monotonic() + timeout
+    state = RayState(play.session(play.head), port)
+    wanted = sorted(play.nodes, key=lambda node: not node.is_head)[:tp]
+    restarts: dict[str, int] = {}
+    while True:
+        nodes = state.nodes()
+        gpus = sum(node.gpus for node in nodes)
+        if len(nodes) >= tp and gpus >= tp:
+            return nodes
+        if time.monotonic() > deadline:
+            break
+        for name in (node.name for node in wanted):
+            had = container_state(play, RAY, name)
+            if had.restarts >= restarts.setdefault(name, had.restarts) + ENDS_AGAIN:
+                raise _ray_ended(play, had, name)
+        play.bus.emit(Progress(play.head.name, "Ray", f"{len(nodes)} of {tp} nodes, {gpus:g} GPUs"))
+        time.sleep(POLL_S / 2)
+    here = {node.address for node in nodes}
+    missing = [n.name for n in wanted if n.fabric_ip not in here]
+    fault = logs.first_error(program_logs(play, RAY))
+    cause = f"; {fault.where} says: {fault.text}" if fault else ""
+    raise VerificationFailed(
+        f"Ray shows {len(nodes)} of {tp} nodes after {timeout:g} s; "
+        f"missing: {', '.join(missing) or 'a GPU'}{cause}",
+        hint="ping the head's fabric address from the worker; the same image on both nodes? "
+        "spark-cluster logs shows more",
+    )
+
+
+def _ray_ended(play: Play, state: ContainerState, name: str) -> Failed:
+    fault = logs.first_error({f"{name} {RAY}": logs.read(play.connections.session(name), RAY)})
+    # Docker would start it again and again; what it said stays to be read.
+    play.connections.session(name).run(runtime.RUNTIMES[state.runtime].stop(RAY))
+    return Failed(
+        f"Ray on {name} ended {state.restarts} times: "
+        f"{fault.text if fault else 'its log has no error'}",
+        where=f"{name} {RAY}",
+        hint=logs.advice(fault, "it was stopped, its log stays: spark-cluster logs shows more"),
+    )
+
+
+def ray_asks_for_its_token(play: Play, port: int) -> None:
+    """Say so when Ray does what anyone asks: seen, not concluded from a version."""
+    if RayState(play.session(play.head), port).open_to_anyone():
+        play.note(
+            f"Ray of this image takes requests without its token (Ray {TOKENS_SINCE} and later ask "
+            "for one): only the firewall keeps others from it",
+            warning=True,
+            node=play.head,
+        )
+
+
+class Again:
+    """What starts a server that was left as it ran, once; nothing for one that was started."""
+
+    def __init__(self, begin: Callable[[], object] | None = None) -> None:
+        self._begin = begin
+
+    def __bool__(self) -> bool:
+        return self._begin is not None
+
+    def start(self) -> None:
+        """Start it; there is no second time."""
+        begin, self._begin = self._begin, None
+        if begin is not None:
+            begin()
+
+
+class ServerEnded(Failed):
+    """The server, or a rank of it, ended before it was healthy."""
+
+
+class LoadEnded(Failed):
+    """The guard of a node's memory has ended the load."""
+
+
+class NoCompletion(VerificationFailed):
+    """The server says that it is healthy, and its engine fails: it may have died a moment ago."""
+
+
+def healthy(
+    play: Play,
+    endpoint: Endpoint,
+    serving: Engine,
+    timeout: float,
+    ranks: Sequence[str] = (),
+    *,
+    server: str = SERVER,
+    nodes: Sequence[Node] = (),
+    again: Again | None = None,
+    look: Callable[[], Seen] | None = None,
+) -> list[vram.NodeVram]:
+    """Wait until the engine is healthy: `timeout` seconds, and longer while it is seen to work.
+
+    Args:
+        serving: the engine that is waited for.
+        ranks: names of the nodes other than the head that have a rank of their own (executor mp).
+        server: name of its program.
+        nodes: whose memory is guarded while it loads; none where nothing is loaded.
+        again: starts a server that this run found running and left as it was. Its engine may have
+            died a moment ago, and its API ends only now: it is started again, once.
+        look: as `TimeLimit` takes it.
+
+    Returns:
+        The largest VRAM seen meanwhile.
+
+    Raises:
+        ServerEnded: the server or a rank ended; with the earliest real error over all ranks.
+        LoadEnded: a node was short of memory, so that its guard ended the load.
+        VerificationFailed: it is not healthy in time.
+    """
+    health = endpoint.of_engine.path(serving.health)
+    guard = LoadGuard(play, nodes, server, health, LONGEST * timeout)
+    limit = partial(TimeLimit, timeout, look, lambda text: play.note(text, node=play.head))
+    wait = partial(_guarded, guard, play, endpoint, serving, limit, ranks=ranks, server=server)
+    try:
+        return wait()
+    except ServerEnded as error:
+        if not again:
+            raise
+        play.note(f"the server that ran already has ended: {error.message}; it is started again")
+    load_guard.prepare(play, nodes)
+    again.start()
+    return wait()
+
+
+def _guarded(guard: LoadGuard, *told: Any, **more: Any) -> list[vram.NodeVram]:
+    """Wait until the engine is healthy; where that is cut off, its guard stays with the load."""
+    try:
+        peak = _until_healthy(guard, *told, **more)
+    except (ServerEnded, LoadEnded):
+        guard.end()
+        raise
+    guard.end()
+    return peak
+
+
+def _until_healthy(
+    guard: LoadGuard,
+    play: Play,
+    endpoint: Endpoint,
+    serving: Engine,
+    begin: Callable[[], TimeLimit],
+    *,
+    ranks: Sequence[str],
+    server: str,
+) -> list[vram.NodeVram]:
+    session = play.session(play.head)
+    sessions = {node.name: play.session(node) for node in play.nodes}
+    limit = begin()
+    peak: list[vram.NodeVram] = []
+    course = vram.Course(play.bus, "loading")
+    restarts: dict[str, int] = {}
+    while True:
+        health = endpoint.request(session, serving.health, timeout=5)
+        now = vram.sample(sessions)
+        course.take(now)
+        peak = vram.peak(peak, now)
+        if health.status == 200:
+            return peak
+        guard.begin()
+        states = {name: container_state(play, server, name) for name in (play.head.name, *ranks)}
+        if ended := guard.ended():  # asked last: it may be the reason for a state
+            raise _short_of_memory(play, states, server, *ended)
+        for name, state in states.items():
+            if state.status != "running" or state.restarts > restarts.setdefault(
+                name, state.restarts
+            ):
+                raise _ended(play, state, name, server)
+        log = logs.read(session, server, lines=20)
+        if passed := limit.passed():
+            raise VerificationFailed(
+                f"the server is not healthy {passed}; its log ends with: {logs.last_line(log)}",
+                where=play.head.name,
+                hint="it is left running: spark-cluster logs --follow shows it, and `up` waits "
+                "for it again; a longer ready_timeout_s of the recipe gives it more time",
+            )
+        play.bus.emit(Progress(play.head.name, serving.dialect.title, logs.last_line(log)))
+        time.sleep(POLL_S)
+
+
+def ask(play: Play, endpoint: Endpoint, probe: Probe, server: str = SERVER) -> str:
+    """The answer to the recipe's question; health is not readiness, a right answer is.
+
+    Raises:
+        NoCompletion: the engine fails.
+        VerificationFailed: no answer, or a wrong one.
+    """
+    reply = ask_once(play.session(play.head), endpoint, probe, timeout=120)
+    if reply.status != 200:
+        fault = logs.first_error(program_logs(play, server) | program_logs(play, RAY))
+        cause = fault.text if fault else reply.why
+        dead = reply.status == 0 or reply.status >= 500
+        raise (NoCompletion if dead else VerificationFailed)(
+            f"/health is fine, but a completion is not (status {reply.status}): {cause}",
+            where=fault.where if fault else play.head.name,
+            hint=logs.advice(fault, "spark-cluster logs shows more"),
+        )
+    if reply.why:
+        raise VerificationFailed(
+            f"/health is fine, but {reply.why}",
+            where=play.head.name,
+            hint="another program than vLLM uses the port, or a proxy answers for it",
+        )
+    text = reply.text
+    if probe.expect.lower() not in text.lower():
+        raise VerificationFailed(
+            f"asked {probe.question!r}, the model says {replies.short(text)!r}; "
+            f"expected {probe.expect!r}",
+            where=play.head.name,
+            hint="wrong kernels or a damaged copy of the model give fluent nonsense; "
+            "the recipe's `probe` says what is asked",
+        )
+    return text
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A completion: HTTP status (0 without an answer), its text, or why there is none.
+
+    With status 200 and a `why` the reply was not a completion.
+    """
+
+    status: int
+    text: str = ""
+    why: str = ""
+
+
+def ask_once(session: Session, endpoint: Endpoint, probe: Probe, *, timeout: float) -> Reply:
+    """The probe's question to the endpoint, asked by a node, within `timeout` seconds."""
+    body = {
+        "model": endpoint.model,
+        "messages": [{"role": "user", "content": probe.question}],
+        "max_tokens": probe.max_tokens,
+        "temperature": 0,
+    }
+    answer = endpoint.request(
+        session, "/v1/chat/completions", method="POST", body=json.dumps(body), timeout=timeout
+    )
+    if answer.status != 200:
+        return Reply(answer.status, why=answer.reason or replies.error(answer.body))
+    try:
+        return Reply(200, replies.message_of(answer.body))
+    except replies.NotACompletion as error:
+        return Reply(200, why=str(error))
+
+
+def container_state(play: Play, name: str, node: str | None = None) -> ContainerState:
+    """State of a program on a node, by default the head, whatever runs it."""
+    session = play.connections.session(node or play.head.name)
+    asked = {"inspect": runtime.question(name)}
+    done = session.request("gather", commands=asked)["commands"]["inspect"]
+    return unit_state.parse(done["stdout"] if done is not None else "")
+
+
+def _ended(play: Play, state: ContainerState, name: str, server: str) -> ServerEnded:
+    fault = logs.first_error(program_logs(play, server) | program_logs(play, RAY))
+    session = play.connections.session(name)
+    last = logs.last_line(logs.read(session, server, lines=20))
+    who = "the server" if name == play.head.name else f"the rank on {name}"
+    what = "restarted" if state.status == "running" else f"is {state.status}"
+    # Docker would start it again and again; what it said stays to be read.
+    session.run(runtime.RUNTIMES[state.runtime].stop(server))
+    return ServerEnded(
+        f"{who} {what} while loading: {fault.text if fault else last or state.error}",
+        where=fault.where if fault else f"{name} {server}",
+        hint=logs.advice(fault, f"{who} was stopped, its log stays: spark-cluster logs shows more"),
+    )
+
+
+def _short_of_memory(
+    play: Play, states: Mapping[str, ContainerState], server: str, node: str, reason: Reason
+) -> LoadEnded:
+    """Stop what is left of a server whose load was ended, or its runtime would start it again."""
+    for name, state in states.items():
+        play.connections.session(name).run(runtime.RUNTIMES[state.runtime].stop(server))
+    return LoadEnded(
+        f"the load was ended before the node ran out of memory: {reason}",
+        where=f"{node} {server}",
+        hint="`spark-cluster vram` shows what else holds memory, `spark-cluster plan` what it "
+        "needs: a smaller share or context, or more nodes",
+    )
+
+
+def program_logs(play: Play, container: str) -> dict[str, str]:
+    """Return the end of the log of one of our programs on each node, by node and program."""
+    return {
+        f"{node.name} {container}": logs.read(play.session(node), container) for node in play.nodes
+    }

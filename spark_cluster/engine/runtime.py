@@ -1,0 +1,263 @@
+"""Runtimes of an engine's programs: containers, or a virtual environment and systemd units.
+
+Both give a program the same command, environment, secret files, mounts, labels and limits, start
+it again when it ends and after a reboot, and are asked for their state and log in the same way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from spark_cluster.engine import unit_state
+from spark_cluster.engine.containers import RECIPE
+from spark_cluster.engine.process import (
+    PAUSE,
+    RAY,
+    SECRET_ENV,
+    SERVER,
+    WITH_SECRET_ENV,
+    Process,
+)
+from spark_cluster.node import confinement
+from spark_cluster.node.engine_caches import of_environment
+from spark_cluster.node.store.layout import whole_folder
+from spark_cluster.node.values import Secret
+from spark_cluster.resources import Container, Resource, Unit
+from spark_cluster.resources.unit import FOLDER
+
+if TYPE_CHECKING:
+    from spark_cluster.engine.deployment import Deployment
+
+Name = Literal["docker", "venv"]
+
+STACK = 64 * 1024 * 1024
+"""Bytes of stack that a program may take."""
+
+INFINIBAND = "/dev/infiniband"
+
+DEVICES = ("char-nvidia*", "char-infiniband*", f"{INFINIBAND}/rdma_cm")
+"""What units may open: the GPU's devices and, by /proc/devices, those of RDMA (rdma_cm is a device
+of the kernel's group `misc`)."""
+
+JOURNAL = 'journalctl --quiet --no-pager --unit "$2.service" --since "@$(stat -c %Y "$1")"'
+"""The journal of a unit since it was last made: what it said before, another program said."""
+
+LOG = f"""\
+test -e "$1" || exec docker logs --timestamps --tail "$3" "$2" 2>&1
+exec {JOURNAL} --lines "$3" --output short-iso-precise --utc
+"""
+
+BEGINNING = f"""\
+if test -e "$1"; then {JOURNAL} --output cat; else docker logs "$2" 2>&1; fi | head -c "$3"
+"""
+
+
+class Runtime(Protocol):
+    """A way to run an engine's programs on a node."""
+
+    def resource(self, process: Process, deployment: Deployment) -> Resource:
+        """Return the desired state: the program runs exactly so."""
+        ...
+
+    def absent(self, name: str, stop_timeout_s: int = 10) -> Resource:
+        """Return the desired state: there is no program of this name."""
+        ...
+
+    def stop(self, name: str) -> list[str]:
+        """Return the command that ends a program and leaves its log to be read."""
+        ...
+
+    def follow(self, name: str, lines: int) -> list[str]:
+        """Return the command that prints the end of a log, and what is added to it."""
+        ...
+
+
+class Docker:
+    """Containers of the deployment's image, with what RDMA needs.
+
+    The image's own entry point is left out: that of vllm/vllm-openai is `vllm serve`, others have
+    none, and the command is to be the same. A default memlock of 8 MB breaks RDMA.
+    """
+
+    def resource(self, process: Process, deployment: Deployment) -> Container:
+        command, secrets = _with_secrets(process, deployment)
+        return Container(
+            process.name,
+            deployment.image,
+            command,
+            entrypoint="",
+            env=dict(process.env),
+            secret_files=secrets,
+            mounts=_mounts(process, deployment),
+            caches=deployment.cache_root,
+            network="host",
+            ipc="host",
+            pid=f"container:{PAUSE}" if process.sees_ray else None,
+            gpus="all",
+            devices=(INFINIBAND,) if process.rdma else (),
+            cap_add=confinement.ENGINE,
+            cap_drop=confinement.DROPPED,
+            security_opt=confinement.SECURITY,
+            ulimits={"memlock": -1, "stack": STACK},
+            # After status 0 too, with which vLLM ends when a rank died. The role start_limit stops
+            # a server that ends again and again; not Ray, which holds no GPU memory and waits for
+            # its peers. The model loader starts its servers itself, when there is memory: not
+            # Docker, all of them when the node boots.
+            restart="no" if deployment.on_request else "unless-stopped",
+            labels=dict(deployment.labels),
+            stop_timeout_s=process.stop_timeout_s,
+            state="created" if deployment.on_request else "running",
+        )
+
+    def absent(self, name: str, stop_timeout_s: int = 10) -> Container:
+        return Container(name, state="absent", stop_timeout_s=stop_timeout_s)
+
+    def stop(self, name: str) -> list[str]:
+        return ["docker", "stop", "-t", "5", name]
+
+    def follow(self, name: str, lines: int) -> list[str]:
+        return ["docker", "logs", "--follow", "--tail", str(lines), name]
+
+
+class Venv:
+    """Systemd units that run the programs of a virtual environment."""
+
+    def resource(self, process: Process, deployment: Deployment) -> Unit:
+        command, secrets = _with_secrets(process, deployment)
+        return Unit(
+            process.name,
+            command,
+            search_path=(f"{deployment.venv}/bin",),
+            env={"VIRTUAL_ENV": deployment.venv, **process.env},
+            secret_files=secrets,
+            mounts=_mounts(process, deployment),
+            caches=(deployment.cache_root, of_environment(deployment.venv)),
+            devices=DEVICES,
+            limits={"MEMLOCK": "infinity", "STACK": str(STACK), "NOFILE": "1048576"},
+            restart="always",  # as above
+            labels=dict(deployment.labels),
+            description=f"{process.name} of spark-cluster",
+            stop_timeout_s=process.stop_timeout_s,
+        )
+
+    def absent(self, name: str, stop_timeout_s: int = 10) -> Unit:
+        return Unit(name, state="absent", stop_timeout_s=stop_timeout_s)
+
+    def stop(self, name: str) -> list[str]:
+        return ["systemctl", "stop", f"{name}.service"]
+
+    def follow(self, name: str, lines: int) -> list[str]:
+        end = ["--lines", str(lines), "--output", "cat", "--quiet"]
+        return ["journalctl", "--follow", *end, "--unit", f"{name}.service"]
+
+
+RUNTIMES: dict[Name, Runtime] = {"docker": Docker(), "venv": Venv()}
+
+NO_PAUSE = Container(PAUSE, state="absent", stop_timeout_s=0)
+"""The desired state without Ray: nothing holds process ids for it."""
+
+
+def absent(*names: str, stop_timeout_s: int = 10) -> list[Resource]:
+    """Return the desired state: no program of these names, in whatever runtime.
+
+    Without Ray there is no container for its process ids either.
+    """
+    gone = [r.absent(name, stop_timeout_s) for name in names for r in RUNTIMES.values()]
+    return [*gone, NO_PAUSE] if RAY in names else gone
+
+
+def pause(deployment: Deployment) -> list[Resource]:
+    """Return what the head's containers of Ray and of servers next to it need first.
+
+    Units need none, and without Ray there is none.
+    """
+    if deployment.runtime != "docker":
+        return []
+    if not deployment.on_ray:
+        return [NO_PAUSE]
+    return [
+        Container(
+            PAUSE,
+            deployment.image,
+            ("sleep", "infinity"),
+            entrypoint="",
+            network="none",
+            cap_drop=confinement.DROPPED,
+            security_opt=confinement.SECURITY,
+            stays_s=0,
+            stop_timeout_s=0,
+        )
+    ]
+
+
+def question(name: str) -> list[list[str]]:
+    """Return the commands that tell a program's state; `unit_state.parse` reads what they print.
+
+    The first one counts that has an answer, as the agent's `gather` takes them.
+    """
+    return [unit_state.question(name), ["docker", "container", "inspect", name]]
+
+
+def servers_there() -> list[str]:
+    """Return the command that prints the names of the servers of several models, a line each.
+
+    They are containers; those of other programs whose names begin so lack the label.
+    """
+    made = ["--filter", f"label={RECIPE}", "--filter", f"name=^{SERVER}-"]
+    return ["docker", "container", "ls", "--all", *made, "--format", "{{.Names}}"]
+
+
+def server_names(printed: str) -> tuple[str, ...]:
+    """Return the names that the command of `servers_there` printed."""
+    return tuple(sorted(name for name in printed.split() if name.startswith(f"{SERVER}-")))
+
+
+def log(name: str, lines: int) -> list[str]:
+    """Return the command that prints the end of a program's log, with time stamps."""
+    return ["sh", "-c", LOG, "log", f"{FOLDER}/{name}.service", name, str(lines)]
+
+
+def beginning(name: str, size: int) -> list[str]:
+    """Return the command that prints the first bytes of a program's log, without time stamps."""
+    return ["sh", "-c", BEGINNING, "log", f"{FOLDER}/{name}.service", name, str(size)]
+
+
+def processes(name: str) -> list[list[str]]:
+    """Return the commands that print the ids of a program's processes, with a title or without."""
+    return [["docker", "top", name, "-eo", "pid"], ["cat", _processes_of(name)]]
+
+
+def _processes_of(name: str) -> str:
+    """Return the file with the ids of a unit's processes."""
+    return f"/sys/fs/cgroup/system.slice/{name}.service/cgroup.procs"
+
+
+def cpu_seconds(name: str) -> list[list[str]]:
+    """Return the commands that print id, CPU seconds and name of a program's processes."""
+    columns = "pid,cputimes,comm"
+    shell = f'exec ps -o {columns} -p "$(paste -sd, "$1")"'
+    return [["docker", "top", name, "-eo", columns], ["sh", "-c", shell, "ps", _processes_of(name)]]
+
+
+def changed(names: Sequence[str], name: str) -> bool:
+    """Return True when a program of this name is among the ids of changed resources."""
+    return any(f"{kind}:{name}" in names for kind in ("Container", "Unit"))
+
+
+def _with_secrets(
+    process: Process, deployment: Deployment
+) -> tuple[tuple[str, ...], dict[str, Secret]]:
+    """Return the command and the secret files; secret variables are read from files."""
+    files = {
+        f"{SECRET_ENV}/{variable}": Secret(value)
+        for variable, value in deployment.secret_env.items()
+    }
+    command = ("sh", "-c", WITH_SECRET_ENV, *process.command) if files else process.command
+    return command, {**files, **process.secret_files}
+
+
+def _mounts(process: Process, deployment: Deployment) -> tuple[str, ...]:
+    path = whole_folder(deployment.model_path) if deployment.model_path else ""
+    model = (f"{path}:{path}:ro",) if path else ()
+    return (*model, *deployment.mounts, *process.mounts)

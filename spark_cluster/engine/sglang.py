@@ -1,0 +1,178 @@
+"""SGLang, experimentally: one node alone, or several that it joins by itself.
+
+Flags and paths are those of docs.sglang.io ("Server Arguments", "Multi-Node Deployment", "Native
+APIs"). There is no Ray in it: every node runs the same command with its own rank, and the first
+one answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from spark_cluster.config.engines import Dialect
+from spark_cluster.config.model_kind import RUNGS
+from spark_cluster.engine.process import Process, base_environment, needs_rdma, server_name
+from spark_cluster.errors import Failed
+from spark_cluster.logs import start_patterns
+
+if TYPE_CHECKING:
+    from spark_cluster.config.model_kind import Rung
+    from spark_cluster.config.ports import Span
+    from spark_cluster.config.recipe_schema import Drafter, EngineValue
+    from spark_cluster.engine.deployment import Deployment
+    from spark_cluster.engine.engine import Engine
+    from spark_cluster.topology import Node
+
+OWNED = {
+    "model": "it is model.name and model.path",
+    "model-path": "it is model.name and model.path",
+    "served-model-name": "it is model.served_name",
+    "revision": "it is model.revision",
+    "host": "it is serve.bind in the inventory",
+    "port": "it is serve.port in the inventory",
+    "api-key": "it is serve.api_key in the inventory; a key is never written into a recipe",
+    "admin-api-key": "a key is never written into a recipe",
+    "tp-size": "it is --tp on the command line, within tensor_parallel",
+    "tensor-parallel-size": "it is --tp on the command line, within tensor_parallel",
+    "pp-size": "it is the recipe's pipeline_parallel",
+    "pipeline-parallel-size": "it is the recipe's pipeline_parallel",
+    "dp-size": "it is the recipe's data_parallel",
+    "data-parallel-size": "it is the recipe's data_parallel",
+    "mem-fraction-static": "it is the recipe's gpu_memory_utilization",
+    "speculative-algorithm": "it is the recipe's drafter",
+    "speculative-draft-model-path": "it is the recipe's drafter",
+    "speculative-num-steps": "it is the recipe's drafter",
+    "speculative-num-draft-tokens": "it is the recipe's drafter",
+    "nnodes": "it follows from --tp",
+    "node-rank": "it follows from --tp",
+    "dist-init-addr": "it follows from the inventory",
+}
+"""Flags of SGLang that are no engine arguments of a recipe, and what they are instead."""
+
+NAMES = {
+    "tensor-parallel-size": "tp-size",
+    "pipeline-parallel-size": "pp-size",
+    "data-parallel-size": "dp-size",
+    "max-model-len": "context-length",
+    "gpu-memory-utilization": "mem-fraction-static",
+    "max-num-seqs": "max-running-requests",
+    "max-num-batched-tokens": "chunked-prefill-size",
+    "enforce-eager": "disable-cuda-graph",
+    "no-enable-prefix-caching": "disable-radix-cache",
+    "tokenizer": "tokenizer-path",
+    "seed": "random-seed",
+}
+"""vLLM's flag to the one of SGLang that means the same for a plan."""
+
+METHODS = {"mtp": "NEXTN", "eagle": "EAGLE", "eagle3": "EAGLE3", "ngram": "NGRAM"}
+"""A drafter's method to SGLang's name of it; another method is passed on in capitals."""
+
+
+@dataclass(frozen=True)
+class SglangDialect(Dialect):
+    """SGLang's flags: a drafter is several of them, and chunks may be switched off by -1."""
+
+    def drafter(self, drafter: Drafter) -> dict[str, EngineValue]:
+        """Return a chain of `tokens` steps; the checked token comes besides."""
+        flags: dict[str, EngineValue] = {
+            "speculative-algorithm": METHODS.get(drafter.method, drafter.method.upper()),
+            "speculative-num-steps": drafter.tokens,
+            "speculative-eagle-topk": 1,
+            "speculative-num-draft-tokens": drafter.tokens + 1,
+        }
+        if drafter.node_path:
+            flags["speculative-draft-model-path"] = drafter.node_path
+        return {**flags, **drafter.options}
+
+    def common(self, flags: Mapping[str, EngineValue]) -> dict[str, EngineValue]:
+        """Return the flags under vLLM's names; a drafter is one of them."""
+        left = dict(flags)
+        config = _speculative(left)
+        chunk = left.get("chunked-prefill-size")
+        if isinstance(chunk, int) and chunk < 1:  # no chunks at all
+            del left["chunked-prefill-size"]
+        found = super().common(left)
+        return {**found, "speculative-config": config} if config else found
+
+
+def _speculative(flags: dict[str, EngineValue]) -> dict[str, EngineValue]:
+    """Take the flags of speculative decoding out; return them as vLLM's configuration."""
+    algorithm = str(flags.pop("speculative-algorithm", ""))
+    steps = flags.pop("speculative-num-steps", None)
+    drafted = flags.pop("speculative-num-draft-tokens", None)
+    flags.pop("speculative-eagle-topk", None)
+    model = flags.pop("speculative-draft-model-path", None)
+    if not algorithm:
+        return {}
+    methods = {theirs: ours for ours, theirs in METHODS.items()}
+    config: dict[str, EngineValue] = {"method": methods.get(algorithm, algorithm.lower())}
+    if model is not None:
+        config["model"] = model
+    if steps is None and isinstance(drafted, int):
+        steps = drafted - 1
+    if isinstance(steps, int) and steps > 0:
+        config["num_speculative_tokens"] = steps
+    return config
+
+
+DIALECT = SglangDialect(
+    "SGLang",
+    ("python3", "-m", "sglang.launch_server"),
+    model=("--model-path", "{}"),
+    owned=OWNED,
+    names=NAMES,
+    executors=("mp",),
+)
+
+
+class Sglang:
+    """SGLang's server."""
+
+    name = "sglang"
+    dialect = DIALECT
+    health = "/health"
+    died: int | None = None  # it answers 503 while it loads, too
+    models = "/v1/models"
+    version = ("/get_server_info", "version")
+    started = start_patterns.SGLANG.up
+    anchors = start_patterns.SGLANG.patterns
+    rungs: frozenset[Rung] = frozenset((*RUNGS["chat"], "embedding", "reranking"))
+
+    def environment(self, node: Node, deployment: Deployment) -> dict[str, str]:
+        """Return caches, the link's interface and HCAs, and the recipe's variables."""
+        return {**base_environment(node, deployment), **deployment.env}
+
+    def server(self, node: Node, deployment: Deployment, master_port: int) -> Process | None:
+        """Return the node's rank; the first one answers requests, on the loopback."""
+        if node.name not in deployment.nodes:
+            return None
+        command = self.dialect.command(deployment.model_path, deployment.args)
+        if deployment.size > 1:
+            command = (*command, *_ranks(node, deployment, master_port))
+        return Process(
+            server_name(deployment.instance),
+            (*command, f"--host={deployment.host}", f"--port={deployment.port}"),
+            self.environment(node, deployment),
+            rdma=needs_rdma(node, deployment),
+        )
+
+    def ports(self, master_port: int) -> tuple[Span, ...]:
+        """Return the ports where ranks meet (`--dist-init-addr`, `--nccl-port`)."""
+        return ((master_port, master_port + 1),)
+
+
+def _ranks(node: Node, deployment: Deployment, master_port: int) -> tuple[str, ...]:
+    master = node.head.fabric_ip
+    if master is None:
+        raise Failed("there is no fabric to serve over", where=node.name)
+    return (
+        f"--nnodes={deployment.size}",
+        f"--node-rank={deployment.nodes.index(node.name)}",
+        f"--dist-init-addr={master}:{master_port}",
+        f"--nccl-port={master_port + 1}",
+    )
+
+
+SGLANG: Engine = Sglang()

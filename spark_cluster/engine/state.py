@@ -1,0 +1,372 @@
+"""The state of serving and its problems: containers, Ray, health, a completion, put together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.engine import firewall, logs, model_state, node_states, replica_state, tuned
+from spark_cluster.engine.containers import DATA_PARALLEL, NODES, OVERRIDES, ContainerState
+from spark_cluster.engine.endpoint import Endpoint, running
+from spark_cluster.engine.kind_probe import ANSWERS, kind_of, probe_once, short
+from spark_cluster.engine.node_states import MANY_RESTARTS, NodeState
+from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.proxy import (
+    LOADER_UNIT,
+    UNIT,
+    Access,
+    ModelServer,
+    Replica,
+    described,
+    models_of,
+    refused_by_proxy,
+    replicas_of,
+)
+from spark_cluster.engine.ray import RayNode, RayState, dashboard_port
+from spark_cluster.engine.ray_node import ALONE
+from spark_cluster.engine.readiness import Reply
+from spark_cluster.engine.status import Status
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.runner.parallel import in_parallel
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
+
+if TYPE_CHECKING:
+    from spark_cluster.engine.launches import Upcoming
+    from spark_cluster.engine.warmth import Warmth
+
+A = TypeVar("A")
+B = TypeVar("B")
+
+
+COMPLETION_S = 10.0
+"""Seconds for the completion of `status`: a server with many requests answers later than one
+without, but who asks for the status waits."""
+
+WITHOUT_LINK_S = 2.0
+"""The same when the link is down: ranks that were joined over it wait for each other for ever."""
+
+
+def status(
+    play: Play, endpoint_key: str | None, probe: Probe, upcoming: Upcoming | None = None
+) -> Status:
+    """Look at everything; nothing is changed.
+
+    Args:
+        endpoint_key: the endpoint's API key, when it has one.
+        probe: the question of the completion.
+        upcoming: what is started next; None leaves the caches out.
+    """
+    nodes = node_states.ask(play, upcoming)
+    found = _serving_state(play, nodes, endpoint_key, probe)
+    if upcoming is None:
+        return found
+    return replace(found, caches=_warmth(play, nodes, upcoming))
+
+
+def _warmth(play: Play, nodes: list[NodeState], upcoming: Upcoming) -> Warmth:
+    """Judge the next launch at the size at which the recipe runs, else at its usual one."""
+    server = _server(play, {node.name: node for node in nodes})
+    labels = server.labels if server is not None else {}
+    tp = upcoming.recipe.size_for(len(nodes))
+    if labels.get("spark-cluster.recipe") == upcoming.recipe.name:
+        tp = _number(labels, "spark-cluster.tp", tp)
+    _, chosen = _serving(play, upcoming.recipe.nodes_for(tp))
+    gpus = {n.name: n.facts.gpu.name for n in play.nodes if n.facts.gpu is not None}
+    asked = {node.name: node.caches for node in nodes if node.name in chosen and node.caches}
+    return upcoming.judge(asked, tp, gpus)
+
+
+def _serving_state(
+    play: Play, nodes: list[NodeState], endpoint_key: str | None, probe: Probe
+) -> Status:
+    known = {node.name: node for node in nodes}
+    head_state = next((known[node.name] for node in play.nodes if node.is_head), None)
+    if head_state and (models := models_of(head_state.description)):
+        return _with_models(play, nodes, models, endpoint_key, probe)
+    server = _server(play, known)
+    if server is None:
+        return _without_server(play, nodes)
+    behind = replicas_of(known[_head(play)].description)
+    tp = _number(server.labels, "spark-cluster.tp", 1)
+    size = _number(server.labels, NODES, tp)
+    model = server.labels.get("spark-cluster.model", "")
+    head = _head(play)
+    on_ray = size > 1 and server.labels.get("spark-cluster.executor", "ray") == "ray"
+    dark = _without_link(play, size)
+    description = known[head].description
+    endpoint = running(server.labels, description, endpoint_key)
+    session = play.connections.session(head)
+    kind = kind_of(server.labels)
+
+    def ask(session: Session, replica: Replica) -> Reply:
+        asked = Endpoint(replica.address, replica.port, model)
+        return probe_once(session, asked, kind, short(probe), timeout=COMPLETION_S)
+
+    (ray, replicas), (health, answer, why, shown) = _together(
+        lambda: (
+            _ray(play, head, server) if on_ray and not dark else [],
+            replica_state.look(
+                play, behind, {n.name: n.containers.get(SERVER) for n in nodes}, ask
+            ),
+        ),
+        lambda: _probe(session, endpoint, probe, kind, dark),
+    )
+    problems = [f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark]
+    # Without the link Ray knows no node, which says nothing new and takes its time.
+    known_to_ray = ray if on_ray and not dark else None
+    problems += _problems(play, nodes, server, size, known_to_ray, on_ray=on_ray, behind=behind)
+    problems += [replica.problem for replica in replicas if replica.problem]
+    if description is not None and known[head].proxy != "active":
+        unit_is = known[head].proxy or "not there"
+        problems.append(f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head}")
+    if why:
+        problems.append(why)
+    loading = endpoint is not None and server.status == "running" and health == 0
+    loading_too = {one.problem for one in replicas if one.state == "loading"}
+    loading = loading and not set(problems[:-1]) - loading_too
+    if health == 0 and server.restarts and not behind:
+        problems.append(_restarted(session, head, server.restarts))
+        loading = loading and server.restarts < MANY_RESTARTS
+    if why and on_ray:
+        problems += _ray_restarted(play, nodes, size)
+    state = _state(answer=bool(answer), problems=problems, loading=loading)
+    access = described(description) or (Access(endpoint.url) if endpoint is not None else None)
+    found = Status(
+        state,
+        nodes,
+        ray,
+        model=model or None,
+        tp=tp,
+        problems=tuple(problems),
+        kind=kind,
+        overrides=server.labels.get(OVERRIDES, ""),
+        replicas=replicas,
+        tuned=tuple(server.labels.get(tuned.LABEL, "").split()),
+        data_parallel=_number(server.labels, DATA_PARALLEL, 1),
+    )
+    if access is None:
+        return found
+    return replace(found, endpoint=access.url, access=replace(access, fingerprint=shown))
+
+
+def _with_models(
+    play: Play,
+    nodes: list[NodeState],
+    models: Sequence[ModelServer],
+    endpoint_key: str | None,
+    probe: Probe,
+) -> Status:
+    """The state where the endpoint has several models."""
+    nodes = model_state.with_servers(play, nodes, models)
+    known = {node.name: node for node in nodes}
+    head = known[_head(play)]
+    problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
+    endpoint = running({}, head.description, endpoint_key)
+    if endpoint is None:
+        problems.append(f"the proxy's description on {head.name} names no endpoint")
+        return Status("failed", nodes, [], problems=tuple(problems))
+    whole = endpoint
+    session = play.connections.session(head.name)
+    few = short(probe)
+
+    def ask(server: ModelServer) -> Reply:
+        asked = replace(whole, model=server.model)
+        return probe_once(session, asked, server.kind, few, timeout=COMPLETION_S)
+
+    problems += [
+        f"the firewall of the engine's ports on {node.name}: {node.firewall}"
+        for node in nodes
+        if node.firewall and any(model_state.is_guarded(node, one.program) for one in models)
+    ]
+    if head.proxy != "active":
+        unit_is = head.proxy or "not there"
+        problems.append(f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head.name}")
+    if any(one.on_request for one in models) and head.loader != "active":
+        unit_is = head.loader or "not there"
+        problems.append(f"what loads models on request ({LOADER_UNIT}) is {unit_is}")
+    found = model_state.look(play, models, known, ask)
+    answer = any(one.state in ("serving", "on request") for one in found)
+    loading = not problems and all(one.state == "loading" for one in found)
+    problems += [one.problem for one in found if one.problem]
+    shown = whole.request(session, "/health", timeout=5).certificate
+    access = replace(described(head.description) or Access(whole.url), fingerprint=shown)
+    return Status(
+        _state(answer=answer, problems=problems, loading=loading),
+        nodes,
+        [],
+        endpoint=access.url,
+        access=access,
+        problems=tuple(problems),
+        models=found,
+    )
+
+
+def _together(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
+    """Both results, asked for in parallel.
+
+    Raises:
+        SparkClusterError: of either.
+    """
+    found: dict[str, Any] = in_parallel({"one": one, "other": other})
+    for result in found.values():
+        if isinstance(result, SparkClusterError):
+            raise result
+    return found["one"], found["other"]
+
+
+def _state(*, answer: bool, problems: list[str], loading: bool) -> str:
+    if answer:
+        return "degraded" if problems else "serving"
+    return "starting" if loading else "failed"
+
+
+def _head(play: Play) -> str:
+    return next(node.name for node in play.nodes if node.is_head)
+
+
+def _server(play: Play, known: dict[str, NodeState]) -> ContainerState | None:
+    """Return the head's server, or the first replica's that there is."""
+    head = next((node.name for node in play.nodes if node.is_head), None)
+    if head is None:
+        return None
+    names = [head, *(replica.node for replica in replicas_of(known[head].description))]
+    states = [known[name].containers.get(SERVER) for name in names if name in known]
+    return next((s for s in states if s is not None and s.status != "absent"), None)
+
+
+def _without_server(play: Play, nodes: list[NodeState]) -> Status:
+    rays = {n.name: n.containers[RAY] for n in nodes if n.reachable}
+    left = {name: ray for name, ray in rays.items() if ray.status != "absent"}
+    problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
+    if left and all(ALONE.items() <= ray.labels.items() for ray in left.values()):
+        head = next((ray for name, ray in left.items() if name == _head(play)), None)
+        found = _ray(play, _head(play), head) if head is not None else []
+        return Status("failed" if problems else "stopped", nodes, found, problems=tuple(problems))
+    if left:
+        problems.append(f"Ray runs without a server, on {', '.join(left)}")
+    return Status("failed" if problems else "stopped", nodes, [], problems=tuple(problems))
+
+
+def _ray(play: Play, head: str, server: ContainerState) -> list[RayNode]:
+    return RayState(play.connections.session(head), dashboard_port(server.labels)).nodes()
+
+
+def _problems(
+    play: Play,
+    nodes: list[NodeState],
+    server: ContainerState,
+    size: int,
+    ray: list[RayNode] | None,
+    *,
+    on_ray: bool,
+    behind: Sequence[Replica],
+) -> list[str]:
+    """In words.
+
+    Args:
+        ray: its nodes; None when it was not asked.
+        on_ray: whether the nodes are joined by Ray.
+        behind: the replicas, whose own problems are told elsewhere.
+    """
+    problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
+    if server.status != "running" and not behind:
+        code = "0, as when its engine died" if server.exit_code == 0 else server.exit_code
+        problems.append(f"the server is {server.in_words} (exit code {code})")
+    heads, wanted = _serving(play, size)
+    wanted = [replica.node for replica in behind] or wanted
+    if server.labels.get(firewall.LABEL) == "present":
+        problems += [
+            f"the firewall of the engine's ports on {n.name}: {n.firewall}"
+            for n in nodes
+            if n.name in wanted and n.firewall
+        ]
+    if size == 1:
+        return problems
+    name, whose = (RAY, "Ray's container") if on_ray else (SERVER, "the rank's container")
+    for node in nodes:
+        state = node.containers.get(name)
+        checked = node.name in wanted and (on_ray or node.name not in heads)
+        if checked and state is not None and state.status != "running":
+            what = "gone" if state.status == "absent" else state.in_words
+            problems.append(f"{whose} on {node.name} is {what}")
+    if ray is None:
+        return problems
+    if len(ray) < size:
+        problems.append(f"Ray shows {len(ray)} of {size} nodes")
+    elif sum(node.gpus for node in ray) < size:
+        problems.append(f"Ray shows {sum(n.gpus for n in ray):g} of {size} GPUs")
+    return problems
+
+
+def _serving(play: Play, size: int) -> tuple[list[str], list[str]]:
+    """The heads, and the nodes that serve where so many do."""
+    heads = [n.name for n in play.nodes if n.is_head]
+    return heads, sorted(play.connections.nodes, key=lambda name: name not in heads)[:size]
+
+
+def _without_link(play: Play, size: int) -> list[str]:
+    """Nodes that serve together with others, and whose ConnectX-7 interfaces are all down."""
+    _, wanted = _serving(play, size)
+    hcas = {node.name: node.facts.hcas for node in play.nodes if node.name in wanted}
+    return [n for n, found in hcas.items() if size > 1 and found and not any(h.up for h in found)]
+
+
+def _number(labels: Mapping[str, str], label: str, otherwise: int) -> int:
+    """A number among a container's labels; another one where it is none."""
+    text = labels.get(label, "")
+    return int(text) if text.isascii() and text.isdigit() else otherwise
+
+
+def _ray_restarted(play: Play, nodes: list[NodeState], size: int) -> list[str]:
+    """Return where Ray was started again, which ends the server: why one that served loads."""
+    _, wanted = _serving(play, size)
+    times = {n.name: n.containers[RAY].restarts for n in nodes if n.name in wanted and n.reachable}
+    return [
+        f"Ray's container on {name} has been restarted {count} times; a server that had its "
+        "workers there is started again"
+        for name, count in times.items()
+        if count
+    ]
+
+
+def _restarted(session: Session, head: str, times: int) -> str:
+    """Return that the server does not stay up, with the first error in its log."""
+    fault = logs.first_error({head: logs.read(session, SERVER)})
+    cause = f", its log says: {fault.text}" if fault else ""
+    known = fault.known if fault else None
+    fix = f"; {known.title} ({known.id}): {known.fix}" if known else ""
+    return f"the server has been restarted {times} times{cause}{fix}"
+
+
+def _probe(
+    session: Session, endpoint: Endpoint | None, probe: Probe, kind: ModelKind, dark: list[str]
+) -> tuple[int, str, str, str]:
+    """Status of /health (0 when vLLM takes no connection), the beginning of a completion, what is
+    wrong with either, and the SHA-256 of the certificate that was presented.
+
+    Args:
+        dark: nodes without a link; a completion over it hangs, and is not waited for.
+    """
+    if endpoint is None:
+        return 0, "", "/health was not queried: the container's label names no endpoint", ""
+    health_answer = endpoint.request(session, "/health", timeout=5)
+    health = (
+        0 if refused_by_proxy(health_answer.status, health_answer.body) else health_answer.status
+    )
+    shown = health_answer.certificate
+    if health != 200:
+        return health, "", f"/health does not return 200 ({health or 'no answer'})", shown
+    limit = WITHOUT_LINK_S if dark else COMPLETION_S
+    found = probe_once(session, endpoint, kind, short(probe), timeout=limit)
+    if found.text:
+        return health, found.text, "", shown
+    if found.status == 401:
+        return health, "", "the endpoint asks for another API key than this inventory's", shown
+    why = f" within {limit:g} s" if found.status == 0 else ""
+    reason = f": {found.why}" if found.why else ""
+    what = ANSWERS[kind]
+    return health, "", f"/health is fine, but {what} does not come{why}{reason}", shown

@@ -1,0 +1,205 @@
+"""The supervision of a server on its head: what is installed there, and what it reports."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.engine import endpoint, kind_probe, proxy, replies, runtime
+from spark_cluster.engine.containers import NODES
+from spark_cluster.engine.process import RAY, SERVER, TITLE
+from spark_cluster.engine.ray import NODES as RAY_NODES
+from spark_cluster.engine.ray import TOKEN_FILE
+from spark_cluster.engine.unit_program import UnitProgram
+from spark_cluster.node import locks, paths
+from spark_cluster.node.supervision.policy import State
+from spark_cluster.resources.unit import DECLARED
+from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
+from spark_cluster.runner.session import Session
+from spark_cluster.topology import Node
+
+UNIT = "spark-cluster-supervise"
+"""Its systemd unit."""
+
+FOLDER = paths.SUPERVISION
+"""Its program and its state."""
+
+CONFIG = paths.SUPERVISE_SETTINGS
+STATE = f"{FOLDER}/state/state.json"
+
+QUESTION = "Answer with one word: what is the capital of France?"
+TOKENS = 8
+
+MODULES = (
+    "__init__",
+    "node/__init__",
+    "node/durable",
+    "node/engine_metrics",
+    "node/faults",
+    "node/http",
+    "node/load_guard",
+    "node/load_watch",
+    "node/locks",
+    "node/memory",
+    "node/nvidia_smi",
+    "node/own_program",
+    "node/paths",
+    "node/project_code",
+    "node/supervision/__init__",
+    "node/supervision/loading",
+    "node/supervision/look",
+    "node/temporary_names",
+    "node/values",
+)
+"""What a program needs that looks at a server on its node, and guards its load."""
+
+PROGRAM = UnitProgram(
+    FOLDER,
+    "spark_cluster.node.supervision.main",
+    (*MODULES, "node/supervision/main", "node/supervision/policy"),
+)
+
+START_LIMIT = UnitProgram(
+    paths.START_LIMIT,
+    "spark_cluster.node.supervision.start_limit",
+    (
+        "__init__",
+        "node/__init__",
+        "node/engine_metrics",
+        "node/http",
+        "node/memory",
+        "node/nvidia_smi",
+        "node/supervision/__init__",
+        "node/supervision/look",
+        "node/supervision/start_limit",
+    ),
+)
+"""The program that stops a server that ends again and again; it needs no supervision."""
+
+
+def start_limit_configuration() -> dict[str, Any]:
+    """Return what the program of the start limit is told."""
+    known = _known()
+    wanted = ("server", "unit_folder", "declared", "labels", "ray_nodes", "ray_token")
+    return {**{name: known[name] for name in wanted}, "servers": runtime.servers_there()}
+
+
+def configuration(limits: Mapping[str, Any], head: Node) -> dict[str, Any]:
+    """Return what the program is told: names, labels and paths of this package, and its limits."""
+    unified_memory = not head.facts.gpu_memory.of_gpu
+    return {**_known(), "unified_memory": unified_memory, "limits": dict(limits)}
+
+
+def _known() -> dict[str, Any]:
+    """Return the names, labels and paths by which our servers are known on a node."""
+    return {
+        "folder": STATE.rpartition("/")[0],
+        "server": SERVER,
+        "ray": RAY,
+        "unit_folder": UNIT_FOLDER,
+        "declared": DECLARED,
+        "lock": locks.RUN,
+        "title": TITLE.pattern,
+        "labels": {
+            "endpoint": endpoint.LABEL,
+            "kind": kind_probe.KIND_LABEL,
+            "model": "spark-cluster.model",
+            "nodes": NODES,
+            "tp": "spark-cluster.tp",
+            "executor": "spark-cluster.executor",
+            "dashboard": "spark-cluster.dashboard",
+        },
+        "requests": _requests(),
+        "ray_nodes": RAY_NODES,
+        "ray_token": TOKEN_FILE,
+        "description": proxy.DESCRIPTION,
+    }
+
+
+def _requests() -> dict[str, Any]:
+    """Return kind of model to the request that shows that it answers, and where its answer is."""
+    message = {"role": "user", "content": QUESTION}
+    chat = {"messages": [message], "max_tokens": TOKENS, "temperature": 0}
+    found: dict[str, Any] = {
+        "chat": {"path": "/v1/chat/completions", "body": chat, "found": ["choices", 0, "message"]},
+        # A form with audio in it: its server's health has to do.
+        "transcription": {"path": "/health", "body": None, "found": []},
+    }
+    answers: dict[ModelKind, list[str | int]] = {
+        "embedding": ["data", 0],
+        "reranking": ["results", 0],
+    }
+    for kind, where in answers.items():
+        path, body, _ = kind_probe.request_of(kind, "")
+        found[kind] = {"path": path, "body": json.loads(body), "found": where}
+    return found
+
+
+@dataclass(frozen=True)
+class Supervision:
+    """The report of a head's supervision.
+
+    Attributes:
+        installed: its unit is there.
+        active: of the unit, as systemd says it.
+        at_boot: it is started at boot.
+        state: what it knows of the server.
+        problems: what it cannot repair.
+        events: moment (seconds since 1970) and text, the oldest first.
+    """
+
+    installed: bool
+    active: str
+    at_boot: bool
+    state: State
+    problems: tuple[str, ...] = ()
+    events: tuple[tuple[float, str], ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `supervise status --json` prints it."""
+        return {
+            "installed": self.installed,
+            "active": self.active,
+            "at_boot": self.at_boot,
+            "phase": self.state.phase,
+            "since": self.state.since,
+            "reason": self.state.reason,
+            "restarts": list(self.state.restarts),
+            "due": self.state.due,
+            "problems": list(self.problems),
+            "events": [{"at": at, "text": text} for at, text in self.events],
+        }
+
+
+def report(session: Session) -> Supervision:
+    """Ask a head for its supervision."""
+    asked = session.request(
+        "gather",
+        commands={
+            "active": ["systemctl", "is-active", UNIT],
+            "enabled": ["systemctl", "is-enabled", UNIT],
+        },
+        files={"state": STATE, "config": CONFIG},
+    )
+    outputs = {n: done["stdout"].strip() if done else "" for n, done in asked["commands"].items()}
+    document = replies.decoded(asked["files"]["state"])
+    problems, events = replies.at(document, "problems"), replies.at(document, "events")
+    return Supervision(
+        installed=asked["files"]["config"] is not None,
+        active=outputs["active"] or "unknown",
+        at_boot=outputs["enabled"] == "enabled",
+        state=State.from_dict(replies.at(document, "state")),
+        problems=tuple(map(str, problems)) if isinstance(problems, list) else (),
+        events=tuple(_events(events if isinstance(events, list) else [])),
+    )
+
+
+def _events(rows: list[Any]) -> list[tuple[float, str]]:
+    return [
+        (float(row["at"]), str(row["text"]))
+        for row in rows
+        if isinstance(replies.at(row, "at"), int | float) and replies.text_of(row.get("text"))
+    ]

@@ -1,0 +1,397 @@
+"""Verification in depth of a server that runs: every check of its kind, each with a verdict."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Literal
+
+from spark_cluster.config import launch as launches
+from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.engine import rungs, runtime, unit_state, vram
+from spark_cluster.engine.checks import every
+from spark_cluster.engine.client import PATIENCE_S, NotApplicable, RequestFailed
+from spark_cluster.engine.containers import OVERRIDES
+from spark_cluster.engine.endpoint import running
+from spark_cluster.engine.kept_answers import COMPARED, ComparedSize, KeptAnswers
+from spark_cluster.engine.kind_probe import kind_of
+from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, models_of
+from spark_cluster.engine.readiness import container_state
+from spark_cluster.engine.vram import NodeVram
+from spark_cluster.errors import Failed, SparkClusterError, UsageError, VerificationFailed
+from spark_cluster.runner.events import Progress
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from spark_cluster.config.launch import Launch
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.engine.checks.check import Check
+    from spark_cluster.engine.client import Client
+    from spark_cluster.engine.containers import ContainerState
+    from spark_cluster.engine.endpoint import Endpoint
+    from spark_cluster.runner.play import Play
+
+VerdictStatus = Literal["ok", "failed", "not applicable", "not run"]
+
+MEMORY_EVERY_S = 1.0
+"""Seconds between two readings of GPU memory while the checks run."""
+
+HEALTH_S = 10.0
+"""Seconds that /health may take."""
+
+
+@dataclass(frozen=True)
+class CheckVerdict:
+    """The verdict of one check.
+
+    Attributes:
+        status: `ok`, `failed`, `not applicable` (the server cannot do it by its launch or by its
+            own answer, and the recipe does not promise it), or `not run` (the server was lost).
+        request, expected: what was asked, and what the answer must be.
+        found: what came; why it is not applicable.
+        fix: what to do about a failure.
+        seconds: that it took.
+    """
+
+    id: str
+    rung: str
+    title: str
+    streamed: bool
+    status: VerdictStatus
+    request: str
+    expected: str
+    found: str
+    fix: str
+    seconds: float
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `verify --json` prints it."""
+        return {
+            "id": self.id,
+            "rung": self.rung,
+            "title": self.title,
+            "streamed": self.streamed,
+            "status": self.status,
+            "request": self.request,
+            "expected": self.expected,
+            "found": self.found,
+            "fix": self.fix,
+            "seconds": self.seconds,
+        }
+
+
+@dataclass(frozen=True)
+class Verification:
+    """What `verify` found of a server.
+
+    Attributes:
+        recipe: the name on the server's label.
+        tp: tensor-parallel size.
+        other_sizes: the answers next to those of the last verify at other sizes.
+        under_load: the largest reading of each node's GPU memory meanwhile.
+    """
+
+    model: str
+    endpoint: str
+    recipe: str
+    tp: int
+    kind: ModelKind
+    verdicts: tuple[CheckVerdict, ...]
+    other_sizes: tuple[ComparedSize, ...] = ()
+    under_load: tuple[NodeVram, ...] = ()
+
+    @property
+    def failed(self) -> tuple[CheckVerdict, ...]:
+        """The checks that failed."""
+        return tuple(verdict for verdict in self.verdicts if verdict.status == "failed")
+
+    def count(self, status: VerdictStatus) -> int:
+        """Return the number of checks with this status."""
+        return sum(verdict.status == status for verdict in self.verdicts)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `verify --json` prints it."""
+        return {
+            "ok": not self.failed,
+            "model": self.model,
+            "endpoint": self.endpoint,
+            "recipe": self.recipe,
+            "tp": self.tp,
+            "kind": self.kind,
+            "checks": [verdict.to_dict() for verdict in self.verdicts],
+            "other_sizes": [size.to_dict() for size in self.other_sizes],
+            "under_load": [reading.to_dict() for reading in self.under_load],
+        }
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The checks that are wanted, by their ids or rungs; all without `only`."""
+
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+
+    def must_be_known(self) -> None:
+        """Raises:
+        UsageError: one of the names is no check and no rung.
+        """
+        checks = [check for rung in every.BY_RUNG for check in every.of_rung(rung)]
+        known = [*every.BY_RUNG, *(check.id for check in checks)]
+        for name in (*self.only, *self.skip):
+            if name not in known:
+                raise UsageError(
+                    f"unknown check {name}", hint=f"there are: {', '.join(dict.fromkeys(known))}"
+                )
+
+    def of(self, checks: Sequence[Check]) -> tuple[Check, ...]:
+        """Return those that are wanted."""
+        return tuple(
+            check
+            for check in checks
+            if (not self.only or {check.id, check.rung} & set(self.only))
+            and not {check.id, check.rung} & set(self.skip)
+        )
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """The server that runs, as its container's labels and command tell it."""
+
+    endpoint: Endpoint
+    recipe: str
+    tp: int
+    kind: ModelKind
+    flags: dict[str, str] = field(default_factory=dict)
+    overrides: str = ""
+    program: str = SERVER
+
+
+def running_server(play: Play, key: str | None, model: str | None = None) -> RunningServer:
+    """Return the server that runs on the head, or that of one of several models.
+
+    Args:
+        key: the endpoint's API key, when it has one.
+        model: a name of the model, where there are several.
+
+    Raises:
+        Failed: none runs, or none that `up` started.
+        UsageError: there are several models, and none of them is named.
+    """
+    answer = play.session(play.head).request(
+        "gather",
+        commands={"inspect": runtime.question(SERVER)},
+        files={"endpoint": DESCRIPTION},
+    )
+    program = SERVER
+    if models := models_of(answer["files"]["endpoint"]):
+        chosen = _chosen(models, model)
+        program = chosen.program
+        state = container_state(play, program, chosen.node)
+    elif model is not None:
+        raise UsageError(f"--model {model}: the endpoint has one model", hint="leave --model out")
+    else:
+        done = answer["commands"]["inspect"]
+        state = unit_state.parse(done["stdout"] if done is not None else "")
+    if state.unloaded:
+        raise Failed(
+            f"{model} is loaded on request, and is not loaded now",
+            where=play.head.name,
+            hint="ask the endpoint for it first: it answers 503 until it is loaded",
+        )
+    if state.status != "running":
+        what = "nothing serves" if state.status == "absent" else f"the server is {state.status}"
+        raise Failed(what, where=play.head.name, hint="spark-cluster up starts the server")
+    endpoint = running(state.labels, answer["files"]["endpoint"], key)
+    if endpoint is None:
+        raise Failed(
+            "the container's label names no endpoint",
+            where=f"{play.head.name} {program}",
+            hint="spark-cluster up starts it with its labels",
+        )
+    return replace(_of_labels(state, endpoint), program=program)
+
+
+def _chosen(models: Sequence[ModelServer], model: str | None) -> ModelServer:
+    """Return the server of the model that is named.
+
+    Raises:
+        UsageError: none of them is.
+    """
+    for server in models:
+        if model in server.names:
+            return server
+    there = ", ".join(server.model for server in models)
+    if model is None:
+        raise UsageError(f"the endpoint has {len(models)} models", hint=f"--model NAME: {there}")
+    raise UsageError(f"the endpoint has no model '{model}'", hint=f"there are: {there}")
+
+
+def _of_labels(state: ContainerState, endpoint: Endpoint) -> RunningServer:
+    labels = state.labels
+    size = labels.get("spark-cluster.tp", "")
+    flags = {flag.lstrip("-"): value for flag, value in state.arguments().items()}
+    return RunningServer(
+        endpoint,
+        labels.get("spark-cluster.recipe", ""),
+        int(size) if size.isascii() and size.isdigit() else 1,
+        kind_of(labels),
+        flags,
+        labels.get(OVERRIDES, ""),
+    )
+
+
+def verify(
+    play: Play,
+    server: RunningServer,
+    recipe: Recipe,
+    selection: Selection,
+    *,
+    patience_s: float = PATIENCE_S,
+    context: int | None = None,
+) -> Verification:
+    """Run the checks of the server's kind, one after the other.
+
+    Args:
+        recipe: of the server; the checks of its rungs must hold, others may be not applicable.
+        patience_s: seconds that one answer may take.
+        context: longest prompt of the context check, tokens; None for the server's stated length.
+
+    Raises:
+        UsageError: no check of this kind is selected.
+        SparkClusterError: the head was lost.
+    """
+    checks = selection.of(every.of_kind(server.kind))
+    if not checks:
+        known = ", ".join(check.id for check in every.of_kind(server.kind))
+        raise UsageError(
+            f"no check of a model of kind {server.kind} is selected", hint=f"there are: {known}"
+        )
+    client = rungs.client_for(play, server.endpoint, recipe, server.program)
+    client = replace(client, flags=server.flags, patience_s=patience_s, context=context)
+    launch = _launch(recipe, server.tp)
+    verdicts = tuple(_verdicts(client, checks, recipe, launch, _progress(play)))
+    return Verification(
+        server.endpoint.model,
+        server.endpoint.url,
+        server.recipe,
+        server.tp,
+        server.kind,
+        verdicts,
+    )
+
+
+def with_memory(play: Play, check: Callable[[], Verification]) -> Verification:
+    """Return a verification with the GPU memory that was held while it ran.
+
+    Raises:
+        SparkClusterError: as `check`.
+    """
+    ended = threading.Event()
+
+    def checked() -> Verification:
+        try:
+            return check()
+        finally:
+            ended.set()
+
+    note = partial(play.note, warning=True)
+    found: Verification
+    found, peak = play.together(
+        checked, lambda: vram.peak_until(play.sessions, ended, note, MEMORY_EVERY_S)
+    )
+    return replace(found, under_load=tuple(peak))
+
+
+def with_other_sizes(
+    found: Verification, server: RunningServer, recipe: Recipe, folder: Path
+) -> Verification:
+    """Return a verification next to those of other sizes, and keep its answers.
+
+    Args:
+        folder: of what is kept.
+
+    Raises:
+        Failed: the answers cannot be kept.
+    """
+    answers = {v.id: v.found for v in found.verdicts if v.status == "ok" and v.id in COMPARED}
+    if not answers:
+        return found
+    text = "\n".join((recipe.model_dump_json(exclude_defaults=True), server.overrides))
+    digest = hashlib.sha256(text.encode()).hexdigest()
+    own = KeptAnswers(recipe.name, server.tp, digest, answers)
+    own.keep(folder)
+    return replace(found, other_sizes=own.compared(folder))
+
+
+def _progress(play: Play) -> Callable[[Check], None]:
+    return lambda check: play.bus.emit(Progress(play.head.name, "verify", check.title))
+
+
+def _launch(recipe: Recipe, tp: int) -> Launch | None:
+    """The launch by which known issues are looked for; None where the recipe has no such size."""
+    try:
+        return launches.of_recipe(recipe, tp)
+    except SparkClusterError:
+        return None
+
+
+def _verdicts(
+    client: Client,
+    checks: Sequence[Check],
+    recipe: Recipe,
+    launch: Launch | None,
+    on_check: Callable[[Check], None],
+) -> Iterator[CheckVerdict]:
+    """Yield each check's verdict; once the server is lost the others are not run."""
+    lost = ""
+    for check in checks:
+        if lost:
+            yield _verdict(check, "not run", lost)
+            continue
+        on_check(check)
+        begun = time.monotonic()
+        promised = check.rung in recipe.readiness.rungs
+        try:
+            found = check.run(client)
+        except VerificationFailed as error:
+            seconds = time.monotonic() - begun
+            if isinstance(error, NotApplicable) and not promised:
+                yield _verdict(check, "not applicable", error.message, seconds)
+                continue
+            if isinstance(error, RequestFailed) and error.status == 0:
+                lost = _lost(client)
+            known = error if launch is None else rungs.with_known(error, check.rung, launch)
+            yield _verdict(check, "failed", known.message, seconds, known.hint)
+        else:
+            yield _verdict(check, "ok", found, time.monotonic() - begun)
+
+
+def _lost(client: Client) -> str:
+    """Return why nothing more can be asked; empty when the server is healthy."""
+    answer = client.endpoint.request(client.session, "/health", timeout=HEALTH_S)
+    if answer.status == 200:
+        return ""
+    return f"the server is gone: /health answers {answer.status or answer.reason}"
+
+
+def _verdict(
+    check: Check, status: VerdictStatus, found: str, seconds: float = 0.0, fix: str = ""
+) -> CheckVerdict:
+    return CheckVerdict(
+        check.id,
+        check.rung,
+        check.title,
+        check.streamed,
+        status,
+        check.request,
+        check.expected,
+        found,
+        fix,
+        round(seconds, 3),
+    )

@@ -1,0 +1,175 @@
+"""vLLM: one node alone, several over Ray, or several that it joins by itself (executor mp).
+
+Engine arguments are rendered once and are the same on all ranks (otherwise graph capture
+deadlocks); the environment is computed node by node, because interface and HCA names differ.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from spark_cluster.config.engines import Dialect
+from spark_cluster.config.model_kind import RUNGS
+from spark_cluster.engine.process import (
+    Process,
+    base_environment,
+    needs_rdma,
+    server_name,
+)
+from spark_cluster.engine.ray_node import RAY_HOME, authentication
+from spark_cluster.errors import Failed
+from spark_cluster.logs import start_patterns
+
+if TYPE_CHECKING:
+    from spark_cluster.config.model_kind import Rung
+    from spark_cluster.config.ports import Span
+    from spark_cluster.engine.deployment import Deployment
+    from spark_cluster.engine.engine import Engine
+    from spark_cluster.topology import Node
+
+OWNED = {
+    "model": "it is model.name and model.path",
+    "served-model-name": "it is model.served_name",
+    "revision": "it is model.revision",
+    "host": "it is serve.bind in the inventory",
+    "port": "it is serve.port in the inventory",
+    "api-key": "it is serve.api_key in the inventory; a key is never written into a recipe",
+    "tensor-parallel-size": "it is --tp on the command line, within tensor_parallel",
+    "pipeline-parallel-size": "it is the recipe's pipeline_parallel",
+    "data-parallel-size": "it is the recipe's data_parallel, or --data-parallel",
+    "data-parallel-size-local": "`up` puts one rank on each node",
+    "data-parallel-address": "it follows from the inventory",
+    "data-parallel-backend": "it follows from the recipe's executor",
+    "speculative-config": "it is the recipe's drafter",
+    "gpu-memory-utilization": "it is the recipe's gpu_memory_utilization",
+    "distributed-executor-backend": "it is the recipe's executor",
+    "nnodes": "it follows from --tp",
+    "node-rank": "it follows from --tp",
+    "master-addr": "it follows from the inventory",
+    "master-port": "it is a setting of the role vllm",
+    "headless": "it follows from --tp",
+}
+"""Flags of `vllm serve` that are no engine arguments of a recipe, and what they are instead."""
+
+DIALECT = Dialect("vLLM", ("vllm", "serve"), owned=OWNED, planned=True, several_names=True)
+"""vLLM's own names are the ones that plans and rules know."""
+
+
+class Vllm:
+    """vLLM's server and its ranks."""
+
+    name = "vllm"
+    dialect = DIALECT
+    health = "/health"
+    died: int | None = 503  # while it loads nothing listens (source: make gpu, vLLM 0.26.0)
+    models = "/v1/models"
+    version = ("/version", "version")
+    started = start_patterns.VLLM.up
+    anchors = start_patterns.VLLM.patterns
+    rungs: frozenset[Rung] = frozenset((*RUNGS["chat"], "embedding", "reranking", "transcription"))
+
+    def environment(self, node: Node, deployment: Deployment) -> dict[str, str]:
+        """Return caches, the link's address, interface and HCAs, and the recipe's variables."""
+        env = base_environment(node, deployment)
+        if deployment.size > 1:
+            address = str(node.links[0].address.ip)
+            env |= {
+                "VLLM_HOST_IP": address,
+                "RAY_NODE_IP_ADDRESS": address,
+                "RAY_memory_monitor_refresh_ms": "0",
+            }
+        return {**env, **deployment.env}
+
+    def server(self, node: Node, deployment: Deployment, master_port: int) -> Process | None:
+        """Return the server on the head; elsewhere another rank of the executor mp, or nothing.
+
+        The server is a program of its own next to Ray, so that it has its own log and restarts.
+        """
+        command = self.dialect.command(deployment.model_path, deployment.args)
+        if deployment.size > 1 and deployment.executor == "mp" and node.name in deployment.nodes:
+            return self._rank(node, deployment, command, master_port)
+        if not node.is_head:
+            return None
+        if deployment.size == 1:
+            return self._process(node, deployment, _answering(command, deployment))
+        return self._beside_ray(node, deployment, command)
+
+    def ports(self, master_port: int) -> tuple[Span, ...]:
+        """Return the port where ranks of the executor mp meet."""
+        return ((master_port, master_port),)
+
+    def _beside_ray(self, node: Node, deployment: Deployment, command: tuple[str, ...]) -> Process:
+        """Return the server of several nodes over Ray.
+
+        Next to a Ray head it needs four things (found out one by one): the head's PID namespace, as
+        Ray finds its node by the command line of the process raylet (2.60,
+        `services.find_node_ids`); Ray's folder; vLLM's own sockets in a folder that both share,
+        or it hangs for ever; and the head's address.
+        """
+        variables, secrets = authentication(deployment)
+        command = (
+            *command,
+            "--distributed-executor-backend=ray",
+            *_ranks_over_ray(node, deployment),
+        )
+        made = self._process(node, deployment, _answering(command, deployment))
+        env = {
+            **made.env,
+            "RAY_ADDRESS": f"{node.fabric_ip}:{deployment.ray.port}",
+            "VLLM_RPC_BASE_PATH": "/tmp/ray",  # noqa: S108  (where the program sees it)
+            **variables,
+        }
+        mounts = (f"{RAY_HOME}:/tmp/ray",)
+        return replace(made, env=env, mounts=mounts, secret_files=secrets, sees_ray=True)
+
+    def _rank(
+        self, node: Node, deployment: Deployment, command: tuple[str, ...], master_port: int
+    ) -> Process:
+        """Return a rank of vLLM's own multi-node mode; the head's is the server."""
+        master = node.head.fabric_ip
+        if master is None:
+            raise Failed("there is no fabric to serve over", where=node.name)
+        rank = deployment.nodes.index(node.name)
+        command += (
+            "--distributed-executor-backend=mp",
+            f"--nnodes={deployment.size}",
+            f"--node-rank={rank}",
+            f"--master-addr={master}",
+            f"--master-port={master_port}",
+        )
+        whole = _answering(command, deployment) if rank == 0 else (*command, "--headless")
+        return self._process(node, deployment, whole)
+
+    def _process(self, node: Node, deployment: Deployment, command: tuple[str, ...]) -> Process:
+        env = self.environment(node, deployment)
+        return Process(
+            server_name(deployment.instance), command, env, rdma=needs_rdma(node, deployment)
+        )
+
+
+def _ranks_over_ray(node: Node, deployment: Deployment) -> tuple[str, ...]:
+    """Return how data-parallel ranks are spread: one actor of Ray on each node, the head's first.
+
+    Without a size of its own, vLLM puts all of them on the head, which has one GPU (0.32,
+    `EngineArgs.create_engine_config` and `CoreEngineActorManager.create_dp_placement_groups`).
+    """
+    if "data-parallel-size" not in deployment.flags:
+        return ()
+    return (
+        "--data-parallel-backend=ray",
+        "--data-parallel-size-local=1",
+        f"--data-parallel-address={node.fabric_ip}",
+    )
+
+
+def _answering(command: tuple[str, ...], deployment: Deployment) -> tuple[str, ...]:
+    """Return the command of what answers requests, behind the proxy, whose concern a key is.
+
+    What vLLM itself would guard by a key is a part of its paths, and it would hand the key on to
+    all of Ray's workers in their environment.
+    """
+    return (*command, f"--host={deployment.host}", f"--port={deployment.port}")
+
+
+VLLM: Engine = Vllm()

@@ -1,1 +1,0 @@
-"""Serving, from containers to right answers: how the engine is run, readiness, logs, VRAM."""

@@ -1,0 +1,300 @@
+"""Snippets for clients: they parse, and those that run do so against a server of this machine."""
+
+from __future__ import annotations
+
+import ast
+import http.server
+import json
+import os
+import shutil
+import ssl
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from ruamel.yaml import YAML
+from waiting import HANG_S
+
+from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.engine import client_snippets
+from spark_cluster.engine.client_snippets import CLIENTS, snippets
+from spark_cluster.engine.client_target import ClientTarget, target_of, write_certificate
+from spark_cluster.engine.current import Current
+from spark_cluster.engine.proxy import Access
+from spark_cluster.errors import Failed
+
+KEY = "abc-123"
+PLAIN = ClientTarget("http://127.0.0.1:8000/v1", "gemma", context=32768, tunnel=True)
+KEYED = ClientTarget(
+    "https://10.0.0.5:8443/v1", "gemma", key_variable="MY_KEY", ca_file="/home/a/spark 1.pem"
+)
+
+OPENAI = """\
+import json, urllib.request
+from types import SimpleNamespace as Space
+
+DefaultHttpxClient = Space
+
+class OpenAI:
+    def __init__(self, base_url, api_key, http_client=None):
+        self.base_url, self.api_key = base_url, api_key
+        self.context = http_client.verify if http_client else None
+        self.chat = Space(completions=Space(create=self.create))
+
+    def create(self, **body):
+        request = urllib.request.Request(
+            f"{self.base_url}/chat/completions", json.dumps(body).encode(),
+            {"Authorization": f"Bearer {self.api_key}", "Content-Type": "application/json"},
+        )
+        with urllib.request.urlopen(request, context=self.context) as answer:
+            found = json.loads(answer.read())
+        return json.loads(json.dumps(found), object_hook=lambda fields: Space(**fields))
+"""
+"""What the snippet uses of openai-python, where that is not installed."""
+
+
+class Server(http.server.BaseHTTPRequestHandler):
+    """Answers a chat completion to the right key."""
+
+    def do_POST(self) -> None:
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        self.server.seen.append((self.path, self.headers.get("Authorization"), json.loads(body)))
+        answer = {"choices": [{"message": {"role": "assistant", "content": "Hello."}}]}
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.end_headers()
+        self.wfile.write(json.dumps(answer).encode())
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def server():
+    made = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Server)
+    made.seen = []
+    threading.Thread(target=made.serve_forever, args=(0.02,), daemon=True).start()
+    yield made
+    made.shutdown()
+    made.server_close()
+
+
+@pytest.fixture
+def tls_server(server, tmp_path):
+    """The same over TLS, with a certificate as the nodes make it; `server.certificate`."""
+    from spark_cluster.node.host import Host
+    from spark_cluster.resources import SelfSignedCertificate
+
+    host = Host(tmp_path)
+    pem = "/certificate.pem"
+    resource = SelfSignedCertificate(pem, ("spark1", "127.0.0.1"))
+    resource.converge(host, resource.observe(host))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "certificate.pem")
+    server.socket = context.wrap_socket(server.socket, server_side=True)
+    done = subprocess.run(
+        ["openssl", "x509", "-in", str(tmp_path / "certificate.pem")],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert "PRIVATE" not in done.stdout
+    server.certificate = write_certificate(tmp_path / "state", "spark1", done.stdout)
+    return server
+
+
+def target(server, **more):
+    scheme = "https" if "ca_file" in more else "http"
+    return ClientTarget(f"{scheme}://127.0.0.1:{server.server_address[1]}/v1", "gemma", **more)
+
+
+def text(client, of):
+    return next(snippet.text for snippet in snippets(of) if snippet.client == client)
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+@pytest.mark.parametrize("keyed", [True, False])
+def test_the_curl_command_runs(server, keyed):
+    command = text("curl", target(server, key_variable="MY_KEY" if keyed else ""))
+    ran(["sh", "-ec", command], MY_KEY=KEY)
+    path, key, body = server.seen[0]
+    assert path == "/v1/chat/completions"
+    assert key == (f"Bearer {KEY}" if keyed else None)
+    assert body["model"] == "gemma"
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_curl_and_python_trust_the_certificate_of_the_node(tls_server, tmp_path):
+    given = target(tls_server, key_variable="MY_KEY", ca_file=str(tls_server.certificate))
+    ran(["sh", "-ec", text("curl", given)], MY_KEY=KEY)
+    (tmp_path / "openai.py").write_text(OPENAI)
+    done = ran([sys.executable, "-c", text("python", given)], MY_KEY=KEY, PYTHONPATH=str(tmp_path))
+    assert done == "Hello.\n"
+    assert [key for _, key, _ in tls_server.seen] == [f"Bearer {KEY}"] * 2
+
+
+@pytest.mark.parametrize("keyed", [True, False])
+def test_the_python_program_runs(server, tmp_path, keyed):
+    (tmp_path / "openai.py").write_text(OPENAI)
+    program = text("python", target(server, key_variable="MY_KEY" if keyed else ""))
+    done = ran([sys.executable, "-c", program], MY_KEY=KEY, PYTHONPATH=str(tmp_path))
+    assert done == "Hello.\n"
+    path, key, body = server.seen[0]
+    assert path == "/v1/chat/completions"
+    assert key == (f"Bearer {KEY}" if keyed else "Bearer none")
+    assert body["messages"][0]["role"] == "user"
+
+
+def test_the_variables_are_set_by_a_shell(tmp_path):
+    script = text("env", KEYED) + 'printf "%s\\n" "$OPENAI_BASE_URL" "$OPENAI_API_KEY" '
+    script += '"$SSL_CERT_FILE"'
+    done = ran(["sh", "-ec", script], MY_KEY=KEY)
+    assert done.splitlines() == [KEYED.url, KEY, KEYED.ca_file]
+
+
+def ran(argv, **environment):
+    """Return what a program prints; it ends well, and others see no key among its arguments."""
+    done = subprocess.run(
+        argv,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_the_key_is_no_argument_of_curl():
+    command = text("curl", ClientTarget(KEYED.url, "gemma", key_variable="MY_KEY", key=KEY))
+    piped, _, curl = command.partition("|\n")
+    assert KEY in piped
+    assert KEY not in curl
+
+
+# -- files ------------------------------------------------------------------------------------
+
+
+def test_opencode_has_a_provider_with_the_limits():
+    document = json.loads(text("opencode", PLAIN))
+    provider = document["provider"]["spark"]
+    assert provider["options"] == {"baseURL": PLAIN.url, "apiKey": "none"}
+    assert provider["models"]["gemma"]["limit"] == {"context": 32768, "output": 8192}
+    assert document["model"] == "spark/gemma"
+    keyed = json.loads(text("opencode", KEYED))["provider"]["spark"]
+    assert keyed["options"]["apiKey"] == "{env:MY_KEY}"
+    assert "limit" not in keyed["models"]["gemma"]
+
+
+def test_a_short_context_leaves_room_for_the_prompt():
+    short = ClientTarget(PLAIN.url, "gemma", context=4096)
+    document = json.loads(text("opencode", short))
+    assert document["provider"]["spark"]["models"]["gemma"]["limit"]["output"] == 2048
+
+
+def test_continue_has_a_model():
+    document = YAML(typ="safe").load(text("continue", KEYED))
+    assert document["schema"] == "v1"
+    [model] = document["models"]
+    assert (model["provider"], model["apiBase"]) == ("openai", KEYED.url)
+    assert model["apiKey"] == "${{ secrets.MY_KEY }}"
+    assert model["requestOptions"] == {"caBundlePath": KEYED.ca_file}
+    plain = YAML(typ="safe").load(text("continue", PLAIN))["models"][0]
+    assert plain["defaultCompletionOptions"] == {"contextLength": 32768}
+    assert "requestOptions" not in plain
+
+
+def test_open_webui_is_a_compose_file():
+    service = YAML(typ="safe").load(text("open-webui", KEYED))["services"]["open-webui"]
+    environment = service["environment"]
+    assert environment["OPENAI_API_BASE_URL"] == KEYED.url
+    assert environment["OPENAI_API_KEY"] == "${MY_KEY:?}"
+    assert service["ports"] == ["127.0.0.1:3000:8080"]
+    assert f"{KEYED.ca_file}:{environment['SSL_CERT_FILE']}:ro" in service["volumes"]
+    tunnelled = YAML(typ="safe").load(text("open-webui", PLAIN))["services"]["open-webui"]
+    assert tunnelled["network_mode"] == "host"
+    assert tunnelled["environment"]["HOST"] == "127.0.0.1"
+
+
+def test_a_key_that_is_shown_stands_where_its_variable_would():
+    shown = ClientTarget(KEYED.url, "gemma", key_variable="MY_KEY", key="a$b")
+    for snippet in snippets(shown):
+        assert "MY_KEY" not in snippet.text, snippet.client
+    assert "a$$b" in text("open-webui", shown)
+    assert "a$b" not in str(shown.to_dict())
+    assert "a$b" not in repr(shown)
+
+
+@pytest.mark.parametrize("kind", ["embedding", "reranking", "transcription"])
+def test_other_kinds_have_requests_of_their_own(kind):
+    made = {s.client: s.text for s in snippets(ClientTarget(PLAIN.url, "m", kind=kind))}
+    assert set(made) == {name for name, (_, kinds) in CLIENTS.items() if kind in kinds}
+    assert "chat/completions" not in str(made)
+    if "python" in made:
+        ast.parse(made["python"])
+
+
+def test_snippets_are_named_as_on_the_command_line():
+    assert [snippet.client for snippet in snippets(PLAIN)] == list(CLIENTS)
+    assert client_snippets.CLIENTS is CLIENTS
+
+
+# -- what they are made of --------------------------------------------------------------------
+
+SERVE = ServeEntry.model_validate({"api_key": {"env": "MY_KEY"}})
+
+
+def current(url="http://127.0.0.1:8000/v1", model="gemma", **access):
+    return Current(Access(url, **access), model, "chat", 4096)
+
+
+def test_an_endpoint_on_the_loopback_is_reached_by_the_tunnel():
+    found = target_of(current(), ServeEntry(), "spark1")
+    assert (found.url, found.tunnel) == ("http://127.0.0.1:8000/v1", True)
+    assert "`spark-cluster tunnel`" in found.notes[0]
+    other = target_of(current(), ServeEntry(), "spark1", port=9000)
+    assert other.url == "http://127.0.0.1:9000/v1"
+    assert "--port 9000" in other.notes[0]
+
+
+def test_an_endpoint_on_the_network_is_reached_at_its_address():
+    access = {"api_key": True, "tls": "self-signed"}
+    found = target_of(current("https://10.0.0.5:8443/v1", **access), SERVE, "spark1", ca_file="/c")
+    assert (found.url, found.key_variable) == ("https://10.0.0.5:8443/v1", "MY_KEY")
+    assert (found.ca_file, found.tunnel) == ("/c", False)
+    tunnelled = target_of(
+        current("https://10.0.0.5:8443/v1", **access), SERVE, "spark1", tunnel=True
+    )
+    assert tunnelled.url == "https://spark1:8443/v1"
+    assert any("/etc/hosts" in note for note in tunnelled.notes)
+
+
+def test_a_key_of_a_file_is_read_from_it(tmp_path):
+    serve = ServeEntry.model_validate({"api_key": {"file": str(tmp_path / "my key")}})
+    found = target_of(current(api_key=True), serve, "spark1")
+    assert found.key_variable == "SPARK_API_KEY"
+    assert f"head -n 1 '{tmp_path}/my key'" in found.notes[-1]
+
+
+@pytest.mark.parametrize("model", ["a{env:HF_TOKEN}", "a$HOME", "a\nb", "", 'a"b', "${{ x }}"])
+def test_a_name_that_would_be_read_as_something_else_is_refused(model):
+    with pytest.raises(Failed, match="cannot stand in a configuration"):
+        target_of(current(model=model), ServeEntry(), "spark1")
+
+
+@pytest.mark.parametrize(
+    "url", ["", "nonsense", "http://a b:80/v1", "http://$(x):80/v1", "ftp://a:1/v1", "http://a/v1"]
+)
+def test_an_address_that_is_none_is_refused(url):
+    with pytest.raises(Failed, match="no base URL"):
+        target_of(current(url), ServeEntry(), "spark1")
+
+
+def test_a_certificate_that_cannot_be_written_is_an_error(tmp_path):
+    (tmp_path / "certificates").write_text("a file")
+    with pytest.raises(Failed, match="cannot be written"):
+        write_certificate(tmp_path, "spark1", "PEM")
+    assert Path(tmp_path / "certificates").read_text() == "a file"

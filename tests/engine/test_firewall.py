@@ -1,0 +1,161 @@
+"""Which ports are closed, and what is said where there is no firewall."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import factories
+import pytest
+from factories import make_recipe
+
+from spark_cluster.config.inventory import Inventory
+from spark_cluster.config.ports import EPHEMERAL, EnginePorts, recipe_ports, vllm_ports
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import Ray, Vllm
+from spark_cluster.engine import firewall
+from spark_cluster.engine.deployment import Deployment
+from spark_cluster.errors import Refused, UsageError
+from spark_cluster.topology import Node
+
+NODES = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n  b: {address: 10.0.0.2}\n"
+
+
+NODES_A_B = (Node("a", "10.0.0.1", is_head=True), Node("b", "10.0.0.2"))
+
+
+def started(recipe: Recipe | None = None) -> Deployment:
+    """Return what the engine is started with, as far as it opens ports."""
+    asked = recipe or make_recipe()
+    flags, env = asked.flags(2), asked.plain_env
+    return Deployment("", "", ("a", "b"), flags=flags, env=env, ray=asked.ray, engine=asked.engine)
+
+
+def inventory(folder: Path, more: str = "") -> Inventory:
+    return factories.make_inventory(folder, NODES + more)
+
+
+def test_every_port_has_one_home_and_none_is_taken_by_the_kernel() -> None:
+    ports = EnginePorts()
+    assert ports.clash() == ""
+    single = {
+        getattr(ports, name)
+        for name, value in vars(EnginePorts).items()
+        if isinstance(value, property) and name != "spans"
+    }
+    assert len(single) == 9
+    for port in (*single, ports.gcs, ports.dashboard, ports.master):
+        assert any(first <= port <= last for first, last in ports.spans)
+        assert not EPHEMERAL[0] <= port <= EPHEMERAL[1]
+
+
+@pytest.mark.parametrize(
+    ("ports", "words"),
+    [
+        (EnginePorts(gcs=18305), "18301-18309 and 18305 overlap"),
+        (EnginePorts(gcs=18301), "overlap"),
+        (EnginePorts(dashboard=6379), "6379 and 6379 overlap"),
+        (EnginePorts(min_worker_port=30000, max_worker_port=33000), "the kernel's own range"),
+    ],
+)
+def test_ports_that_cannot_be(ports: EnginePorts, words: str) -> None:
+    assert words in ports.clash()
+
+
+def test_what_a_recipe_and_an_inventory_choose_is_closed(tmp_path: Path) -> None:
+    plain = firewall.closed(inventory(tmp_path), started(), NODES_A_B)
+    assert (29501, 29501) in plain
+    assert (18950, 18950) in plain, "where load generators of replicas meet"
+    assert (6379, 6379) in plain
+    other = inventory(tmp_path, "settings: {vllm: {master_port: 29777}}\n")
+    chosen = make_recipe(ray=Ray(port=6400, first_port=19001), env={"VLLM_PORT": "21000"})
+    found = firewall.closed(other, started(chosen), NODES_A_B)
+    assert {(29777, 29777), (6400, 6400), (19001, 19009), (21000, 21099)} <= set(found)
+    assert vllm_ports({"VLLM_PORT": "tcp://10.0.0.1:80"}) == ()
+    assert vllm_ports({"VLLM_PORT": "65530"}) == ((65530, 65535),)
+    assert vllm_ports({}) == vllm_ports({"VLLM_PORT": ""}) == ()
+
+
+@pytest.mark.parametrize(
+    "text", ["\N{SUPERSCRIPT TWO}", "70000", "0", " 21000", "+21000", "-1", "2_1", "00002199999"]
+)
+def test_a_port_of_vllm_that_is_none(text: str) -> None:
+    """vLLM takes some of them all the same, and its ports would not be closed."""
+    with pytest.raises(UsageError, match=r"VLLM_PORT: found .*, expected a port from 1 to 65535"):
+        vllm_ports({"VLLM_PORT": text})
+
+
+@pytest.mark.parametrize(
+    ("flags", "ports"),
+    [
+        ({"kv-events-config": {"endpoint": "tcp://*:6557", "replay_endpoint": "tcp://0.0.0.0:6558"}},
+         {5557, 6557, 6558}),
+        ({"kv-events-config": '{"endpoint": "tcp://[::]:6557"}'}, {5557, 6557}),
+        ({"kv-transfer-config": {"kv_port": "21001", "kv_connector_extra_config":
+          {"proxy_port": 21002, "bind": "10.0.0.2:21003", "lookup": "tcp://10.7.7.7:21004"}}},
+         {5600, 8998, 14579, 21001, 21002, 21003}),
+        ({"kv-transfer-config.kv_port": 21001}, {21001}),
+        ({"ec-transfer-config": {"ec_connector": "x"}}, {14579}),
+        ({"data-parallel-size": 2, "data-parallel-rpc-port": 13345}, {29550, 13345}),
+        ({"max-model-len": 8192, "served-model-name": "a:5557", "port": 99999}, set()),
+        ({"a-port": "²", "b-port": "5" * 5000, "c": "tcp://*:99999", "d-port": "-1"}, set()),
+    ],
+)  # fmt: skip
+def test_ports_that_the_arguments_of_the_engine_open(
+    flags: dict[str, object], ports: set[int]
+) -> None:
+    assert recipe_ports(flags, {}, {"10.0.0.1", "10.0.0.2"}) == ports
+
+
+def test_ports_of_a_recipe_are_closed_for_each_rank(tmp_path: Path) -> None:
+    events = {"kv-events-config": {"endpoint": "tcp://*:6557"}}
+    chosen = make_recipe(
+        engine_args=events, env={"VLLM_NIXL_SIDE_CHANNEL_PORT": "5700", "A_PORT": "x"}
+    )
+    two = firewall.closed(inventory(tmp_path), started(chosen), NODES_A_B)
+    assert {(5557, 5558), (6557, 6558), (5700, 5701)} <= set(two)
+    one = firewall.closed(inventory(tmp_path), started(chosen), NODES_A_B[:1])
+    assert {(5557, 5557), (6557, 6557), (5700, 5700)} <= set(one)
+
+
+def test_the_endpoint_stays_reachable_where_the_inventory_wants_it(tmp_path: Path) -> None:
+    reached = inventory(tmp_path, "serve: {bind: management, open: true, port: 40000}\n")
+    told = firewall.settings(reached, started(), NODES_A_B)
+    assert told == {
+        "state": "present",
+        "peers": ("a", "b"),
+        "ports": firewall.closed(reached, started(), NODES_A_B),
+        "endpoint_port": 40000,
+    }
+    assert (6379, 6379) in told["ports"]
+    local = inventory(tmp_path, "serve: {port: 40000}\n")
+    assert firewall.settings(local, started(), NODES_A_B) == {**told, "endpoint_port": None}
+
+
+def test_one_node_alone_is_guarded_too(tmp_path: Path) -> None:
+    told = firewall.settings(inventory(tmp_path), started(), NODES_A_B[:1])
+    assert (told["state"], told["peers"]) == ("present", ())
+    assert (6379, 6379) in told["ports"]
+
+
+def test_an_endpoint_on_a_port_of_rays(tmp_path: Path) -> None:
+    taken = inventory(tmp_path, "serve: {port: 6379}\n")
+    with pytest.raises(Refused, match=r"serve\.port: 6379 is a port of Ray's"):
+        firewall.settings(taken, started(), ())
+
+
+def test_a_trusted_network_is_said_to_be_open(tmp_path: Path) -> None:
+    trusted = inventory(tmp_path, "trusted_network: true\n")
+    assert firewall.settings(trusted, started(), NODES_A_B) == {"state": "absent"}
+    (remark,) = firewall.remarks(trusted, make_recipe(), 2)
+    assert "there is no firewall" in remark
+    assert firewall.remarks(trusted, make_recipe(), 1) == ()
+
+
+def test_a_ray_too_old_for_tokens_is_reported_before_the_download(tmp_path: Path) -> None:
+    old = make_recipe(vllm=Vllm(version="0.11.2"), executor="ray")
+    (remark,) = firewall.remarks(inventory(tmp_path), old, 2)
+    assert "Ray older than 2.52" in remark
+    for version in ("0.19.0", None, "nightly"):
+        newer = make_recipe(vllm=Vllm(version=version), executor="ray")
+        assert firewall.remarks(None, newer, 2) == ()
+    assert firewall.remarks(None, old.model_copy(update={"executor": "mp"}), 2) == ()

@@ -1,0 +1,135 @@
+"""What holds memory: which of it is Ollama's, and that it is unloaded through Ollama's own API."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from threading import Thread
+from typing import Any
+
+import pytest
+from free_ports import free_port
+
+from spark_cluster.cli.serving_options import unloading
+from spark_cluster.engine import holders
+from spark_cluster.engine.vram import NodeVram, missing_mib
+from spark_cluster.errors import Failed
+from spark_cluster.facts.model import Process
+from spark_cluster.node.http import ask
+from spark_cluster.runner.session import Answer
+
+
+class Session:
+    """A node's requests, made from here."""
+
+    def http(self, url: str, **given: Any) -> Answer:
+        reply = ask({"url": url, **given})
+        return Answer(reply["status"], reply["body"], reply.get("reason", ""))
+
+
+class Ollama(BaseHTTPRequestHandler):
+    """A server as Ollama's documentation describes it; `server.replies` may say otherwise."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        self._answer(200, {"models": self.server.loaded})  # type: ignore[attr-defined]
+
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        server: Any = self.server
+        if server.refusal:
+            self._answer(500, {"error": server.refusal})
+            return
+        assert asked["keep_alive"] == 0
+        server.loaded = [model for model in server.loaded if model["name"] != asked["model"]]
+        self._answer(200, {"model": asked["model"], "done": True, "done_reason": "unload"})
+
+    def _answer(self, status: int, document: Any) -> None:
+        body = json.dumps(document).encode()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+@pytest.fixture
+def ollama(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Ollama)
+    server.loaded = [{"name": "gemma3:27b", "size": 17 * 2**30}, {"name": "embed", "size": "?"}]
+    server.refusal = ""
+    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
+    monkeypatch.setattr(holders, "OLLAMA", f"http://127.0.0.1:{server.server_address[1]}")
+    yield server
+    server.shutdown()
+    server.server_close()
+
+
+def test_loaded_models_are_unloaded(ollama):
+    session: Any = Session()
+    found = holders.ollama_models(session, "spark1")
+    assert [str(model) for model in found] == ["gemma3:27b (17408 MiB)", "embed"]
+    holders.unload_ollama(session, "spark1", found)
+    assert ollama.loaded == []
+    assert holders.ollama_models(session, "spark1") == []
+
+
+def test_what_ollama_refuses_is_told(ollama):
+    ollama.refusal = "model is busy"
+    session: Any = Session()
+    with pytest.raises(Failed, match=r"does not unload gemma3:27b \(status 500\): model is busy"):
+        holders.unload_ollama(session, "spark1", holders.ollama_models(session, "spark1"))
+
+
+@pytest.mark.parametrize("loaded", ["no list", {"name": "x"}, None])
+def test_another_program_at_its_port(ollama, loaded):
+    ollama.loaded = loaded
+    session: Any = Session()
+    with pytest.raises(Failed, match="expected the list of Ollama's loaded models") as caught:
+        holders.ollama_models(session, "spark1")
+    assert caught.value.where == "spark1"
+
+
+def test_entries_that_are_no_models(ollama):
+    ollama.loaded = [7, {"name": 7}, {"size": 1}, {"name": "m", "size": -1}]
+    session: Any = Session()
+    assert holders.ollama_models(session, "spark1") == [holders.Loaded("m")]
+
+
+def test_where_no_ollama_runs(monkeypatch):
+    monkeypatch.setattr(holders, "OLLAMA", f"http://127.0.0.1:{free_port()}")
+    session: Any = Session()
+    assert holders.ollama_models(session, "spark1") == []
+
+
+def test_each_holder_has_its_advice():
+    held = [
+        ("spark1", Process(7, "/usr/local/bin/ollama", 900)),
+        ("spark2", Process(8, "VLLM::Worker_TP1", None)),
+        ("spark2", Process(9, "python3", 5)),
+    ]
+    text = holders.described(held)
+    assert "/usr/local/bin/ollama (pid 7, 900 MiB) on spark1" in text
+    assert "VLLM::Worker_TP1 (pid 8, ? MiB) on spark2" in text
+    advice = holders.advice(held)
+    assert "--unload ollama unloads Ollama's models" in advice
+    assert "`sudo kill 8` on spark2 ends an orphaned engine process" in advice
+    assert "is ended on its node" in advice
+    assert "its node" not in holders.advice(held[:2])
+
+
+def test_the_option_has_all_holders():
+    option: Any = unloading(lambda: None).__click_params__[0]
+    assert set(option.type.choices) == set(holders.HOLDERS)
+
+
+@pytest.mark.parametrize(
+    ("available", "left", "missing"),
+    [(990, (), 0), (910, (), 0), (500, (), 410), (100, (Process(7, "x", 900),), 0)],
+)
+def test_memory_is_back_when_most_of_it_is_available(available, left, missing):
+    """Of 900 MiB that ended processes held, 90 % must be available in addition."""
+    before = NodeVram("spark1", (Process(7, "x", 900),), 1000, 100)
+    assert missing_mib(before, NodeVram("spark1", left, 1000, available)) == missing

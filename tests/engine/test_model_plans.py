@@ -1,0 +1,135 @@
+"""Several models behind one endpoint: what each is started with, and what cannot go together."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from ipaddress import IPv4Interface
+from typing import Any
+
+import pytest
+from factories import make_node, make_recipe
+from serve_plans import inventory_of, snapshot_of
+
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.engine import proxy
+from spark_cluster.engine.models import ServedModel, must_go_together, resolve_models
+from spark_cluster.engine.replicas import Group
+from spark_cluster.errors import Refused
+from spark_cluster.loader.project import Project
+from spark_cluster.resources import File
+from spark_cluster.topology import Link, Node
+
+CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
+NAMES = [CHAT, EMBEDDING]
+DRAFTER = "google/gemma-4-26B-A4B-it-assistant"
+
+
+def linked(name: str, number: int) -> Node:
+    node = make_node(name, head=number == 1, address=f"10.0.0.{number}")
+    link = Link("enp1s0f1np1", IPv4Interface(f"192.168.177.{10 + number}/24"))
+    return replace(node, links=(link,))
+
+
+NODES = (linked("a", 1), linked("b", 2))
+
+
+def served(name: str, node: str = "a", *aliases: str) -> ServedModel:
+    return ServedModel(make_recipe(name), node, aliases)
+
+
+def group(*models: ServedModel, nodes: tuple[Node, ...] = NODES, **serve: Any) -> Group:
+    chosen = models or (served(CHAT), served(EMBEDDING, "a", "text-embedding-3-small"))
+    entries = [{"recipe": model.recipe.name} for model in chosen]
+    return resolve_models(chosen, inventory_of(*nodes, recipes=entries, **serve), nodes)
+
+
+def test_each_has_a_name_and_a_port_of_its_own_on_the_head() -> None:
+    found = [part.deployment for part in group().parts]
+    assert [part.server for part in group().parts] == [
+        f"spark-vllm-{CHAT}",
+        f"spark-vllm-{EMBEDDING}",
+    ]
+    assert [(d.host, d.port) for d in found] == [("127.0.0.1", 18000), ("127.0.0.1", 18001)]
+    assert [d.nodes for d in found] == [("a",), ("a",)]
+    assert not any(d.on_ray for d in found)
+
+
+def test_its_server_knows_the_aliases_that_the_proxy_sends_it() -> None:
+    chat, embedding = (part.deployment for part in group().parts)
+    assert chat.flags["served-model-name"] == "gemma-4-26b"
+    words = list(embedding.args)
+    at = words.index("--served-model-name")
+    assert words[at + 1 : at + 3] == ["qwen3-embedding", "text-embedding-3-small"]
+
+
+def test_folders_that_are_known_later_change_what_they_would_have_changed() -> None:
+    aliased = served(EMBEDDING, "b", "text-embedding-3-small")
+    models = (served("gemma4-26b-a4b-fp8-mtp"), aliased)
+    repositories = [models[0].recipe.model.name, DRAFTER, aliased.recipe.model.name]
+    folders = {name: snapshot_of(name) for name in repositories}
+    known = [replace(model, recipe=model.recipe.located(folders)) for model in models]
+    assert [part.located(folders) for part in group(*models).parts] == list(group(*known).parts)
+
+
+def test_each_part_knows_its_own_model_and_address() -> None:
+    parts = group().parts
+    assert [part.endpoint.model for part in parts] == ["gemma-4-26b", "qwen3-embedding"]
+    assert [part.endpoint.url for part in parts] == [
+        "http://127.0.0.1:18000/v1",
+        "http://127.0.0.1:18001/v1",
+    ]
+    labels = [part.deployment.labels["spark-cluster.model"] for part in parts]
+    assert labels == ["gemma-4-26b", "qwen3-embedding"]
+
+
+def test_the_proxys_description_names_them() -> None:
+    whole = group().whole
+    role = Project().load_role("endpoint")
+    settings = role.settings_model(**whole.endpoint.proxy_settings())
+    files = {
+        r.path: str(r.content) for r in role.function(NODES[0], settings) if isinstance(r, File)
+    }
+    assert proxy.models_of(files[proxy.DESCRIPTION]) == whole.endpoint.models
+    assert proxy.described(files[proxy.DESCRIPTION]) is not None
+    for odd in (None, "", "[]", '{"models": 3}', '{"models": [{"node": "a"}]}'):
+        assert proxy.models_of(odd) == ()
+
+
+def test_a_model_on_another_node_is_reached_over_the_fabric_only() -> None:
+    found = group(served(CHAT), served(EMBEDDING, "b"))
+    assert found.parts[1].deployment.host == "192.168.177.12"
+    assert [node.name for node in found.whole.nodes] == ["a", "b"]
+    assert found.whole.firewall["peers"] == ("a", "b")
+    assert {(18000, 18000), (18001, 18001)} <= set(found.whole.firewall["ports"])
+
+
+def test_one_node_is_enough_and_the_other_serves_nothing() -> None:
+    whole = group().whole
+    assert ([n.name for n in whole.nodes], [n.name for n in whole.idle]) == (["a"], ["b"])
+    assert whole.firewall["peers"] == ()
+
+
+def renamed(recipe: Recipe, served_name: str) -> ServedModel:
+    model = recipe.model.model_copy(update={"served_name": served_name})
+    return ServedModel(recipe.model_copy(update={"model": model}), "a")
+
+
+@pytest.mark.parametrize(
+    ("models", "why"),
+    [
+        ((served(CHAT), served(EMBEDDING, "a", "gemma-4-26b")), "'gemma-4-26b' is a name of"),
+        ((served(CHAT), served("minimax-m2.5-awq")), "minimax-m2.5-awq takes 2 nodes"),
+        ((served(CHAT), renamed(make_recipe(EMBEDDING), "it's")), "cannot look for the name"),
+        ((served(CHAT), renamed(make_recipe(EMBEDDING), "a\nb")), "cannot look for the name"),
+    ],
+)
+def test_what_cannot_go_together_is_refused(models: tuple[ServedModel, ...], why: str) -> None:
+    with pytest.raises(Refused, match=why):
+        must_go_together(models)
+
+
+def test_nodes_that_cannot_be_reached_are_refused() -> None:
+    with pytest.raises(Refused, match="b has no link to the head"):
+        group(served(CHAT), served(EMBEDDING, "b"), nodes=(NODES[0], replace(NODES[1], links=())))
+    with pytest.raises(Refused, match="is to be served on c, which is not among the chosen nodes"):
+        group(served(CHAT), served(EMBEDDING, "c"))

@@ -1,0 +1,134 @@
+"""The rungs of a recipe in their order, and the judgement of texts and pictures."""
+
+from __future__ import annotations
+
+import base64
+import json
+import struct
+import zlib
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from chat_server import STORY, ChatServer, Node, Reply
+from factories import make_node
+from hypothesis import given
+from hypothesis import strategies as st
+from serve_plans import plan_for
+
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import parse
+from spark_cluster.engine import replies, rungs
+from spark_cluster.engine.checks import pictures
+from spark_cluster.engine.containers import parse_state
+from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.text_checks import incoherent
+from spark_cluster.errors import VerificationFailed
+
+
+def climb(server: ChatServer, *names: str) -> str:
+    recipe = parse(
+        Recipe,
+        {
+            "name": "r",
+            "model": {"name": "org/gemma", "served_name": "gemma"},
+            "image": {"ref": "i:1"},
+            "readiness": {"rungs": list(names)},
+        },
+    )
+    node = make_node("spark1")
+    plan = plan_for(recipe, node)
+    session, endpoint = Node(), server.endpoint
+    play = SimpleNamespace(head=node, nodes=[], session=lambda _node: session, bus=Mock())
+    made = SimpleNamespace(recipe=recipe, endpoint=endpoint, launch=plan.launch, server=SERVER)
+    return rungs.climb(play, made)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def server() -> Any:
+    made = ChatServer()
+    yield made
+    made.close()
+
+
+def test_rungs_in_their_order(server: ChatServer) -> None:
+    assert climb(server, "vision", "answer", "tool_call") == "Paris."
+    kinds = [isinstance(request["messages"][0]["content"], list) for request, _ in server.asked]
+    assert kinds == [True, True, False, False, False]
+    assert ["tools" in request for request, _ in server.asked[-2:]] == [True, True]
+
+
+def test_a_rung_fails_at_its_first_check(server: ChatServer) -> None:
+    server.change = lambda _request, _reply: Reply("no")
+    with pytest.raises(VerificationFailed, match="the tool was not called"):
+        climb(server, "tool_call", "answer")
+    assert len(server.asked) == 1
+
+
+def test_a_rung_that_is_promised_must_hold(server: ChatServer) -> None:
+    server.refuse = lambda _request: (400, "gemma is not a multimodal model")
+    with pytest.raises(VerificationFailed, match="is not a multimodal model"):
+        climb(server, "vision")
+
+
+@given(st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists, max_leaves=5))
+def test_odd_documents_have_a_reading(document: Any) -> None:
+    body = json.dumps(document)
+    replies.error(body)
+    parse_state(body)
+
+
+# -- judging -----------------------------------------------------------------------------------
+
+NUMBERS = ("first", "second", "third", "fourth", "fifth", "sixth", "seventh", "eighth", "ninth")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        STORY,
+        STORY[:90],
+        "Paris",
+        "2 + 2 = 4, and 3 * 3 = 9.",
+        "灯塔的看守人在岩石上住了三十年。他叫得出每一阵风的名字。那天傍晚气压下降。他多带了一桶油上楼。",
+        "\n".join(f"{n}. The {w} month, with what grows in it." for n, w in enumerate(NUMBERS, 1)),
+    ],
+)
+def test_sound_texts(text):
+    assert incoherent(text) == ""
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["", " \n", "!" * 50, "<pad>" * 80, "the " * 100, "0.0 1.1 " * 40, STORY + " again" * 150],
+)
+def test_unsound_texts(text):
+    assert incoherent(text)
+
+
+@given(st.text(min_size=1, max_size=60), st.integers(30, 60))
+def test_a_loop_is_found_whatever_it_says(piece, times):
+    assert incoherent(piece * times) or len(piece * times) < 3 * 16
+
+
+@given(st.text(max_size=400))
+def test_any_text_gets_a_verdict(text):
+    assert isinstance(incoherent(text), str)
+
+
+def test_a_picture_is_a_png():
+    data = base64.b64decode(pictures.Canvas((255, 0, 0), 4, 4).url.partition(",")[2])
+    assert data[:8] == b"\x89PNG\r\n\x1a\n"
+    at, chunks = 8, {}
+    while at < len(data):
+        (size,) = struct.unpack(">I", data[at : at + 4])
+        kind_, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + size]
+        assert struct.unpack(">I", data[at + 8 + size : at + 12 + size])[0] == zlib.crc32(
+            kind_ + body
+        )
+        chunks[kind_] = body
+        at += 12 + size
+    assert struct.unpack(">IIBB", chunks[b"IHDR"][:10]) == (4, 4, 8, 2)
+    assert zlib.decompress(chunks[b"IDAT"]) == (b"\0" + b"\xff\0\0" * 4) * 4
+    assert list(chunks)[-1] == b"IEND"

@@ -1,0 +1,56 @@
+"""What a head reports of its supervision; its files are foreign input."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from spark_cluster.engine import supervision
+
+KEPT = {
+    "state": {"phase": "waiting", "reason": "it died", "restarts": [1.0], "due": 11.0},
+    "problems": ["10.0.0.5 is none of this node's addresses any more"],
+    "events": [{"at": 1.0, "text": "serving"}, {"at": 2, "text": "waiting (stopped): it died"}],
+}
+
+
+class Session:
+    """A head with these files."""
+
+    def __init__(self, state: str | None, *, installed: bool = True) -> None:
+        self.files = {"state": state, "config": "{}" if installed else None}
+
+    def request(self, op: str, commands: dict[str, list[str]], files: Any) -> dict[str, Any]:
+        assert op == "gather"
+        assert set(files) == set(self.files)
+        outputs = {"active": "active\n", "enabled": "enabled\n"}
+        done = {name: {"status": 0, "stdout": outputs[name], "stderr": ""} for name in commands}
+        return {"commands": done, "files": self.files}
+
+
+def report(state: str | None, **given: Any) -> supervision.Supervision:
+    session: Any = Session(state, **given)
+    return supervision.report(session)
+
+
+def test_what_it_did_and_waits_for():
+    found = report(json.dumps(KEPT)).to_dict()
+    assert (found["installed"], found["active"], found["at_boot"]) == (True, "active", True)
+    assert (found["phase"], found["reason"], found["due"]) == ("waiting", "it died", 11.0)
+    assert found["problems"] == KEPT["problems"]
+    assert found["events"] == KEPT["events"]
+
+
+def test_where_it_is_not_installed():
+    found = report(None, installed=False)
+    assert (found.installed, found.state.phase, found.events) == (False, "idle", ())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[", "[]", "7", '{"state": [], "problems": 7, "events": [7, {}, {"at": "x"}]}']
+)
+def test_a_damaged_file(text):
+    found = report(text)
+    assert (found.state.phase, found.problems, found.events) == ("idle", (), ())

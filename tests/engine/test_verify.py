@@ -1,0 +1,282 @@
+"""`verify` over real HTTP: verdicts, what is not applicable, and a server that is lost."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import Mock
+
+import pytest
+from chat_server import ChatServer, Node, Reply
+from factories import make_node
+from waiting import HANG_S
+
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import parse
+from spark_cluster.engine import verify, vram
+from spark_cluster.engine.checks import every
+from spark_cluster.engine.containers import NEEDS
+from spark_cluster.engine.verify import RunningServer, Selection, Verification
+from spark_cluster.engine.vram import NodeVram
+from spark_cluster.errors import Failed, UsageError
+from spark_cluster.facts.model import Process
+from spark_cluster.runner.play import Play
+
+FLAGS = {"tool-call-parser": "gemma4", "reasoning-parser": "gemma4"}
+
+
+def recipe(*rungs: str) -> Recipe:
+    return parse(
+        Recipe,
+        {
+            "name": "r",
+            "model": {"name": "org/gemma", "served_name": "gemma"},
+            "image": {"ref": "i:1"},
+            "readiness": {"rungs": list(rungs) or ["answer"]},
+        },
+    )
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    made = ChatServer()
+    yield made
+    made.close()
+
+
+def play() -> Play:
+    session = Node()
+    return SimpleNamespace(
+        head=make_node("spark1"), nodes=[], session=lambda _node: session, bus=Mock()
+    )
+
+
+def verified(server: ChatServer, *rungs: str, **selection: Any) -> Verification:
+    running = RunningServer(server.endpoint, "r", 1, "chat", FLAGS)
+    return verify.verify(play(), running, recipe(*rungs), Selection(**selection), patience_s=10)
+
+
+def test_a_healthy_server(server: ChatServer) -> None:
+    found = verified(server)
+    assert {verdict.status for verdict in found.verdicts} == {"ok"}
+    assert [v.id for v in found.verdicts] == [check.id for check in every.of_kind("chat")]
+    document = found.to_dict()
+    assert document["ok"] is True
+    assert all(check["seconds"] >= 0 and check["found"] for check in document["checks"])
+
+
+def test_a_failure_says_what_was_asked_expected_found_and_what_to_do(server: ChatServer) -> None:
+    server.change = lambda _request, reply: Reply("!!!!") if not reply.calls else None
+    found = verified(server, only=("short_answers", "tool_call"))
+    (verdict,) = found.failed
+    assert (verdict.id, verdict.status) == ("short-answers", "failed")
+    assert "capital of France" in verdict.request
+    assert "paris" in verdict.expected
+    assert "!!!!" in verdict.found
+    assert "models verify" in verdict.fix
+    assert (found.count("ok"), found.to_dict()["ok"]) == (2, False)
+
+
+def without_parser(request: dict[str, Any]) -> tuple[int, str] | None:
+    message = '"auto" tool choice requires --enable-auto-tool-choice'
+    return (400, message) if request.get("tools") else None
+
+
+def test_what_the_server_cannot_do_is_not_applicable(server: ChatServer) -> None:
+    server.refuse = without_parser
+    found = verified(server)
+    assert found.failed == ()
+    assert found.count("not applicable") == 8
+    assert "tool choice" in next(v.found for v in found.verdicts if v.status == "not applicable")
+
+
+def test_unless_the_recipe_promises_it(server: ChatServer) -> None:
+    server.refuse = without_parser
+    found = verified(server, "answer", "tool_call")
+    assert [verdict.id for verdict in found.failed] == ["tool-one", "tool-one-streamed"]
+    assert found.count("not applicable") == 6
+
+
+def test_a_server_that_is_lost_is_not_waited_for_again(server: ChatServer) -> None:
+    server.close()
+    found = verified(server, skip=("answer",))
+    assert [verdict.status for verdict in found.verdicts[:2]] == ["failed", "not run"]
+    assert {verdict.status for verdict in found.verdicts[1:]} == {"not run"}
+    assert "the server is gone" in found.verdicts[-1].found
+
+
+def test_a_selection_by_check_and_by_rung(server: ChatServer) -> None:
+    found = verified(server, only=("tool_call", "vision-scene"), skip=("tool-one",))
+    assert [verdict.id for verdict in found.verdicts] == ["tool-one-streamed", "vision-scene"]
+    with pytest.raises(UsageError, match="no check of a model of kind chat is selected"):
+        verified(server, only=("embedding",))
+    with pytest.raises(UsageError, match="unknown check tools"):
+        Selection(("tools",)).must_be_known()
+    Selection(("tool_use", "tool-one"), ("embedding",)).must_be_known()
+
+
+# -- the server that runs --------------------------------------------------------------------------
+
+
+def inspected(status: str = "running", **labels: str) -> str:
+    command = ["serve", "/srv/models/gemma", "--tool-call-parser", "gemma4", "--enforce-eager"]
+    container = {
+        "Name": "/spark-vllm",
+        "State": {"Status": status, "ExitCode": 0},
+        "Config": {"Labels": labels, "Cmd": command},
+    }
+    return json.dumps([container])
+
+
+def head(stdout: str, description: str | None = None, **others: str) -> Play:
+    """A head; `others` are what Docker on other nodes prints."""
+
+    def session(printed: str) -> SimpleNamespace:
+        def request(_op: str, **_asked: Any) -> dict[str, Any]:
+            found = {"stdout": printed, "stderr": "", "status": 0} if printed else None
+            return {"commands": {"inspect": found}, "files": {"endpoint": description}}
+
+        return SimpleNamespace(request=request)
+
+    sessions = {name: session(printed) for name, printed in others.items()}
+    return SimpleNamespace(
+        head=make_node("spark1"),
+        session=lambda _node: session(stdout),
+        connections=SimpleNamespace(session=sessions.__getitem__),
+    )
+
+
+LABELS = {
+    "spark-cluster.endpoint": "http://127.0.0.1:8000/v1",
+    "spark-cluster.model": "gemma",
+    "spark-cluster.recipe": "r",
+    "spark-cluster.tp": "2",
+}
+
+
+def test_the_running_server_tells_what_it_is() -> None:
+    found = verify.running_server(head(inspected(**LABELS)), None)
+    assert (found.recipe, found.tp, found.kind) == ("r", 2, "chat")
+    assert found.endpoint.model == "gemma"
+    assert found.flags == {"tool-call-parser": "gemma4", "enforce-eager": ""}
+
+
+@pytest.mark.parametrize(
+    ("stdout", "text"),
+    [
+        ("", "nothing serves"),
+        (inspected("exited", **LABELS), "the server is exited"),
+        (inspected(), "names no endpoint"),
+    ],
+)
+def test_without_a_server(stdout: str, text: str) -> None:
+    with pytest.raises(Failed, match=text) as caught:
+        verify.running_server(head(stdout), None)
+    assert "spark-cluster up" in caught.value.hint
+
+
+MODEL = {"node": "spark2", "address": "192.168.177.12", "port": 18001, "kind": "chat"}
+SEVERAL = json.dumps(
+    {
+        "url": "http://10.0.0.1:8000/v1", "api_key": False, "tls": None,
+        "models": [
+            {**MODEL, "names": ["paris"], "program": "spark-vllm-a"},
+            {**MODEL, "names": ["gemma", "g"], "program": "spark-vllm-r"},
+        ],
+    }
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["gemma", "g"])
+def test_one_of_several_models_is_asked_through_the_endpoint(name: str) -> None:
+    play = head("", SEVERAL, spark2=inspected(**LABELS))
+    found = verify.running_server(play, None, name)
+    assert (found.recipe, found.program) == ("r", "spark-vllm-r")
+    assert (found.endpoint.url, found.endpoint.model) == ("http://10.0.0.1:8000/v1", "gemma")
+
+
+@pytest.mark.parametrize("status", ["created", "exited"])
+def test_one_that_is_loaded_on_request_is_to_be_asked_for_first(status: str) -> None:
+    labels = {**LABELS, NEEDS: "15.7"}
+    play = head("", SEVERAL, spark2=inspected(status, **labels))
+    with pytest.raises(Failed, match="g is loaded on request, and is not loaded now") as caught:
+        verify.running_server(play, None, "g")
+    assert "ask the endpoint for it" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("description", "name", "text"),
+    [
+        (SEVERAL, None, "the endpoint has 2 models"),
+        (SEVERAL, "x", "the endpoint has no model 'x'"),
+        (None, "x", "the endpoint has one model"),
+    ],
+)
+def test_the_model_must_be_named_where_there_are_several(
+    description: str | None, name: str | None, text: str
+) -> None:
+    with pytest.raises(UsageError, match=text):
+        verify.running_server(head(inspected(**LABELS), description), None, name)
+
+
+def test_answers_at_two_sizes_are_compared(server: ChatServer, tmp_path: Path) -> None:
+    found = {}
+    for tp, word in ((1, "Paris"), (2, "**paris**")):
+
+        def change(_request: dict[str, Any], reply: Reply, word: str = word) -> Reply:
+            return Reply(word) if reply.content == "Paris." else reply
+
+        server.change = change
+        running = RunningServer(server.endpoint, "r", tp, "chat", FLAGS)
+        only = Selection(("short_answers", "structured_output"))
+        found[tp] = verify.verify(play(), running, recipe(), only)
+        found[tp] = verify.with_other_sizes(found[tp], running, recipe(), tmp_path)
+    assert found[1].other_sizes == ()
+    (size,) = found[2].other_sizes
+    assert (size.tp, size.same) == (1, ("structured-output",))
+    assert [one.id for one in size.different] == ["short-answers"]
+    assert found[2].to_dict()["other_sizes"][0]["tp"] == 1
+
+
+def test_the_memory_that_is_held_meanwhile(
+    server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The largest reading of each node; a reading that fails ends no check."""
+    told = [
+        NodeVram("spark1", (Process(7, "VLLM::Worker", used),), 1000, 100) for used in (5, 9, 7)
+    ]
+    readings = iter(told)
+
+    def sample(_sessions: object) -> list[NodeVram]:
+        if (reading := next(readings, None)) is None:
+            raise Failed("nvidia-smi does not answer")
+        return [reading]
+
+    monkeypatch.setattr(vram, "sample", sample)
+    monkeypatch.setattr(verify, "MEMORY_EVERY_S", 0.001)
+    notes: list[str] = []
+    gone = threading.Event()
+
+    def note(text: str, *, warning: bool) -> None:
+        notes.append(text)
+        gone.set()
+
+    play = SimpleNamespace(
+        sessions={},
+        note=note,
+        together=lambda *jobs: Play.together(None, *jobs),  # type: ignore[arg-type]
+    )
+    whole = verified(server)
+
+    def check() -> Verification:
+        assert gone.wait(HANG_S)
+        return whole
+
+    found = verify.with_memory(play, check)  # type: ignore[arg-type]
+    assert [one.used_mib for one in found.under_load] == [9]
+    assert notes == ["no further readings of GPU memory: nvidia-smi does not answer"]
+    assert found.to_dict()["under_load"][0]["used_mib"] == 9
