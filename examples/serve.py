@@ -61,7 +61,7 @@ def serve(cluster: Cluster, asked: argparse.Namespace) -> None:
     if done.served is None:
         print(f"check mode: {done.run.changed} changes would be made")
         return
-    endpoint = done.served.plan.endpoint
+    endpoint = done.served.endpoint
     print(f"{endpoint.model} at {endpoint.url}, after {done.run.seconds['total']:.1f} s")
     verified = cluster.verify(only=asked.only)
     for verdict in verified.verdicts:

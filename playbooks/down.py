@@ -7,7 +7,7 @@ from functools import partial
 
 from spark_cluster.bench import vllm_runs
 from spark_cluster.engine import admission, holders, vram
-from spark_cluster.engine.process import RAY
+from spark_cluster.engine.names import RAY
 from spark_cluster.engine.programs import programs_there
 from spark_cluster.engine.ray_node import RAY_HOME
 from spark_cluster.engine.runtime import absent

@@ -8,12 +8,13 @@ from spark_cluster.bench import fabric_end, fabric_run
 from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness
-from spark_cluster.engine.plan import ServePlan, resolve
-from spark_cluster.engine.process import RAY
+from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import dashboard_port
 from spark_cluster.engine.ray_cluster import prepare_ray
 from spark_cluster.engine.ray_node import MEASURING
-from spark_cluster.engine.start import start_ray_alone
+from spark_cluster.engine.ray_start import start_ray_alone
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -28,49 +29,49 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
     A Ray that runs without a server is used and stays; otherwise one is started, and ended with
     its firewall afterwards. One that an earlier `bench fabric` left is replaced.
     """
-    plan = resolve(recipe, play.inventory, play.nodes, tp)
-    fabric_run.must_be_possible(play, plan)
+    deployment = resolve(recipe, play.inventory, play.nodes, tp)
+    fabric_run.must_be_possible(play, deployment.first)
     if not play.check:
         fabric_run.warn_of_others(play)
     running = readiness.container_state(play, RAY)
     if running.running and MEASURING not in running.labels and not play.check:
         port = dashboard_port(running.labels)
         with play.stage("start"):
-            readiness.ray_cluster(play, len(plan.nodes), port, FOUND_WITHIN_S)
+            readiness.ray_cluster(play, len(deployment.nodes), port, FOUND_WITHIN_S)
         with play.stage("measure"):
-            return fabric_run.measure(play, plan, port, name)
+            return fabric_run.measure(play, deployment.first, port, name)
     try:
-        _start(play, plan, name)
+        _start(play, deployment, name)
         if play.check:
             play.note("check mode: nothing was started, so nothing was measured")
             return None
         with play.stage("measure"):
-            found = fabric_run.measure(play, plan, recipe.ray.dashboard_port, name)
+            found = fabric_run.measure(play, deployment.first, recipe.ray.dashboard_port, name)
     except BaseException:
         with contextlib.suppress(SparkClusterError):  # the first error says more
-            _end(play, plan)
+            _end(play, deployment)
         raise
-    _end(play, plan)
+    _end(play, deployment)
     return found
 
 
-def _start(play: Play, plan: ServePlan, name: str) -> None:
+def _start(play: Play, deployment: Deployment, name: str) -> None:
     """Start Ray for the measurement; its nodes end it by themselves after a limit."""
-    guarded = prepare_ray(play, plan)
+    guarded = prepare_ray(play, deployment)
     with play.stage("start"):
         if not play.check:
-            seconds = fabric_end.limit_s(plan.recipe.ray.join_timeout_s)
-            fabric_end.arm(_sessions(play, plan), name, seconds)
-        start_ray_alone(play, plan, guarded, {MEASURING: name})
+            seconds = fabric_end.limit_s(deployment.first.recipe.ray.join_timeout_s)
+            fabric_end.arm(_sessions(play, deployment), name, seconds)
+        start_ray_alone(play, deployment.first, guarded, {MEASURING: name})
         if not play.check:
-            fabric_end.start_no_more(_sessions(play, plan))
+            fabric_end.start_no_more(_sessions(play, deployment))
 
 
-def _end(play: Play, plan: ServePlan) -> None:
+def _end(play: Play, deployment: Deployment) -> None:
     if not play.check:
         play.project.load_playbook("down").function(play)
-        fabric_end.disarm(_sessions(play, plan))
+        fabric_end.disarm(_sessions(play, deployment))
 
 
-def _sessions(play: Play, plan: ServePlan) -> list[Session]:
-    return [play.session(node) for node in plan.nodes]
+def _sessions(play: Play, deployment: Deployment) -> list[Session]:
+    return [play.session(node) for node in deployment.nodes]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import ray_cluster
-from spark_cluster.engine.plan import resolve
 from spark_cluster.engine.ray_node import ALONE
-from spark_cluster.engine.start import start_ray_alone
+from spark_cluster.engine.ray_start import start_ray_alone
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.runner.play import Play
 
 
@@ -18,11 +18,11 @@ def main(
     A Ray that is up stays as it is; with `end_jobs` it is restarted for new settings even if jobs
     are running on it.
     """
-    plan = resolve(recipe, play.inventory, play.nodes, tp)
-    ray_cluster.must_suit(recipe, len(plan.nodes), "ray up")
-    ray_cluster.must_serve_nothing(play, plan.nodes, "ray up")
-    guarded = ray_cluster.prepare_ray(play, plan)
+    deployment = resolve(recipe, play.inventory, play.nodes, tp)
+    ray_cluster.must_suit(recipe, len(deployment.nodes), "ray up")
+    ray_cluster.must_serve_nothing(play, deployment.nodes, "ray up")
+    guarded = ray_cluster.prepare_ray(play, deployment)
     with play.stage("start"):
-        ray_cluster.must_keep_its_jobs(play, plan, guarded, end_jobs=end_jobs)
-        start_ray_alone(play, plan, guarded, ALONE)
+        ray_cluster.must_keep_its_jobs(play, deployment.first, guarded, end_jobs=end_jobs)
+        start_ray_alone(play, deployment.first, guarded, ALONE)
     return None if play.check or play.options.selection.partial else ray_cluster.look(play)

@@ -12,10 +12,11 @@ from spark_cluster.engine import admission, kept_logs, launches, readiness, shor
 from spark_cluster.engine.containers import ContainerState
 from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.copies.stored import stored
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.former import Former, Load, former_of, plan_again
-from spark_cluster.engine.model_servers import must_serve_one
-from spark_cluster.engine.plan import ServePlan, resolve
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.members import must_serve_one
+from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
 from spark_cluster.errors import SparkClusterError, Unreachable
 from spark_cluster.runner.play import Play
@@ -67,21 +68,21 @@ def main(
         unload: programs whose loaded models are unloaded, too.
     """
     must_serve_one(play, "swap replaces")
-    plan = resolve(recipe, play.inventory, play.nodes, tp)
+    deployment = resolve(recipe, play.inventory, play.nodes, tp)
     running = readiness.container_state(play, SERVER)
     former = former_of(running) if running.status == "running" else None
-    if former is None or admission.serves(running, plan):
+    if former is None or admission.serves(running, deployment.first):
         same = former is not None
         play.note(f"{recipe.name} serves already" if same else "nothing serves: nothing is stopped")
-        served = _up(play, plan, force=force)
+        served = _up(play, deployment, force=force)
         return Swapped(served) if served is not None else None
     old = plan_again(play, former, load, running) if restore else None
     play.note(f"swap {former} for {recipe.name} (tp {tp}); by hand back: {former.command}")
-    _before_the_stop(play, plan, running, force=force)
+    _before_the_stop(play, deployment, running, force=force)
     began = time.monotonic()
     try:
         stopped = _down(play, unload)
-        served = _up(play, plan, force=force)
+        served = _up(play, deployment, force=force)
     except SparkClusterError as error:
         if old is None:
             raise
@@ -92,26 +93,29 @@ def main(
     return Swapped(served, former, stopped.now if stopped else None, down_s)
 
 
-def _before_the_stop(play: Play, plan: ServePlan, running: ContainerState, *, force: bool) -> None:
+def _before_the_stop(
+    play: Play, deployment: Deployment, running: ContainerState, *, force: bool
+) -> None:
     """Refuse what cannot work, and fetch image and model while the old server still answers."""
-    models = stored(play, plan.recipe, plan.nodes)
-    there = models.there(plan.recipe.model.name)
-    admission.must_work(play, plan, running, there, force=force)
+    server = deployment.first
+    models = stored(play, server.recipe, server.nodes)
+    there = models.there(server.recipe.model.name)
+    admission.must_work(play, server, running, there, force=force)
     if play.check:  # `up` shows what would be fetched; what it says of warmth, it says at a start
-        warmth = launches.of_recipe(play, plan.recipe, plan.tp)
+        warmth = launches.of_recipe(play, server.recipe, server.tp)
         if warmth is not None:
             play.note(launches.shown(warmth))
         return
     with play.stage("prepare"):
-        docker = ("containers",) if plan.deployment.runtime == "docker" else ()
-        play.apply(plan.nodes, *docker, "caches")
+        docker = ("containers",) if server.runtime == "docker" else ()
+        play.apply(server.nodes, *docker, "caches")
     with play.stage("fetch"):
-        fetch(play, plan, models)
+        fetch(play, deployment, {server.recipe.name: models})
 
 
-def _up(play: Play, plan: ServePlan, *, force: bool) -> Served | None:
+def _up(play: Play, deployment: Deployment, *, force: bool) -> Served | None:
     served: Served | None = play.project.load_playbook("up").function(
-        play, recipe=plan.recipe, tp=plan.tp, force=force
+        play, deployment=deployment, force=force
     )
     return served
 
@@ -123,7 +127,7 @@ def _down(play: Play, unload: Collection[str] = ()) -> Any:
 
 
 def _restored(
-    play: Play, old: ServePlan, former: Former, error: SparkClusterError
+    play: Play, old: Deployment, former: Former, error: SparkClusterError
 ) -> SparkClusterError:
     """Start the old server again; return the error that says how both ended."""
     kind = type(error)

@@ -9,7 +9,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import tuned, tuning
 from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.copies.stored import stored
-from spark_cluster.engine.plan import resolve
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.tuning import Tuning
 from spark_cluster.errors import Failed
 from spark_cluster.runner.play import Play
@@ -29,16 +29,17 @@ def main(
 
     With `tuner`, a file of the laptop in place of the image's own; with `renew` also what is tuned.
     """
-    plan = resolve(recipe, play.inventory, play.nodes, tp)
-    tuning.must_be_tunable(plan)
-    tuning.must_be_free(play, plan)
-    models = stored(play, recipe, plan.nodes)
+    deployment = resolve(recipe, play.inventory, play.nodes, tp)
+    server = deployment.first
+    tuning.must_be_tunable(server)
+    tuning.must_be_free(play, server)
+    models = stored(play, recipe, server.nodes)
     with play.stage("prepare"):
-        play.apply(plan.nodes, "containers", "caches")
-        play.refresh(plan.nodes)
+        play.apply(server.nodes, "containers", "caches")
+        play.refresh(server.nodes)
     with play.stage("fetch"):
-        plan = fetch(play, plan, models)
-    shape = tuning.shape_of(play, plan)
+        server = fetch(play, deployment, {recipe.name: models}).first
+    shape = tuning.shape_of(play, server)
     low, high = tuning.estimate(shape, sizes)
     play.note(
         f"{len(sizes)} batch sizes, {shape.configurations} configurations each: {low / 3600:.1f} "
@@ -46,28 +47,28 @@ def main(
         "the same command waits for it"
     )
     with play.stage("tune"):
-        path = tuning.sent_tuner(play, plan, tuner)
-        wanted = tuning.resource(plan, shape, sizes, tuner=path, limit_s=limit_s, renew=renew)
-        made = play.apply(plan.nodes[0], [wanted])
+        path = tuning.sent_tuner(play, server, tuner)
+        wanted = tuning.resource(server, shape, sizes, tuner=path, limit_s=limit_s, renew=renew)
+        made = play.apply(server.nodes[0], [wanted])
     if play.check:
         return None
     found = [
         entry
-        for entry in tuned.look(play, plan, plan.nodes[:1])[plan.nodes[0].name]
+        for entry in tuned.look(play, server, server.nodes[:1])[server.nodes[0].name]
         if (entry["tp"], entry["gpu"]) == (tp, wanted.gpu)
     ]
     if not found:
-        raise Failed("the tuner ended well, and left nothing", where=plan.nodes[0].name)
+        raise Failed("the tuner ended well, and left nothing", where=server.nodes[0].name)
     newest = max(found, key=lambda entry: float(entry["at"]))
-    tuning.hand_on(play, plan, str(newest["image"]), [str(newest["file"])])
+    tuning.hand_on(play, server, str(newest["image"]), [str(newest["file"])])
     return Tuning(
         recipe=recipe.name,
         tp=tp,
-        image=plan.deployment.image,
+        image=server.image,
         gpu=wanted.gpu,
         file=str(newest["file"]),
         sizes=tuple(newest["sizes"]),
         changed=made.changed,
-        nodes=tuple(node.name for node in plan.nodes),
+        nodes=tuple(node.name for node in server.nodes),
         estimate_s=(low, high),
     )

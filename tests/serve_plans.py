@@ -9,7 +9,8 @@ from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine.copies.state import hub_folder
-from spark_cluster.engine.plan import ServePlan, resolve
+from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.node.store.layout import snapshot_folder
 from spark_cluster.topology import Node
 
@@ -36,6 +37,6 @@ def located(recipe: Recipe) -> Recipe:
     return recipe.located({name: snapshot_of(name) for name in names if name})
 
 
-def plan_for(recipe: Recipe, *nodes: Node, tp: int | None = None, **serve: Any) -> ServePlan:
+def plan_for(recipe: Recipe, *nodes: Node, tp: int | None = None, **serve: Any) -> Server:
     """Return what serves a recipe on nodes that have its models, all unless `tp` says less."""
     return resolve(located(recipe), inventory_of(*nodes, **serve), nodes, tp or len(nodes))

@@ -76,7 +76,7 @@ from spark_cluster.engine.job_client import RayJobs
 from spark_cluster.engine.memory_phases import MemoryOfNode
 from spark_cluster.engine.named_keys import NamedKey
 from spark_cluster.engine.ray_cluster import RayMember, RayStatus
-from spark_cluster.engine.result import Served, ServedTogether
+from spark_cluster.engine.result import Served, ServedModels
 from spark_cluster.engine.status import Status
 from spark_cluster.engine.stopped import Stopped
 from spark_cluster.engine.supervision import Supervision
@@ -243,7 +243,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "up": ("up", (Served | None, _STARTED)),
     "up-several": (
         "up, of several models",
-        (ServedTogether | None, {**_RUN, "memory": [MemoryOfNode]}),
+        (ServedModels | None, {**_RUN, "memory": [MemoryOfNode]}),
     ),
     "swap": ("swap", (Swapped | None, _STARTED)),
     "supervise-install": ("supervise install", {**_RUN, "supervision": Supervision}),

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field
 
 from spark_cluster.config.ports import Span
 from spark_cluster.engine.firewall import COPIES_TABLE, DROP_IN, TABLE, UNIT, UNIT_FILE
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed
 from spark_cluster.loader.template import render
 from spark_cluster.resources import (

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 from pydantic import BaseModel, Field, InstanceOf
 
-from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import engine
-from spark_cluster.engine.process import RAY
+from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray_node import RAY_HOME, ray_node
 from spark_cluster.engine.runtime import RUNTIMES, pause
 from spark_cluster.resources import Directory, Resource
@@ -18,19 +18,19 @@ from spark_cluster.topology import Node
 class Settings(BaseModel):
     """Settings of the role `ray`."""
 
-    deployment: InstanceOf[Deployment] = Field(description="the deployment to start; `up` sets it")
+    server: InstanceOf[Server] = Field(description="the server to start; `up` sets it")
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """The head or a worker, kept alive by its runtime."""
-    deployment = settings.deployment
-    runtime = RUNTIMES[deployment.runtime]
-    if not deployment.on_ray:
+    server = settings.server
+    runtime = RUNTIMES[server.runtime]
+    if not server.on_ray:
         yield runtime.absent(RAY)
-        yield from pause(deployment)
+        yield from pause(server)
         return
-    process = ray_node(node, deployment, engine(deployment.engine))
+    process = ray_node(node, server, engine(server.engine))
     if node.is_head:
         yield Directory(RAY_HOME)  # Ray sets the mode itself
-        yield from pause(deployment)
-    yield runtime.resource(process, deployment)
+        yield from pause(server)
+    yield runtime.resource(process, server)

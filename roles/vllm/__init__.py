@@ -8,9 +8,8 @@ from dataclasses import replace
 from pydantic import BaseModel, Field, InstanceOf
 
 from spark_cluster.config.ports import EnginePorts
-from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import engine
-from spark_cluster.engine.process import server_name
 from spark_cluster.engine.runtime import RUNTIMES
 from spark_cluster.resources import Resource
 from spark_cluster.topology import Node
@@ -21,7 +20,7 @@ PORTS = EnginePorts()
 class Settings(BaseModel):
     """Settings of the role `vllm`, which starts any engine."""
 
-    deployment: InstanceOf[Deployment] = Field(description="the deployment to start; `up` sets it")
+    server: InstanceOf[Server] = Field(description="the server to start; `up` sets it")
     master_port: int = Field(
         default=PORTS.master,
         description="rendezvous of ranks that the engine joins without Ray",
@@ -31,11 +30,11 @@ class Settings(BaseModel):
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """The server or a rank, kept alive by its runtime; nothing where the engine has neither."""
-    deployment = settings.deployment
-    runtime = RUNTIMES[deployment.runtime]
-    process = engine(deployment.engine).server(node, deployment, settings.master_port)
+    server = settings.server
+    runtime = RUNTIMES[server.runtime]
+    process = engine(server.engine).server(node, server, settings.master_port)
     if process is None:
-        yield runtime.absent(server_name(deployment.instance))
+        yield runtime.absent(server.program)
     else:
         process = replace(process, stop_timeout_s=settings.stop_timeout_s)
-        yield runtime.resource(process, deployment)
+        yield runtime.resource(process, server)

@@ -12,7 +12,7 @@ from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness
 from spark_cluster.engine.engine import engine
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.result import Served
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.runner.play import Play
@@ -35,7 +35,7 @@ def setup_of(
         startup_s: seconds that it took to load.
         logs: files with what it printed meanwhile, below the folder of the run.
     """
-    plan = served.plan
+    plan = served.server
     running = readiness.container_state(play, SERVER)
     image = served.versions.get("image", "")
     vram = (
@@ -45,12 +45,12 @@ def setup_of(
     )
     return Setup(
         **_of_plan(planned, plan.recipe, plan.launch),
-        executor=plan.deployment.executor if len(plan.nodes) > 1 else "",
+        executor=plan.executor if len(plan.nodes) > 1 else "",
         nodes=tuple(node.name for node in plan.nodes),
-        flags=tuple(running.command) or plan.deployment.args,
+        flags=tuple(running.command) or plan.args,
         image_digest=image,
         image_repo_digest=repo_digest(play.session(play.head), image, plan.recipe.image.ref),
-        versions={**served.versions, **program_versions(play.session(play.head), plan.deployment)},
+        versions={**served.versions, **program_versions(play.session(play.head), plan)},
         vram=vram,
         startup_s=startup_s,
         verified=tuple(plan.recipe.readiness.rungs),
@@ -111,9 +111,9 @@ def readings(found: Iterable[NodeVram], phase: Phase) -> tuple[VramReading, ...]
 
 def nodes_of(play: Play, served: Served) -> tuple[NodeRecord, ...]:
     """Return the nodes that serve as they are now, with the variables of the engine on each."""
-    deployment = served.plan.deployment
+    deployment = served.server
     chosen = engine(deployment.engine)
-    nodes = [node for node in play.nodes if node.name in deployment.nodes]
+    nodes = [node for node in play.nodes if node.name in deployment.node_names]
     firmwares = play.on_each(nodes, lambda node: firmware(play.session(node), node))
     return tuple(
         NodeRecord(

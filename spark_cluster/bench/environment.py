@@ -11,8 +11,8 @@ from urllib.parse import urlsplit
 from spark_cluster.bench import image_pins
 from spark_cluster.bench.printable import printable
 from spark_cluster.bench.reading import number
-from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
@@ -100,12 +100,12 @@ def round_trip_ms(session: Session, url: str) -> float | None:
     return None if found is None or found < 0 else round(found, 4)
 
 
-def program_versions(session: Session, deployment: Deployment) -> dict[str, str]:
+def program_versions(session: Session, server: Server) -> dict[str, str]:
     """Return the versions of torch and NCCL that the engine's programs use, where they tell."""
-    if deployment.runtime == "docker":
+    if server.runtime == "docker":
         python = ["docker", "exec", SERVER, "python3"]
     else:
-        python = [f"{deployment.venv}/bin/python"]
+        python = [f"{server.venv}/bin/python"]
     lines = (
         line.partition("=") for line in _output(session, [*python, "-c", VERSIONS]).split("\n")
     )

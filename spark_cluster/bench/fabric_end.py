@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterable
 
 from spark_cluster.bench.fabric_run import LIMIT_S, SLACK_S
-from spark_cluster.engine.process import RAY
+from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray_node import MEASURING
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.resources.unit import FOLDER

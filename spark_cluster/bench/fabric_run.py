@@ -22,7 +22,7 @@ from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.runner.events import Progress
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.plan import ServePlan
+    from spark_cluster.engine.deployment import Server
     from spark_cluster.runner.play import Play
     from spark_cluster.topology import Node
 
@@ -42,17 +42,17 @@ DTYPES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
 """Bytes of an element of the activations."""
 
 
-def must_be_possible(play: Play, plan: ServePlan) -> None:
+def must_be_possible(play: Play, server: Server) -> None:
     """Look whether the nodes can be measured now.
 
     Raises:
         Refused: as `must_suit`, or the nodes are at work: a server or a job holds the GPUs' memory,
             and disturbs the figures.
     """
-    must_suit(plan.recipe, len(plan.nodes), COMMAND)
-    must_serve_nothing(play, plan.nodes, COMMAND)
+    must_suit(server.recipe, len(server.nodes), COMMAND)
+    must_serve_nothing(play, server.nodes, COMMAND)
     must_have_no_jobs(play)
-    for node in plan.nodes:
+    for node in server.nodes:
         if on_node.is_busy(play.session(node)):
             raise Refused(
                 "a benchmark is running there",
@@ -72,7 +72,7 @@ def warn_of_others(play: Play) -> None:
             )
 
 
-def messages(plan: ServePlan, folder: Path) -> dict[int, Use]:
+def messages(server: Server, folder: Path) -> dict[int, Use]:
     """Return the sizes of the messages in bytes, with what of the model has that size.
 
     Args:
@@ -84,13 +84,13 @@ def messages(plan: ServePlan, folder: Path) -> dict[int, Use]:
     from spark_cluster.planning.speed.of_recipe import serving_of
 
     try:
-        geometry = serving_of(plan.recipe, plan.tp, folder).geometry
+        geometry = serving_of(server.recipe, server.tp, folder).geometry
     except UsageError:  # a shape that is not known here
         return found
-    given = str(plan.launch.args.get("dtype", geometry.dtype))
+    given = str(server.launch.args.get("dtype", geometry.dtype))
     token = geometry.hidden * DTYPES.get(given, DTYPES["bfloat16"])
     found[token] = "one token"
-    found[min(token * batched_tokens(plan.launch), fabric_probe.GPU_BYTES)] = "prefill chunk"
+    found[min(token * batched_tokens(server.launch), fabric_probe.GPU_BYTES)] = "prefill chunk"
     return dict(sorted(found.items()))
 
 
@@ -105,7 +105,7 @@ def command(addresses: Sequence[str | None], sizes: Iterable[int]) -> list[str]:
     return ["python3", Path(fabric_probe.__file__).name, json.dumps(asked)]
 
 
-def measure(play: Play, plan: ServePlan, port: int, name: str) -> FabricRecord:
+def measure(play: Play, server: Server, port: int, name: str) -> FabricRecord:
     """Run the job on a Ray cluster of the plan's nodes, and judge what it measured.
 
     Args:
@@ -115,8 +115,8 @@ def measure(play: Play, plan: ServePlan, port: int, name: str) -> FabricRecord:
     Raises:
         Failed: the job failed, or it printed no result.
     """
-    wanted = messages(plan, play.project.folder)
-    nodes = [node for node in play.nodes if node.name in plan.deployment.nodes]
+    wanted = messages(server, play.project.folder)
+    nodes = [node for node in play.nodes if node.name in server.node_names]
     nodes.sort(key=lambda node: not node.is_head)
     # The model's own messages come first: they are measured if anything is.
     order = sorted(wanted, key=lambda size: (not wanted[size], size))
@@ -134,7 +134,7 @@ def measure(play: Play, plan: ServePlan, port: int, name: str) -> FabricRecord:
         except KeyboardInterrupt:
             jobs.stop(job)
             raise
-    return judged(record_of(result_in(printed, head), plan, nodes, wanted, name))
+    return judged(record_of(result_in(printed, head), server, nodes, wanted, name))
 
 
 def result_in(printed: str, where: str = "") -> Mapping[str, Any]:
@@ -159,7 +159,7 @@ def result_in(printed: str, where: str = "") -> Mapping[str, Any]:
 
 def record_of(
     result: Mapping[str, Any],
-    plan: ServePlan,
+    server: Server,
     nodes: Sequence[Node],
     wanted: Mapping[int, Use],
     name: str,
@@ -184,9 +184,9 @@ def record_of(
             id=name,
             spark_cluster=__version__,
             measured=datetime.now(UTC),
-            recipe=plan.recipe.name,
-            model=plan.recipe.model.name,
-            image=plan.deployment.image,
+            recipe=server.recipe.name,
+            model=server.recipe.model.name,
+            image=server.image,
             nodes=tuple(_node(node, one) for node, one in zip(nodes, result["nodes"], strict=True)),
             allreduce=tuple(sorted(rows, key=lambda row: row.bytes)),
             left_out=tuple(sorted(map(int, result["left_out"]))),

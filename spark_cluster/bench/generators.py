@@ -18,7 +18,7 @@ from spark_cluster.bench.reading import read_json
 from spark_cluster.bench.record import CellResult, Tool
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.engine.checks import questions
-from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.deployment import Server
 
 QUESTIONS = "questions"
 """Name of the tool in the record of a suite of questions."""
@@ -81,7 +81,7 @@ def job(
     suite: Suite,
     cells: tuple[PlannedCell, ...],
     target: Target,
-    deployment: Deployment,
+    server: Server,
     *,
     health: str,
     folder: str,
@@ -95,7 +95,7 @@ def job(
         user: the login user.
     """
     if is_vllm_bench(suite):
-        sent = vllm_job.files(cells, suite, target, deployment, folder=folder, user=user)
+        sent = vllm_job.files(cells, suite, target, server, folder=folder, user=user)
         return Job(
             folder, health, vllm_job.cells(cells, folder), {}, owner(suite, user), files=sent
         )

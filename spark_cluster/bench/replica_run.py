@@ -27,10 +27,11 @@ from spark_cluster.bench.run import ROLE, BenchRun, engine_base
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.config.ports import REPLICAS
 from spark_cluster.engine import admission, readiness
+from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.nodes import groups
-from spark_cluster.engine.plan import ServePlan, resolve
-from spark_cluster.engine.process import RAY, SERVER
 from spark_cluster.engine.programs import servers_there
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
 from spark_cluster.engine.start import guard
 from spark_cluster.errors import Failed, Refused, SparkClusterError
@@ -108,8 +109,8 @@ def _clear(play: Play, step: Step, parts: Sequence[Play]) -> None:
     if recipe is None:
         raise Failed(f"recipe {step.setup.recipe} was not read")
     running = [readiness.container_state(part, SERVER) for part in parts]
-    plans = [resolve(recipe, part.inventory, part.nodes, step.setup.tp) for part in parts]
-    if all(admission.serves(now, plan) for now, plan in zip(running, plans, strict=True)):
+    wanted = [resolve(recipe, part.inventory, part.nodes, step.setup.tp) for part in parts]
+    if all(admission.serves(now, one.first) for now, one in zip(running, wanted, strict=True)):
         return
     states = [
         readiness.container_state(play, program, node.name)
@@ -158,9 +159,9 @@ def measure(play: Play, run: BenchRun, step: Step, replicas: Sequence[Replica]) 
     folder = run.on_node(step)
     _describe(play, run, step, replicas)
     jobs = jobs_of(run, step, replicas)
-    names = [node.name for one in replicas for node in one.served.plan.nodes]
+    names = [node.name for one in replicas for node in one.served.server.nodes]
     recording = Recording(play, names, folder, longest=jobs[0].limit_s)
-    bases = {one.node.name: engine_base(one.served.plan) for one in replicas}
+    bases = {one.node.name: engine_base(one.served.server) for one in replicas}
     recording.metrics = {name: f"{base}/metrics" for name, base in bases.items()}
     loaders = [Loader(r.node.name, r.node.user, play.connections) for r in replicas]
     # First on all nodes, as this may take minutes on one of them, and the workers wait for each
@@ -201,15 +202,16 @@ def _let_them_meet(play: Play, replicas: Sequence[Replica]) -> None:
     with them their load generators.
     """
     nodes = {node.name: node for node in play.nodes}
-    for one, plan in zip(replicas, with_peers(replicas), strict=True):
-        play.apply([nodes[node.name] for node in plan.nodes], guard(one.play, plan))
+    for one, deployment in zip(replicas, with_peers(replicas), strict=True):
+        here = [nodes[node.name] for node in deployment.nodes]
+        play.apply(here, guard(one.play, deployment))
 
 
-def with_peers(replicas: Sequence[Replica]) -> list[ServePlan]:
-    """Return the plan of each replica, with the nodes of all of them behind its firewall."""
-    plans = [one.served.plan for one in replicas]
-    peers = tuple(node.name for plan in plans for node in plan.nodes)
-    return [replace(plan, firewall={**plan.firewall, "peers": peers}) for plan in plans]
+def with_peers(replicas: Sequence[Replica]) -> list[Deployment]:
+    """Return what each replica is, with the nodes of all of them behind its firewall."""
+    found = [one.served.deployment for one in replicas]
+    peers = tuple(node.name for one in found for node in one.nodes)
+    return [replace(one, firewall={**one.firewall, "peers": peers}) for one in found]
 
 
 def wait_command(folder: str) -> str:
@@ -225,7 +227,7 @@ def jobs_of(run: BenchRun, step: Step, replicas: Sequence[Replica]) -> list[on_n
     parts = [replica_split.share(cell, len(replicas)) for cell in step.cells]
     found = []
     for index, one in enumerate(replicas):
-        job = alone.job_of(run, step, one.served.plan, one.play, parts)
+        job = alone.job_of(run, step, one.served.server, one.play, parts)
         wait = ["--post-run-cmd", wait_command(job.folder)]
         cells = tuple({**cell, "argv": [*cell["argv"], *wait]} for cell in job.cells)
         settings = {"index": index, "names": names, "address": address, "port": REPLICAS}

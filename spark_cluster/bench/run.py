@@ -44,9 +44,11 @@ from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.sampling import rows_of
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.engine import vram
-from spark_cluster.engine.plan import ServePlan
+from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.engine import engine
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
-from spark_cluster.errors import InvalidFile, Refused, SparkClusterError
+from spark_cluster.errors import Failed, InvalidFile, Refused, SparkClusterError
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
@@ -167,10 +169,12 @@ def bring_up(play: Play, step: Step) -> Served | None:
 
     Its memory under load is read while its cells are measured.
     """
+    recipe = step.setup.served
+    if recipe is None:
+        raise Failed(f"recipe {step.setup.recipe} was not read")
+    deployment = resolve(recipe, play.inventory, play.nodes, step.setup.tp)
     playbook = play.project.load_playbook("up")
-    served: Served | None = playbook.function(
-        play, recipe=step.setup.served, tp=step.setup.tp, load=False
-    )
+    served: Served | None = playbook.function(play, deployment=deployment, load=False)
     return served
 
 
@@ -200,9 +204,9 @@ def measure(play: Play, run: BenchRun, step: Step, server: StartedServer) -> Non
     folder = run.on_node(step)
     _describe(play, run, step, server)
     served = server.served
-    metrics = f"{engine_base(served.plan)}/metrics"
-    job = job_of(run, step, served.plan, play)
-    nodes = [node.name for node in served.plan.nodes]
+    metrics = f"{engine_base(served.server)}/metrics"
+    job = job_of(run, step, served.server, play)
+    nodes = [node.name for node in served.server.nodes]
     recording = Recording(play, nodes, folder, metrics, job.limit_s)
     on_node.may_go_on(session, folder, job.user)
     recording.start()
@@ -241,7 +245,7 @@ def _describe(play: Play, run: BenchRun, step: Step, server: StartedServer) -> N
     setup = setup.model_copy(update={"predictions": predicted, "checks": server.checks})
     run.add_setup(setup, describe.nodes_of(play, served))
     run.add_version(served.versions.get("vllm", ""))
-    base = engine_base(served.plan)
+    base = engine_base(served.server)
     run.add_round_trip(environment.round_trip_ms(play.session(play.head), base))
 
 
@@ -269,7 +273,7 @@ def tool_of(play: Play) -> tuple[str, str]:
 def job_of(
     run: BenchRun,
     step: Step,
-    plan: ServePlan,
+    server: Server,
     play: Play,
     planned: Sequence[PlannedCell] | None = None,
 ) -> on_node.Job:
@@ -278,20 +282,20 @@ def job_of(
     Args:
         planned: a replica's parts of the cells.
     """
-    endpoint, folder = plan.endpoint, run.on_node(step)
-    base = engine_base(plan)
+    endpoint, folder = server.endpoint, run.on_node(step)
+    base = engine_base(server)
     target = benchy.Target(
         base_url=f"{base}/v1",
         served_name=endpoint.model,
-        model=plan.recipe.model.name,
-        tokenizer=plan.recipe.model.node_path,
+        model=server.recipe.model.name,
+        tokenizer=server.recipe.model.node_path,
     )
     settings = run.suite.settings
-    health = base + plan.engine.health
+    health = base + engine(server.engine).health
     if not generators.is_llama_benchy(run.suite):
         left = tuple(cell for cell in step.cells if not cell.skip)
         at = {"health": health, "folder": folder, "user": play.head.user}
-        return generators.job(run.suite, left, target, plan.deployment, **at)
+        return generators.job(run.suite, left, target, server, **at)
     environment, book = tool_of(play)
     offline = benchy.OFFLINE if book else {}
     cells = tuple(
@@ -311,9 +315,9 @@ def job_of(
     return on_node.Job(folder, health, cells, {BOOK: book} if book else {}, play.head.user)
 
 
-def engine_base(plan: ServePlan) -> str:
+def engine_base(server: Server) -> str:
     """Return the URL of the engine itself; behind a proxy, where it asks for no key."""
-    return plan.endpoint.of_engine.path("")
+    return server.endpoint.of_engine.path("")
 
 
 def collect(run: BenchRun, step: Step, session: Session, head: Node) -> None:

@@ -31,7 +31,7 @@ from spark_cluster.config.flags import words
 from spark_cluster.engine import runtime, unit_state
 from spark_cluster.engine.containers import RECIPE, ContainerState
 from spark_cluster.engine.former import former_of
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.errors import Failed, Refused, SparkClusterError
 from spark_cluster.runner.play import Play

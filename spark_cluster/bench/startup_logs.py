@@ -8,7 +8,7 @@ from pathlib import Path
 
 from spark_cluster.bench.printable import printable
 from spark_cluster.engine import startup_log
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.durable import make_folder, write_file
 from spark_cluster.node.masking import mask

@@ -32,7 +32,7 @@ def checks_of(play: Play, run: BenchRun, step: Step, served: Served) -> tuple[Ch
         return before.checks
     if not run.suite.verify:
         return ()
-    plan = served.plan
+    plan = served.server
     flags = {flag: str(value) for flag, value in plan.launch.args.items()}
     server = verify.RunningServer(
         plan.endpoint, plan.recipe.name, step.setup.tp, plan.recipe.kind, flags

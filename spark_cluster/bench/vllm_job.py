@@ -19,7 +19,7 @@ from spark_cluster.bench.benchy import OFFLINE, Target
 from spark_cluster.bench.expansion import REQUESTS, PlannedCell
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.config.caches import CACHES
-from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.deployment import Server
 from spark_cluster.node import confinement
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.resources.program import split_mount
@@ -93,7 +93,7 @@ def files(
     measured: Sequence[PlannedCell],
     suite: Suite,
     target: Target,
-    deployment: Deployment,
+    server: Server,
     *,
     folder: str,
     user: str,
@@ -103,17 +103,17 @@ def files(
     Args:
         user: the login user, as whom a program without a container runs.
     """
-    in_container = deployment.runtime == "docker"
+    in_container = server.runtime == "docker"
     out = OUT if in_container else f"{folder}/{vllm_runs.OUT}"
-    at = replace(target, tokenizer=deployment.model_path)
-    prefix = ["vllm"] if in_container else [f"{deployment.venv}/bin/vllm"]
+    at = replace(target, tokenizer=server.model_path)
+    prefix = ["vllm"] if in_container else [f"{server.venv}/bin/vllm"]
 
     def argv(cell: PlannedCell, run: int) -> list[str]:
         words = vllm_bench.arguments(cell, at, suite.settings, suite.slo, out, run=run)
-        return [*prefix, "bench", "serve", *words, *_passed_on(deployment.flags)]
+        return [*prefix, "bench", "serve", *words, *_passed_on(server.flags)]
 
     plan: dict[str, Any] = {
-        "runtime": deployment.runtime,
+        "runtime": server.runtime,
         "cells": {
             cell.id: {
                 "runs": [
@@ -126,26 +126,26 @@ def files(
         },
     }  # fmt: skip
     if in_container:
-        plan |= {"docker": "docker", "create": list(create(deployment, folder))}
+        plan |= {"docker": "docker", "create": list(create(server, folder))}
     else:
-        plan |= {"user": user, "env": environment(deployment, out)}
+        plan |= {"user": user, "env": environment(server, out)}
     return {
         PROGRAM: Path(vllm_runs.__file__).read_bytes(),
         vllm_runs.PLAN: json.dumps(plan, indent=1).encode(),
     }
 
 
-def create(deployment: Deployment, folder: str) -> tuple[str, ...]:
+def create(server: Server, folder: str) -> tuple[str, ...]:
     """Return the words after `docker create` with name and label, up to the program's own."""
     words = list(CONFINED)
-    seen = whole_folder(deployment.model_path)
+    seen = whole_folder(server.model_path)
     model = f"{seen}:{seen}"
-    for mount in (model, *deployment.mounts):
+    for mount in (model, *server.mounts):
         words += ["--mount", _mount(mount, ",readonly")]
     words += ["--mount", _mount(f"{folder}/{vllm_runs.OUT}:{OUT}", "")]
-    for name, value in sorted(environment(deployment, "/tmp").items()):  # noqa: S108
+    for name, value in sorted(environment(server, "/tmp").items()):  # noqa: S108
         words += ["--env", f"{name}={value}"]
-    return (*words, deployment.image)
+    return (*words, server.image)
 
 
 def remove_left(session: Session) -> bool:
@@ -159,11 +159,11 @@ def remove_left(session: Session) -> bool:
     return bool(session.run(argv, timeout=vllm_runs.DOCKER_S).stdout.strip())
 
 
-def environment(deployment: Deployment, home: str) -> dict[str, str]:
+def environment(server: Server, home: str) -> dict[str, str]:
     """Return the program's variables: the recipe's without its secrets, and caches of its own."""
     caches = {name: f"{home}/{folder}" for name, folder in CACHES.items()}
-    venv = {"VIRTUAL_ENV": deployment.venv} if deployment.runtime == "venv" else {}
-    return {**deployment.env, **caches, **venv, **OFFLINE, "HOME": home, "VLLM_NO_USAGE_STATS": "1"}
+    venv = {"VIRTUAL_ENV": server.venv} if server.runtime == "venv" else {}
+    return {**server.env, **caches, **venv, **OFFLINE, "HOME": home, "VLLM_NO_USAGE_STATS": "1"}
 
 
 def _mount(mount: str, mode: str) -> str:

@@ -60,7 +60,7 @@ def command(app: App, follow: bool, tail: int, only: str | None, bundle: str | N
         return
     app.connect_early()
     from spark_cluster.engine import logs
-    from spark_cluster.engine.process import RAY
+    from spark_cluster.engine.names import RAY
     from spark_cluster.engine.programs import programs_there
     from spark_cluster.runner.options import Options
 

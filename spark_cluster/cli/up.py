@@ -6,11 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_cluster.cli import up_models
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.override_options import overriding, with_port
 from spark_cluster.cli.serving_options import adopting, forced, sized
-from spark_cluster.cluster.served_models import OVERRIDE, must_be_for_all, serves_several
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,12 +71,6 @@ def command(
     """
     app.connect_early()
     options.adopt = adopt
-    if recipe_name is None and serves_several(app.cluster):
-        given = {"--tp": tp not in (None, 1), "--replicas": replicas > 1, OVERRIDE: changes}
-        must_be_for_all(given)
-        up_models.serve(app, allow, options, force=force, offline=offline, end_jobs=end_jobs)
-        leave_with(app.last_run, exit_code=exit_code)
-        return
     found = app.cluster.up(
         recipe_name,
         tp=tp,
@@ -94,7 +86,9 @@ def command(
         app.print_json(found.to_dict())
     else:
         app.show_recap()
-        if found.served is not None:
+        if found.served is not None and found.several:
+            _show_models(app, found.served, found.memory)
+        elif found.served is not None:
             show_served(app, found.served, found.memory, found.memory_plot)
     leave_with(app.last_run, exit_code=exit_code)
 
@@ -118,12 +112,12 @@ def show_served(
             console.print(painted(f"GPU memory of {node}", "dim"), soft_wrap=True)
     if plot is not None:
         console.print(painted(f"memory over time: {plot}", "dim"), soft_wrap=True)
-    endpoint = served.plan.endpoint
-    recipe = served.plan.recipe
+    endpoint = served.endpoint
+    recipe = served.server.recipe
     kind = "" if recipe.kind == "chat" else f"{recipe.kind}, "
     where = styled("\n[bold]{}[/] at [bold cyan]{}[/]", endpoint.model, endpoint.url)
     behind = [replica.node for replica in endpoint.replicas]
-    size = f"replicas on {', '.join(behind)}" if behind else f"tp {served.plan.tp}"
+    size = f"replicas on {', '.join(behind)}" if behind else f"tp {served.server.tp}"
     if recipe.data_parallel > 1:
         size += f", {recipe.data_parallel} data-parallel ranks"
     console.print(where + styled("  [dim]{}{}, recipe {}[/]", kind, size, recipe.name))
@@ -143,6 +137,42 @@ def show_served(
         console.print(styled("{} also verified: {}", mark("ok"), ", ".join(others)))
     console.print(painted(_versions(served.versions), "dim"), soft_wrap=True)
     if endpoint.host == "127.0.0.1" and not app.inventory.head.is_local:
+        text = "it is bound to the head's loopback; from here: spark-cluster tunnel"
+        console.print(painted(text, "dim"), soft_wrap=True)
+
+
+def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> None:
+    """Print a verified endpoint: memory, address, each model with its answer."""
+    from spark_cluster.cli.console import mark, painted, styled
+    from spark_cluster.cli.vram import table
+
+    console = app.console
+    console.print()
+    console.print(table(served.now, served.peak))
+    for node in memory:
+        if node.planned_ready is not None:
+            console.print(painted(f"GPU memory of {node}", "dim"), soft_wrap=True)
+    count = len(served.parts)
+    console.print(styled("\n[bold]{} models[/] at [bold cyan]{}[/]", count, served.endpoint.url))
+    console.print(painted(str(served.access), "dim"), soft_wrap=True)
+    for part in served.parts:
+        recipe = part.server.recipe
+        also = f", also as {', '.join(part.server.names[1:])}" if part.server.names[1:] else ""
+        shown = (
+            mark("ok"),
+            part.server.names[0],
+            recipe.kind,
+            part.server.nodes[0].name,
+            recipe.name,
+            also,
+        )
+        line = styled("{} [bold]{}[/]  [dim]{} on {}, recipe {}{}[/]", *shown)
+        console.print(line, soft_wrap=True)
+        if part.answer:
+            console.print(styled("  it answers: [bold]{}[/]", part.answer), soft_wrap=True)
+        if part.server.on_request:
+            console.print("  it is loaded when it is asked for")
+    if served.endpoint.host == "127.0.0.1" and not app.inventory.head.is_local:
         text = "it is bound to the head's loopback; from here: spark-cluster tunnel"
         console.print(painted(text, "dim"), soft_wrap=True)
 

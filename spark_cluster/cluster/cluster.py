@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from spark_cluster.cluster.provision import ProvisionResult
     from spark_cluster.cluster.ray import RayUpResult
     from spark_cluster.cluster.up import UpResult
-    from spark_cluster.cluster.up_models import UpModelsResult
     from spark_cluster.cluster.vram import VramResult
     from spark_cluster.config.recipe_schema import EngineValue
     from spark_cluster.engine.job_client import RayJobs
@@ -217,7 +216,8 @@ class Cluster(Opened):
         """Bring the nodes from any state to a verified endpoint; a second time nothing is changed.
 
         Args:
-            recipe: name or file; by default the inventory's.
+            recipe: name or file; by default the inventory's, which may be several models next to
+                each other (`serve: [CHAT, EMBEDDING]`).
             tp: number of nodes to split each layer over; by default the recipe's, else all.
             replicas: number of nodes that each serve the whole model, behind one endpoint.
             force: launch even if the plan says that the configuration cannot work.
@@ -245,39 +245,6 @@ class Cluster(Opened):
             offline=offline,
             end_jobs=end_jobs,
             changes=texts(overrides),
-            allow=allow,
-            options=_options(options),
-        )
-
-    def up_models(
-        self,
-        *,
-        force: bool = False,
-        offline: bool = False,
-        end_jobs: bool = False,
-        allow: Allowances = NOTHING,
-        options: Options | None = None,
-    ) -> UpModelsResult:
-        """Serve the models of the inventory (`serve: [CHAT, EMBEDDING]`) next to each other.
-
-        Args:
-            force: launch even if the plan says that they do not fit.
-            offline: ask no hub, serve from what the nodes have.
-            end_jobs: end jobs that run on Ray; otherwise they are a reason to refuse.
-            allow: what the recipes may use beyond what every recipe may.
-            options: check mode, diffs, a selection of roles.
-
-        Raises:
-            DoesNotFit: their sum is more than a node has; with the figures.
-            SparkClusterError: a node is not reached, or a part of it failed.
-        """
-        from spark_cluster.cluster.up_models import up_models
-
-        return up_models(
-            self,
-            force=force,
-            offline=offline,
-            end_jobs=end_jobs,
             allow=allow,
             options=_options(options),
         )

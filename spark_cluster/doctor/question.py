@@ -12,7 +12,7 @@ from spark_cluster.config.ports import EnginePorts
 from spark_cluster.doctor import scripts
 from spark_cluster.doctor.scripts import shell
 from spark_cluster.engine import firewall, ray, unit_state
-from spark_cluster.engine.process import PROGRAMS
+from spark_cluster.engine.names import PROGRAMS
 from spark_cluster.facts import gather
 from spark_cluster.known_issues.entries import shipped
 from spark_cluster.node import container_gpu

@@ -5,7 +5,7 @@ Each prints plain text and ends with status 0 unless what it asks did not answer
 
 from __future__ import annotations
 
-from spark_cluster.engine.process import PAUSE, PROGRAMS
+from spark_cluster.engine.names import PAUSE, PROGRAMS
 from spark_cluster.engine.runtime import JOURNAL
 
 _FIELDS = "fields='{{{{.Names}}}} {{{{.Image}}}} {{{{.Command}}}}'\n"

@@ -9,7 +9,7 @@ from spark_cluster.doctor.link import GID_TYPES
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.engine import firewall
-from spark_cluster.engine.containers import ContainerState
+from spark_cluster.engine.containers import FIREWALL, ContainerState
 from spark_cluster.engine.ray import parse_nodes
 from spark_cluster.facts.parsers import compute_apps
 from spark_cluster.known_issues.entries import catalogue
@@ -229,7 +229,7 @@ def guarded(seen: Observations) -> Verdict:
     engines = [e for e in seen.engines if e.running and e.ours]
     if not engines:
         return ok("no container of the engine runs")
-    if any(e.labels.get(firewall.LABEL, "absent") == "absent" for e in engines):
+    if any(e.labels.get(FIREWALL, "absent") == "absent" for e in engines):
         return warn(
             "there is no firewall around the engine's ports",
             "firewall-absent",

@@ -1,46 +1,52 @@
-"""Before anything is fetched: can it work at all; and before the start: which share of the memory.
+"""Before anything is fetched: can it work at all, and with which share of each node's memory.
 
-What is certain from the plan is refused with its reason, while refusing is cheap.
+What is certain from the plan is refused with its reason, while refusing is cheap. What the plan
+gives a server is handed on to its start, where the memory of then is the upper limit.
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
 from spark_cluster.config import overrides
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import load_guard, runtime, vram
-from spark_cluster.engine.containers import OVERRIDES, ContainerState
-from spark_cluster.engine.plan import ServePlan
-from spark_cluster.engine.process import PROGRAMS, RAY, SERVER
-from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, UsageError
-from spark_cluster.models.memory import LOWEST, utilization
-from spark_cluster.planning.room import NodeMemory, of_facts
+from spark_cluster.engine.containers import NEEDS, OVERRIDES, ContainerState
+from spark_cluster.engine.deployment import Key, Server
+from spark_cluster.engine.members import Member
+from spark_cluster.engine.models import ServedModel, placed
+from spark_cluster.engine.names import PROGRAMS, RAY, SERVER
+from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, SparkClusterError, UsageError
+from spark_cluster.models.memory import LOWEST, RESERVE_GIB, utilization
+from spark_cluster.planning.room import NodeMemory
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
+
+if TYPE_CHECKING:
+    from spark_cluster.planning.together import Placed, PlanTogether
 
 
-def serves(running: ContainerState, plan: ServePlan) -> bool:
+def serves(running: ContainerState, server: Server) -> bool:
     """Return whether this recipe runs already at this size."""
-    return running.status == "running" and was_made_for(running, plan)
+    return running.status == "running" and was_made_for(running, server)
 
 
-def was_made_for(running: ContainerState, plan: ServePlan) -> bool:
+def was_made_for(running: ContainerState, server: Server) -> bool:
     """Return whether a server, running or not, was made for this recipe at this size."""
-    labels = plan.deployment.labels
+    labels = server.labels
     wanted = {name: labels[name] for name in ("spark-cluster.recipe", "spark-cluster.tp")}
-    if running.runtime != plan.deployment.runtime:
+    if running.runtime != server.runtime:
         return False
     if running.labels.get(OVERRIDES, "") != labels.get(OVERRIDES, ""):
         return False
     return wanted.items() <= running.labels.items()
 
 
-def overrides_changed(running: ContainerState, plan: ServePlan) -> str:
+def overrides_changed(running: ContainerState, server: Server) -> str:
     """Return in words how the engine arguments differ from those of the recipe that runs."""
-    labels = plan.deployment.labels
+    labels = server.labels
     had, now = running.labels.get(OVERRIDES, ""), labels.get(OVERRIDES, "")
     same = running.labels.get("spark-cluster.recipe") == labels["spark-cluster.recipe"]
     if running.status != "running" or not same or had == now:
@@ -51,16 +57,81 @@ def overrides_changed(running: ContainerState, plan: ServePlan) -> str:
     )
 
 
+@dataclass(frozen=True)
+class Admitted:
+    """What the plan gives each server, by its key.
+
+    Attributes:
+        shares: its --gpu-memory-utilization; None where the recipe says it, or how large the KV
+            cache is, or where no plan can be made.
+        needs_gib: what must be available before it is loaded, of those that are on request.
+        new: those that are started, or made.
+    """
+
+    shares: Mapping[Key, float | None]
+    needs_gib: Mapping[Key, float] = field(default_factory=dict)
+    new: frozenset[Key] = frozenset()
+
+
+def admit(
+    play: Play,
+    found: Sequence[Member],
+    there: Sequence[Mapping[str, float]],
+    ended: Sequence[str],
+    *,
+    force: bool,
+    offline: bool = False,
+) -> Admitted:
+    """Return what each server is given, and refuse what cannot work, unless forced.
+
+    One server, or each of several replicas, is planned with the memory of its nodes; several models
+    with what they leave each other.
+
+    Args:
+        there: for each server, GiB of its model that nodes have in the hub cache; infinite: all.
+        ended: programs of ours that give their memory back before the start.
+        force: go on with what does not fit.
+        offline: the hub is not asked for the models' shapes.
+
+    Raises:
+        DoesNotFit: with the reason; of replicas with the node, of models with the figures of each.
+        Refused: a recipe lacks what its source needed, or a share is to be computed for one of
+            several models whose shape no one knows.
+    """
+    if found[0].server.instance:
+        return _models(play, found, there, ended, force=force, offline=offline)
+    several = len(found) > 1
+    shares: dict[Key, float | None] = {}
+    for one, has in zip(found, there, strict=True):
+        if note := overrides_changed(one.running, one.server):
+            one.play.note(note, node=one.node if several else None)
+        try:
+            shares[one.server.key] = must_work(
+                one.play, one.server, one.running, has, force=force, offline=offline, ended=ended
+            )
+        except SparkClusterError as error:
+            error.where = error.where or (one.node.name if several else "")
+            raise
+    return Admitted(shares, new=frozenset(o.server.key for o in found if not _stays(o)))
+
+
+def _stays(one: Member) -> bool:
+    """Return whether a server serves already, or is there to be loaded on request."""
+    if one.server.on_request:
+        return NEEDS in one.running.labels and was_made_for(one.running, one.server)
+    return serves(one.running, one.server)
+
+
 def must_work(
     play: Play,
-    plan: ServePlan,
+    server: Server,
     running: ContainerState,
     there: Mapping[str, float],
     *,
     force: bool,
     offline: bool = False,
     ended: Sequence[str] = (),
-) -> None:
+) -> float | None:
     """Refuse what the plan says cannot work, unless forced; what serves already, does.
 
     Args:
@@ -68,48 +139,51 @@ def must_work(
         offline: the hub is not asked for the model's shape.
         ended: further programs of ours that give their memory back before the start.
 
+    Returns:
+        The share that the plan chooses: what is asked for, or all that is safe; None without one.
+
     Raises:
         DoesNotFit: with the first reason, and the nearest configuration that would work.
         Refused: the recipe lacks what its source needed.
     """
-    if serves(running, plan):
-        return
-    must_be_whole(plan.recipe, force=force)
+    if serves(running, server):
+        return None
+    must_be_whole(server.recipe, force=force)
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
     from spark_cluster.engine import model_lookup
     from spark_cluster.engine.survey import survey
     from spark_cluster.planning import planner
 
-    rooms, facts = survey(play, plan.deployment.model_path, there)
+    rooms, facts = survey(play, server.model_path, there)
     if running.status == "running" or ended:
         ours = our_processes(play, [room.name for room in rooms], (*PROGRAMS, *ended))
         rooms = [without_ours(room, ours[room.name]) for room in rooms]
         facts = [f.with_gpu_memory(room.memory) for f, room in zip(facts, rooms, strict=True)]
     try:
-        hub = model_lookup.hub_for(play, plan.subject, offline=offline)
-        found = planner.Planner(play.project, hub).feasibility(plan.subject, rooms, facts)
+        hub = model_lookup.hub_for(play, server.subject, offline=offline)
+        found = planner.Planner(play.project, hub).feasibility(server.subject, rooms, facts)
     except (UsageError, InvalidFile) as error:
         play.note(f"not planned: {error.message}")
-        return
-    vram.record_plan(play.bus, plan.nodes, found.fit.peak_gib, found.fit.reserved_gib)
+        return None
+    vram.record_plan(play.bus, server.nodes, found.fit.peak_gib, found.fit.reserved_gib)
     if found.feasible:
-        return
+        return found.fit.share
     errors = [f"{i.title} ({i.found}); {i.fix}" for i in found.issues if i.severity == "error"]
     reason, *others = [*found.reasons, *found.obstacles, *errors]
     if force:
         play.note(f"--force: {'; '.join([reason, *others])}", warning=True)
-        return
+        return found.fit.share
     would = [f"{near.change} would work ({near.why})" for near in found.nearest]
     more = [
-        f"`spark-cluster plan {_named(plan)}` shows all",
+        f"`spark-cluster plan {_named(server)}` shows all",
         "--force launches anyway",
     ]
     raise DoesNotFit(reason, hint="; ".join([*would[:2], *more]))
 
 
-def _named(plan: ServePlan) -> str:
+def _named(server: Server) -> str:
     """The arguments of `plan` for the same."""
-    words = [plan.recipe.name, "--tp", str(plan.tp), overrides.text(plan.recipe.overrides)]
+    words = [server.recipe.name, "--tp", str(server.tp), overrides.text(server.recipe.overrides)]
     return " ".join(filter(None, words))
 
 
@@ -129,7 +203,9 @@ def must_be_whole(recipe: Recipe, *, force: bool) -> None:
         )
 
 
-def share(play: Play, plan: ServePlan, running: ContainerState) -> float | None:
+def share(
+    play: Play, server: Server, running: ContainerState, planned: float | None
+) -> float | None:
     """The --gpu-memory-utilization for all ranks, from the node with the least room.
 
     None when the recipe says it, or how large the KV cache is. A server that serves the same keeps
@@ -137,63 +213,49 @@ def share(play: Play, plan: ServePlan, running: ContainerState) -> float | None:
     something else is ended first, or it would hold what is counted. Where something is started, the
     nodes' memory is prepared for it.
 
+    Args:
+        planned: as `must_work` returns it.
+
     Raises:
         Refused: there is too little for anything.
     """
-    same = serves(running, plan)
-    elsewhere = running.status != "absent" and running.runtime != plan.deployment.runtime
+    same = serves(running, server)
+    elsewhere = running.status != "absent" and running.runtime != server.runtime
     if (elsewhere or (running.status == "running" and not same)) and not play.check:
         _release(play)
     if not same and not play.check:
-        load_guard.prepare(play, plan.nodes)
-    if not plan.chooses_share:
+        load_guard.prepare(play, server.nodes)
+    if not server.chooses_share:
         return None
-    kept = kept_share(running, plan)
+    kept = share_of(running, server) if same else None
     if kept is not None:
         return kept
     if not play.check:
-        play.refresh(plan.nodes)
-    known = {node.name: node for node in play.nodes}
-    now = [known[node.name] for node in plan.nodes]
+        play.refresh(server.nodes)
+    known = {node.name: node.facts.gpu_memory for node in play.nodes}
     name, highest = min(
-        ((node.name, utilization(node.facts.gpu_memory)) for node in now), key=lambda item: item[1]
+        ((node.name, utilization(known[node.name])) for node in server.nodes),
+        key=lambda item: item[1],
     )
     if highest < LOWEST:
-        memory = known[name].facts.gpu_memory
+        memory = known[name]
         raise Refused(
             f"only {memory.available_kib / 2**20:.1f} of {memory.total_kib / 2**20:.1f} GiB are "
             "available",
             where=name,
             hint="spark-cluster vram shows who holds it; spark-cluster down stops the server",
         )
-    return _planned(play, plan, now, highest)
+    return highest if planned is None else min(planned, highest)
 
 
-def kept_share(running: ContainerState, plan: ServePlan) -> float | None:
-    """The share of a server that serves the same already, where its command line says one."""
-    return share_of(running, plan) if serves(running, plan) else None
-
-
-def share_of(running: ContainerState, plan: ServePlan) -> float | None:
+def share_of(running: ContainerState, server: Server) -> float | None:
     """The share that a server was made with, where its command line says one."""
-    wanted = f"--{plan.share_flag}"
+    wanted = f"--{server.share_flag}"
     for flag, value in zip(running.command, running.command[1:], strict=False):
         if flag == wanted:
             with contextlib.suppress(ValueError):
                 return float(value)
     return None
-
-
-def _planned(play: Play, plan: ServePlan, nodes: list[Node], highest: float) -> float:
-    """The share that the plan chooses: what is asked for, or all that is safe."""
-    from spark_cluster.planning import planner
-
-    rooms = [of_facts(node.name, node.facts, (), has_model=True) for node in nodes]
-    try:
-        fitted = planner.Planner(play.project).fit(plan.subject, rooms)
-    except (UsageError, InvalidFile):  # a shape that no one knows
-        return highest
-    return highest if fitted.share is None else min(fitted.share, highest)
 
 
 def _release(play: Play) -> None:
@@ -229,3 +291,144 @@ def without_ours(room: NodeMemory, ours: set[int]) -> NodeMemory:
     back = min(memory.available_kib + held * 1024, memory.total_kib)
     left = tuple(process for process in room.held if process.pid not in ours)
     return replace(room, memory=replace(memory, available_kib=back), held=left)
+
+
+# -- several models --------------------------------------------------------------------------------
+
+
+def _models(
+    play: Play,
+    found: Sequence[Member],
+    there: Sequence[Mapping[str, float]],
+    ended: Sequence[str],
+    *,
+    force: bool,
+    offline: bool,
+) -> Admitted:
+    """Return what each of several models is given.
+
+    A server that serves the same already keeps its share, and what it holds counts as in use: the
+    others are planned in what it leaves. What is loaded on request is unloaded before anything is
+    started, and keeps its place next to what always is.
+    """
+    stay = [one for one in found if _stays(one)]
+    new = [one for one in found if one not in stay]
+    kept = {one.server.key: share_of(one.running, one.server) for one in stay}
+    needs = {
+        one.server.key: float(one.running.labels[NEEDS]) for one in stay if one.server.on_request
+    }
+    if not new:
+        return Admitted(kept, needs)
+    for one in new:
+        must_be_whole(one.server.recipe, force=force)
+    # What is started leaves room for what is loaded later, which is unloaded before.
+    always_new = any(not one.server.on_request for one in new)
+    planned = [
+        (one, has)
+        for one, has in zip(found, there, strict=True)
+        if one in new or (always_new and one.server.on_request)
+    ]
+    unloaded = [one.server.program for one in stay if one.server.on_request]
+    whole = len(planned) == len(found)
+    made = _together(play, planned, [*ended, *unloaded], whole=whole, force=force, offline=offline)
+    return Admitted(
+        {**made.shares, **kept},
+        {**made.needs_gib, **needs},
+        frozenset(one.server.key for one in new),
+    )
+
+
+def _together(
+    play: Play,
+    asked: Sequence[tuple[Member, Mapping[str, float]]],
+    ended: Sequence[str],
+    *,
+    whole: bool,
+    force: bool,
+    offline: bool,
+) -> Admitted:
+    """Plan models next to each other.
+
+    Args:
+        asked: the models that are to be started, and what nodes have of each.
+        whole: they are all that there are, so that the sums are those of the nodes.
+    """
+    # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
+    from spark_cluster.engine import model_lookup
+    from spark_cluster.planning.planner import Planner
+    from spark_cluster.planning.together import plan_together
+
+    new = [one for one, _ in asked]
+    placed = _placed(play, asked, ended)
+    for one in placed:  # what the hub says of them is kept on this machine
+        model_lookup.hub_for(play, one.subject, offline=offline)
+    try:
+        plan = plan_together(Planner(play.project), placed)
+    except (UsageError, InvalidFile) as error:
+        return _without_plan(play, new, error)
+    if whole and not plan.on_request:  # else what is held depends on what is asked for
+        _record_plan(play, plan)
+    reasons = [*plan.reasons, *plan.obstacles]
+    if reasons and not force:
+        raise DoesNotFit(
+            "; ".join(reasons),
+            hint="`spark-cluster plan` shows all; a smaller gpu_memory_utilization, max-num-seqs "
+            "or max-model-len in a recipe, or `node: NAME` for one of the models; --force "
+            "launches anyway",
+        )
+    if reasons:
+        play.note(f"--force: {'; '.join(reasons)}", warning=True)
+    given = {
+        one.server.key: fitted.fit.share if one.server.chooses_share else None
+        for one, fitted in zip(new, plan.plans, strict=True)
+    }
+    requested = [one.server.key for one in new if one.server.on_request]
+    needs = {
+        key: round(memory.whole_gib + RESERVE_GIB, 2)
+        for key, memory in zip(requested, plan.on_request, strict=True)
+    }
+    return Admitted(given, needs)
+
+
+def _placed(
+    play: Play, asked: Sequence[tuple[Member, Mapping[str, float]]], ended: Sequence[str]
+) -> list[Placed]:
+    """Return each model with its node as it will be when what is ended has ended."""
+    models = [
+        ServedModel(one.server.recipe, one.node.name, on_request=one.server.on_request)
+        for one, _ in asked
+    ]
+    found = placed(play, models, [has for _, has in asked])
+    ours = our_processes(play, [one.room.name for one in found], (*PROGRAMS, *ended))
+    found = [replace(one, room=without_ours(one.room, ours[one.room.name])) for one in found]
+    return [
+        replace(one, facts=one.facts.with_gpu_memory(one.room.memory)) if one.facts else one
+        for one in found
+    ]
+
+
+def _record_plan(play: Play, plan: PlanTogether) -> None:
+    """Put the plan's prediction for each node into the run's record."""
+    for node in plan.nodes:
+        titles = {one.title for one in node.models}
+        fits = [one.fit for one in plan.plans if one.title in titles]
+        at = [n for n in play.nodes if n.name == node.room.name]
+        reserved = [fit.reserved_gib for fit in fits]
+        # They load one after the other, so the last one's peak comes on top of the others.
+        loading = sum(reserved[:-1]) + max(fits[-1].peak_gib, reserved[-1])
+        vram.record_plan(play.bus, at, loading, sum(reserved))
+
+
+def _without_plan(play: Play, new: Sequence[Member], error: UsageError | InvalidFile) -> Admitted:
+    """Go on where every recipe says its share itself."""
+    unsettled = [
+        one.server.recipe.name for one in new if one.server.chooses_share or one.server.on_request
+    ]
+    if unsettled:
+        raise Refused(
+            f"no share of the memory can be computed next to the others: {error.message}",
+            where=error.where,
+            hint=f"give gpu_memory_utilization in the recipe: {', '.join(unsettled)}",
+        ) from None
+    play.note(f"not planned: {error.message}")
+    return Admitted({one.server.key: None for one in new})

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.engine import compile_key, runtime, unit_state
 from spark_cluster.engine.containers import RECIPE
-from spark_cluster.engine.process import PROGRAMS, instance_of
+from spark_cluster.engine.names import PROGRAMS, instance_of
 from spark_cluster.node.engine_caches import IMAGES, VENV, short
 from spark_cluster.node.launch_records import LaunchRecord, from_dict
 

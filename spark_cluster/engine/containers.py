@@ -27,6 +27,9 @@ RECIPE = "spark-cluster.recipe"
 """Label of the recipe that a program was started with."""
 OVERRIDES = "spark-cluster.overrides"
 """Label of the engine arguments that are not the recipe's own; absent without any."""
+FIREWALL = "spark-cluster.firewall"
+"""Label of the engine's containers: `present`, or `absent` where the inventory does without."""
+
 NEEDS = "spark-cluster.needs-gib"
 """Label of a server that is loaded on request: GiB that must be available before it is started."""
 

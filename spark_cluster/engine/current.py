@@ -9,7 +9,7 @@ from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.engine import replies, runtime, unit_state
 from spark_cluster.engine.endpoint import LABEL, running
 from spark_cluster.engine.kind_probe import kind_of
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, Access, ModelServer, described, models_of
 from spark_cluster.errors import Failed
 

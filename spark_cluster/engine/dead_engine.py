@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 
-from spark_cluster.engine.plan import ServePlan
+from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.engine import engine
 from spark_cluster.engine.readiness import ask_once, container_state
 from spark_cluster.runner.play import Play
 
@@ -23,27 +24,27 @@ TIMES = 2
 """Completions one after the other that must fail."""
 
 
-def is_dead(play: Play, plan: ServePlan) -> bool:
+def is_dead(play: Play, server: Server) -> bool:
     """Look for a sign that the engine has died; a server that is only late shows none.
 
     Signs: its program, or that of a rank, ends or is restarted; /health says so (`Engine.died`);
     completions fail at once, twice in turn.
     """
-    nodes = (play.head.name, *plan.ranks)
+    nodes = (play.head.name, *server.ranks)
     restarts: dict[str, int] = {}
     deadline = time.monotonic() + LOOKS_S
-    failed = 0
+    failed, serves = 0, engine(server.engine)
     while time.monotonic() < deadline:
         for name in nodes:
-            now = container_state(play, plan.server, name)
+            now = container_state(play, server.program, name)
             if now.status != "running" or now.restarts > restarts.setdefault(name, now.restarts):
                 return True
-        session, endpoint = play.session(play.head), plan.endpoint.of_engine
-        health = endpoint.request(session, plan.engine.health, timeout=ANSWER_S)
-        if plan.engine.died is not None and health.status == plan.engine.died:
+        session, endpoint = play.session(play.head), server.endpoint.of_engine
+        health = endpoint.request(session, serves.health, timeout=ANSWER_S)
+        if serves.died is not None and health.status == serves.died:
             return True
         asked = time.monotonic()
-        reply = ask_once(session, endpoint, plan.recipe.probe, timeout=ANSWER_S)
+        reply = ask_once(session, endpoint, server.recipe.probe, timeout=ANSWER_S)
         if reply.status == 200:
             return False
         at_once = time.monotonic() - asked < ANSWER_S

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.engines import Dialect
     from spark_cluster.config.model_kind import Rung
     from spark_cluster.config.ports import Span
-    from spark_cluster.engine.deployment import Deployment
+    from spark_cluster.engine.deployment import Server
     from spark_cluster.engine.process import Process
     from spark_cluster.logs.start_patterns import Pattern
     from spark_cluster.topology import Node
@@ -55,7 +55,7 @@ class Engine(Protocol):
     @property
     def rungs(self) -> frozenset[Rung]: ...
 
-    def environment(self, node: Node, deployment: Deployment) -> dict[str, str]:
+    def environment(self, node: Node, deployment: Server) -> dict[str, str]:
         """Return the variables of its programs on a node: interfaces, HCAs, addresses, caches.
 
         Raises:
@@ -63,7 +63,7 @@ class Engine(Protocol):
         """
         ...
 
-    def server(self, node: Node, deployment: Deployment, master_port: int) -> Process | None:
+    def server(self, node: Node, deployment: Server, master_port: int) -> Process | None:
         """Return the server on the head, a rank elsewhere, or None where it runs nothing.
 
         Args:

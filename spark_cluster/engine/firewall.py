@@ -22,7 +22,7 @@ from spark_cluster.resources.nft_table import normalised
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory
     from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.deployment import Deployment
+    from spark_cluster.engine.deployment import Server
     from spark_cluster.topology import Node
 
 TABLE = "spark_cluster"
@@ -35,9 +35,6 @@ UNIT = "spark-cluster-firewall.service"
 UNIT_FILE = f"{paths.SYSTEMD_UNITS}/{UNIT}"
 DROP_IN = paths.NFTABLES_DROP_IN
 """Has nftables.service load the table again whenever it has flushed all of them."""
-LABEL = "spark-cluster.firewall"
-"""Of the engine's containers: `present`, or `absent` where the inventory does without."""
-
 LIST = ("nft", "-j", "list", "table", "inet", TABLE)
 KEPT = NftTable(TABLE, state="absent").listing
 """The question whether it is in force: a command, and a file to compare its answer with."""
@@ -58,19 +55,19 @@ OPEN = (
 )
 
 
-def settings(inventory: Inventory, deployment: Deployment, nodes: Sequence[Node]) -> dict[str, Any]:
+def settings(inventory: Inventory, server: Server, nodes: Sequence[Node]) -> dict[str, Any]:
     """Return what the playbook gives the role `firewall` while these nodes serve together.
 
     Raises:
         Refused: the endpoint has a port of Ray's.
     """
-    _must_not_clash(inventory, deployment.ray.ports.spans)
+    _must_not_clash(inventory, server.ray.ports.spans)
     if inventory.trusted_network:
         return {"state": "absent"}
     return {
         "state": "present",
         "peers": tuple(node.name for node in nodes) if len(nodes) > 1 else (),
-        "ports": closed(inventory, deployment, nodes),
+        "ports": closed(inventory, server, nodes),
         "endpoint_port": inventory.serve.port if inventory.serve.bind != "loopback" else None,
     }
 
@@ -86,7 +83,7 @@ def _must_not_clash(inventory: Inventory, of_ray: Sequence[Span]) -> None:
             )
 
 
-def closed(inventory: Inventory, deployment: Deployment, nodes: Sequence[Node]) -> tuple[Span, ...]:
+def closed(inventory: Inventory, server: Server, nodes: Sequence[Node]) -> tuple[Span, ...]:
     """The ports that are chosen; the kernel's own range is closed besides.
 
     A rank adds its number to a port that a recipe names, so one port is closed for each node.
@@ -95,10 +92,10 @@ def closed(inventory: Inventory, deployment: Deployment, nodes: Sequence[Node]) 
     given = inventory.head.settings_for("vllm").data.get("master_port", master)
     addresses = {node.address for node in nodes}
     addresses |= {str(link.address.ip) for node in nodes for link in node.links}
-    own = engine(deployment.engine).ports(int(given))
-    named = recipe_ports(deployment.flags, deployment.env, addresses)
+    own = engine(server.engine).ports(int(given))
+    named = recipe_ports(server.flags, server.env, addresses)
     ranks = {(port, min(port + len(nodes) - 1, 65535)) for port in named}
-    ours = {*deployment.ray.ports.spans, *vllm_ports(deployment.env), (REPLICAS, REPLICAS)}
+    ours = {*server.ray.ports.spans, *vllm_ports(server.env), (REPLICAS, REPLICAS)}
     return tuple(sorted({*ours, *ranks, *own}))
 
 

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.config import overrides
 from spark_cluster.engine.containers import OVERRIDES, ContainerState
-from spark_cluster.engine.plan import ServePlan, resolve
+from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import Refused, SparkClusterError
 from spark_cluster.runner.play import Play
 
@@ -72,7 +73,7 @@ def former_of(running: ContainerState) -> Former | None:
     return Former(recipe, int(tp), running.labels.get(OVERRIDES, ""))
 
 
-def plan_again(play: Play, former: Former, load: Load, running: ContainerState) -> ServePlan:
+def plan_again(play: Play, former: Former, load: Load, running: ContainerState) -> Deployment:
     """Resolve a former server again, while it still serves, and say where it would differ.
 
     Raises:
@@ -80,7 +81,7 @@ def plan_again(play: Play, former: Former, load: Load, running: ContainerState) 
     """
     try:
         recipe = load(former)
-        plan = resolve(recipe, play.inventory, play.nodes, former.tp)
+        again = resolve(recipe, play.inventory, play.nodes, former.tp)
     except SparkClusterError as error:
         raise Refused(
             f"{former} serves now and could not be started again: {error.message}",
@@ -92,10 +93,10 @@ def plan_again(play: Play, former: Former, load: Load, running: ContainerState) 
             f"{former} serves now, and its options cannot be read back from its labels",
             hint="--no-restore swaps without a way back",
         )
-    if not set(plan.deployment.args) <= set(running.command):
+    if not set(again.first.args) <= set(running.command):
         play.note(
             f"recipe {former.recipe} has been changed since its server was started: if it has to "
             "be started again, it is as the recipe is now",
             warning=True,
         )
-    return plan
+    return again

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from spark_cluster.engine import replies
-from spark_cluster.engine.process import TITLE
+from spark_cluster.engine.names import TITLE
 from spark_cluster.engine.vram import NodeVram, Pids, holding
 from spark_cluster.errors import Failed
 from spark_cluster.facts.model import Process

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from spark_cluster.engine import logs
-from spark_cluster.engine.process import PROGRAMS
+from spark_cluster.engine.names import PROGRAMS
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.record import state_folder

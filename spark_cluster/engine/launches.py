@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.flags import words
@@ -18,7 +19,8 @@ from spark_cluster.node.launch_records import LaunchRecord, short
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.engine.containers import ContainerState
-    from spark_cluster.engine.plan import ServePlan
+    from spark_cluster.engine.deployment import Key, Server
+    from spark_cluster.engine.members import Member
     from spark_cluster.engine.warmth import NodeWarmth, Warmth
     from spark_cluster.runner.pending import Pending
     from spark_cluster.runner.play import Play
@@ -65,9 +67,9 @@ def _drafter_by_name(recipe: Recipe) -> Recipe:
     return recipe.model_copy(update={"drafter": drafter.model_copy(update={"path": drafter.name})})
 
 
-def planned(plan: ServePlan) -> LaunchRecord:
+def planned(server: Server) -> LaunchRecord:
     """Return the launch of a plan, with the path of the model that it is given."""
-    return replace(wanted(plan.recipe, plan.tp), model=plan.deployment.model_path)
+    return replace(wanted(server.recipe, server.tp), model=server.model_path)
 
 
 @dataclass(frozen=True)
@@ -164,27 +166,27 @@ def _reference(recipe: Recipe) -> str:
     return recipe.image.ref
 
 
-def before_start(play: Play, plan: ServePlan, running: ContainerState) -> None:
+def before_start(play: Play, server: Server, running: ContainerState) -> None:
     """Tell why the server had been stopped, and whether its start finds its compiled code.
 
     The latter not where it runs already, or where its recipe has nothing compiled.
     """
     if running.start_limit_hit:
-        read = {node.name: logs.read(play.session(node), plan.server) for node in plan.nodes}
+        read = {node.name: logs.read(play.session(node), server.program) for node in server.nodes}
         fault = logs.first_error(read)
         cause = f": {fault.text}" if fault else ""
-        play.note(f"{plan.server} is {running.in_words}{cause}", warning=True, node=play.head)
-    args, launch = set(plan.deployment.args), planned(plan)
+        play.note(f"{server.program} is {running.in_words}{cause}", warning=True, node=play.head)
+    args, launch = set(server.args), planned(server)
     if play.check or (running.status == "running" and args <= set(running.command)):
         return
     if warmth.without_nodes(launch) is not None:
         return
-    image = plan.deployment.image if plan.deployment.runtime == "docker" else ""
-    folder, venv = plan.deployment.cache_root, plan.deployment.venv
-    model = plan.recipe.model.name
-    asked = [(node, ask(play.session(node), folder, image, model, venv)) for node in plan.nodes]
+    image = server.image if server.runtime == "docker" else ""
+    folder, venv = server.cache_root, server.venv
+    model = server.recipe.model.name
+    asked = [(node, ask(play.session(node), folder, image, model, venv)) for node in server.nodes]
     found = {node.name: one.answer(replace(launch, gpu=_gpu(node))) for node, one in asked}
-    whose = f"{plan.recipe.name}: " if plan.deployment.instance else ""
+    whose = f"{server.recipe.name}: " if server.instance else ""
     play.note(f"{whose}{shown(warmth.whole(launch.recipe, found))}")
 
 
@@ -211,20 +213,37 @@ def _gpu(node: Node) -> str:
     return node.facts.gpu.name if node.facts.gpu else ""
 
 
-def unrecorded(play: Play, plan: ServePlan) -> LaunchRecord | None:
-    """Return the record of the server that runs; None when the head has it already.
+def unrecorded(
+    play: Play, found: Sequence[Member], answers: Sequence[str]
+) -> dict[Key, tuple[Member, LaunchRecord]]:
+    """Return the records of servers whose head has none yet.
 
     A server that serves is not failed for its record: what goes wrong here is only noted.
+
+    Args:
+        answers: of each; one on request without an answer is not loaded, and left out.
     """
+    loaded = [
+        one
+        for one, answer in zip(found, answers, strict=True)
+        if answer or not one.server.on_request
+    ]
+    made: list[LaunchRecord | None] = play.together(*[partial(_made, one) for one in loaded])
+    return {
+        one.server.key: (one, new) for one, new in zip(loaded, made, strict=True) if new is not None
+    }
+
+
+def _made(one: Member) -> LaunchRecord | None:
     try:
-        return _unrecorded(play.session(play.head), plan)
+        return _unrecorded(one.play.session(one.node), one.server)
     except SparkClusterError as error:
-        play.note(NOT_RECORDED.format(error.message), warning=True, node=play.head)
+        one.play.note(NOT_RECORDED.format(error.message), warning=True, node=one.node)
         return None
 
 
-def _unrecorded(session: Session, plan: ServePlan) -> LaunchRecord | None:
-    asked = session.request("gather", commands={"inspect": runtime.question(plan.server)})
+def _unrecorded(session: Session, server: Server) -> LaunchRecord | None:
+    asked = session.request("gather", commands={"inspect": runtime.question(server.program)})
     done = asked["commands"]["inspect"]
     state = unit_state.parse(done["stdout"] if done is not None else "")
     run = f"{state.id[:12]} {state.started}".strip()
@@ -232,26 +251,30 @@ def _unrecorded(session: Session, plan: ServePlan) -> LaunchRecord | None:
         "caches",
         what="known",
         run=run,
-        log=runtime.beginning(plan.server, BEGINNING),
+        log=runtime.beginning(server.program, BEGINNING),
         pattern=compile_key.KEY.pattern,
     )
     if answer["known"]:
         return None
-    return replace(planned(plan), image=state.image, run=run, keys=tuple(answer["found"]))
+    return replace(planned(server), image=state.image, run=run, keys=tuple(answer["found"]))
 
 
-def record(play: Play, plan: ServePlan, made: LaunchRecord | None, version: str) -> None:
-    """Write the record of a launch on each node that serves; what fails there is only noted."""
-    if made is None:
-        return
-    folder = plan.deployment.cache_root
+def record(new: Mapping[Key, tuple[Member, LaunchRecord]], versions: Mapping[Key, str]) -> None:
+    """Write the records of launches on each node that serves; what fails there is only noted.
+
+    Args:
+        new: as `unrecorded` returns it.
+        versions: of the servers' engines.
+    """
     waiting = []
-    for node in plan.nodes:
-        one = replace(made, version=version, gpu=_gpu(node)).to_dict()
-        asked = {"what": "record", "folder": folder, "record": one, "timeout": RECORD_S}
-        waiting.append((node, play.session(node).submit("caches", **asked)))
-    for node, pending in waiting:
+    for key, (one, made) in new.items():
+        for node in one.server.nodes:
+            whole = replace(made, version=versions[key], gpu=_gpu(node)).to_dict()
+            asked = {"what": "record", "folder": one.server.cache_root, "record": whole}
+            session = one.play.session(node)
+            waiting.append((one, node, session.submit("caches", timeout=RECORD_S, **asked)))
+    for one, node, pending in waiting:
         try:
             pending.wait()
         except SparkClusterError as error:
-            play.note(NOT_RECORDED.format(error.message), warning=True, node=node)
+            one.play.note(NOT_RECORDED.format(error.message), warning=True, node=node)

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
-from spark_cluster.engine.process import RAY
+from spark_cluster.engine.names import RAY
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts.free_blocks import HIGH_PRESSURE, free_blocks
 from spark_cluster.node import load_guard, memory

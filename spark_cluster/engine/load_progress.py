@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 
 from spark_cluster.engine import logs, runtime, unit_state
-from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.process import RAY, server_name
+from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.names import RAY
 from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.runner.play import Play
 
@@ -111,13 +111,12 @@ class TimeLimit:
             )
 
 
-def look(play: Play, deployment: Deployment) -> Seen:
+def look(play: Play, server: Server) -> Seen:
     """Look at the log, at compilers and at the caches of each node that serves."""
     found: dict[str, str] = {}
-    server = server_name(deployment.instance)
-    programs = (server, RAY)
+    programs = (server.program, RAY)
     for node in play.nodes:
-        if node.name not in deployment.nodes:
+        if node.name not in server.node_names:
             continue
         session = play.session(node)
         asked = {
@@ -129,13 +128,13 @@ def look(play: Play, deployment: Deployment) -> Seen:
         found[f"compilers on {node.name}"] = _compilers([printed[f"cpu {n}"] for n in programs])
         states = [unit_state.parse(printed[name]) for name in programs]
         image = next((state.image for state in states if state.image), "")
-        folder = short(image) if image else of_environment(deployment.venv)
-        root = deployment.cache_root
+        folder = short(image) if image else of_environment(server.venv)
+        root = server.cache_root
         cache = session.request("caches", what="written", folder=root, name=folder)
         if cache["files"]:
             size = f"{cache['files']} files, {cache['bytes']} bytes"
             found[f"compiled code on {node.name}"] = size
-        found[f"log on {node.name}"] = _working(logs.read(session, server, lines=20))
+        found[f"log on {node.name}"] = _working(logs.read(session, server.program, lines=20))
     return found
 
 

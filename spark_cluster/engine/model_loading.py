@@ -9,10 +9,11 @@ from typing import Any
 
 from spark_cluster.engine import admission, proxy, runtime, supervision, vram
 from spark_cluster.engine.containers import NEEDS
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.kind_probe import probe_once
+from spark_cluster.engine.members import Member
 from spark_cluster.engine.proxy import ModelServer
-from spark_cluster.engine.replicas import Member
 from spark_cluster.engine.unit_program import UnitProgram
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.models.memory import RESERVE_GIB
@@ -83,23 +84,24 @@ def configuration(
     }
 
 
-def settings(found: Sequence[Member], endpoint: Endpoint) -> dict[str, Any]:
-    """Return the settings of the role `model_loader`."""
-    waits = [one.plan.recipe.ready_timeout_s for one in found if one.plan.deployment.on_request]
-    return {"servers": endpoint.models, "ready_s": max(waits, default=0.0)}
+def start_loader(play: Play, deployment: Deployment) -> None:
+    """Start the program that loads models, where some are loaded on request; end it elsewhere."""
+    waits = [one.recipe.ready_timeout_s for one in deployment.servers if one.on_request]
+    settings = {"servers": deployment.endpoint.models, "ready_s": max(waits, default=0.0)}
+    play.apply(deployment.nodes, play.role("model_loader", **settings))
 
 
 def unload(play: Play, found: Sequence[Member]) -> None:
     """Unload what was loaded on request, before memory is counted on by what is started."""
-    made = [one for one in found if one.plan.deployment.on_request]
-    there = [one.plan.server for one in made if one.running.status != "absent"]
+    made = [one for one in found if one.server.on_request]
+    there = [one.server.program for one in made if one.running.status != "absent"]
     if play.check or not there:
         return
     session = play.session(play.head)
     session.run(["systemctl", "stop", proxy.LOADER_UNIT])  # or it loads them; the role starts it
     for name in there:  # which of them run may have changed since they were looked at
         session.run(runtime.RUNTIMES["docker"].stop(name), timeout=STOP_S)
-    stays = [one.plan.server for one in found if not one.plan.deployment.on_request]
+    stays = [one.server.program for one in found if not one.server.on_request]
     nodes = [node.name for node in play.nodes]
     vram.until_free(play.sessions, ignored=admission.our_processes(play, nodes, stays))
 
@@ -110,9 +112,9 @@ def load(play: Play, endpoint: Endpoint, one: Member) -> None:
     Raises:
         VerificationFailed: it does not answer in time, or its load fails: the loader says why.
     """
-    recipe = one.plan.recipe
+    recipe = one.server.recipe
     few = recipe.probe.model_copy(update={"max_tokens": 1})
-    asked = replace(endpoint, model=one.plan.endpoint.model)
+    asked = replace(endpoint, model=one.server.endpoint.model)
     deadline = time.monotonic() + recipe.ready_timeout_s
     session = play.session(play.head)
     while True:

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any, Literal
 
 from spark_cluster.config.model_kind import ModelKind
-from spark_cluster.engine import firewall, logs, runtime, unit_state
-from spark_cluster.engine.containers import RECIPE, ContainerState
+from spark_cluster.engine import logs, runtime, unit_state
+from spark_cluster.engine.containers import FIREWALL, RECIPE, ContainerState
 from spark_cluster.engine.kind_probe import ANSWERS
 from spark_cluster.engine.node_states import MANY_RESTARTS, NodeState
 from spark_cluster.engine.proxy import ModelServer
@@ -117,7 +117,7 @@ def look(
 def is_guarded(node: NodeState, program: str) -> bool:
     """Return whether a program on a node was started behind the firewall."""
     state = node.containers.get(program)
-    return state is not None and state.labels.get(firewall.LABEL) == "present"
+    return state is not None and state.labels.get(FIREWALL) == "present"
 
 
 def _made(

@@ -7,22 +7,17 @@ proxy on the head sends each request to the one that its `model` names.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import reduce
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.model_kind import must_be_served
-from spark_cluster.engine.plan import ServePlan, resolve
-from spark_cluster.engine.process import server_name
-from spark_cluster.engine.proxy import ModelServer
-from spark_cluster.engine.replicas import Group, address_of, part
+from spark_cluster.engine.names import server_name
 from spark_cluster.errors import Refused
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Mapping
 
-    from spark_cluster.config.inventory import Inventory
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.planning.subject import Subject
     from spark_cluster.planning.together import Placed
@@ -55,6 +50,20 @@ class ServedModel:
         """The name of its server: of a container, or of a unit."""
         return server_name(self.recipe.name)
 
+    def node_of(self, known: Mapping[str, Node]) -> Node:
+        """Return its node, of those that were chosen.
+
+        Raises:
+            Refused: it is not among them.
+        """
+        if self.node not in known:
+            raise Refused(
+                f"recipe {self.recipe.name} is to be served on {self.node}, which is not among the "
+                f"chosen nodes ({', '.join(known)})",
+                hint="widen --limit",
+            )
+        return known[self.node]
+
     @property
     def subject(self) -> Subject:
         """The subject for the planner."""
@@ -81,7 +90,7 @@ def placed(
     found = []
     for model, begun in zip(models, there, strict=True):
         rooms, facts = survey(play, model.subject.node_path, begun)
-        _node(model, {node.name: node for node in play.nodes})
+        model.node_of({node.name: node for node in play.nodes})
         known = {room.name: (room, fact) for room, fact in zip(rooms, facts, strict=True)}
         found.append(Placed(model.subject, *known[model.node], model.on_request))
     return found
@@ -145,88 +154,3 @@ def _must_take_one_node(recipe: Recipe) -> None:
             hint="serve it alone: `spark-cluster up --recipe "
             f"{recipe.name}`, or take a smaller one",
         )
-
-
-def resolve_models(
-    models: Sequence[ServedModel], inventory: Inventory, nodes: Sequence[Node]
-) -> Group:
-    """Resolve what serves several models.
-
-    Raises:
-        Refused: a node is not among the chosen ones or has no link to the head, or as
-            `must_go_together`.
-        UsageError: a variable, the key or the certificate cannot be read.
-        Failed: the address of the endpoint is not one of the head's own.
-    """
-    must_go_together(models)
-    head_first = sorted(nodes, key=lambda node: not node.is_head)
-    known = {node.name: node for node in head_first}
-    on = [_node(model, known) for model in models]
-    alone = [resolve(model.recipe, inventory, head_first, 1) for model in models]
-    ports = inventory.serve.engine_ports
-    servers = tuple(
-        ModelServer(
-            node.name,
-            address_of(node),
-            port,
-            names=model.names,
-            program=model.program,
-            kind=model.recipe.kind,
-            on_request=model.on_request,
-        )
-        for model, node, port in zip(models, on, ports, strict=True)
-    )
-    serving = [node for node in head_first if node.is_head or node in on]
-    whole = replace(
-        alone[0],
-        nodes=tuple(serving),
-        idle=tuple(node for node in head_first if node not in serving),
-        endpoint=replace(alone[0].endpoint, engine_port=ports[0], models=servers),
-        firewall=_firewall([one.firewall for one in alone], serving, ports),
-    )
-    parts = [
-        _named(part(replace(one, endpoint=whole.endpoint), inventory, node, server), server)
-        for one, node, server in zip(alone, on, servers, strict=True)
-    ]
-    return Group(whole, tuple(parts))
-
-
-def _node(model: ServedModel, known: dict[str, Node]) -> Node:
-    if model.node not in known:
-        raise Refused(
-            f"recipe {model.recipe.name} is to be served on {model.node}, which is not among the "
-            f"chosen nodes ({', '.join(known)})",
-            hint="widen --limit",
-        )
-    return known[model.node]
-
-
-def _named(plan: ServePlan, server: ModelServer) -> ServePlan:
-    """Return the plan with the names of its server and of its model."""
-    flag = plan.recipe.dialect.own("served-model-name")
-    flags = dict(plan.deployment.flags)
-    if server.names[1:]:
-        flags[flag] = list(server.names)
-    labels = {**plan.deployment.labels, "spark-cluster.model": server.model}
-    made = replace(
-        plan.deployment,
-        instance=plan.recipe.name,
-        flags=flags,
-        labels=labels,
-        on_request=server.on_request,
-    )
-    return replace(plan, endpoint=replace(plan.endpoint, model=server.model), deployment=made)
-
-
-def _firewall(
-    each: Sequence[Mapping[str, Any]], serving: Sequence[Node], ports: Iterable[int]
-) -> Mapping[str, Any]:
-    """Settings of the role `firewall`: the ports of all of them, open to the serving nodes only."""
-    if each[0]["state"] != "present":
-        return each[0]
-    closed = reduce(lambda found, one: found | set(one["ports"]), each, set[Any]())
-    if len(serving) == 1:
-        return {**each[0], "ports": tuple(sorted(closed))}
-    closed |= {(port, port) for port in ports}
-    peers = tuple(node.name for node in serving)
-    return {**each[0], "peers": peers, "ports": tuple(sorted(closed))}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.engine import firewall, runtime, unit_state
 from spark_cluster.engine.containers import ContainerState
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, LOADER_UNIT, UNIT
 from spark_cluster.runner.play import Play
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
@@ -12,32 +11,8 @@ from spark_cluster.errors import Failed
 from spark_cluster.node.values import Secret
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.deployment import Deployment
+    from spark_cluster.engine.deployment import Server
     from spark_cluster.topology import Node
-
-SERVER, RAY = "spark-vllm", "spark-ray"
-"""Names of the engine's server (whatever engine it is) and of Ray: of a container, or of a unit."""
-
-PROGRAMS = (SERVER, RAY)
-
-PAUSE = "spark-pause"
-"""Container whose process ids Ray's head and the servers next to it share, as the containers of a
-pod share those of its pause container. It ends with Ray, not with a crash of either."""
-
-
-def server_name(instance: str = "") -> str:
-    """Return the name of a server's program; of one of several models it has its instance."""
-    return f"{SERVER}-{instance}" if instance else SERVER
-
-
-TITLE = re.compile(r"VLLM::(EngineCor|Worker)|ray::|RayWorker|sglang::")
-"""Beginning of the titles of an engine's own processes, as nvidia-smi shows them."""
-
-
-def instance_of(name: str) -> str:
-    """Return the instance that a server's program has in its name; empty for one without."""
-    return name.removeprefix(SERVER).removeprefix("-")
-
 
 SECRET_ENV = "/run/secrets/env"  # noqa: S105  (a folder)
 """Folder that the program sees, with a file for each secret variable: Docker and systemd show an
@@ -74,7 +49,7 @@ class Process:
     stop_timeout_s: int = 30
 
 
-def base_environment(node: Node, deployment: Deployment) -> dict[str, str]:
+def base_environment(node: Node, server: Server) -> dict[str, str]:
     """Return caches, and over the link its address, interface and HCAs, which differ by node.
 
     The GID index is left to NCCL: a pinned one drifts, and an empty one means the link-local
@@ -83,8 +58,8 @@ def base_environment(node: Node, deployment: Deployment) -> dict[str, str]:
     Raises:
         Failed: several nodes serve and this one has no link.
     """
-    env = {name: f"{deployment.cache_root}/{folder}" for name, folder in CACHES.items()}
-    if deployment.size == 1:
+    env = {name: f"{server.cache_root}/{folder}" for name, folder in CACHES.items()}
+    if server.size == 1:
         return env
     if not node.links:
         raise Failed("there is no fabric to serve over", where=node.name)
@@ -106,6 +81,6 @@ def base_environment(node: Node, deployment: Deployment) -> dict[str, str]:
     return env
 
 
-def needs_rdma(node: Node, deployment: Deployment) -> bool:
+def needs_rdma(node: Node, server: Server) -> bool:
     """Return True where several nodes serve and this one has RDMA devices."""
-    return deployment.size > 1 and bool(node.facts.hcas)
+    return server.size > 1 and bool(node.facts.hcas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from spark_cluster.engine import runtime
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session

@@ -12,16 +12,17 @@ from spark_cluster.engine.containers import RECIPE
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import ray_jobs
 from spark_cluster.engine.link_cabling import must_be_switched
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.programs import servers_there
 from spark_cluster.engine.ray import RayState, dashboard_port
 from spark_cluster.engine.ray_node import ALONE, MEASURING
-from spark_cluster.engine.start import guard, ray_would_restart
+from spark_cluster.engine.ray_start import ray_would_restart
+from spark_cluster.engine.start import guard
 from spark_cluster.errors import Failed, Refused
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.plan import ServePlan
+    from spark_cluster.engine.deployment import Deployment, Server
     from spark_cluster.runner.play import Play
     from spark_cluster.topology import Node
 
@@ -179,14 +180,14 @@ def must_have_no_jobs(play: Play, *, end_jobs: bool | None = None) -> None:
         _end(play, jobs)
 
 
-def must_keep_its_jobs(play: Play, plan: ServePlan, guarded: str, *, end_jobs: bool) -> None:
+def must_keep_its_jobs(play: Play, server: Server, guarded: str, *, end_jobs: bool) -> None:
     """Look whether jobs are running on a Ray that has to be restarted for a plan.
 
     Raises:
         Refused: there are, and they are not to be ended.
     """
     jobs = running_jobs(play)
-    if not jobs or not ray_would_restart(play, plan, guarded, ALONE):
+    if not jobs or not ray_would_restart(play, server, guarded, ALONE):
         return
     if not end_jobs:
         raise _refused(play, jobs, with_flag=True)
@@ -226,25 +227,28 @@ def _end(play: Play, jobs: Sequence[Job]) -> None:
     play.note(f"ended {_named(jobs)}", warning=True)
 
 
-def prepare_ray(play: Play, plan: ServePlan) -> str:
+def prepare_ray(play: Play, deployment: Deployment) -> str:
     """Prepare link, firewall, Docker, caches and image, as `up` does it, without a model.
 
     Returns:
         The state of the firewall, for the label of Ray's containers.
     """
+    nodes, server = deployment.nodes, deployment.first
     with play.stage("prepare"):
-        must_be_switched(plan.nodes, play.session)
-        guarded = guard(play, plan)
-        docker = ("containers",) if plan.deployment.runtime == "docker" else ()
-        made = play.apply(plan.nodes, "network", guarded, *docker, "caches")
+        must_be_switched(nodes, play.session)
+        guarded = guard(play, deployment)
+        docker = ("containers",) if server.runtime == "docker" else ()
+        made = play.apply(nodes, "network", guarded, *docker, "caches")
         if made.changed and not play.check:
-            play.refresh(plan.nodes)
+            play.refresh(nodes)
     with play.stage("fetch"):
-        venv = plan.recipe.venv
+        venv = server.recipe.venv
         image = (
-            play.role("venv", **venv.model_dump()) if venv else play.role("images", **plan.image)
+            play.role("venv", **venv.model_dump())
+            if venv
+            else play.role("images", **server.image_settings)
         )
-        play.apply(plan.nodes, image)
+        play.apply(nodes, image)
     return str(guarded.given["state"])
 
 

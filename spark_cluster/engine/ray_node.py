@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_cluster.engine.process import RAY, Process, needs_rdma
+from spark_cluster.engine.names import RAY
+from spark_cluster.engine.process import Process, needs_rdma
 from spark_cluster.errors import Failed
 from spark_cluster.node import paths
 from spark_cluster.node.values import Secret
 
 if TYPE_CHECKING:
     from spark_cluster.config.ports import EnginePorts
-    from spark_cluster.engine.deployment import Deployment
+    from spark_cluster.engine.deployment import Server
     from spark_cluster.engine.engine import Engine
     from spark_cluster.topology import Node
 
@@ -29,19 +30,19 @@ RAY_TOKEN = "/run/secrets/ray-token"  # noqa: S105  (a path)
 """Ray's token as its programs see it."""
 
 
-def authentication(deployment: Deployment) -> tuple[dict[str, str], dict[str, Secret]]:
+def authentication(server: Server) -> tuple[dict[str, str], dict[str, Secret]]:
     """Return environment and secret files with which a program takes part in an authenticated Ray.
 
     Ray knows tokens since 2.52; an older one ignores the variables. The token itself is in no
     variable: the environment is in `docker inspect` and reaches every worker.
     """
-    if deployment.ray_token is None:
+    if server.ray_token is None:
         return {}, {}
     variables = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": RAY_TOKEN}
-    return variables, {RAY_TOKEN: Secret(deployment.ray_token)}
+    return variables, {RAY_TOKEN: Secret(server.ray_token)}
 
 
-def ray_node(node: Node, deployment: Deployment, engine: Engine) -> Process:
+def ray_node(node: Node, server: Server, engine: Engine) -> Process:
     """Return Ray's head or a worker, with the engine's environment, which its actors inherit.
 
     Raises:
@@ -50,7 +51,7 @@ def ray_node(node: Node, deployment: Deployment, engine: Engine) -> Process:
     address, head = node.fabric_ip, node.head.fabric_ip
     if address is None or head is None:
         raise Failed("there is no fabric for Ray", where=node.name)
-    ray, ports = deployment.ray, deployment.ray.ports
+    ray, ports = server.ray, server.ray.ports
     start = ["ray", "start", "--block", "--disable-usage-stats", f"--node-ip-address={address}"]
     start += ["--num-gpus=1", *_ports(ports)]
     if ray.object_store_memory is not None:
@@ -63,8 +64,8 @@ def ray_node(node: Node, deployment: Deployment, engine: Engine) -> Process:
         start += [f"--ray-client-server-port={ports.client_server}"]
     else:
         start.append(f"--address={head}:{ports.gcs}")
-    variables, secrets = authentication(deployment)
-    env = {**engine.environment(node, deployment), **ports.metrics_environment(), **variables}
+    variables, secrets = authentication(server)
+    env = {**engine.environment(node, server), **ports.metrics_environment(), **variables}
     # `ray start --block` does not end on SIGTERM, and nothing of it is worth waiting for.
     return Process(
         RAY,
@@ -72,7 +73,7 @@ def ray_node(node: Node, deployment: Deployment, engine: Engine) -> Process:
         env,
         secret_files=secrets,
         mounts=(f"{RAY_HOME}:/tmp/ray",) if node.is_head else (),
-        rdma=needs_rdma(node, deployment),
+        rdma=needs_rdma(node, server),
         sees_ray=node.is_head,
         stop_timeout_s=2,
     )

@@ -16,7 +16,7 @@ from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import Engine
 from spark_cluster.engine.load_guard import LoadGuard
 from spark_cluster.engine.load_progress import LONGEST, Seen, TimeLimit
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.node.load_guard import Reason

@@ -8,11 +8,12 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.engine import replies, vram
+from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.plan import ServePlan
+from spark_cluster.engine.engine import engine
+from spark_cluster.engine.members import Member
 from spark_cluster.engine.proxy import Access
 from spark_cluster.engine.ray import RayState
-from spark_cluster.engine.replicas import Member
 from spark_cluster.engine.vram import NodeVram, sample
 from spark_cluster.engine.vram import peak as largest
 from spark_cluster.runner.play import Play
@@ -20,44 +21,105 @@ from spark_cluster.runner.session import Answer
 
 
 @dataclass(frozen=True)
+class ServedPart:
+    """A verified server.
+
+    Attributes:
+        server: what is served, at its own address.
+        answer: to the recipe's own question; of another kind than chat, what its rung found.
+        versions: name to version, for the record.
+    """
+
+    server: Server
+    answer: str
+    versions: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def verified(self) -> bool:
+        """False for a model that is loaded on request and was verified when it was added."""
+        return bool(self.answer) or not self.server.on_request
+
+    @property
+    def version(self) -> str:
+        """The engine's version; empty when it is not known."""
+        return self.versions.get(self.server.engine, "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `up --json` prints one of several models."""
+        server = self.server
+        return {
+            "model": server.names[0],
+            "aliases": list(server.names[1:]),
+            "recipe": server.recipe.name,
+            "kind": server.recipe.kind,
+            "node": server.nodes[0].name,
+            "tp": server.tp,
+            "answer": self.answer,
+            "verified": list(server.recipe.readiness.rungs) if self.verified else [],
+            "versions": self.versions,
+            **({"on_request": True} if server.on_request else {}),
+        }
+
+
+@dataclass(frozen=True)
 class Served:
     """A verified endpoint.
 
     Attributes:
-        plan: what is served.
+        deployment: what is served.
+        parts: its servers, in the same order.
         before, peak, now: VRAM before the run, the largest while loading, and when ready.
         under_load: the largest VRAM during a short load; empty where nothing was started.
-        versions: name to version, for the record.
         fingerprint: SHA-256 of the certificate that the endpoint presents; empty without TLS.
     """
 
-    plan: ServePlan
-    answer: str
+    deployment: Deployment
+    parts: tuple[ServedPart, ...]
     before: list[NodeVram]
     peak: list[NodeVram]
     now: list[NodeVram]
-    versions: dict[str, str] = field(default_factory=dict)
     fingerprint: str = ""
     under_load: list[NodeVram] = field(default_factory=list)
 
     @property
+    def server(self) -> Server:
+        """The first server, the only one where there are no replicas and not several models."""
+        return self.deployment.first
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where users reach it."""
+        return self.deployment.endpoint
+
+    @property
+    def answer(self) -> str:
+        """The answer of the first server to its recipe's own question."""
+        return self.parts[0].answer
+
+    @property
+    def versions(self) -> dict[str, str]:
+        """Name to version, of the first server and what it runs on."""
+        return self.parts[0].versions
+
+    @property
     def access(self) -> Access:
         """The access to the endpoint: who can reach it, and how it is protected."""
-        return self.plan.endpoint.access(self.fingerprint)
+        return self.endpoint.access(self.fingerprint)
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `up --json` prints it."""
+        recipe = self.server.recipe
         return {
-            "endpoint": self.plan.endpoint.url,
+            "endpoint": self.endpoint.url,
             "access": self.access.to_dict(),
-            "model": self.plan.endpoint.model,
-            "recipe": self.plan.recipe.name,
-            "kind": self.plan.recipe.kind,
-            "tp": self.plan.tp,
-            "replicas": [replica.node for replica in self.plan.endpoint.replicas],
-            "overrides": dict(self.plan.recipe.overrides),
+            "model": self.endpoint.model,
+            "recipe": recipe.name,
+            "kind": recipe.kind,
+            "tp": self.server.tp,
+            "replicas": [replica.node for replica in self.endpoint.replicas],
+            "overrides": dict(recipe.overrides),
             "answer": self.answer,
-            "verified": list(self.plan.recipe.readiness.rungs),
+            "verified": list(recipe.readiness.rungs),
             "vram": {
                 **_vram(self),
                 "under_load": [reading.to_dict() for reading in self.under_load],
@@ -67,66 +129,8 @@ class Served:
 
 
 @dataclass(frozen=True)
-class ServedPart:
-    """One of several models that are verified.
-
-    Attributes:
-        plan: what is served of it, at its server's own address.
-        names: by which it is asked for, its own first.
-        versions: name to version.
-    """
-
-    plan: ServePlan
-    names: tuple[str, ...]
-    answer: str
-    versions: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def verified(self) -> bool:
-        """False for a model that is loaded on request and was verified when it was added."""
-        return bool(self.answer) or not self.plan.deployment.on_request
-
-    @property
-    def version(self) -> str:
-        """The engine's version; empty when it is not known."""
-        return self.versions.get(self.plan.recipe.engine, "")
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `up --json` prints it."""
-        return {
-            "model": self.names[0],
-            "aliases": list(self.names[1:]),
-            "recipe": self.plan.recipe.name,
-            "kind": self.plan.recipe.kind,
-            "node": self.plan.nodes[0].name,
-            "tp": self.plan.tp,
-            "answer": self.answer,
-            "verified": list(self.plan.recipe.readiness.rungs) if self.verified else [],
-            "versions": self.versions,
-            **({"on_request": True} if self.plan.deployment.on_request else {}),
-        }
-
-
-@dataclass(frozen=True)
-class ServedTogether:
-    """A verified endpoint with several models.
-
-    Attributes:
-        endpoint: that of all of them.
-        before, peak, now: VRAM before the run, the largest while loading, and when ready.
-    """
-
-    endpoint: Endpoint
-    parts: tuple[ServedPart, ...]
-    before: list[NodeVram]
-    peak: list[NodeVram]
-    now: list[NodeVram]
-    fingerprint: str = ""
-
-    @property
-    def access(self) -> Access:
-        """The access to the endpoint: who can reach it, and how it is protected."""
-        return self.endpoint.access(self.fingerprint)
+class ServedModels(Served):
+    """A verified endpoint with several models; see `Served`."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as `up --json` prints it."""
@@ -138,7 +142,7 @@ class ServedTogether:
         }
 
 
-def _vram(found: Served | ServedTogether) -> dict[str, Any]:
+def _vram(found: Served) -> dict[str, Any]:
     return {
         "nodes": [reading.to_dict() for reading in found.now],
         "before": [reading.to_dict() for reading in found.before],
@@ -147,67 +151,51 @@ def _vram(found: Served | ServedTogether) -> dict[str, Any]:
 
 
 def served(
-    play: Play, plan: ServePlan, answer: str, before: list[NodeVram], peak: list[NodeVram]
-) -> Served:
-    """Return the result of an `up`: the memory that is held now, and what runs.
-
-    Args:
-        answer: to the recipe's own question; of another kind than chat, what its rung found.
-        before, peak: VRAM before the run, and the largest while loading.
-    """
-    now, (answered, found) = play.together(
-        lambda: sample(play.sessions), lambda: versions(play, plan)
-    )
-    vram.record(play.bus, "ready", now)
-    return Served(plan, answer, before, largest(peak, now), now, found, answered.certificate)
-
-
-def served_together(
     play: Play,
-    endpoint: Endpoint,
+    deployment: Deployment,
     found: Sequence[Member],
     answers: Sequence[str],
     *,
     before: list[NodeVram],
     peak: list[NodeVram],
-) -> ServedTogether:
-    """Return the result of an `up` of several models, as `served` does for one.
+) -> Served:
+    """Return the result of an `up`: the memory that is held now, and what runs.
 
     Args:
-        answers: of each to its own question.
+        answers: of each server to its recipe's own question.
         before, peak: VRAM before the run, and the largest while loading.
     """
+    endpoint = deployment.endpoint
     now, asked, *each = play.together(
         lambda: sample(play.sessions),
-        lambda: endpoint.request(play.session(play.head), "/health"),
-        *[partial(versions, one.play, one.plan) for one in found],
+        lambda: endpoint.request(play.session(play.head), "/health") if endpoint.tls else None,
+        *[partial(versions, one.play, one.server) for one in found],
     )
     vram.record(play.bus, "ready", now)
     parts = tuple(
-        ServedPart(one.plan, server.names, answer, known)
-        for one, server, answer, (_, known) in zip(
-            found, endpoint.models, answers, each, strict=True
-        )
+        ServedPart(one.server, answer, known)
+        for one, answer, known in zip(found, answers, each, strict=True)
     )
-    return ServedTogether(endpoint, parts, before, largest(peak, now), now, asked.certificate)
+    fingerprint = asked.certificate if asked is not None else ""
+    kind = ServedModels if endpoint.models else Served
+    return kind(deployment, parts, before, largest(peak, now), now, fingerprint)
 
 
-def versions(play: Play, plan: ServePlan) -> tuple[Answer, dict[str, str]]:
-    """Return the engine's answer for its version, and the versions by name; asked in parallel."""
-    dashboard = plan.deployment.ray.dashboard_port if plan.deployment.on_ray else None
+def versions(play: Play, server: Server) -> dict[str, str]:
+    """Return the versions of the engine and of what it runs on, by name; asked in parallel."""
+    dashboard = server.ray.dashboard_port if server.on_ray else None
     session = play.session(play.head)
-    name = plan.deployment.engine
-    path, key = plan.engine.version
-    in_container = plan.deployment.runtime == "docker"
-    image = ["docker", "container", "inspect", "-f", "{{.Image}}", plan.server]
+    path, key = engine(server.engine).version
+    in_container = server.runtime == "docker"
+    image = ["docker", "container", "inspect", "-f", "{{.Image}}", server.program]
     asked, ray, image = play.together(
-        lambda: plan.endpoint.request(session, path),
+        lambda: server.endpoint.of_engine.request(session, path),
         lambda: RayState(session, dashboard).version() if dashboard else "",
         lambda: session.run(image).stdout.strip() if in_container else "",
     )
     facts = play.head.facts
     found = {
-        name: _field(asked, key),
+        server.engine: _field(asked, key),
         "ray": ray,
         "image": image,
         "docker": facts.docker or "",
@@ -215,7 +203,7 @@ def versions(play: Play, plan: ServePlan) -> tuple[Answer, dict[str, str]]:
         "dgx": facts.dgx_version or "",
         "kernel": facts.kernel,
     }
-    return asked, {name: version for name, version in found.items() if version}
+    return {name: version for name, version in found.items() if version}
 
 
 def _field(answer: Answer | None, name: str) -> str:

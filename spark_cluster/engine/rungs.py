@@ -13,19 +13,19 @@ from typing import TYPE_CHECKING
 from spark_cluster.engine import embedding_size, readiness
 from spark_cluster.engine.checks import every
 from spark_cluster.engine.client import Client
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.runner.events import Progress
 
 if TYPE_CHECKING:
     from spark_cluster.config.launch import Launch
     from spark_cluster.config.recipe import Recipe
+    from spark_cluster.engine.deployment import Server
     from spark_cluster.engine.endpoint import Endpoint
-    from spark_cluster.engine.plan import ServePlan
     from spark_cluster.runner.play import Play
 
 
-def climb(play: Play, plan: ServePlan) -> str:
+def climb(play: Play, server: Server) -> str:
     """Climb each rung that the recipe names, in its order.
 
     Returns:
@@ -35,17 +35,17 @@ def climb(play: Play, plan: ServePlan) -> str:
         VerificationFailed: at the first rung that does not hold.
     """
     answer = ""
-    client = client_for(play, plan.endpoint, plan.recipe, plan.server)
-    flags = {flag: str(value) for flag, value in plan.launch.args.items()}
+    client = client_for(play, server.endpoint, server.recipe, server.program)
+    flags = {flag: str(value) for flag, value in server.launch.args.items()}
     client = replace(client, flags=flags)
-    for rung in plan.recipe.readiness.rungs:
+    for rung in server.recipe.readiness.rungs:
         for check in every.of_rung(rung):
             play.bus.emit(Progress(play.head.name, "verify", check.title))
             try:
                 found = check.run(client)
             except VerificationFailed as error:
-                raise with_known(error, rung, plan.launch) from None
-            if rung == "answer" or plan.recipe.kind != "chat":
+                raise with_known(error, rung, server.launch) from None
+            if rung == "answer" or server.recipe.kind != "chat":
                 answer = found
     return answer
 

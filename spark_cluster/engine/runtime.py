@@ -11,14 +11,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 
 from spark_cluster.engine import unit_state
 from spark_cluster.engine.containers import RECIPE
-from spark_cluster.engine.process import (
-    PAUSE,
-    RAY,
-    SECRET_ENV,
-    SERVER,
-    WITH_SECRET_ENV,
-    Process,
-)
+from spark_cluster.engine.names import PAUSE, RAY, SERVER
+from spark_cluster.engine.process import SECRET_ENV, WITH_SECRET_ENV, Process
 from spark_cluster.node import confinement
 from spark_cluster.node.engine_caches import of_environment
 from spark_cluster.node.store.layout import whole_folder
@@ -27,7 +21,7 @@ from spark_cluster.resources import Container, Resource, Unit
 from spark_cluster.resources.unit import FOLDER
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.deployment import Deployment
+    from spark_cluster.engine.deployment import Server
 
 Name = Literal["docker", "venv"]
 
@@ -56,7 +50,7 @@ if test -e "$1"; then {JOURNAL} --output cat; else docker logs "$2" 2>&1; fi | h
 class Runtime(Protocol):
     """A way to run an engine's programs on a node."""
 
-    def resource(self, process: Process, deployment: Deployment) -> Resource:
+    def resource(self, process: Process, server: Server) -> Resource:
         """Return the desired state: the program runs exactly so."""
         ...
 
@@ -80,17 +74,17 @@ class Docker:
     none, and the command is to be the same. A default memlock of 8 MB breaks RDMA.
     """
 
-    def resource(self, process: Process, deployment: Deployment) -> Container:
-        command, secrets = _with_secrets(process, deployment)
+    def resource(self, process: Process, server: Server) -> Container:
+        command, secrets = _with_secrets(process, server)
         return Container(
             process.name,
-            deployment.image,
+            server.image,
             command,
             entrypoint="",
             env=dict(process.env),
             secret_files=secrets,
-            mounts=_mounts(process, deployment),
-            caches=deployment.cache_root,
+            mounts=_mounts(process, server),
+            caches=server.cache_root,
             network="host",
             ipc="host",
             pid=f"container:{PAUSE}" if process.sees_ray else None,
@@ -104,10 +98,10 @@ class Docker:
             # a server that ends again and again; not Ray, which holds no GPU memory and waits for
             # its peers. The model loader starts its servers itself, when there is memory: not
             # Docker, all of them when the node boots.
-            restart="no" if deployment.on_request else "unless-stopped",
-            labels=dict(deployment.labels),
+            restart="no" if server.on_request else "unless-stopped",
+            labels=dict(server.labels),
             stop_timeout_s=process.stop_timeout_s,
-            state="created" if deployment.on_request else "running",
+            state="created" if server.on_request else "running",
         )
 
     def absent(self, name: str, stop_timeout_s: int = 10) -> Container:
@@ -123,20 +117,20 @@ class Docker:
 class Venv:
     """Systemd units that run the programs of a virtual environment."""
 
-    def resource(self, process: Process, deployment: Deployment) -> Unit:
-        command, secrets = _with_secrets(process, deployment)
+    def resource(self, process: Process, server: Server) -> Unit:
+        command, secrets = _with_secrets(process, server)
         return Unit(
             process.name,
             command,
-            search_path=(f"{deployment.venv}/bin",),
-            env={"VIRTUAL_ENV": deployment.venv, **process.env},
+            search_path=(f"{server.venv}/bin",),
+            env={"VIRTUAL_ENV": server.venv, **process.env},
             secret_files=secrets,
-            mounts=_mounts(process, deployment),
-            caches=(deployment.cache_root, of_environment(deployment.venv)),
+            mounts=_mounts(process, server),
+            caches=(server.cache_root, of_environment(server.venv)),
             devices=DEVICES,
             limits={"MEMLOCK": "infinity", "STACK": str(STACK), "NOFILE": "1048576"},
             restart="always",  # as above
-            labels=dict(deployment.labels),
+            labels=dict(server.labels),
             description=f"{process.name} of spark-cluster",
             stop_timeout_s=process.stop_timeout_s,
         )
@@ -167,19 +161,19 @@ def absent(*names: str, stop_timeout_s: int = 10) -> list[Resource]:
     return [*gone, NO_PAUSE] if RAY in names else gone
 
 
-def pause(deployment: Deployment) -> list[Resource]:
+def pause(server: Server) -> list[Resource]:
     """Return what the head's containers of Ray and of servers next to it need first.
 
     Units need none, and without Ray there is none.
     """
-    if deployment.runtime != "docker":
+    if server.runtime != "docker":
         return []
-    if not deployment.on_ray:
+    if not server.on_ray:
         return [NO_PAUSE]
     return [
         Container(
             PAUSE,
-            deployment.image,
+            server.image,
             ("sleep", "infinity"),
             entrypoint="",
             network="none",
@@ -245,19 +239,16 @@ def changed(names: Sequence[str], name: str) -> bool:
     return any(f"{kind}:{name}" in names for kind in ("Container", "Unit"))
 
 
-def _with_secrets(
-    process: Process, deployment: Deployment
-) -> tuple[tuple[str, ...], dict[str, Secret]]:
+def _with_secrets(process: Process, server: Server) -> tuple[tuple[str, ...], dict[str, Secret]]:
     """Return the command and the secret files; secret variables are read from files."""
     files = {
-        f"{SECRET_ENV}/{variable}": Secret(value)
-        for variable, value in deployment.secret_env.items()
+        f"{SECRET_ENV}/{variable}": Secret(value) for variable, value in server.secret_env.items()
     }
     command = ("sh", "-c", WITH_SECRET_ENV, *process.command) if files else process.command
     return command, {**files, **process.secret_files}
 
 
-def _mounts(process: Process, deployment: Deployment) -> tuple[str, ...]:
-    path = whole_folder(deployment.model_path) if deployment.model_path else ""
+def _mounts(process: Process, server: Server) -> tuple[str, ...]:
+    path = whole_folder(server.model_path) if server.model_path else ""
     model = (f"{path}:{path}:ro",) if path else ()
-    return (*model, *deployment.mounts, *process.mounts)
+    return (*model, *server.mounts, *process.mounts)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.config.engines import Dialect
 from spark_cluster.config.model_kind import RUNGS
-from spark_cluster.engine.process import Process, base_environment, needs_rdma, server_name
+from spark_cluster.engine.process import Process, base_environment, needs_rdma
 from spark_cluster.errors import Failed
 from spark_cluster.logs import start_patterns
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.model_kind import Rung
     from spark_cluster.config.ports import Span
     from spark_cluster.config.recipe_schema import Drafter, EngineValue
-    from spark_cluster.engine.deployment import Deployment
+    from spark_cluster.engine.deployment import Server
     from spark_cluster.engine.engine import Engine
     from spark_cluster.topology import Node
 
@@ -140,22 +140,22 @@ class Sglang:
     anchors = start_patterns.SGLANG.patterns
     rungs: frozenset[Rung] = frozenset((*RUNGS["chat"], "embedding", "reranking"))
 
-    def environment(self, node: Node, deployment: Deployment) -> dict[str, str]:
+    def environment(self, node: Node, server: Server) -> dict[str, str]:
         """Return caches, the link's interface and HCAs, and the recipe's variables."""
-        return {**base_environment(node, deployment), **deployment.env}
+        return {**base_environment(node, server), **server.env}
 
-    def server(self, node: Node, deployment: Deployment, master_port: int) -> Process | None:
+    def server(self, node: Node, server: Server, master_port: int) -> Process | None:
         """Return the node's rank; the first one answers requests, on the loopback."""
-        if node.name not in deployment.nodes:
+        if node.name not in server.node_names:
             return None
-        command = self.dialect.command(deployment.model_path, deployment.args)
-        if deployment.size > 1:
-            command = (*command, *_ranks(node, deployment, master_port))
+        command = self.dialect.command(server.model_path, server.args)
+        if server.size > 1:
+            command = (*command, *_ranks(node, server, master_port))
         return Process(
-            server_name(deployment.instance),
-            (*command, f"--host={deployment.host}", f"--port={deployment.port}"),
-            self.environment(node, deployment),
-            rdma=needs_rdma(node, deployment),
+            server.program,
+            (*command, f"--host={server.host}", f"--port={server.port}"),
+            self.environment(node, server),
+            rdma=needs_rdma(node, server),
         )
 
     def ports(self, master_port: int) -> tuple[Span, ...]:
@@ -163,13 +163,13 @@ class Sglang:
         return ((master_port, master_port + 1),)
 
 
-def _ranks(node: Node, deployment: Deployment, master_port: int) -> tuple[str, ...]:
+def _ranks(node: Node, server: Server, master_port: int) -> tuple[str, ...]:
     master = node.head.fabric_ip
     if master is None:
         raise Failed("there is no fabric to serve over", where=node.name)
     return (
-        f"--nnodes={deployment.size}",
-        f"--node-rank={deployment.nodes.index(node.name)}",
+        f"--nnodes={server.size}",
+        f"--node-rank={server.nodes.index(node.name)}",
         f"--dist-init-addr={master}:{master_port}",
         f"--nccl-port={master_port + 1}",
     )

@@ -16,8 +16,9 @@ from typing import Any
 
 from spark_cluster.engine import kind_probe, logs, readiness, replies, vram
 from spark_cluster.engine.checks.filler import filler
-from spark_cluster.engine.plan import ServePlan
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.engine import engine
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.result import Served
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import VerificationFailed
@@ -53,7 +54,7 @@ class _Sent:
     at_limit: bool = False
 
 
-def under_load(play: Play, plan: ServePlan, result: Served) -> Served:
+def under_load(play: Play, result: Served) -> Served:
     """Return the result with the GPU memory of each node under a short load.
 
     The load lasts `LASTS_S`, and at most `LIMIT_S`. Answers are not judged: that is done before.
@@ -61,11 +62,11 @@ def under_load(play: Play, plan: ServePlan, result: Served) -> Served:
     Raises:
         VerificationFailed: the server is gone after it.
     """
-    ended = threading.Event()
+    ended, deployment = threading.Event(), result.deployment
 
     def load() -> list[_Sent]:
         try:
-            return _load(play, plan)
+            return _load(play, deployment)
         finally:
             ended.set()
 
@@ -76,14 +77,14 @@ def under_load(play: Play, plan: ServePlan, result: Served) -> Served:
     peak: list[NodeVram]
     with play.stage(STAGE):
         sent, peak = play.together(load, read)
-        _must_be_there(play, plan, sent)
+        _must_be_there(play, deployment, sent)
     return replace(result, under_load=peak)
 
 
-def _load(play: Play, plan: ServePlan) -> list[_Sent]:
+def _load(play: Play, deployment: Deployment) -> list[_Sent]:
     """Send requests from several threads until `LASTS_S` are over."""
     began = time.monotonic()
-    ask = _asker(play, plan, began + LIMIT_S)
+    ask = _asker(play, deployment, began + LIMIT_S)
 
     def one_after_the_other() -> list[_Sent]:
         found = [ask()]
@@ -91,18 +92,18 @@ def _load(play: Play, plan: ServePlan) -> list[_Sent]:
             found.append(ask())
         return found
 
-    count = AT_ONCE * max(1, len(plan.endpoint.replicas))
+    count = AT_ONCE * len(deployment.servers)
     rounds: list[list[_Sent]] = play.together(*[one_after_the_other] * count)
     return [sent for found in rounds for sent in found]
 
 
-def _asker(play: Play, plan: ServePlan, until: float) -> Callable[[], _Sent]:
-    path, body, content_type = _request(plan)
+def _asker(play: Play, deployment: Deployment, until: float) -> Callable[[], _Sent]:
+    path, body, content_type = _request(deployment)
     session = play.session(play.head)
 
     def ask() -> _Sent:
         left = max(0.5, until - time.monotonic())
-        answer = plan.endpoint.request(
+        answer = deployment.endpoint.request(
             session, path, method="POST", body=body, timeout=left, content_type=content_type
         )
         why = "" if answer.status == 200 else replies.error(answer.body) or answer.reason
@@ -111,9 +112,9 @@ def _asker(play: Play, plan: ServePlan, until: float) -> Callable[[], _Sent]:
     return ask
 
 
-def _request(plan: ServePlan) -> tuple[str, str | bytes, str]:
+def _request(deployment: Deployment) -> tuple[str, str | bytes, str]:
     """Return path, body and content type of a request to a model of the recipe's kind."""
-    model, kind = plan.endpoint.model, plan.recipe.kind
+    model, kind = deployment.endpoint.model, deployment.first.recipe.kind
     if kind != "chat":
         return kind_probe.request_of(kind, model)
     asked: dict[str, Any] = {
@@ -125,12 +126,13 @@ def _request(plan: ServePlan) -> tuple[str, str | bytes, str]:
     return "/v1/chat/completions", json.dumps(asked), "application/json"
 
 
-def _must_be_there(play: Play, plan: ServePlan, sent: Sequence[_Sent]) -> None:
+def _must_be_there(play: Play, deployment: Deployment, sent: Sequence[_Sent]) -> None:
     failed = [one for one in sent if one.status != 200 and not one.at_limit]
     if not failed:
         return
     session, why = play.session(play.head), failed[0].reason or f"status {failed[0].status}"
-    health = plan.endpoint.request(session, plan.engine.health, timeout=10)
+    path = engine(deployment.first.engine).health
+    health = deployment.endpoint.request(session, path, timeout=10)
     if health.status == 200:
         play.note(
             f"{len(failed)} of {len(sent)} requests of a short load were not answered: {why}; "

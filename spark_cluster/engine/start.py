@@ -1,170 +1,284 @@
-"""Start what a plan serves: Ray, then the engine, then the proxy."""
+"""Start what a deployment serves: Ray, the engine's servers, and the proxy in front of them."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
-from spark_cluster.engine import admission, firewall, launches, load_guard, logs, readiness, runtime
-from spark_cluster.engine.containers import ContainerState
-from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.plan import ServePlan
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine import (
+    admission,
+    firewall,
+    launches,
+    load_guard,
+    logs,
+    model_loading,
+    runtime,
+    vram,
+)
+from spark_cluster.engine.admission import Admitted
+from spark_cluster.engine.containers import NEEDS
+from spark_cluster.engine.deployment import Deployment, Key, Server
+from spark_cluster.engine.engine import engine
+from spark_cluster.engine.members import Member, chains
+from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.proxy import ModelServer, Replica
 from spark_cluster.engine.ray import token
-from spark_cluster.runner.events import Bus
+from spark_cluster.engine.ray_start import start_ray
+from spark_cluster.engine.readiness import Again, container_state
+from spark_cluster.resources import Resource
 from spark_cluster.runner.play import Play, RoleCall
-from spark_cluster.topology import Node
 
 HEALTH_S = 5.0
 """Seconds that /health may take; an engine that hangs is not dead."""
 
 
-def guard(play: Play, plan: ServePlan) -> RoleCall:
+def guard(play: Play, deployment: Deployment) -> RoleCall:
     """Return the firewall, which must be in force before anything of the engine starts.
 
     One node alone goes on where nftables does not work; the user is told.
     """
-    wanted, alone = plan.firewall["state"] == "present", len(plan.nodes) == 1
+    nodes = deployment.nodes
+    wanted, alone = deployment.firewall["state"] == "present", len(nodes) == 1
     if not wanted and not alone:
         play.note(firewall.OPEN, warning=True)
-    if wanted and alone and play.session(plan.nodes[0]).run(list(firewall.WORKS)).status != 0:
-        play.note(firewall.ALONE_AND_OPEN, warning=True, node=plan.nodes[0])
+    if wanted and alone and play.session(nodes[0]).run(list(firewall.WORKS)).status != 0:
+        play.note(firewall.ALONE_AND_OPEN, warning=True, node=nodes[0])
         return play.role("firewall", state="absent")
-    return play.role("firewall", **plan.firewall)
+    return play.role("firewall", **deployment.firewall)
 
 
-def bring_up(play: Play, plan: ServePlan, running: ContainerState, guarded: str) -> readiness.Again:
-    """Start one server over all of its nodes, with the share of their memory that is safe now.
+# -- what has no place any more --------------------------------------------------------------------
+
+
+def taken_away(
+    deployment: Deployment, replicas: Sequence[Replica], models: Sequence[ModelServer]
+) -> list[str]:
+    """Say what the endpoint has now that one recipe takes the place of.
 
     Args:
-        running: the server as it was found.
-        guarded: whether there is a firewall, for the containers' label.
-
-    Returns:
-        What `readiness.healthy` may start again.
+        replicas, models: what the endpoint has now.
     """
-    launches.before_start(play, plan, running)
-    share = admission.share(play, plan, running)
-    if running.status == "running":
-        end_dead_server(play, plan)
-    begin = partial(start, play, plan, share, guarded)
+    notes = []
+    if replicas and deployment.is_one:
+        nodes = ", ".join(replica.node for replica in replicas)
+        notes.append(
+            f"the endpoint has {len(replicas)} replicas ({nodes}), and one server (--tp "
+            f"{deployment.first.tp}) takes their place; `up --replicas {len(replicas)}` keeps them"
+        )
+    if models and not deployment.endpoint.models:
+        names = ", ".join(server.model for server in models)
+        notes.append(
+            f"the endpoint has {len(models)} models ({names}), and {deployment.first.recipe.name} "
+            "takes their place; `up` without --recipe serves what the inventory lists"
+        )
+    return notes
+
+
+def stale(
+    deployment: Deployment, replicas: Sequence[Replica], models: Sequence[ModelServer]
+) -> dict[str, list[str]]:
+    """Return by node the programs of ours that have no place in a deployment.
+
+    Args:
+        replicas, models: what the endpoint has now. One server or a replica takes the place of
+            another one by itself.
+    """
+    wanted = {server.key for server in deployment.servers}
+    found: dict[str, list[str]] = {}
+    for server in models:
+        if (server.node, server.program) not in wanted:
+            found.setdefault(server.node, []).append(server.program)
+    for replica in replicas if deployment.endpoint.models else ():
+        found.setdefault(replica.node, []).append(SERVER)
+    return found
+
+
+def end_others(
+    play: Play,
+    deployment: Deployment,
+    found: Sequence[Member],
+    former: Mapping[str, Sequence[str]],
+) -> None:
+    """End what serves anything else, before memory is counted on by any, and wait for it.
+
+    Args:
+        former: as `stale` gives it.
+    """
+    kept = {server.program for server in deployment.servers}
+    gone = {name for programs in former.values() for name in programs} - kept
+    if deployment.endpoint.models:
+        gone |= {SERVER, RAY}
+    made = False
+    if gone:
+        loader = () if deployment.endpoint.models else (play.role("model_loader"),)
+        made = play.apply(play.nodes, *loader, _absent(gone)).changed
+    alone = [one.node.name for one in found if _was_joined(one)]
+    for node in play.nodes:
+        # A model that moved to another node keeps its name there.
+        moved = set(former.get(node.name, ())) & kept
+        if moved:
+            made = play.apply(node, _absent(moved)).changed or made
+    if alone:
+        nodes = [node for node in play.nodes if node.name in alone]
+        made = play.apply(nodes, _absent({SERVER, RAY})).changed or made
+    if play.check or not made:
+        return
+    stays = admission.our_processes(play, [node.name for node in play.nodes], sorted(kept))
+    vram.until_free(play.sessions, ignored=stays)
+
+
+def _absent(names: Collection[str]) -> list[Resource]:
+    """Return the desired state without some programs; nothing of Ray's is worth waiting for."""
+    servers = runtime.absent(*sorted(set(names) - {RAY}), stop_timeout_s=30)
+    return [*servers, *(runtime.absent(RAY, stop_timeout_s=2) if RAY in names else ())]
+
+
+def _was_joined(one: Member) -> bool:
+    """Return whether a replica's node serves together with others over Ray now."""
+    return not one.server.instance and one.ray is not None and one.ray.status != "absent"
+
+
+# -- the servers -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Starting:
+    """A deployment while it is brought up.
+
+    Attributes:
+        members: its servers as they were found, in the same order.
+        guarded: whether there is a firewall (`present`, `absent`), for the containers' label.
+        admitted: what the plan gives each server.
+        begun: what `readiness.healthy` may start again, of each server that was begun.
+    """
+
+    deployment: Deployment
+    members: Sequence[Member]
+    guarded: str
+    admitted: Admitted
+    begun: dict[Key, Again] = field(default_factory=dict)
+
+
+def start(play: Play, now: Starting) -> None:
+    """Start the first server of each node that is not as it should be, and the proxy.
+
+    The proxy is there before anything is loaded, so that a server that does not come up keeps none
+    of the others from serving. Further servers of a node are started when the one before is ready
+    (`ready`); where nothing is waited for, in check mode or with a selection of roles, here.
+
+    """
+    deployment = now.deployment
+    if now.admitted.new:
+        model_loading.unload(play, now.members)
+    proxy = play.role("endpoint", **deployment.endpoint.proxy_settings())
+    if deployment.endpoint.models:
+        # Its file names the servers: a run that is cut off leaves none that is not known.
+        play.apply(deployment.nodes, proxy)
+    front = (proxy,) if deployment.is_one else ()
+    waits = not (play.check or play.options.selection.partial)
+
+    def on_node(chain: Sequence[Member]) -> None:
+        for one in chain[:1] if waits else chain:
+            begin_one(now, one, front)
+
+    play.together(*[partial(on_node, chain) for chain in chains(now.members)])
+    if deployment.endpoint.replicas:
+        play.apply(deployment.nodes, proxy)
+    if deployment.endpoint.models and not waits:
+        model_loading.start_loader(play, deployment)
+
+
+def begin_one(now: Starting, one: Member, front: Sequence[RoleCall] = ()) -> None:
+    """Start a server that is not as it should be; one on request is made only.
+
+    Args:
+        front: the proxy of one server, which is started with it.
+    """
+    play, server, guarded, admitted = one.play, one.server, now.guarded, now.admitted
+    launches.before_start(play, server, one.running)
+    planned = admitted.shares[server.key]
+    if server.on_request:
+        made = server.starting(share=planned, guarded=guarded)
+        labels = {**made.labels, NEEDS: str(admitted.needs_gib[server.key])}
+        play.apply(one.node, play.role("vllm", server=replace(made, labels=labels)))
+        return
+    if one.running.status == "running":
+        end_dead_server(play, server)
+    if server.instance:
+        share = planned  # next to the others: what is free now is not for it alone
+        if not play.check and not admission.serves(one.running, server):
+            load_guard.prepare(play, [one.node])
+    else:
+        share = admission.share(play, server, one.running, planned)
+    begin = partial(_begin, play, server, share, guarded, front)
     started = begin()
     left = not started and not play.options.selection.partial
-    return readiness.Again(begin if left else None)
+    now.begun[server.key] = Again(begin if left else None)
 
 
-def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> bool:
+def _begin(
+    play: Play, server: Server, share: float | None, guarded: str, front: Sequence[RoleCall]
+) -> bool:
     """Start Ray on all nodes, head first; then the server, and the proxy in front of it.
-
-    Args:
-        share: the --gpu-memory-utilization that was computed; None keeps the recipe's.
-        guarded: whether there is a firewall, for the containers' label.
 
     Returns:
         Whether the server was started; else it ran as it should.
     """
-    nodes = plan.nodes
-    ray_token = token(play.session(nodes[0])) if plan.deployment.on_ray else None
-    deployment = plan.starting(share=share, guarded=guarded, ray_token=ray_token)
-    _start_ray(play, nodes, deployment)
-    with logs.explained():
-        return _start_server(play, plan, deployment)
-
-
-def _start_server(play: Play, plan: ServePlan, deployment: Deployment) -> bool:
-    """Start the server and the proxy in front of it; return whether the server was started."""
-    nodes = plan.nodes
-    server = play.role("vllm", deployment=deployment)
-    proxy = play.role("endpoint", **plan.endpoint.proxy_settings())
+    nodes = server.nodes
+    ray_token = token(play.session(nodes[0])) if server.on_ray else None
+    made = server.starting(share=share, guarded=guarded, ray_token=ray_token)
+    # Of several models Ray was ended before.
+    ray = () if server.instance or server.size > 1 else (play.role("ray", server=made),)
+    if server.size > 1:
+        start_ray(play, made)
+    role = play.role("vllm", server=made)
     # Who has the port gives it up before the other takes it.
-    order = (server, proxy) if plan.endpoint.engine_port is not None else (proxy, server)
-    made = play.apply(nodes, *order)
-    changed = [node for node in nodes if runtime.changed(made.changes(node.name), SERVER)]
-    if deployment.executor == "mp" and 0 < len(changed) < len(plan.nodes) and not play.check:
-        # A rank does not join others that have begun already.
-        play.apply(nodes, [_runtime(deployment).absent(SERVER, 5)])
-        play.apply(nodes, server)
+    order = (role, *front) if server.endpoint.engine_port is not None else (*front, role)
+    runs = runtime.RUNTIMES[server.runtime]
+    with logs.explained():
+        done = play.apply(nodes, *ray, *order)
+        changed = [n for n in nodes if runtime.changed(done.changes(n.name), server.program)]
+        if server.executor == "mp" and 0 < len(changed) < len(nodes) and not play.check:
+            # A rank does not join others that have begun already.
+            play.apply(nodes, [runs.absent(server.program, 5)])
+            play.apply(nodes, role)
     return bool(changed)
 
 
-def end_dead_server(play: Play, plan: ServePlan) -> None:
+def end_dead_server(play: Play, server: Server) -> None:
     """End a server whose engine has died, so that it is started again at once.
 
     Its API goes on for up to 40 s and ends with status 0 (source: make gpu). Who waited for it
     would see it end, and take that for a fault of what was started.
     """
-    serving = plan.engine
+    serving = engine(server.engine)
     left_out = play.check or play.options.selection.partial  # it may not be started again
     if left_out or serving.died is None:
         return
-    session = play.session(plan.nodes[0])
-    health = plan.endpoint.of_engine.request(session, serving.health, timeout=HEALTH_S)
+    session = play.session(server.nodes[0])
+    health = server.endpoint.of_engine.request(session, serving.health, timeout=HEALTH_S)
     if health.status == serving.died:
         play.note("the engine of the server that runs has died; it is started again")
-        end_server(play, plan)
+        end_server(play, server)
 
 
-def end_server(play: Play, plan: ServePlan) -> None:
+def end_server(play: Play, server: Server) -> None:
     """End the server and its ranks, to be started again; Ray stays."""
-    play.apply(plan.nodes, [_runtime(plan.deployment).absent(plan.server, 5)])
-    load_guard.prepare(play, plan.nodes)
+    play.apply(server.nodes, [runtime.RUNTIMES[server.runtime].absent(server.program, 5)])
+    load_guard.prepare(play, server.nodes)
 
 
-def start_ray_alone(
-    play: Play, plan: ServePlan, guarded: str, labels: Mapping[str, str] | None = None
-) -> None:
-    """Start Ray on all nodes of a plan, without the server, its model and its secrets.
-
-    Args:
-        guarded: whether there is a firewall, for the containers' label.
-        labels: more labels of the containers.
-    """
-    _start_ray(play, plan.nodes, _ray_alone(play, plan, guarded, labels or {}))
-
-
-def ray_would_restart(play: Play, plan: ServePlan, guarded: str, labels: Mapping[str, str]) -> bool:
-    """Return whether `start_ray_alone` would start a Ray that runs again, and change nothing."""
-    options = replace(play.options, check=True)
-    checking = Play(play.inventory, play.project, play.connections, Bus(), options)
-    role = checking.role("ray", deployment=_ray_alone(play, plan, guarded, labels))
-    made = checking.apply(plan.nodes, role)
-    return any(runtime.changed(made.changes(node.name), RAY) for node in plan.nodes)
-
-
-def _ray_alone(play: Play, plan: ServePlan, guarded: str, labels: Mapping[str, str]) -> Deployment:
-    """Return a plan's deployment as far as Ray needs it."""
-    ray_token = token(play.session(plan.nodes[0]))
-    whole = plan.starting(share=None, guarded=guarded, ray_token=ray_token)
-    mounts = tuple(mount.volume for mount in plan.recipe.mounts)
-    labels = {**whole.labels, **labels}
-    return replace(whole, model_path="", mounts=mounts, secret_env={}, labels=labels)
-
-
-def _start_ray(play: Play, nodes: Sequence[Node], deployment: Deployment) -> None:
-    """Start Ray where the deployment needs it, and wait for all nodes; end it elsewhere."""
-    with logs.explained():
-        changed = _ray_nodes(play, nodes, deployment)
-    if changed and not play.check:
-        # A server that was started with another Ray cluster never finds this one.
-        play.apply(nodes[0], [_runtime(deployment).absent(SERVER)])
-    if deployment.on_ray and not play.check:
-        ray = deployment.ray
-        readiness.ray_cluster(play, deployment.size, ray.dashboard_port, ray.join_timeout_s)
-        readiness.ray_asks_for_its_token(play, ray.dashboard_port)
-
-
-def _runtime(deployment: Deployment) -> runtime.Runtime:
-    return runtime.RUNTIMES[deployment.runtime]
-
-
-def _ray_nodes(play: Play, nodes: Sequence[Node], deployment: Deployment) -> bool:
-    """Apply the head before the workers; return whether anything was changed."""
-    role = play.role("ray", deployment=deployment)
-    head = play.apply(nodes[0], role)
-    changed = runtime.changed(head.changes(nodes[0].name), RAY)
-    if changed and not play.check and nodes[1:]:
-        # Workers of an earlier head do not follow to a new one.
-        play.apply(nodes[1:], [_runtime(deployment).absent(RAY, 2)])
-    workers = play.apply(nodes[1:], role)
-    return changed or workers.changed
+def is_whole(play: Play, deployment: Deployment) -> bool:
+    """Return whether there is something to be verified; say it where there is not."""
+    left_out = play.options.selection.partial
+    if not deployment.is_one and (play.check or left_out):
+        why = "not all was started, so nothing was verified"
+    elif play.check:
+        why = "check mode: nothing was started, so nothing was verified"
+    elif left_out and container_state(play, SERVER).status == "absent":
+        why = "the server was left out, so nothing was verified"
+    else:
+        return True
+    play.note(why)
+    return False

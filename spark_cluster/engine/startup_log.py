@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_cluster.engine import runtime
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.runner.play import Play
 

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import firewall, logs, model_state, node_states, replica_state, tuned
-from spark_cluster.engine.containers import DATA_PARALLEL, NODES, OVERRIDES, ContainerState
+from spark_cluster.engine import logs, model_state, node_states, replica_state, tuned
+from spark_cluster.engine.containers import (
+    DATA_PARALLEL,
+    FIREWALL,
+    NODES,
+    OVERRIDES,
+    ContainerState,
+)
 from spark_cluster.engine.endpoint import Endpoint, running
 from spark_cluster.engine.kind_probe import ANSWERS, kind_of, probe_once, short
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.node_states import MANY_RESTARTS, NodeState
-from spark_cluster.engine.process import RAY, SERVER
 from spark_cluster.engine.proxy import (
     LOADER_UNIT,
     UNIT,
@@ -278,7 +284,7 @@ def _problems(
         problems.append(f"the server is {server.in_words} (exit code {code})")
     heads, wanted = _serving(play, size)
     wanted = [replica.node for replica in behind] or wanted
-    if server.labels.get(firewall.LABEL) == "present":
+    if server.labels.get(FIREWALL) == "present":
         problems += [
             f"the firewall of the engine's ports on {n.name}: {n.firewall}"
             for n in nodes

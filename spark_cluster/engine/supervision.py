@@ -10,7 +10,7 @@ from typing import Any
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.engine import endpoint, kind_probe, proxy, replies, runtime
 from spark_cluster.engine.containers import NODES
-from spark_cluster.engine.process import RAY, SERVER, TITLE
+from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.engine.ray import NODES as RAY_NODES
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.engine.unit_program import UnitProgram

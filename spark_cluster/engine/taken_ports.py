@@ -9,9 +9,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_cluster.config.ports import SERVICES
+from spark_cluster.config.ports import LOOPBACK, SERVICES
 from spark_cluster.engine import runtime, unit_state
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT
 from spark_cluster.errors import Refused
 from spark_cluster.facts.listeners import EVERYWHERE, LISTENERS, Listener, parse
@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
-    from spark_cluster.engine.plan import ServePlan
+    from spark_cluster.config.ports import EnginePorts
+    from spark_cluster.engine.deployment import Deployment
     from spark_cluster.runner.play import Play
     from spark_cluster.topology import Node
 
@@ -38,45 +39,51 @@ class WantedPort:
     setting: str
 
 
-def must_be_free(play: Play, plan: ServePlan) -> None:
+def must_be_free(play: Play, deployment: Deployment) -> None:
     """Look for other programs on the ports of what is to be started; ours are left out.
 
     Raises:
         Refused: with the port, its purpose, and the program that has it.
     """
+    programs = {SERVER, RAY, *(server.program for server in deployment.servers)}
     questions = {
         "ss": list(LISTENERS),
         "proxy": ["systemctl", "is-active", UNIT],
-        **{name: runtime.question(name) for name in (SERVER, RAY)},
+        **{name: runtime.question(name) for name in programs},
     }
-    asked = [(n, play.session(n).submit("gather", commands=questions)) for n in plan.nodes]
+    asked = [(n, play.session(n).submit("gather", commands=questions)) for n in deployment.nodes]
     for node, pending in asked:
         answers = pending.wait()["commands"]
         own = PROXY if _output(answers, "proxy").strip() == "active" else None
         others = [one for one in parse(_output(answers, "ss")) if one.program != own]
-        for wanted in _wanted(plan, node, answers):
+        for wanted in _wanted(deployment, node, answers):
             for one in others:
                 if one.port == wanted.port and one.blocks(wanted.address):
                     _refuse(node, wanted, one)
 
 
-def _wanted(plan: ServePlan, node: Node, answers: Mapping[str, Any]) -> Iterator[WantedPort]:
+def _wanted(deployment: Deployment, node: Node, answers: Mapping[str, Any]) -> Iterator[WantedPort]:
     """Yield the ports on a node of those programs that do not run there yet."""
-    endpoint, deployment = plan.endpoint, plan.deployment
-    if node.name == deployment.nodes[0]:
-        proxied = endpoint.engine_port is not None
-        if proxied:
-            yield WantedPort(endpoint.host, endpoint.port, "endpoint", "`--port`")
-        if _absent(answers, SERVER):
+    endpoint = deployment.endpoint
+    proxied, displaced = endpoint.engine_port is not None, not _absent(answers, SERVER)
+    if proxied and not displaced and node.name == deployment.nodes[0].name:
+        yield WantedPort(endpoint.host, endpoint.port, "endpoint", "`--port`")
+    for server in deployment.servers:
+        if displaced and server.program != SERVER:
+            continue  # the port may be that of a server of ours which is ended for it
+        if node.name == server.nodes[0].name and _absent(answers, server.program):
             setting = "`serve.engine_port` in the inventory" if proxied else "`--port`"
-            yield WantedPort(deployment.host, deployment.port, "server", setting)
-    if not deployment.on_ray or not _absent(answers, RAY):
-        return
-    ports, everywhere = deployment.ray.ports, EVERYWHERE[0]
+            yield WantedPort(server.host, server.port, "server", setting)
+        if server.on_ray and _absent(answers, RAY):
+            yield from _of_ray(server.ray.ports, node)
+
+
+def _of_ray(ports: EnginePorts, node: Node) -> Iterator[WantedPort]:
+    everywhere = EVERYWHERE[0]
     if node.is_head:
         yield WantedPort(everywhere, ports.gcs, "head of Ray", "`ray.port` in the recipe")
         setting = "`ray.dashboard_port` in the recipe"
-        yield WantedPort(deployment.host, ports.dashboard, "dashboard of Ray", setting)
+        yield WantedPort(LOOPBACK, ports.dashboard, "dashboard of Ray", setting)
     for port in range(ports.first_port, ports.first_port + SERVICES):
         yield WantedPort(everywhere, port, "services of Ray", "`ray.first_port` in the recipe")
 

@@ -10,7 +10,7 @@ from spark_cluster.node.engine_caches import short
 from spark_cluster.node.tuned_kernels import VARIABLE, folder_of
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.plan import ServePlan
+    from spark_cluster.engine.deployment import Deployment, Server
     from spark_cluster.runner.play import Play
     from spark_cluster.topology import Node
 
@@ -21,9 +21,9 @@ Found = Mapping[str, Sequence[Mapping[str, Any]]]
 """Node to what is tuned there."""
 
 
-def look(play: Play, plan: ServePlan, nodes: Sequence[Node]) -> Found:
+def look(play: Play, server: Server, nodes: Sequence[Node]) -> Found:
     """Ask the nodes for what is tuned for a plan's model; nothing is asked where it cannot be."""
-    recipe, folder = plan.recipe, plan.deployment.cache_root
+    recipe, folder = server.recipe, server.cache_root
     if recipe.engine != "vllm" or recipe.venv is not None or VARIABLE in recipe.env:
         return {}
     waiting = {
@@ -37,34 +37,42 @@ def look(play: Play, plan: ServePlan, nodes: Sequence[Node]) -> Found:
     }
 
 
-def applied(play: Play, plan: ServePlan, found: Found) -> ServePlan:
+def of_all(play: Play, deployment: Deployment, found: Mapping[str, Found]) -> Deployment:
+    """Return a deployment whose servers get what is tuned for them.
+
+    Args:
+        found: recipe to what is tuned for it.
+    """
+    made = [applied(play, server, found[server.recipe.name]) for server in deployment.servers]
+    return deployment.with_servers(made)
+
+
+def applied(play: Play, server: Server, found: Found) -> Server:
     """Return the plan with what is tuned for its model, size, GPUs and image on all its nodes.
 
     Without it on each of them the plan stays as it is: all ranks get the same environment.
     """
-    if not all(fitting(found.get(node.name, ()), plan.tp, {_gpu(node)}) for node in plan.nodes):
-        return plan
-    image = _image(play, plan)
+    if not all(fitting(found.get(node.name, ()), server.tp, {_gpu(node)}) for node in server.nodes):
+        return server
+    image = _image(play, server)
     files_of = [
-        {str(e["file"]) for e in fitting(found[node.name], plan.tp, {_gpu(node)}, image)}
-        for node in plan.nodes
+        {str(e["file"]) for e in fitting(found[node.name], server.tp, {_gpu(node)}, image)}
+        for node in server.nodes
     ]
     files = set.intersection(*files_of)
     if not files:
         play.note(
             "kernels are tuned for this model with another image, and not used: "
-            f"`spark-cluster tune {plan.recipe.name}` tunes them for this one"
+            f"`spark-cluster tune {server.recipe.name}` tunes them for this one"
         )
-        return plan
-    made = plan.deployment
-    folder = folder_of(made.cache_root, image)
-    tuned = replace(
-        made,
-        env={**made.env, VARIABLE: folder},
-        mounts=(*made.mounts, f"{folder}:{folder}:ro"),
-        labels={**made.labels, LABEL: " ".join(sorted(files))},
+        return server
+    folder = folder_of(server.cache_root, image)
+    return replace(
+        server,
+        env={**server.env, VARIABLE: folder},
+        mounts=(*server.mounts, f"{folder}:{folder}:ro"),
+        labels={**server.labels, LABEL: " ".join(sorted(files))},
     )
-    return replace(plan, deployment=tuned)
 
 
 def fitting(
@@ -79,10 +87,10 @@ def fitting(
     ]
 
 
-def _image(play: Play, plan: ServePlan) -> str:
+def _image(play: Play, server: Server) -> str:
     """Return the id of the image on the head; `-` where it is not there yet."""
-    asked = ["docker", "image", "inspect", "--format", "{{.Id}}", plan.deployment.image]
-    answer = play.session(plan.nodes[0]).request("gather", commands={"image": asked})
+    asked = ["docker", "image", "inspect", "--format", "{{.Id}}", server.image]
+    answer = play.session(server.nodes[0]).request("gather", commands={"image": asked})
     done = answer["commands"]["image"]
     return done["stdout"].strip() if done is not None and done["status"] == 0 else "-"
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.flags import words
 from spark_cluster.engine import readiness, vram
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.models.config import from_config
 from spark_cluster.models.kernel_shape import KernelShape, NothingToTune, kernel_shape
@@ -20,7 +20,7 @@ from spark_cluster.node.tuned_kernels import FOLDER, INDEX, folder_of
 from spark_cluster.resources import Directory, File, TunedKernels
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.plan import ServePlan
+    from spark_cluster.engine.deployment import Server
     from spark_cluster.runner.play import Play
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 256, 1024, 2048, 4096)
@@ -62,7 +62,7 @@ class Tuning:
         return asdict(self)
 
 
-def must_be_free(play: Play, plan: ServePlan) -> None:
+def must_be_free(play: Play, server: Server) -> None:
     """Refuse where something serves or holds the GPU's memory; the tuner itself may run already.
 
     Raises:
@@ -75,11 +75,11 @@ def must_be_free(play: Play, plan: ServePlan) -> None:
         if readiness.container_state(play, name).status == "running":
             raise Refused(
                 "the engine runs, and the tuner needs the GPU and its memory for itself",
-                where=f"{plan.nodes[0].name} {name}",
+                where=f"{server.nodes[0].name} {name}",
                 hint="`spark-cluster down` first; `spark-cluster up` again afterwards",
             )
-    name = plan.nodes[0].name
-    (reading,) = vram.sample({name: play.session(plan.nodes[0])})
+    name = server.nodes[0].name
+    (reading,) = vram.sample({name: play.session(server.nodes[0])})
     if reading.processes:
         held = ", ".join(f"{p.name} (PID {p.pid}, {p.used_mib} MiB)" for p in reading.processes)
         raise Refused(
@@ -89,40 +89,40 @@ def must_be_free(play: Play, plan: ServePlan) -> None:
         )
 
 
-def shape_of(play: Play, plan: ServePlan) -> KernelShape:
+def shape_of(play: Play, server: Server) -> KernelShape:
     """Return the shape to tune, by the model's own config on the head.
 
     Raises:
         Refused: there is nothing to tune, with the reason.
         Failed: the config cannot be read.
     """
-    path = f"{plan.deployment.model_path}/config.json"
-    answer = play.session(plan.nodes[0]).request("gather", files={"config": path})
+    path = f"{server.model_path}/config.json"
+    answer = play.session(server.nodes[0]).request("gather", files={"config": path})
     try:
         config = json.loads(answer["files"]["config"] or "")
-        geometry = from_config(config, plan.recipe.model.name)
+        geometry = from_config(config, server.recipe.model.name)
     except (ValueError, InvalidFile) as error:
         raise Failed(
             f"the model's config cannot be read: {error}",
-            where=f"{plan.nodes[0].name}:{path}",
+            where=f"{server.nodes[0].name}:{path}",
             hint="`spark-cluster models list` shows what the nodes have",
         ) from None
     try:
-        return kernel_shape(geometry, config, plan.launch.args, plan.tp)
+        return kernel_shape(geometry, config, server.launch.args, server.tp)
     except NothingToTune as reason:
-        raise Refused(f"there is nothing to tune for {plan.recipe.name}: {reason}") from None
+        raise Refused(f"there is nothing to tune for {server.recipe.name}: {reason}") from None
 
 
-def must_be_tunable(plan: ServePlan) -> None:
+def must_be_tunable(server: Server) -> None:
     """Refuse an engine or a runtime without a tuner.
 
     Raises:
         Refused: with the reason.
     """
-    if plan.deployment.engine != "vllm" or plan.deployment.runtime != "docker":
+    if server.engine != "vllm" or server.runtime != "docker":
         raise Refused(
-            f"there is nothing to tune for {plan.recipe.name}: the tuner is vLLM's, in its image, "
-            f"and this is {plan.deployment.engine} in {plan.deployment.runtime}"
+            f"there is nothing to tune for {server.recipe.name}: the tuner is vLLM's, in its image, "
+            f"and this is {server.engine} in {server.runtime}"
         )
 
 
@@ -133,7 +133,7 @@ def estimate(shape: KernelShape, sizes: Sequence[int]) -> tuple[float, float]:
 
 
 def resource(
-    plan: ServePlan,
+    server: Server,
     shape: KernelShape,
     sizes: Sequence[int],
     *,
@@ -146,33 +146,33 @@ def resource(
     Args:
         tuner: a file of the node; empty for the image's own.
     """
-    made, gpu = plan.deployment, plan.nodes[0].facts.gpu
-    given: dict[str, Any] = {"model": made.model_path, "tp-size": plan.tp}
+    gpu = server.nodes[0].facts.gpu
+    given: dict[str, Any] = {"model": server.model_path, "tp-size": server.tp}
     if shape.dtype:
         given["dtype"] = shape.dtype
     for flag in ("enable-expert-parallel", "trust-remote-code"):
-        if plan.launch.args.get(flag):
+        if server.launch.args.get(flag):
             given[flag] = True
     name = gpu.name if gpu else ""
-    whole = whole_folder(made.model_path)
+    whole = whole_folder(server.model_path)
     return TunedKernels(
-        made.image,
+        server.image,
         shape.file_name(name),
-        made.cache_root,
-        model=plan.recipe.model.name,
-        tp=plan.tp,
+        server.cache_root,
+        model=server.recipe.model.name,
+        tp=server.tp,
         gpu=name,
         words=tuple(words(given)),
         sizes=tuple(sizes),
-        volumes=tuple(dict.fromkeys((f"{whole}:{whole}:ro", *made.mounts))),
-        env=dict(made.env),
+        volumes=tuple(dict.fromkeys((f"{whole}:{whole}:ro", *server.mounts))),
+        env=dict(server.env),
         tuner=tuner,
         renew=renew,
         limit_s=limit_s,
     )
 
 
-def sent_tuner(play: Play, plan: ServePlan, tuner: Path | None) -> str:
+def sent_tuner(play: Play, server: Server, tuner: Path | None) -> str:
     """Send a tuner of the laptop to the head; return its path there, empty without one."""
     if tuner is None:
         return ""
@@ -180,22 +180,22 @@ def sent_tuner(play: Play, plan: ServePlan, tuner: Path | None) -> str:
 
     text = tuner.read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
-    folder = f"{plan.deployment.cache_root}/{FOLDER}/.{TUNERS}"
+    folder = f"{server.cache_root}/{FOLDER}/.{TUNERS}"
     path = f"{folder}/{digest}.py"
-    parents = [Directory(f"{plan.deployment.cache_root}/{FOLDER}", mode=0o755)]
-    play.apply(plan.nodes[0], [*parents, Directory(folder, mode=0o755), File(path, content=text)])
+    parents = [Directory(f"{server.cache_root}/{FOLDER}", mode=0o755)]
+    play.apply(server.nodes[0], [*parents, Directory(folder, mode=0o755), File(path, content=text)])
     return path
 
 
-def hand_on(play: Play, plan: ServePlan, image: str, files: Sequence[str]) -> None:
+def hand_on(play: Play, server: Server, image: str, files: Sequence[str]) -> None:
     """Copy the result from the head to the other nodes that serve; they have the same GPU."""
-    others = plan.nodes[1:]
+    others = server.nodes[1:]
     if not others:
         return
-    root = plan.deployment.cache_root
+    root = server.cache_root
     folder = folder_of(root, image)
     paths = {name: f"{folder}/{name}" for name in (*files, INDEX)}
-    answer = play.session(plan.nodes[0]).request("gather", files=paths)
+    answer = play.session(server.nodes[0]).request("gather", files=paths)
     made = [File(path, content=answer["files"][name] or "") for name, path in paths.items()]
     above = [Directory(path, mode=0o755) for path in (f"{root}/{FOLDER}", folder)]
     play.apply(others, [*above, *made])

@@ -19,7 +19,7 @@ from spark_cluster.engine.containers import OVERRIDES
 from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.kept_answers import COMPARED, ComparedSize, KeptAnswers
 from spark_cluster.engine.kind_probe import kind_of
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, models_of
 from spark_cluster.engine.readiness import container_state
 from spark_cluster.engine.vram import NodeVram

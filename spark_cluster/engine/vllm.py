@@ -11,12 +11,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.config.engines import Dialect
 from spark_cluster.config.model_kind import RUNGS
-from spark_cluster.engine.process import (
-    Process,
-    base_environment,
-    needs_rdma,
-    server_name,
-)
+from spark_cluster.engine.process import Process, base_environment, needs_rdma
 from spark_cluster.engine.ray_node import RAY_HOME, authentication
 from spark_cluster.errors import Failed
 from spark_cluster.logs import start_patterns
@@ -24,7 +19,7 @@ from spark_cluster.logs import start_patterns
 if TYPE_CHECKING:
     from spark_cluster.config.model_kind import Rung
     from spark_cluster.config.ports import Span
-    from spark_cluster.engine.deployment import Deployment
+    from spark_cluster.engine.deployment import Server
     from spark_cluster.engine.engine import Engine
     from spark_cluster.topology import Node
 
@@ -69,37 +64,37 @@ class Vllm:
     anchors = start_patterns.VLLM.patterns
     rungs: frozenset[Rung] = frozenset((*RUNGS["chat"], "embedding", "reranking", "transcription"))
 
-    def environment(self, node: Node, deployment: Deployment) -> dict[str, str]:
+    def environment(self, node: Node, server: Server) -> dict[str, str]:
         """Return caches, the link's address, interface and HCAs, and the recipe's variables."""
-        env = base_environment(node, deployment)
-        if deployment.size > 1:
+        env = base_environment(node, server)
+        if server.size > 1:
             address = str(node.links[0].address.ip)
             env |= {
                 "VLLM_HOST_IP": address,
                 "RAY_NODE_IP_ADDRESS": address,
                 "RAY_memory_monitor_refresh_ms": "0",
             }
-        return {**env, **deployment.env}
+        return {**env, **server.env}
 
-    def server(self, node: Node, deployment: Deployment, master_port: int) -> Process | None:
+    def server(self, node: Node, server: Server, master_port: int) -> Process | None:
         """Return the server on the head; elsewhere another rank of the executor mp, or nothing.
 
         The server is a program of its own next to Ray, so that it has its own log and restarts.
         """
-        command = self.dialect.command(deployment.model_path, deployment.args)
-        if deployment.size > 1 and deployment.executor == "mp" and node.name in deployment.nodes:
-            return self._rank(node, deployment, command, master_port)
+        command = self.dialect.command(server.model_path, server.args)
+        if server.size > 1 and server.executor == "mp" and node.name in server.node_names:
+            return self._rank(node, server, command, master_port)
         if not node.is_head:
             return None
-        if deployment.size == 1:
-            return self._process(node, deployment, _answering(command, deployment))
-        return self._beside_ray(node, deployment, command)
+        if server.size == 1:
+            return self._process(node, server, _answering(command, server))
+        return self._beside_ray(node, server, command)
 
     def ports(self, master_port: int) -> tuple[Span, ...]:
         """Return the port where ranks of the executor mp meet."""
         return ((master_port, master_port),)
 
-    def _beside_ray(self, node: Node, deployment: Deployment, command: tuple[str, ...]) -> Process:
+    def _beside_ray(self, node: Node, server: Server, command: tuple[str, ...]) -> Process:
         """Return the server of several nodes over Ray.
 
         Next to a Ray head it needs four things (found out one by one): the head's PID namespace, as
@@ -107,16 +102,16 @@ class Vllm:
         `services.find_node_ids`); Ray's folder; vLLM's own sockets in a folder that both share,
         or it hangs for ever; and the head's address.
         """
-        variables, secrets = authentication(deployment)
+        variables, secrets = authentication(server)
         command = (
             *command,
             "--distributed-executor-backend=ray",
-            *_ranks_over_ray(node, deployment),
+            *_ranks_over_ray(node, server),
         )
-        made = self._process(node, deployment, _answering(command, deployment))
+        made = self._process(node, server, _answering(command, server))
         env = {
             **made.env,
-            "RAY_ADDRESS": f"{node.fabric_ip}:{deployment.ray.port}",
+            "RAY_ADDRESS": f"{node.fabric_ip}:{server.ray.port}",
             "VLLM_RPC_BASE_PATH": "/tmp/ray",  # noqa: S108  (where the program sees it)
             **variables,
         }
@@ -124,37 +119,35 @@ class Vllm:
         return replace(made, env=env, mounts=mounts, secret_files=secrets, sees_ray=True)
 
     def _rank(
-        self, node: Node, deployment: Deployment, command: tuple[str, ...], master_port: int
+        self, node: Node, server: Server, command: tuple[str, ...], master_port: int
     ) -> Process:
         """Return a rank of vLLM's own multi-node mode; the head's is the server."""
         master = node.head.fabric_ip
         if master is None:
             raise Failed("there is no fabric to serve over", where=node.name)
-        rank = deployment.nodes.index(node.name)
+        rank = server.node_names.index(node.name)
         command += (
             "--distributed-executor-backend=mp",
-            f"--nnodes={deployment.size}",
+            f"--nnodes={server.size}",
             f"--node-rank={rank}",
             f"--master-addr={master}",
             f"--master-port={master_port}",
         )
-        whole = _answering(command, deployment) if rank == 0 else (*command, "--headless")
-        return self._process(node, deployment, whole)
+        whole = _answering(command, server) if rank == 0 else (*command, "--headless")
+        return self._process(node, server, whole)
 
-    def _process(self, node: Node, deployment: Deployment, command: tuple[str, ...]) -> Process:
-        env = self.environment(node, deployment)
-        return Process(
-            server_name(deployment.instance), command, env, rdma=needs_rdma(node, deployment)
-        )
+    def _process(self, node: Node, server: Server, command: tuple[str, ...]) -> Process:
+        env = self.environment(node, server)
+        return Process(server.program, command, env, rdma=needs_rdma(node, server))
 
 
-def _ranks_over_ray(node: Node, deployment: Deployment) -> tuple[str, ...]:
+def _ranks_over_ray(node: Node, server: Server) -> tuple[str, ...]:
     """Return how data-parallel ranks are spread: one actor of Ray on each node, the head's first.
 
     Without a size of its own, vLLM puts all of them on the head, which has one GPU (0.32,
     `EngineArgs.create_engine_config` and `CoreEngineActorManager.create_dp_placement_groups`).
     """
-    if "data-parallel-size" not in deployment.flags:
+    if "data-parallel-size" not in server.flags:
         return ()
     return (
         "--data-parallel-backend=ray",
@@ -163,13 +156,13 @@ def _ranks_over_ray(node: Node, deployment: Deployment) -> tuple[str, ...]:
     )
 
 
-def _answering(command: tuple[str, ...], deployment: Deployment) -> tuple[str, ...]:
+def _answering(command: tuple[str, ...], server: Server) -> tuple[str, ...]:
     """Return the command of what answers requests, behind the proxy, whose concern a key is.
 
     What vLLM itself would guard by a key is a part of its paths, and it would hand the key on to
     all of Ray's workers in their environment.
     """
-    return (*command, f"--host={deployment.host}", f"--port={deployment.port}")
+    return (*command, f"--host={server.host}", f"--port={server.port}")
 
 
 VLLM: Engine = Vllm()

@@ -18,7 +18,7 @@ from spark_cluster.bench.benchy import Target
 from spark_cluster.bench.expansion import PlannedCell, expand
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.suite_schema import Suite
-from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.deployment import Server
 
 Handler = Callable[[dict[str, Any]], tuple[int, list[str]]]
 """From a request to a status and the lines of the reply."""

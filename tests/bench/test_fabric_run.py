@@ -28,7 +28,7 @@ from spark_cluster.bench.fabric_run import messages, must_be_possible, record_of
 from spark_cluster.bench.fabric_verdict import judged, rdma_devices, uses_rdma
 from spark_cluster.engine import ray_cluster, readiness
 from spark_cluster.engine.containers import ContainerState
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
 from spark_cluster.facts.model import Process

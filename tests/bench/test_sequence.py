@@ -25,7 +25,7 @@ from spark_cluster.cli.console import Console
 from spark_cluster.cluster.bench import BenchResult
 from spark_cluster.cluster.result import RunSummary
 from spark_cluster.config.flags import words
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import (
     DoesNotFit,
     Failed,

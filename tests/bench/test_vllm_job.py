@@ -10,7 +10,6 @@ from spark_cluster.bench.benchy import Target
 from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.on_node import Job
 from spark_cluster.bench.suite_schema import Suite
-from spark_cluster.engine.deployment import Deployment
 
 SUITE = Suite.model_validate(
     {

@@ -17,7 +17,7 @@ from spark_cluster.engine import admission, model_lookup, vram
 from spark_cluster.engine import survey as surveying
 from spark_cluster.engine.containers import ContainerState
 from spark_cluster.engine.memory_phases import MemoryPhases
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.facts.model import Gpu, Memory, Process
 from spark_cluster.models.checkpoint import Checkpoint
@@ -302,12 +302,12 @@ def changed(**flags):
 
 
 def running_as(plan):
-    return ContainerState("running", labels=dict(plan.deployment.labels))
+    return ContainerState("running", labels=dict(plan.labels))
 
 
 def test_the_same_arguments_are_the_same_server():
     plan = plan_for(changed(**{"max-num-seqs": 2}), make_node("a"))
-    assert plan.deployment.labels["spark-cluster.overrides"] == "-o max-num-seqs=2"
+    assert plan.labels["spark-cluster.overrides"] == "-o max-num-seqs=2"
     assert admission.serves(running_as(plan), plan)
     assert admission.overrides_changed(running_as(plan), plan) == ""
 
@@ -315,7 +315,7 @@ def test_the_same_arguments_are_the_same_server():
 def test_without_them_it_is_another_server_and_says_so():
     plain = plan_for(make_recipe(), make_node("a"))
     plan = plan_for(changed(**{"max-num-seqs": 2}), make_node("a"))
-    assert "spark-cluster.overrides" not in plain.deployment.labels
+    assert "spark-cluster.overrides" not in plain.labels
     assert not admission.serves(running_as(plan), plain)
     assert not admission.serves(running_as(plain), plan)
     told = admission.overrides_changed(running_as(plan), plain)
@@ -337,9 +337,9 @@ def test_stages_take_nodes():
     nodes = [make_node("a"), make_node("b", head=False), make_node("c", head=False)]
     plan = plan_for(make_recipe(pipeline_parallel=2), *nodes, tp=1)
     assert [node.name for node in plan.nodes] == ["a", "b"]
-    assert (plan.tp, plan.deployment.size) == (1, 2)
-    assert "--pipeline-parallel-size" in plan.deployment.args
-    assert plan.deployment.labels["spark-cluster.nodes"] == "2"
+    assert (plan.tp, plan.size) == (1, 2)
+    assert "--pipeline-parallel-size" in plan.args
+    assert plan.labels["spark-cluster.nodes"] == "2"
     with pytest.raises(
         Refused, match="--tp 2 with pipeline stages or data-parallel ranks needs 4 nodes"
     ):

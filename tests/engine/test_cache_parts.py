@@ -8,7 +8,7 @@ from typing import Any
 
 from spark_cluster.engine import cache_parts
 from spark_cluster.engine.cache_parts import CachePart
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.node.launch_records import LaunchRecord
 
 DAY = 86_400.0

@@ -8,11 +8,11 @@ from ipaddress import IPv4Interface
 import pytest
 from factories import make_node, make_recipe
 from serve_plans import inventory_of, plan_for
+from spark_cluster.engine.replicas import resolve_group
 
 from spark_cluster.cluster.overrides import changed
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.engine.plan import ServePlan
-from spark_cluster.engine.replicas import resolve_group
+from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.vllm import Vllm
 from spark_cluster.errors import Refused
 from spark_cluster.topology import Link, Node
@@ -34,22 +34,22 @@ def of_model(name: str, **fields: object) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def plan() -> ServePlan:
+def plan() -> Server:
     return plan_for(make_recipe(executor="ray", data_parallel=2), *FOUR, tp=1)
 
 
-def test_a_rank_on_each_of_two_nodes(plan: ServePlan) -> None:
-    assert plan.deployment.nodes == ("spark1", "spark2")
-    assert plan.deployment.on_ray
+def test_a_rank_on_each_of_two_nodes(plan: Server) -> None:
+    assert plan.node_names == ("spark1", "spark2")
+    assert plan.on_ray
     assert [node.name for node in plan.idle] == ["spark3", "spark4"]
-    labels = plan.deployment.labels
+    labels = plan.labels
     assert labels["spark-cluster.tp"] == "1"
     assert labels["spark-cluster.nodes"] == labels["spark-cluster.data-parallel"] == "2"
     assert plan.firewall["peers"] == ("spark1", "spark2")
     assert (29550, 29551) in plan.firewall["ports"], "where the ranks find the server"
 
 
-def test_the_server_puts_one_rank_on_each_node(plan: ServePlan) -> None:
+def test_the_server_puts_one_rank_on_each_node(plan: Server) -> None:
     head = Vllm().server(FOUR[0], plan.deployment, 29501)
     assert head is not None
     words = head.command

@@ -14,7 +14,7 @@ from factories import make_recipe
 from spark_cluster.engine import dead_engine
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine as engine_named
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 
 ERROR = json.dumps({"error": {"message": "EngineCore encountered an issue.", "code": 500}})
 

@@ -14,7 +14,7 @@ from factories import PREPARED, make_node
 from spark_cluster.engine import start
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine as engine_named
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.runner.options import Options, Selection
 
 

@@ -13,7 +13,6 @@ from spark_cluster.config.ports import EPHEMERAL, EnginePorts, recipe_ports, vll
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Ray, Vllm
 from spark_cluster.engine import firewall
-from spark_cluster.engine.deployment import Deployment
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.topology import Node
 

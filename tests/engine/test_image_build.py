@@ -178,7 +178,7 @@ def test_what_a_node_gets(project: Path) -> None:
     assert files[f"{built.context}/fix/run.sh"] == LaptopFile(script)
     folders = [one.path for one in placed if isinstance(one, Directory)]
     assert folders[-2:] == [f"{built.context}/fix", f"{built.context}/fix/fix"]
-    assert plan.deployment.image == "local/r:mods"
+    assert plan.image == "local/r:mods"
 
 
 def test_a_base_from_an_archive_has_no_digest_in_the_dockerfile(project: Path) -> None:

@@ -359,7 +359,7 @@ def test_up_climbs_with_the_size_that_the_models_files_say(
     play = SimpleNamespace(head=node, session=lambda _node: head, bus=Mock())
     if verified:
         assert rungs.climb(play, plan).startswith("3 numbers; cosine")  # type: ignore[arg-type]
-        assert plan.deployment.labels[kind_probe.KIND_LABEL] == "embedding"
+        assert plan.labels[kind_probe.KIND_LABEL] == "embedding"
         return
     with pytest.raises(VerificationFailed, match="3 numbers, expected 1024"):
         rungs.climb(play, plan)  # type: ignore[arg-type]

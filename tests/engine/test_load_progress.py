@@ -75,7 +75,7 @@ class Start:
 
     @property
     def cache(self) -> Path:
-        return self.node.root / self.plan.deployment.cache_root.lstrip("/") / "images" / IMAGE
+        return self.node.root / self.plan.cache_root.lstrip("/") / "images" / IMAGE
 
     def wait(self) -> None:
         readiness.healthy(

@@ -7,11 +7,11 @@ from ipaddress import IPv4Interface
 import pytest
 from factories import SHIPPED, make_recipe
 from serve_plans import inventory_of, located, snapshot_of
+from spark_cluster.engine.replicas import group_of, resolve_group
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Drafter
-from spark_cluster.engine.plan import resolve
-from spark_cluster.engine.replicas import group_of, resolve_group
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.topology import Link, Node
 
 NODES = tuple(
@@ -49,8 +49,8 @@ def test_the_drafters_folder_is_in_flags_launch_and_mounts(engine: str) -> None:
     assert made == resolve(located(recipe), inventory, NODES, 2)
     folder = snapshot_of("org/drafter")
     assert made.launch.speculative["model"] == folder
-    assert folder in str(made.deployment.flags)
-    assert any(folder.rpartition("/snapshots/")[0] in mount for mount in made.deployment.mounts)
+    assert folder in str(made.flags)
+    assert any(folder.rpartition("/snapshots/")[0] in mount for mount in made.mounts)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -62,4 +62,4 @@ def test_servers_of_a_plan_have_its_folders(count: int) -> None:
     assert later == resolve_group(located(recipe), inventory, NODES, count)
     assert len(later.parts) == count
     for part in later.parts:
-        assert part.deployment.model_path == snapshot_of(recipe.model.name)
+        assert part.model_path == snapshot_of(recipe.model.name)

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from factories import make_node, make_recipe
 from serve_plans import inventory_of, snapshot_of
+from spark_cluster.engine.replicas import Group
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import proxy
 from spark_cluster.engine.models import ServedModel, must_go_together, resolve_models
-from spark_cluster.engine.replicas import Group
 from spark_cluster.errors import Refused
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import File
@@ -78,7 +78,7 @@ def test_each_part_knows_its_own_model_and_address() -> None:
         "http://127.0.0.1:18000/v1",
         "http://127.0.0.1:18001/v1",
     ]
-    labels = [part.deployment.labels["spark-cluster.model"] for part in parts]
+    labels = [part.labels["spark-cluster.model"] for part in parts]
     assert labels == ["gemma-4-26b", "qwen3-embedding"]
 
 
@@ -97,7 +97,7 @@ def test_the_proxys_description_names_them() -> None:
 
 def test_a_model_on_another_node_is_reached_over_the_fabric_only() -> None:
     found = group(served(CHAT), served(EMBEDDING, "b"))
-    assert found.parts[1].deployment.host == "192.168.177.12"
+    assert found.parts[1].host == "192.168.177.12"
     assert [node.name for node in found.whole.nodes] == ["a", "b"]
     assert found.whole.firewall["peers"] == ("a", "b")
     assert {(18000, 18000), (18001, 18001)} <= set(found.whole.firewall["ports"])

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 from factories import make_node, make_recipe
 from serve_plans import inventory_of
+from spark_cluster.engine.model_admission import Admitted, Starting, admit
+from spark_cluster.engine.replicas import Member
 
 from spark_cluster.engine import model_admission, model_loading, model_servers
 from spark_cluster.engine.containers import NEEDS, ContainerState
-from spark_cluster.engine.model_admission import Admitted, Starting, admit
 from spark_cluster.engine.models import ServedModel, resolve_models
-from spark_cluster.engine.process import PAUSE, RAY, SERVER
+from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.proxy import Replica
-from spark_cluster.engine.replicas import Member
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.loader.project import Project
 from spark_cluster.planning.room import SPARK, NodeMemory
@@ -68,7 +68,7 @@ class FakePlay:
 def running(index: int, share: float | None = None) -> ContainerState:
     """The server of a model as it was started."""
     flags = ("--gpu-memory-utilization", str(share)) if share is not None else ()
-    labels = GROUP.parts[index].deployment.labels
+    labels = GROUP.parts[index].labels
     return ContainerState("running", labels=dict(labels), command=("vllm", *flags))
 
 
@@ -132,7 +132,7 @@ LOADS = f"spark-vllm-{EMBEDDING}"
 
 def made(needs: str, status: str = "exited") -> ContainerState:
     """The container of the model that is loaded on request."""
-    labels = {**GROUP.parts[1].deployment.labels, NEEDS: needs}
+    labels = {**GROUP.parts[1].labels, NEEDS: needs}
     return ContainerState(status, labels=labels)
 
 

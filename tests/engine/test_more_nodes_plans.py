@@ -8,9 +8,9 @@ from ipaddress import IPv4Interface
 import pytest
 from factories import make_node, make_recipe
 from serve_plans import inventory_of, plan_for
+from spark_cluster.engine.replicas import resolve_group
 
 from spark_cluster.config.parallelism import TensorParallel
-from spark_cluster.engine.replicas import resolve_group
 from spark_cluster.errors import Refused
 from spark_cluster.topology import Link, Node
 
@@ -27,19 +27,19 @@ NAMES = tuple(node.name for node in FOUR)
 
 def test_one_model_over_four() -> None:
     plan = plan_for(make_recipe("gemma4-31b-fp8"), *FOUR, tp=4)
-    assert plan.deployment.nodes == NAMES
+    assert plan.node_names == NAMES
     assert plan.idle == ()
-    flags = list(plan.deployment.args)
+    flags = list(plan.args)
     assert flags[flags.index("--tensor-parallel-size") + 1] == "4"
-    assert plan.deployment.labels["spark-cluster.tp"] == "4"
+    assert plan.labels["spark-cluster.tp"] == "4"
     assert plan.firewall["peers"] == NAMES
 
 
 def test_three_stages_on_three_of_four() -> None:
     plan = plan_for(make_recipe(pipeline_parallel=3), *FOUR, tp=1)
-    assert (plan.deployment.nodes, plan.deployment.size) == (NAMES[:3], 3)
+    assert (plan.node_names, plan.size) == (NAMES[:3], 3)
     assert [node.name for node in plan.idle] == ["spark4"]
-    flags = list(plan.deployment.args)
+    flags = list(plan.args)
     assert flags[flags.index("--pipeline-parallel-size") + 1] == "3"
     assert plan.firewall["peers"] == NAMES[:3]
 
@@ -47,9 +47,9 @@ def test_three_stages_on_three_of_four() -> None:
 @pytest.mark.parametrize("count", [3, 4])
 def test_replicas_on_three_and_four(count: int) -> None:
     found = resolve_group(make_recipe(), inventory_of(*FOUR), FOUR, count)
-    assert [part.deployment.nodes for part in found.parts] == [(n,) for n in NAMES[:count]]
+    assert [part.node_names for part in found.parts] == [(n,) for n in NAMES[:count]]
     hosts = ["127.0.0.1", *(f"192.168.177.{10 + n}" for n in range(2, count + 1))]
-    assert [part.deployment.host for part in found.parts] == hosts
+    assert [part.host for part in found.parts] == hosts
     assert [replica.node for replica in found.whole.endpoint.replicas] == list(NAMES[:count])
     assert found.whole.firewall["peers"] == NAMES[:count]
 

@@ -11,12 +11,13 @@ from typing import Any
 import pytest
 from factories import make_node, make_recipe
 from serve_plans import inventory_of
+from spark_cluster.engine.replicas import Group, Member, resolve_group
 
 from spark_cluster.engine import proxy, replicas
 from spark_cluster.engine.containers import ContainerState
-from spark_cluster.engine.plan import ServePlan, resolve
-from spark_cluster.engine.process import PAUSE, RAY, SERVER
-from spark_cluster.engine.replicas import Group, Member, resolve_group
+from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.names import PAUSE, RAY, SERVER
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import File
@@ -59,7 +60,7 @@ def test_the_head_is_not_loaded_again_when_a_replica_joins_a_server_behind_the_p
     assert group(nodes=nodes, **serve).parts[0].deployment == alone.deployment
 
 
-def endpoint_files(plan: ServePlan) -> dict[str, str]:
+def endpoint_files(plan: Server) -> dict[str, str]:
     """The proxy's files on the head, by path."""
     role = Project().load_role("endpoint")
     settings = role.settings_model(**plan.endpoint.proxy_settings())
@@ -161,9 +162,9 @@ def started(monkeypatch: pytest.MonkeyPatch, **ray: str) -> list[Any]:
     found, play = group(), FakePlay(*NODES)
     gone = ContainerState("absent")
     members = [
-        Member(play.part(p.deployment.nodes), p, gone, ContainerState(ray.get(name, "absent")))  # type: ignore[arg-type]
+        Member(play.part(p.node_names), p, gone, ContainerState(ray.get(name, "absent")))  # type: ignore[arg-type]
         for p in found.parts
-        for name in p.deployment.nodes
+        for name in p.node_names
     ]
     monkeypatch.setattr(replicas.launches, "before_start", lambda *_: None)
     monkeypatch.setattr(replicas.admission, "share", lambda *_: 0.5)
@@ -198,7 +199,7 @@ def test_a_node_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each replica is admitted by the memory of its own node."""
     found, play = group(), FakePlay(*NODES)
     gone = ContainerState("absent")
-    members = [Member(play.part(p.deployment.nodes), p, gone, gone) for p in found.parts]  # type: ignore[arg-type]
+    members = [Member(play.part(p.node_names), p, gone, gone) for p in found.parts]  # type: ignore[arg-type]
     asked = []
 
     def must_work(part: Any, plan: Any, running: Any, there: Any, **_how: Any) -> None:

@@ -22,7 +22,7 @@ from spark_cluster.config.schema import parse
 from spark_cluster.engine import replies, rungs
 from spark_cluster.engine.checks import pictures
 from spark_cluster.engine.containers import parse_state
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.text_checks import incoherent
 from spark_cluster.errors import VerificationFailed
 

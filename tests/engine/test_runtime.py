@@ -10,8 +10,8 @@ import pytest
 
 from spark_cluster.engine import runtime, unit_state
 from spark_cluster.engine.containers import ContainerState
-from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.process import RAY, SERVER, Process
+from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.process import Process
 from spark_cluster.resources import Unit
 
 UNIT = Unit("spark-vllm", ("vllm", "serve", "m"), labels={"spark-cluster.tp": "2"})

@@ -13,7 +13,7 @@ from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import logs, readiness, state, vram
 from spark_cluster.engine.containers import NEEDS, ContainerState, parse_state
 from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, NOT_SERVED, UNIT
 from spark_cluster.engine.ray import RayNode
 from spark_cluster.engine.vllm import VLLM

@@ -17,10 +17,9 @@ from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.engine import readiness, result, rungs
-from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.runtime import RUNTIMES
 from spark_cluster.errors import Refused
 from spark_cluster.facts.model import Facts, Hca
@@ -226,11 +225,11 @@ def test_its_plan_has_its_own_flags_and_the_planner_vllms() -> None:
     recipe = sglang_recipe(engine_args={"context-length": 4096})
     plan = plan_for(recipe, *pair())
     assert plan.ranks == ("spark2",)
-    assert not plan.deployment.on_ray
+    assert not plan.on_ray
     assert plan.chooses_share
     started = plan.starting(share=0.5, guarded="present", ray_token=None)
     assert started.flags["mem-fraction-static"] == 0.5
     assert started.flags["context-length"] == 4096
     assert plan.launch.args["max-model-len"] == 4096
-    assert plan.deployment.labels["spark-cluster.engine"] == "sglang"
+    assert plan.labels["spark-cluster.engine"] == "sglang"
     assert (29501, 29502) in plan.firewall["ports"]

@@ -10,7 +10,7 @@ from factories import make_node, make_recipe
 from serve_plans import plan_for
 
 from spark_cluster.engine import taken_ports
-from spark_cluster.engine.process import RAY, SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Refused
 from spark_cluster.facts.listeners import Listener, parse
 

@@ -146,7 +146,7 @@ def test_the_shape_is_read_from_the_models_own_config() -> None:
     shape = tuning.shape_of(play, plan)
     wanted = tuning.resource(plan, shape, (1, 2), tuner="", limit_s=60.0, renew=False)
     assert wanted.file == "E=8,N=64,device_name=NVIDIA_GB10.json"
-    assert wanted.words == ("--model", plan.deployment.model_path, "--tp-size", "1")
+    assert wanted.words == ("--model", plan.model_path, "--tp-size", "1")
     assert tuning.estimate(shape, (1, 2)) == (1920 * 2 * tuning.QUICK_S, 1920 * 2 * tuning.SLOW_S)
 
 

@@ -283,7 +283,7 @@ def test_a_launch_is_recorded_once_on_each_node() -> None:
     play = SimpleNamespace(head=nodes[0], session=lambda _node: session)
     made = launches.unrecorded(play, plan)
     assert made is not None
-    assert (made.keys, made.image, made.model) == ((KEY,), "sha256:9", plan.deployment.model_path)
+    assert (made.keys, made.image, made.model) == ((KEY,), "sha256:9", plan.model_path)
     assert made.run.startswith("c" * 12 + " 2026-11-23T01:02:03")
     launches.record(play, plan, made, "0.32.0")
     assert session.recorded[0]["record"]["version"] == "0.32.0"
@@ -345,7 +345,7 @@ def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
     play = SimpleNamespace(check=False, session=lambda _node: Asking(), note=notes.append)
     launches.before_start(play, plan, ContainerState("absent"))
     assert notes == ["compile cache: warm"]
-    same = ContainerState("running", command=("vllm", "serve", *plan.deployment.args))
+    same = ContainerState("running", command=("vllm", "serve", *plan.args))
     launches.before_start(play, plan, same)
     assert len(notes) == 1
     launches.before_start(play, plan, replace(same, command=("vllm", "serve", "--other")))

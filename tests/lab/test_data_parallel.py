@@ -10,7 +10,7 @@ import pytest
 from commandline import CommandLine
 from exposure import exposure
 
-from spark_cluster.engine.process import RAY
+from spark_cluster.engine.names import RAY
 from spark_cluster.lab import LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]

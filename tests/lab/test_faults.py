@@ -21,7 +21,7 @@ from commandline import CHECKOUT, WAIT_S, CommandLine, until
 from small_disk import small_disk
 from waiting import HANG_S
 
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.lab import Lab, LabNode
 from spark_cluster.lab.layout import PASSWORD, USER
 from spark_cluster.node import paths

@@ -14,7 +14,7 @@ import readme
 from commandline import CommandLine, until
 from json_schema import document as fits
 
-from spark_cluster.engine.process import RAY
+from spark_cluster.engine.names import RAY
 
 pytestmark = pytest.mark.lab
 

@@ -13,7 +13,7 @@ import pytest
 from commandline import CommandLine, until
 from exposure import exposure
 
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.lab import LabNode
 
 pytestmark = pytest.mark.lab

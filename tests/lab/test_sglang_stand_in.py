@@ -18,7 +18,6 @@ from free_ports import free_port
 from sglang_recipe import recipe_text
 from waiting import until
 
-from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.engine import engine
 from spark_cluster.known_issues.explain import explain
 from spark_cluster.lab.sglang_stand_in import REF, SOURCE, dockerfile

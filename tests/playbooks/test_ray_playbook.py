@@ -14,7 +14,7 @@ from serve_plans import inventory_of
 
 from spark_cluster.engine import ray_cluster, readiness, start
 from spark_cluster.engine.containers import ContainerState
-from spark_cluster.engine.process import SERVER
+from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.ray_node import ALONE
 from spark_cluster.errors import Refused
 from spark_cluster.topology import Link

@@ -16,9 +16,9 @@ from spark_cluster.config.recipe_schema import FromLaptop, Venv
 from spark_cluster.config.secret import Secret
 from spark_cluster.config.tls import Tls
 from spark_cluster.engine.endpoint import Endpoint, management_ip
-from spark_cluster.engine.plan import resolve
-from spark_cluster.engine.process import PAUSE, RAY, SERVER
+from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.readiness import Again, NoCompletion
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.start import guard, start
 from spark_cluster.errors import Failed, Refused, UsageError, VerificationFailed
 from spark_cluster.loader.recipes import load_recipe
@@ -71,7 +71,7 @@ def pair():
 def test_labels_name_what_status_reads(monkeypatch):
     monkeypatch.setenv("A_KEY", "hunter2")
     plan = plan_for(make_recipe(), *pair(), api_key=Secret(env="A_KEY"))
-    labels = plan.deployment.labels
+    labels = plan.labels
     assert labels["spark-cluster.endpoint"].endswith("/v1")
     assert labels["spark-cluster.tp"] == "2"
     assert "hunter2" not in str(plan)
@@ -99,7 +99,7 @@ def test_a_new_key_or_certificate_does_not_load_the_model_again(monkeypatch):
 
 def test_the_server_has_drafter_and_patches_mounted():
     def mounts(name):
-        return plan_for(load_recipe(name, SHIPPED), make_node("a")).deployment.mounts
+        return plan_for(load_recipe(name, SHIPPED), make_node("a")).mounts
 
     snapshot = snapshot_of("google/gemma-4-26B-A4B-it-assistant")
     drafter = snapshot.partition("/snapshots/")[0]  # what the files of a snapshot lead to, too

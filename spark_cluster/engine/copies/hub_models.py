@@ -29,7 +29,7 @@ from spark_cluster.node.store.layout import KEPT_FREE, repository_of
 from spark_cluster.node.store.manifest import Manifest
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.plan import ServePlan
+    from spark_cluster.engine.deployment import Deployment
     from spark_cluster.runner.play import Play
     from spark_cluster.topology import Node
 
@@ -232,16 +232,17 @@ def _begun(have: Have) -> int:
     return have.manifest.size - have.missing_bytes if have.manifest is not None else 0
 
 
-def mark_used(play: Play, plan: ServePlan) -> None:
+def mark_used(play: Play, deployment: Deployment) -> None:
     """Note on the nodes that these revisions serve now, by which pruning chooses.
 
     A server that serves is not failed for it: what goes wrong here is only noted.
     """
     waiting = [
         (node, play.session(node).submit("store", what="used", **_revision(str(model.node_path))))
-        for model in (plan.recipe.model, plan.recipe.drafter)
+        for server in deployment.recipes
+        for model in (server.recipe.model, server.recipe.drafter)
         if model is not None and model.in_hub_cache
-        for node in plan.nodes
+        for node in server.nodes
     ]
     for node, pending in waiting:
         try:

@@ -1,0 +1,200 @@
+"""From started to right answers: every server is waited for and asked, then the proxy.
+
+A server is verified by itself: what the proxy answers says nothing of one that it did not ask.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from functools import partial
+
+from spark_cluster.engine import (
+    dead_engine,
+    load_progress,
+    model_loading,
+    readiness,
+    replies,
+    rungs,
+    startup_log,
+    vram,
+)
+from spark_cluster.engine.deployment import Key
+from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.engine import engine
+from spark_cluster.engine.kind_probe import ANSWERS, probe_once, short
+from spark_cluster.engine.members import Member, chains
+from spark_cluster.engine.readiness import Again
+from spark_cluster.engine.start import Starting, begin_one, end_server
+from spark_cluster.errors import VerificationFailed
+from spark_cluster.runner.play import Play
+
+BEHIND_PROXY_S = 30.0
+"""Seconds in which the proxy must see a server that is healthy; it looks each second."""
+
+POLL_S = 0.5
+"""Seconds between two questions to the proxy."""
+
+ANSWER_S = 120.0
+"""Seconds that an answer through the proxy may take."""
+
+PROXY_LOG = "journalctl -u spark-cluster-endpoint there says what the proxy does"
+
+
+def ready(play: Play, now: Starting) -> list[vram.NodeVram]:
+    """Wait until every server is healthy, and the proxy in front of several sees them.
+
+    Further servers of a node are started one after the other, each when the one before is healthy.
+
+    Returns:
+        The largest VRAM of each node seen meanwhile.
+
+    Raises:
+        ServerEnded, LoadEnded: a server or a rank ended; with the first real error of its log.
+        VerificationFailed: one is not healthy in time.
+    """
+
+    def on_node(chain: Sequence[Member]) -> list[vram.NodeVram]:
+        peak: list[vram.NodeVram] = []
+        for number, one in enumerate(chain):
+            if number:
+                begin_one(now, one)
+            if not one.server.on_request:
+                seen = healthy(one, now.begun[one.server.key])
+                peak = vram.peak(peak, seen) if peak else seen
+        return peak
+
+    peaks: list[list[vram.NodeVram]] = play.together(
+        *[partial(on_node, chain) for chain in chains(now.members)]
+    )
+    deployment = now.deployment
+    if not deployment.is_one:
+        _until_behind_proxy(play, deployment.endpoint, engine(deployment.first.engine).health)
+    if deployment.endpoint.models:
+        model_loading.start_loader(play, deployment)
+    return [reading for peak in peaks for reading in peak]
+
+
+def healthy(one: Member, again: Again) -> list[vram.NodeVram]:
+    """Wait until a server is healthy; see `readiness.healthy`."""
+    server = one.server
+    return readiness.healthy(
+        one.play,
+        server.endpoint,
+        engine(server.engine),
+        server.recipe.ready_timeout_s,
+        server.ranks,
+        server=server.program,
+        nodes=server.nodes,
+        again=again,
+        look=partial(load_progress.look, one.play, server),
+    )
+
+
+def _until_behind_proxy(play: Play, endpoint: Endpoint, health: str) -> None:
+    """Wait until the proxy has seen the servers healthy; it looks every second.
+
+    Raises:
+        VerificationFailed: it has not in time.
+    """
+    deadline = time.monotonic() + BEHIND_PROXY_S
+    session = play.session(play.head)
+    while True:
+        answer = endpoint.request(session, health, timeout=5)
+        if answer.status == 200:
+            return
+        if time.monotonic() > deadline:
+            raise VerificationFailed(
+                f"each server is healthy, but the endpoint {endpoint.url} is not: status "
+                f"{answer.status} {answer.reason}".rstrip(),
+                where=play.head.name,
+                hint=PROXY_LOG,
+            )
+        time.sleep(POLL_S)
+
+
+# -- the answers -----------------------------------------------------------------------------------
+
+
+def verify(play: Play, now: Starting) -> list[str]:
+    """Climb each recipe's rungs on its own server, then ask the proxy of several as a user would.
+
+    A model that is loaded on request is asked for, and so loaded, when it is new; otherwise it is
+    left as it is.
+
+    Returns:
+        The answer of each to its own question; empty for one that was left.
+
+    Raises:
+        VerificationFailed: at the first rung that does not hold, or the proxy does not lead to one.
+    """
+    always = [one for one in now.members if not one.server.on_request]
+    for one in always:
+        _log_must_fit(one)
+    asked = [partial(_climb, one, now.begun[one.server.key]) for one in always]
+    answers: dict[Key, str] = dict(
+        zip((one.server.key for one in always), play.together(*asked), strict=True)
+    )
+    endpoint = now.deployment.endpoint
+    if not now.deployment.is_one:
+        _must_list(play, endpoint, {name for one in now.members for name in one.server.names})
+    if endpoint.models:
+        play.together(*[partial(_must_reach, play, endpoint, one) for one in always])
+    for one in now.members:  # one after the other: each may unload the one before
+        if one.server.on_request and one.server.key in now.admitted.new:
+            model_loading.load(play, endpoint, one)
+            _log_must_fit(one)
+            answers[one.server.key] = rungs.climb(one.play, one.server)
+    return [answers.get(one.server.key, "") for one in now.members]
+
+
+def _log_must_fit(one: Member) -> None:
+    server = one.server
+    startup_log.must_fit(one.play, server.nodes, server.recipe.readiness, server.program)
+
+
+def _climb(one: Member, again: Again) -> str:
+    """Verify a server; one that ran already and whose engine has died is started again, once."""
+    try:
+        return rungs.climb(one.play, one.server)
+    except readiness.NoCompletion as error:
+        if not again or not dead_engine.is_dead(one.play, one.server):
+            raise
+        one.play.note(f"the server that ran already fails: {error.message}; it is started again")
+    end_server(one.play, one.server)
+    again.start()
+    healthy(one, again)
+    return rungs.climb(one.play, one.server)
+
+
+def _must_list(play: Play, endpoint: Endpoint, wanted: Collection[str]) -> None:
+    """Raise VerificationFailed unless the endpoint lists every name."""
+    answer = endpoint.request(play.session(play.head), "/v1/models")
+    listed = replies.at(replies.decoded(answer.body), "data")
+    found = {replies.at(one, "id") for one in listed} if isinstance(listed, list) else set()
+    if answer.status != 200 or set(wanted) - found:
+        raise VerificationFailed(
+            f"GET {endpoint.url}/models lists {json.dumps(sorted(map(str, found)))} (status "
+            f"{answer.status}), expected {json.dumps(sorted(wanted))}",
+            where=play.head.name,
+            hint="another program has the endpoint's port, or the proxy has another configuration: "
+            + PROXY_LOG,
+        )
+
+
+def _must_reach(play: Play, endpoint: Endpoint, one: Member) -> None:
+    """Raise VerificationFailed unless a request for a model is answered through the proxy."""
+    recipe = one.server.recipe
+    asked = replace(endpoint, model=one.server.endpoint.model)
+    reply = probe_once(
+        play.session(play.head), asked, recipe.kind, short(recipe.probe), timeout=ANSWER_S
+    )
+    if reply.status != 200 or reply.why:
+        raise VerificationFailed(
+            f"{asked.model} answers by itself, but through {endpoint.url} {ANSWERS[recipe.kind]} "
+            f"does not come: status {reply.status} {reply.why}".rstrip(),
+            where=play.head.name,
+            hint=PROXY_LOG,
+        )

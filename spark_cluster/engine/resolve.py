@@ -1,0 +1,246 @@
+"""Resolves what is served: recipe, inventory, nodes and sizes in, a frozen `Deployment` out.
+
+One server over its nodes; replicas, a server on each of several nodes, alone; or several models,
+each with a server of its own on one node. Of several the head's listen on its loopback, the others
+on their address on the fabric, which the firewall opens to the other serving nodes only. What comes
+after asks neither the recipe nor the inventory again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+from spark_cluster.config.inventory import Inventory
+from spark_cluster.config.launch import Launch, of_recipe
+from spark_cluster.config.overrides import text
+from spark_cluster.config.patches import mounted_patches
+from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_settings import (
+    image_settings,
+    model_settings,
+    mounts_of,
+    must_be_servable,
+)
+from spark_cluster.config.secret_env import secrets_of_laptop
+from spark_cluster.engine import caches, firewall
+from spark_cluster.engine.containers import DATA_PARALLEL, NODES, OVERRIDES, RECIPE
+from spark_cluster.engine.deployment import Deployment, Server
+from spark_cluster.engine.endpoint import LABEL, Endpoint, endpoint_of
+from spark_cluster.engine.engine import engine
+from spark_cluster.engine.kind_probe import KIND_LABEL
+from spark_cluster.engine.models import ServedModel, must_go_together
+from spark_cluster.engine.nodes import groups, serving
+from spark_cluster.engine.proxy import ModelServer, Replica
+from spark_cluster.errors import Refused
+from spark_cluster.topology import Node
+
+NO_LINK = "add the cable, then `spark-cluster provision`; `spark-cluster doctor --only link` checks"
+
+
+def resolve(
+    recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int, *, replicas: int = 1
+) -> Deployment:
+    """Resolve what serves a recipe: one server over `tp` nodes, or replicas on one node each.
+
+    Args:
+        replicas: of the whole model; 1: one server.
+
+    Raises:
+        Refused: the recipe or the nodes cannot do this, or the user's leave is missing; of
+            replicas a server needs several nodes, or there is no link between them.
+        UsageError: a variable, the key or the certificate cannot be read.
+        Failed: the address of the endpoint is not one of the head's own.
+    """
+    if replicas > 1:
+        return _replicas(recipe, inventory, nodes, replicas)
+    must_be_servable(recipe, tp, engine(recipe.engine).rungs)
+    chosen, idle = serving(nodes, tp, recipe.nodes_for(tp))
+    endpoint = endpoint_of(inventory.serve, chosen[0], recipe.model.served_name)
+    server = _server(recipe, inventory, chosen, tp, endpoint)
+    guarded = firewall.settings(inventory, server, chosen)
+    return Deployment((server,), tuple(chosen), tuple(idle), endpoint, guarded)
+
+
+def _server(
+    recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int, endpoint: Endpoint
+) -> Server:
+    patches = mounted_patches(recipe)
+    launch = of_recipe(recipe, tp)
+    return Server(
+        recipe=recipe,
+        nodes=tuple(nodes),
+        launch=launch,
+        endpoint=endpoint,
+        flags=recipe.flags(tp),
+        env=launch.env,
+        secret_env=secrets_of_laptop(recipe),
+        model_path=recipe.model.node_path,
+        mounts=mounts_of(recipe, patches),
+        cache_root=caches.root_of_all(inventory.nodes[node.name] for node in nodes),
+        labels=_labels(recipe, launch, endpoint),
+        patches=patches,
+        image_settings=image_settings(recipe),
+        models=model_settings(recipe),
+        names=(recipe.model.served_name,),
+    )
+
+
+def _labels(recipe: Recipe, launch: Launch, endpoint: Endpoint) -> dict[str, str]:
+    """Labels of the containers, by which `status` and a later `up` know what runs."""
+    tp, count = launch.tp, launch.nodes
+    return {
+        **({NODES: str(count)} if count != tp else {}),
+        **({DATA_PARALLEL: str(recipe.data_parallel)} if recipe.data_parallel > 1 else {}),
+        **({OVERRIDES: text(recipe.overrides)} if recipe.overrides else {}),
+        RECIPE: recipe.name,
+        "spark-cluster.model": endpoint.model,
+        "spark-cluster.tp": str(tp),
+        "spark-cluster.executor": recipe.executor,
+        "spark-cluster.engine": recipe.engine,
+        "spark-cluster.runtime": recipe.runtime,
+        LABEL: endpoint.engine_url,
+        "spark-cluster.dashboard": str(recipe.ray.dashboard_port),
+        # Of chat models none: a server that was started without the label keeps running.
+        **({KIND_LABEL: recipe.kind} if recipe.kind != "chat" else {}),
+    }
+
+
+# -- several servers -------------------------------------------------------------------------------
+
+
+def _replicas(
+    recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], count: int
+) -> Deployment:
+    """Resolve replicas; each has its own share of the memory, and knows nothing of the others."""
+    if recipe.nodes_for(1) != 1:
+        raise Refused(
+            f"recipe {recipe.name} takes {recipe.nodes_for(1)} nodes for one server, and a replica "
+            "has one",
+            hint="pipeline_parallel or data_parallel is the reason; serve it without --replicas",
+        )
+    head_first = _head_first(nodes)
+    alone = resolve(recipe, inventory, head_first, 1)
+    groups([node.name for node in head_first], 1, count)
+    chosen, idle = head_first[:count], head_first[count:]
+    port = inventory.serve.engine_port
+    if port == inventory.serve.port:
+        raise Refused(
+            f"serve.engine_port and serve.port are both {port}, and the proxy in front of the "
+            "replicas needs one of its own",
+            where=str(inventory.path),
+            hint="give serve.engine_port another number",
+        )
+    behind = tuple(Replica(node.name, address_of(node), port) for node in chosen)
+    endpoint = replace(alone.endpoint, engine_port=port, replicas=behind)
+    servers = [
+        _behind(alone.first, inventory, node, at) for node, at in zip(chosen, behind, strict=True)
+    ]
+    guarded = _guarded([alone.firewall], chosen, [port])
+    return Deployment(tuple(servers), tuple(chosen), tuple(idle), endpoint, guarded)
+
+
+def resolve_models(
+    models: Sequence[ServedModel], inventory: Inventory, nodes: Sequence[Node]
+) -> Deployment:
+    """Resolve what serves several models; the proxy sends each request to the one that it names.
+
+    Raises:
+        Refused: a node is not among the chosen ones or has no link to the head, or as
+            `must_go_together`.
+        UsageError: a variable, the key or the certificate cannot be read.
+        Failed: the address of the endpoint is not one of the head's own.
+    """
+    must_go_together(models)
+    head_first = _head_first(nodes)
+    known = {node.name: node for node in head_first}
+    on = [model.node_of(known) for model in models]
+    alone = [resolve(model.recipe, inventory, head_first, 1) for model in models]
+    ports = inventory.serve.engine_ports
+    behind = tuple(
+        ModelServer(
+            node.name,
+            address_of(node),
+            port,
+            names=model.names,
+            program=model.program,
+            kind=model.recipe.kind,
+            on_request=model.on_request,
+        )
+        for model, node, port in zip(models, on, ports, strict=True)
+    )
+    chosen = [node for node in head_first if node.is_head or node in on]
+    idle = tuple(node for node in head_first if node not in chosen)
+    servers = tuple(
+        _named(_behind(one.first, inventory, node, at), at)
+        for one, node, at in zip(alone, on, behind, strict=True)
+    )
+    endpoint = replace(alone[0].endpoint, engine_port=ports[0], models=behind)
+    guarded = _guarded([one.firewall for one in alone], chosen, ports)
+    return Deployment(servers, tuple(chosen), idle, endpoint, guarded)
+
+
+def _head_first(nodes: Iterable[Node]) -> list[Node]:
+    return sorted(nodes, key=lambda node: not node.is_head)
+
+
+def address_of(node: Node) -> str:
+    """Return where a server behind the proxy listens.
+
+    Raises:
+        Refused: the node has no address on the fabric.
+    """
+    if node.is_head:
+        return LOOPBACK
+    if node.fabric_ip is None:
+        raise Refused(
+            f"{node.name} has no link to the head: the proxy reaches servers over it only, where "
+            "no one else is",
+            hint=NO_LINK,
+        )
+    return node.fabric_ip
+
+
+def _behind(alone: Server, inventory: Inventory, node: Node, at: Replica) -> Server:
+    """Return one server behind the proxy, which knows nothing of the others."""
+    endpoint = Endpoint(at.address, at.port, alone.endpoint.model)
+    return replace(
+        alone,
+        nodes=(node,),
+        endpoint=endpoint,
+        cache_root=caches.root_on(inventory.nodes[node.name]),
+        labels={**alone.labels, LABEL: endpoint.engine_url},
+    )
+
+
+def _named(server: Server, at: ModelServer) -> Server:
+    """Return the server of one of several models, with its names and that of its program."""
+    flags = dict(server.flags)
+    if at.names[1:]:
+        flags[server.recipe.dialect.own("served-model-name")] = list(at.names)
+    return replace(
+        server,
+        endpoint=replace(server.endpoint, model=at.model),
+        flags=flags,
+        labels={**server.labels, "spark-cluster.model": at.model},
+        names=at.names,
+        instance=server.recipe.name,
+        on_request=at.on_request,
+    )
+
+
+def _guarded(
+    each: Sequence[Mapping[str, Any]], nodes: Sequence[Node], ports: Iterable[int]
+) -> Mapping[str, Any]:
+    """Settings of the role `firewall`: the ports of all servers, open to the serving nodes only."""
+    if each[0]["state"] != "present":
+        return each[0]
+    closed = reduce(lambda found, one: found | set(one["ports"]), each, set[Any]())
+    if len(nodes) == 1:
+        return {**each[0], "ports": tuple(sorted(closed))}
+    closed |= {(port, port) for port in ports}
+    peers = tuple(node.name for node in nodes)
+    return {**each[0], "peers": peers, "ports": tuple(sorted(closed))}
