@@ -5,14 +5,23 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from factories import make_recipe
+
+from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.config.launch import of_recipe
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import Image, Venv
 from spark_cluster.engine.copies.state import hub_folder
-from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.deployment import Deployment, Server
+from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.node.store.layout import snapshot_folder
 from spark_cluster.topology import Node
+
+OF_RECIPE = {"engine", "runtime", "executor", "ray"}
 
 
 def inventory_of(*nodes: Node, **serve: Any) -> Inventory:
@@ -37,6 +46,37 @@ def located(recipe: Recipe) -> Recipe:
     return recipe.located({name: snapshot_of(name) for name in names if name})
 
 
-def plan_for(recipe: Recipe, *nodes: Node, tp: int | None = None, **serve: Any) -> Server:
+def deployment_for(recipe: Recipe, *nodes: Node, tp: int | None = None, **serve: Any) -> Deployment:
     """Return what serves a recipe on nodes that have its models, all unless `tp` says less."""
     return resolve(located(recipe), inventory_of(*nodes, **serve), nodes, tp or len(nodes))
+
+
+def server_for(recipe: Recipe, *nodes: Node, tp: int | None = None, **serve: Any) -> Server:
+    """Return the one server of `deployment_for`."""
+    return deployment_for(recipe, *nodes, tp=tp, **serve).first
+
+
+def bare_server(*nodes: str | Node, port: int = 8000, **changed: Any) -> Server:
+    """Return a server as engines and roles read it, of a recipe that says nothing else.
+
+    Args:
+        nodes: or their names, of which the first is the head.
+        port: on the loopback.
+        changed: values of its fields; those that its recipe holds (`engine`, `runtime`, `executor`,
+            `ray`, `image`, `venv`) change the recipe.
+    """
+    on = tuple(
+        node if isinstance(node, Node) else Node(node, is_head=not number)
+        for number, node in enumerate(nodes)
+    )
+    recipe = make_recipe(
+        image=Image(ref=changed.pop("image", "image:1")),
+        venv=Venv(path=changed.pop("venv")) if "venv" in changed else None,
+        **{"executor": "ray", **{name: changed.pop(name) for name in OF_RECIPE & changed.keys()}},
+    )
+    fields: dict[str, Any] = {
+        "flags": {}, "env": {}, "secret_env": {}, "model_path": "", "mounts": (), "labels": {},
+        "cache_root": CACHE_ROOT, **changed,
+    }  # fmt: skip
+    endpoint = Endpoint(LOOPBACK, port, "")
+    return Server(recipe, on, of_recipe(recipe, len(on)), endpoint, **fields)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, Field, InstanceOf
+from pydantic import BaseModel, InstanceOf
 
+from spark_cluster.config.schema import handed
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY
@@ -18,7 +19,7 @@ from spark_cluster.topology import Node
 class Settings(BaseModel):
     """Settings of the role `ray`."""
 
-    server: InstanceOf[Server] = Field(description="the server to start; `up` sets it")
+    server: InstanceOf[Server] = handed("the server to start; `up` sets it")
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pydantic import BaseModel, Field, InstanceOf
 
 from spark_cluster.config.ports import EnginePorts
+from spark_cluster.config.schema import handed
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.runtime import RUNTIMES
@@ -20,7 +21,7 @@ PORTS = EnginePorts()
 class Settings(BaseModel):
     """Settings of the role `vllm`, which starts any engine."""
 
-    server: InstanceOf[Server] = Field(description="the server to start; `up` sets it")
+    server: InstanceOf[Server] = handed("the server to start; `up` sets it")
     master_port: int = Field(
         default=PORTS.master,
         description="rendezvous of ranks that the engine joins without Ray",

@@ -10,7 +10,8 @@ import types
 from collections.abc import Callable
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, InstanceOf, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, to_json
 
 from spark_cluster.config.suggest import did_you_mean, nearest
@@ -52,6 +53,21 @@ def parse(model: type[M], data: dict[str, Any]) -> M:
         pydantic.ValidationError: the data do not fit; `problems_of` puts it into words.
     """
     return model.model_validate_json(to_json(data), strict=True, extra="forbid")
+
+
+def handed(description: str) -> Any:
+    """Return the field of a setting that only a playbook gives: an object (`InstanceOf`)."""
+    return Field(default=None, description=description)
+
+
+def objects_of(model: type[BaseModel]) -> dict[str, FieldInfo]:
+    """Return the fields of a model that hold objects, which are no data of a file."""
+    fields = model.model_fields.items()
+    return {
+        name: field
+        for name, field in fields
+        if any(type(known) is InstanceOf for known in field.metadata)
+    }
 
 
 def problems_of(model: type[BaseModel], data: object, error: ValidationError) -> list[Problem]:

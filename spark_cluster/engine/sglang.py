@@ -169,7 +169,7 @@ def _ranks(node: Node, server: Server, master_port: int) -> tuple[str, ...]:
         raise Failed("there is no fabric to serve over", where=node.name)
     return (
         f"--nnodes={server.size}",
-        f"--node-rank={server.nodes.index(node.name)}",
+        f"--node-rank={server.node_names.index(node.name)}",
         f"--dist-init-addr={master}:{master_port}",
         f"--nccl-port={master_port + 1}",
     )

@@ -121,8 +121,8 @@ def must_be_tunable(server: Server) -> None:
     """
     if server.engine != "vllm" or server.runtime != "docker":
         raise Refused(
-            f"there is nothing to tune for {server.recipe.name}: the tuner is vLLM's, in its image, "
-            f"and this is {server.engine} in {server.runtime}"
+            f"there is nothing to tune for {server.recipe.name}: the tuner is vLLM's, in its "
+            f"image, and this is {server.engine} in {server.runtime}"
         )
 
 

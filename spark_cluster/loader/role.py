@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 
 from spark_cluster.config.inventory import InventoryNode
-from spark_cluster.config.schema import parse, problems_of
+from spark_cluster.config.schema import objects_of, parse, problems_of
 from spark_cluster.config.yamlfile import dotted, shown
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.loader.extension import load_module
@@ -43,10 +43,17 @@ class Role:
             InvalidFile: the inventory's are wrong, with their lines.
             UsageError: those that the playbook gives are wrong.
         """
-        source = node.settings_for(self.name)
-        data = {**source.data, **given}
+        source, objects = node.settings_for(self.name), objects_of(self.settings_model)
+        lacking = [name for name in objects if name not in given]
+        if lacking:
+            raise UsageError(
+                f"settings of role {self.name} on {node.name}: {lacking[0]}: missing; expected "
+                f"{objects[lacking[0]].description}"
+            )
+        data = {**source.data, **{k: v for k, v in given.items() if k not in objects}}
         try:
-            return parse(self.settings_model, data)
+            made = parse(self.settings_model, data)
+            return made.model_copy(update={name: given[name] for name in objects})
         except ValidationError as error:
             problems = problems_of(self.settings_model, data, error)
         if not any(problem.key[:1] and problem.key[0] in given for problem in problems):

@@ -12,13 +12,13 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
+from serve_plans import bare_server
 
 from spark_cluster.bench import answers, ask, generators
 from spark_cluster.bench.benchy import Target
 from spark_cluster.bench.expansion import PlannedCell, expand
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.suite_schema import Suite
-from spark_cluster.engine.deployment import Server
 
 Handler = Callable[[dict[str, Any]], tuple[int, list[str]]]
 """From a request to a status and the lines of the reply."""
@@ -85,7 +85,7 @@ def measured(
     suite = Suite.model_validate(given)
     (cell,) = cells = expand(suite).cells
     target = Target(url, "paris", "acme/paris", "/srv/models/paris")
-    nowhere = Deployment("", "/srv/models/paris", ("spark1",))
+    nowhere = bare_server("spark1", model_path="/srv/models/paris")
     job = generators.job(
         suite, cells, target, nowhere, health="", folder=str(tmp_path), user="nvidia"
     )

@@ -13,7 +13,7 @@ import pytest
 from fabric_results import RDMA, measured, node
 from factories import make_node, make_recipe, put
 from ray_server import ray_server
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.bench import fabric_probe, fabric_run, on_node
 from spark_cluster.bench.fabric_probe import MARK
@@ -211,7 +211,7 @@ def told(**changed: Any) -> dict[str, Any]:
 
 
 def test_the_result_of_a_job():
-    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    plan = server_for(make_recipe("gemma4-31b-fp8"), *pair())
     printed = f"memory\n{MARK}{json.dumps(told())}\n"
     found = record_of(result_in(printed), plan, pair(), {10752: "one token"}, "r1")
     assert [(row.bytes, row.use) for row in found.allreduce] == [(8, ""), (10752, "one token")]
@@ -250,14 +250,14 @@ for _ in range(100_000):
     ],
 )
 def test_a_result_that_cannot_be(change):
-    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    plan = server_for(make_recipe("gemma4-31b-fp8"), *pair())
     with pytest.raises(Failed, match="the job's result cannot be read"):
         record_of(told(**change), plan, pair(), {}, "r1")
 
 
 def test_the_messages_of_the_model(tmp_path):
     """Gemma 4 31B has a hidden size of 5,376, two bytes each."""
-    found = messages(plan_for(make_recipe("gemma4-31b-fp8"), *pair()), tmp_path)
+    found = messages(server_for(make_recipe("gemma4-31b-fp8"), *pair()), tmp_path)
     by_use = {use: size for size, use in found.items() if use}
     assert by_use["one token"] == 2 * 5376
     assert by_use["prefill chunk"] % by_use["one token"] == 0
@@ -285,7 +285,7 @@ class Busy:
 
 
 def test_when_it_is_refused(monkeypatch):
-    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    plan = server_for(make_recipe("gemma4-31b-fp8"), *pair())
     monkeypatch.setattr(on_node, "is_busy", lambda _session: False)
 
     def state(play: Busy, name: str, node: str = "spark1") -> ContainerState:
@@ -309,7 +309,7 @@ def test_when_it_is_refused(monkeypatch):
     one = SimpleNamespace(nodes=("spark1",), recipe=make_recipe("gemma4-31b-fp8"))
     with pytest.raises(Refused, match="between nodes"):
         must_be_possible(Busy(), one)  # type: ignore[arg-type]
-    joined = plan_for(make_recipe("gemma4-31b-fp8", executor="mp"), *pair())
+    joined = server_for(make_recipe("gemma4-31b-fp8", executor="mp"), *pair())
     with pytest.raises(Refused, match="without Ray"):
         must_be_possible(Busy(), joined)  # type: ignore[arg-type]
     for one in plan.nodes:  # a replica's load generator is on its own node
@@ -352,7 +352,7 @@ def test_a_job_is_measured_and_judged(playing, tmp_path, monkeypatch):
     code = "import sys\nprint('memory', flush=True)\nopen('asked', 'w').write(sys.argv[1])\n"
     code += f"print({printed!r})\n"
     probe_that(monkeypatch, tmp_path, code)
-    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    plan = server_for(make_recipe("gemma4-31b-fp8"), *pair())
     found = fabric_run.measure(playing, plan, 8265, "r1")
     assert list(playing.ray.jobs) == ["fabric-r1"]
     asked = json.loads(next(tmp_path.glob("*/asked")).read_text())
@@ -370,7 +370,7 @@ def test_the_real_program_says_which_nodes_are_missing(playing, monkeypatch, tmp
     put(tmp_path / "ray/util/scheduling_strategies.py", strategies)
     put(tmp_path / "ray/__init__.py", "init = remote = lambda *_, **__: None\nnodes = list\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    plan = server_for(make_recipe("gemma4-31b-fp8"), *pair())
     missing = "LookupError: not in the Ray cluster: 192.168.177.11, 192.168.177.12"
     with pytest.raises(Failed, match=f"the job on Ray failed: {missing}"):
         fabric_run.measure(playing, plan, 8265, "r1")
@@ -383,7 +383,7 @@ def test_ctrl_c_ends_the_job(playing, tmp_path, monkeypatch):
         raise KeyboardInterrupt
 
     playing.bus.emit = interrupt
-    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
+    plan = server_for(make_recipe("gemma4-31b-fp8"), *pair())
     with pytest.raises(KeyboardInterrupt):
         fabric_run.measure(playing, plan, 8265, "r1")
     assert playing.ray.jobs["fabric-r1"]["status"] == "STOPPED"

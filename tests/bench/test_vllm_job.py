@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from serve_plans import bare_server
+
 from spark_cluster.bench import generators, vllm_job
 from spark_cluster.bench.benchy import Target
 from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.on_node import Job
 from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.engine.deployment import Server
 
 SUITE = Suite.model_validate(
     {
@@ -22,14 +25,14 @@ FOLDER = "/var/lib/spark-cluster/bench/r/000-s"
 SECRET = "sesame-1234"
 
 
-def deployment(**changed: Any) -> Deployment:
+def deployment(**changed: Any) -> Server:
     about: dict[str, Any] = {
-        "image": "vllm:1", "model_path": "/srv/models/paris", "nodes": ("spark1",),
+        "image": "vllm:1", "model_path": "/srv/models/paris",
         "flags": {"dtype": "bfloat16", "trust-remote-code": True, "tokenizer-mode": "mistral"},
         "mounts": ("/opt/vllm:/opt/vllm",), "env": {"OMP_NUM_THREADS": "1", "HF_HOME": "/hub"},
         "secret_env": {"HF_TOKEN": SECRET}, "ray_token": SECRET,
     }  # fmt: skip
-    return Deployment(**{**about, **changed})
+    return bare_server("spark1", **{**about, **changed})
 
 
 def job(suite: Suite = SUITE, **changed: Any) -> Job:
@@ -93,7 +96,7 @@ def test_no_secret_is_sent():
 
 
 def test_an_environment_runs_its_own_vllm_as_the_login_user():
-    made = plan(job(runtime="venv", venv="/opt/venv", image=""))
+    made = plan(job(runtime="venv", venv="/opt/venv", ))
     assert (made["runtime"], made["user"]) == ("venv", "nvidia")
     (cell,) = made["cells"].values()
     argv = cell["runs"][0]["argv"]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from factories import make_node, put
-from serve_plans import plan_for, snapshot_of
+from serve_plans import server_for, snapshot_of
 from test_pages import DOCS, blocks
 
 from spark_cluster.config import engines
@@ -47,7 +47,7 @@ def tiny(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 @pytest.mark.usefixtures("tiny")
 def test_the_engine_of_the_page(tmp_path: Path) -> None:
     recipe = load_recipe(put(tmp_path / "r.yaml", RECIPE), Project(tmp_path))
-    plan = plan_for(recipe, make_node("a"))
+    plan = server_for(recipe, make_node("a"))
     deployment = plan.starting(share=0.5, guarded="present", ray_token=None)
     found = engine("tiny")
     process = found.server(plan.nodes[0], deployment, 29501)

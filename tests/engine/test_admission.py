@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 from factories import PREPARED, SHIPPED, make_node, make_recipe
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.config import overrides
 from spark_cluster.config.not_carried_over import NotCarriedOver
@@ -96,11 +96,11 @@ def nodes_answer(monkeypatch):
 
 
 def admit(play, what, running=FREE, *, force=False):
-    admission.must_work(play, plan_for(what, *play.nodes), running, {}, force=force)
+    admission.must_work(play, server_for(what, *play.nodes), running, {}, force=force)
 
 
 def share(play, what, running=FREE):
-    return admission.share(play, plan_for(what, *play.nodes), running)
+    return admission.share(play, server_for(what, *play.nodes), running)
 
 
 # -- can it work ----------------------------------------------------------------------------------
@@ -306,15 +306,15 @@ def running_as(plan):
 
 
 def test_the_same_arguments_are_the_same_server():
-    plan = plan_for(changed(**{"max-num-seqs": 2}), make_node("a"))
+    plan = server_for(changed(**{"max-num-seqs": 2}), make_node("a"))
     assert plan.labels["spark-cluster.overrides"] == "-o max-num-seqs=2"
     assert admission.serves(running_as(plan), plan)
     assert admission.overrides_changed(running_as(plan), plan) == ""
 
 
 def test_without_them_it_is_another_server_and_says_so():
-    plain = plan_for(make_recipe(), make_node("a"))
-    plan = plan_for(changed(**{"max-num-seqs": 2}), make_node("a"))
+    plain = server_for(make_recipe(), make_node("a"))
+    plan = server_for(changed(**{"max-num-seqs": 2}), make_node("a"))
     assert "spark-cluster.overrides" not in plain.labels
     assert not admission.serves(running_as(plan), plain)
     assert not admission.serves(running_as(plain), plan)
@@ -335,7 +335,7 @@ def test_the_hint_names_the_arguments():
 
 def test_stages_take_nodes():
     nodes = [make_node("a"), make_node("b", head=False), make_node("c", head=False)]
-    plan = plan_for(make_recipe(pipeline_parallel=2), *nodes, tp=1)
+    plan = server_for(make_recipe(pipeline_parallel=2), *nodes, tp=1)
     assert [node.name for node in plan.nodes] == ["a", "b"]
     assert (plan.tp, plan.size) == (1, 2)
     assert "--pipeline-parallel-size" in plan.args
@@ -343,7 +343,7 @@ def test_stages_take_nodes():
     with pytest.raises(
         Refused, match="--tp 2 with pipeline stages or data-parallel ranks needs 4 nodes"
     ):
-        plan_for(make_recipe(pipeline_parallel=2), *nodes, tp=2)
+        server_for(make_recipe(pipeline_parallel=2), *nodes, tp=2)
 
 
 def test_an_import_that_lacks_a_part_is_refused_also_when_its_shape_is_not_known():
@@ -353,5 +353,5 @@ def test_an_import_that_lacks_a_part_is_refused_also_when_its_shape_is_not_known
     play = Play(make_node("a"))
     with pytest.raises(Refused, match="cannot work as it was imported"):
         admit(play, recipe)
-    admit(play, recipe, running_as(plan_for(recipe, make_node("a"))))
+    admit(play, recipe, running_as(server_for(recipe, make_node("a"))))
     admit(play, recipe, force=True)

@@ -7,7 +7,7 @@ from ipaddress import IPv4Interface
 
 import pytest
 from factories import make_node, make_recipe
-from serve_plans import inventory_of, plan_for
+from serve_plans import inventory_of, server_for
 from spark_cluster.engine.replicas import resolve_group
 
 from spark_cluster.cluster.overrides import changed
@@ -35,7 +35,7 @@ def of_model(name: str, **fields: object) -> Recipe:
 
 @pytest.fixture(scope="module")
 def plan() -> Server:
-    return plan_for(make_recipe(executor="ray", data_parallel=2), *FOUR, tp=1)
+    return server_for(make_recipe(executor="ray", data_parallel=2), *FOUR, tp=1)
 
 
 def test_a_rank_on_each_of_two_nodes(plan: Server) -> None:
@@ -62,7 +62,7 @@ def test_the_server_puts_one_rank_on_each_node(plan: Server) -> None:
     } <= set(words)
     assert Vllm().server(FOUR[1], plan.deployment, 29501) is None
     alone = Vllm().server(
-        FOUR[0], plan_for(make_recipe(executor="ray"), *FOUR[:2]).deployment, 29501
+        FOUR[0], server_for(make_recipe(executor="ray"), *FOUR[:2]).deployment, 29501
     )
     assert alone is not None
     assert not any("data-parallel" in word for word in alone.command)
@@ -78,13 +78,13 @@ def test_the_server_puts_one_rank_on_each_node(plan: Server) -> None:
 )
 def test_what_is_not_joined_is_refused(fields: dict[str, object], tp: int, why: str) -> None:
     with pytest.raises(Refused, match=why) as caught:
-        plan_for(make_recipe(**{"executor": "ray", "data_parallel": 2, **fields}), *FOUR, tp=tp)
+        server_for(make_recipe(**{"executor": "ray", "data_parallel": 2, **fields}), *FOUR, tp=tp)
     assert "one replica on each Spark" in (caught.value.hint or "")
 
 
 def test_too_few_nodes_and_replicas_of_ranks_are_refused() -> None:
     with pytest.raises(Refused, match="data-parallel ranks needs 3 nodes; there are 2"):
-        plan_for(make_recipe(executor="ray", data_parallel=3), *FOUR[:2], tp=1)
+        server_for(make_recipe(executor="ray", data_parallel=3), *FOUR[:2], tp=1)
     with pytest.raises(Refused, match="takes 2 nodes for one server"):
         resolve_group(make_recipe(executor="ray", data_parallel=2), inventory_of(*FOUR), FOUR, 2)
 
@@ -98,7 +98,7 @@ def test_the_option_is_an_override() -> None:
     assert recipe.data_parallel == 2
     assert dict(recipe.overrides) == {"data-parallel-size": 2}, "a dense model has no experts"
     assert changed(recipe, ("data-parallel-size=2",)) is recipe
-    found = plan_for(recipe, *FOUR, tp=1).deployment
+    found = server_for(recipe, *FOUR, tp=1).deployment
     assert found.labels["spark-cluster.overrides"] == "-o data-parallel-size=2"
     assert "--data-parallel-size" in found.args
 

@@ -7,12 +7,14 @@ from pathlib import Path
 import factories
 import pytest
 from factories import make_recipe
+from serve_plans import bare_server
 
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.ports import EPHEMERAL, EnginePorts, recipe_ports, vllm_ports
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Ray, Vllm
 from spark_cluster.engine import firewall
+from spark_cluster.engine.deployment import Server
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.topology import Node
 
@@ -22,11 +24,11 @@ NODES = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n  b: {address: 10.0.0.
 NODES_A_B = (Node("a", "10.0.0.1", is_head=True), Node("b", "10.0.0.2"))
 
 
-def started(recipe: Recipe | None = None) -> Deployment:
+def started(recipe: Recipe | None = None) -> Server:
     """Return what the engine is started with, as far as it opens ports."""
     asked = recipe or make_recipe()
     flags, env = asked.flags(2), asked.plain_env
-    return Deployment("", "", ("a", "b"), flags=flags, env=env, ray=asked.ray, engine=asked.engine)
+    return bare_server("a", "b", flags=flags, env=env, ray=asked.ray, engine=asked.engine)
 
 
 def inventory(folder: Path, more: str = "") -> Inventory:

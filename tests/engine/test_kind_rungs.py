@@ -19,7 +19,7 @@ import pytest
 from factories import make_node
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_plans import plan_for, snapshot_of
+from serve_plans import server_for, snapshot_of
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
@@ -354,7 +354,7 @@ def test_up_climbs_with_the_size_that_the_models_files_say(
     model = {"name": "org/embed", "served_name": "m"}
     recipe = parse(Recipe, {"name": "r", "model": model, "image": {"ref": "i:1"}})
     node = make_node("spark1")
-    plan = replace(plan_for(recipe, node), endpoint=server.endpoint)
+    plan = replace(server_for(recipe, node), endpoint=server.endpoint)
     head = Head({f"{snapshot_of('org/embed')}/config.json": json.dumps({"hidden_size": hidden})})
     play = SimpleNamespace(head=node, session=lambda _node: head, bus=Mock())
     if verified:

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from factories import make_node, make_recipe, put
 from scratch_nodes import ScratchNode, play_over
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.engine import load_progress, readiness
 from spark_cluster.engine.endpoint import Endpoint
@@ -70,7 +70,7 @@ class Start:
         put(self.bin / "processes", IDLE)
         put(self.bin / "log", "NCCL INFO Connected all rings\n")
         self.play, self.events = play_over(folder, {"spark1": self.node}, gather_facts=False)
-        self.plan = plan_for(make_recipe(), make_node("spark1"))
+        self.plan = server_for(make_recipe(), make_node("spark1"))
         self.endpoint = Endpoint("127.0.0.1", server.server_port, "m")
 
     @property

@@ -7,7 +7,7 @@ from ipaddress import IPv4Interface
 
 import pytest
 from factories import make_node, make_recipe
-from serve_plans import inventory_of, plan_for
+from serve_plans import inventory_of, server_for
 from spark_cluster.engine.replicas import resolve_group
 
 from spark_cluster.config.parallelism import TensorParallel
@@ -26,7 +26,7 @@ NAMES = tuple(node.name for node in FOUR)
 
 
 def test_one_model_over_four() -> None:
-    plan = plan_for(make_recipe("gemma4-31b-fp8"), *FOUR, tp=4)
+    plan = server_for(make_recipe("gemma4-31b-fp8"), *FOUR, tp=4)
     assert plan.node_names == NAMES
     assert plan.idle == ()
     flags = list(plan.args)
@@ -36,7 +36,7 @@ def test_one_model_over_four() -> None:
 
 
 def test_three_stages_on_three_of_four() -> None:
-    plan = plan_for(make_recipe(pipeline_parallel=3), *FOUR, tp=1)
+    plan = server_for(make_recipe(pipeline_parallel=3), *FOUR, tp=1)
     assert (plan.node_names, plan.size) == (NAMES[:3], 3)
     assert [node.name for node in plan.idle] == ["spark4"]
     flags = list(plan.args)
@@ -56,7 +56,7 @@ def test_replicas_on_three_and_four(count: int) -> None:
 
 def test_too_few_nodes_for_four() -> None:
     with pytest.raises(Refused, match="--tp 4 needs 4 nodes; there are 3") as error:
-        plan_for(make_recipe("gemma4-31b-fp8"), *FOUR[:3], tp=4)
+        server_for(make_recipe("gemma4-31b-fp8"), *FOUR[:3], tp=4)
     assert (error.value.hint or "").endswith("or use --tp 2"), "heads are not divided by three"
 
 

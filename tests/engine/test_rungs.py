@@ -15,7 +15,7 @@ from chat_server import STORY, ChatServer, Node, Reply
 from factories import make_node
 from hypothesis import given
 from hypothesis import strategies as st
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
@@ -38,7 +38,7 @@ def climb(server: ChatServer, *names: str) -> str:
         },
     )
     node = make_node("spark1")
-    plan = plan_for(recipe, node)
+    plan = server_for(recipe, node)
     session, endpoint = Node(), server.endpoint
     play = SimpleNamespace(head=node, nodes=[], session=lambda _node: session, bus=Mock())
     made = SimpleNamespace(recipe=recipe, endpoint=endpoint, launch=plan.launch, server=SERVER)

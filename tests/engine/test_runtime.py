@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from serve_plans import bare_server
 
 from spark_cluster.engine import runtime, unit_state
 from spark_cluster.engine.containers import ContainerState
@@ -113,7 +114,7 @@ def test_nothing_is_there() -> None:
 @pytest.mark.parametrize("name", runtime.RUNTIMES)
 def test_a_server_that_ended_with_status_0_is_started_again(name: runtime.Name) -> None:
     """vLLM's server ends so when a worker was killed; `on-failure` would leave it."""
-    deployment = Deployment("image:1", "/srv/models/m", ("spark1",), venv="/srv/venv")
+    server = bare_server("spark1", image="image:1", venv="/srv/venv")
     for program in (SERVER, RAY):
-        made = runtime.RUNTIMES[name].resource(Process(program, ("vllm", "serve")), deployment)
+        made = runtime.RUNTIMES[name].resource(Process(program, ("vllm", "serve")), server)
         assert made.restart in ("always", "unless-stopped")

@@ -11,12 +11,13 @@ from ipaddress import IPv4Interface
 from types import SimpleNamespace
 
 import pytest
-from serve_plans import plan_for
+from serve_plans import bare_server, server_for
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.engine import readiness, result, rungs
+from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import SERVER
@@ -53,10 +54,10 @@ def pair() -> list[Node]:
     return [replace(node, cluster=tuple(nodes)) for node in nodes]
 
 
-def deployment(*nodes: str, **more: object) -> Deployment:
+def deployment(*nodes: str, **more: object) -> Server:
     flags = {"context-length": 4096, "tp-size": len(nodes)}
-    made = Deployment("lmsysorg/sglang:spark", "/srv/models/m", nodes, flags, "mp", port=8000)
-    return replace(made, engine="sglang", **more)  # type: ignore[arg-type]
+    usual = {"engine": "sglang", "image": "lmsysorg/sglang:spark", "executor": "mp"}
+    return bare_server(*nodes, flags=flags, model_path="/srv/models/m", **{**usual, **more})
 
 
 def test_one_node_alone() -> None:
@@ -218,12 +219,12 @@ def test_a_rung_that_an_engine_cannot_climb(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(type(SGLANG), "rungs", frozenset({"answer"}))
     recipe = sglang_recipe(readiness={"rungs": ["answer", "vision"]})
     with pytest.raises(Refused, match="recipe r: SGLang has no rung 'vision'"):
-        plan_for(recipe, pair()[0])
+        server_for(recipe, pair()[0])
 
 
 def test_its_plan_has_its_own_flags_and_the_planner_vllms() -> None:
     recipe = sglang_recipe(engine_args={"context-length": 4096})
-    plan = plan_for(recipe, *pair())
+    plan = server_for(recipe, *pair())
     assert plan.ranks == ("spark2",)
     assert not plan.on_ray
     assert plan.chooses_share

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from factories import make_node, make_recipe
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.engine import short_load
 from spark_cluster.engine.endpoint import Endpoint
@@ -129,7 +129,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 
 def loaded(play: Any, server: Server) -> Served:
-    plan = plan_for(make_recipe(), play.head)
+    plan = server_for(make_recipe(), play.head)
     object.__setattr__(plan, "endpoint", Endpoint("127.0.0.1", server.server_port, "m"))
     return short_load.under_load(play, plan, Served(plan, "Paris", [], [], []))
 

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 from factories import make_node, make_recipe
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.engine import readiness, tuned, tuning, vram
@@ -60,7 +60,7 @@ class Play:
 
 def started(play: Play, tp: int = 2) -> Any:
     recipe, given = make_recipe(), cast("Any", play)
-    plan = plan_for(recipe, *play.nodes, tp=tp)
+    plan = server_for(recipe, *play.nodes, tp=tp)
     found = tuned.look(given, plan, plan.nodes)
     return tuned.applied(given, plan, found).deployment
 
@@ -100,7 +100,7 @@ def test_another_image_is_another_version() -> None:
 def test_a_recipe_with_a_folder_of_its_own_keeps_it() -> None:
     play: Any = Play(a=[entry()])
     recipe = make_recipe(env={VARIABLE: "/nothing"})
-    assert tuned.look(play, plan_for(recipe, *play.nodes), play.nodes) == {}
+    assert tuned.look(play, server_for(recipe, *play.nodes), play.nodes) == {}
     assert play.asked == []
 
 
@@ -108,7 +108,7 @@ def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     play: Any = Play()
-    plan = plan_for(make_recipe(), play.nodes[0])
+    plan = server_for(make_recipe(), play.nodes[0])
     status = {"spark-vllm": "running"}
     monkeypatch.setattr(
         readiness, "container_state",
@@ -129,7 +129,7 @@ def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(
 
 def test_the_shape_is_read_from_the_models_own_config() -> None:
     play: Any = Play()
-    plan = plan_for(make_recipe(engine_args={}), play.nodes[0])
+    plan = server_for(make_recipe(engine_args={}), play.nodes[0])
     with pytest.raises(Failed, match="config cannot be read"):
         play.files = {"config": None}
         tuning.shape_of(play, plan)
@@ -151,7 +151,7 @@ def test_the_shape_is_read_from_the_models_own_config() -> None:
 
 
 def test_other_engines_have_no_tuner() -> None:
-    plan = plan_for(make_recipe(), make_node("a"))
+    plan = server_for(make_recipe(), make_node("a"))
     sglang = replace(plan, deployment=replace(plan.deployment, engine="sglang"))
     with pytest.raises(Refused, match="this is sglang in docker"):
         tuning.must_be_tunable(sglang)

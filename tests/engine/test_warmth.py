@@ -275,10 +275,10 @@ class Node:
 
 def test_a_launch_is_recorded_once_on_each_node() -> None:
     from tests.factories import make_node
-    from tests.serve_plans import plan_for
+    from tests.serve_plans import server_for
 
     nodes = [make_node("spark1")]
-    plan = plan_for(make_recipe(), *nodes)
+    plan = server_for(make_recipe(), *nodes)
     session = Node(known=False)
     play = SimpleNamespace(head=nodes[0], session=lambda _node: session)
     made = launches.unrecorded(play, plan)
@@ -295,7 +295,7 @@ def test_a_launch_is_recorded_once_on_each_node() -> None:
 
 def test_a_record_that_cannot_be_written_fails_no_launch() -> None:
     from tests.factories import make_node
-    from tests.serve_plans import plan_for
+    from tests.serve_plans import server_for
 
     node = make_node("spark1")
     notes: list[str] = []
@@ -312,7 +312,7 @@ def test_a_record_that_cannot_be_written_fails_no_launch() -> None:
 
             return SimpleNamespace(wait=wait)
 
-    plan, session = plan_for(make_recipe(), node), Broken(known=False)
+    plan, session = server_for(make_recipe(), node), Broken(known=False)
     play = SimpleNamespace(
         head=node, session=lambda _node: session, note=lambda text, **_: notes.append(text)
     )
@@ -324,10 +324,10 @@ def test_a_record_that_cannot_be_written_fails_no_launch() -> None:
 def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
     from spark_cluster.engine.containers import ContainerState
     from tests.factories import make_node
-    from tests.serve_plans import plan_for
+    from tests.serve_plans import server_for
 
     node = make_node("spark1")
-    plan = plan_for(make_recipe(), node)
+    plan = server_for(make_recipe(), node)
     image = "sha256:7"
     made = replace(launches.planned(plan), image=image, keys=(KEY,), last=1.0)
     notes: list[str] = []
@@ -356,7 +356,7 @@ def test_up_says_why_the_server_had_been_stopped() -> None:
     """P16: with the first error of its log, which the new container takes away."""
     from spark_cluster.engine.containers import ContainerState
     from tests.factories import make_node
-    from tests.serve_plans import plan_for
+    from tests.serve_plans import server_for
 
     node = make_node("spark1")
     log = Output(0, "ValueError: Free memory on device\n", "")
@@ -367,5 +367,5 @@ def test_up_says_why_the_server_had_been_stopped() -> None:
         note=lambda text, **_more: notes.append(text),
     )  # fmt: skip
     stopped = ContainerState("exited", exit_code=1, restarts=5)
-    launches.before_start(play, plan_for(make_recipe(), node), stopped)
+    launches.before_start(play, server_for(make_recipe(), node), stopped)
     assert notes == ["spark-vllm is stopped after 5 restarts: ValueError: Free memory on device"]

@@ -6,7 +6,7 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
@@ -47,7 +47,7 @@ def failure(model: str, parser: str) -> VerificationFailed:
     with pytest.raises(VerificationFailed) as caught:
         rungs.climb(
             play('<|tool_call>call:get_weather{city:"Paris"}'),
-            plan_for(recipe(model, parser), Node("spark1")),
+            server_for(recipe(model, parser), Node("spark1")),
         )
     return caught.value
 
@@ -73,7 +73,7 @@ def test_a_rung_looks_for_issues_of_the_size_that_runs(monkeypatch):
     sizes = chosen.tensor_parallel.model_copy(update={"min": 1, "max": 2})
     chosen = chosen.model_copy(update={"tensor_parallel": sizes})
     with pytest.raises(VerificationFailed):
-        rungs.climb(play("no tool"), plan_for(chosen, Node("a"), Node("b", is_head=False)))
+        rungs.climb(play("no tool"), server_for(chosen, Node("a"), Node("b", is_head=False)))
     assert asked == [2]
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from factories import SHIPPED, put
 from free_ports import free_port
+from serve_plans import bare_server
 from sglang_recipe import recipe_text
 from waiting import until
 
@@ -32,12 +33,12 @@ SGLANG = engine("sglang")
 def command(folder: Path, port: int, **flags: str | int | float) -> list[str]:
     """The rendered command, with the module's file instead of its installed name."""
     node = Node("spark1", is_head=True)
-    made = Deployment(
-        REF,
-        str(folder),
-        ("spark1",),
-        {"context-length": 4096, "served-model-name": "paris", "tp-size": 1, **flags},
-        "mp",
+    made = bare_server(
+        node,
+        image=REF,
+        model_path=str(folder),
+        flags={"context-length": 4096, "served-model-name": "paris", "tp-size": 1, **flags},
+        executor="mp",
         port=port,
         engine="sglang",
     )

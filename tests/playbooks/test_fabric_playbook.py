@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from factories import SHIPPED, make_node, make_recipe
-from serve_plans import inventory_of, plan_for
+from serve_plans import inventory_of, server_for
 
 from spark_cluster.bench import fabric_end, fabric_run
 from spark_cluster.engine import readiness, start
@@ -162,7 +162,7 @@ def test_its_ray_has_neither_model_nor_secrets(monkeypatch):
     started: list[Any] = []
     monkeypatch.setattr(start, "token", lambda _session: "5eed")
     monkeypatch.setattr(start, "_start_ray", lambda _play, _nodes, made: started.append(made))
-    plan = plan_for(make_recipe("lab-paris"), *Play(ContainerState("absent")).nodes)
+    plan = server_for(make_recipe("lab-paris"), *Play(ContainerState("absent")).nodes)
     secret = replace(plan.deployment, secret_env={"KEY": "s3cret"})
     play = SimpleNamespace(session=lambda _node: None)
     start.start_ray_alone(play, replace(plan, deployment=secret), "present")  # type: ignore[arg-type]

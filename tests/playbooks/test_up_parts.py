@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 from factories import SHIPPED, make_inventory, make_node, make_recipe
-from serve_plans import inventory_of, located, plan_for, snapshot_of
+from serve_plans import inventory_of, located, server_for, snapshot_of
 
 from spark_cluster.config.allowances import Allowances, Allowed
 from spark_cluster.config.caches import CACHES as UP_CACHES
@@ -40,9 +40,9 @@ class Play:
 
 def test_where_the_endpoint_binds():
     alone = make_node("a", own=("10.0.0.1/24", "192.168.177.11/24"))
-    bound = plan_for(make_recipe(), alone, bind="management", port=9000, open=True)
+    bound = server_for(make_recipe(), alone, bind="management", port=9000, open=True)
     assert bound.endpoint.url == "http://10.0.0.1:9000/v1"
-    assert plan_for(make_recipe(), alone, bind="loopback").endpoint.host == "127.0.0.1"
+    assert server_for(make_recipe(), alone, bind="loopback").endpoint.host == "127.0.0.1"
 
 
 def test_an_address_that_is_none_of_the_nodes_own():
@@ -59,8 +59,8 @@ def test_an_address_that_is_none_of_the_nodes_own():
 def test_sizes_that_the_recipe_does_not_do():
     nodes = (make_node("a"), make_node("b", head=False))
     with pytest.raises(Refused, match="not 3"):
-        plan_for(make_recipe(), *nodes, tp=3)
-    plan = plan_for(make_recipe(), *nodes, tp=1)
+        server_for(make_recipe(), *nodes, tp=3)
+    plan = server_for(make_recipe(), *nodes, tp=1)
     assert ([n.name for n in plan.nodes], [n.name for n in plan.idle]) == (["a"], ["b"])
 
 
@@ -70,7 +70,7 @@ def pair():
 
 def test_labels_name_what_status_reads(monkeypatch):
     monkeypatch.setenv("A_KEY", "hunter2")
-    plan = plan_for(make_recipe(), *pair(), api_key=Secret(env="A_KEY"))
+    plan = server_for(make_recipe(), *pair(), api_key=Secret(env="A_KEY"))
     labels = plan.labels
     assert labels["spark-cluster.endpoint"].endswith("/v1")
     assert labels["spark-cluster.tp"] == "2"
@@ -82,9 +82,9 @@ def test_secrets_come_from_the_laptop_and_are_missed_early(monkeypatch):
     asks._laptop = Allowed(user=Allowances(env=("MY_WANDB",)))
     monkeypatch.delenv("MY_WANDB", raising=False)
     with pytest.raises(UsageError, match="asks for the variable MY_WANDB of this machine"):
-        plan_for(asks, make_node("a"))
+        server_for(asks, make_node("a"))
     monkeypatch.setenv("MY_WANDB", "hunter2")
-    made = plan_for(asks, make_node("a")).deployment
+    made = server_for(asks, make_node("a")).deployment
     assert made.secret_env == {"WANDB_API_KEY": "hunter2"}
     assert made.env == {"PLAIN": "1"}
     assert "hunter2" not in str(made)
@@ -93,13 +93,13 @@ def test_secrets_come_from_the_laptop_and_are_missed_early(monkeypatch):
 def test_a_new_key_or_certificate_does_not_load_the_model_again(monkeypatch):
     monkeypatch.setenv("A_KEY", "a")
     serve = ({"api_key": Secret(env="A_KEY")}, {"port": 9000, "tls": Tls(self_signed=True)})
-    one, two = (plan_for(make_recipe(), *pair(), **given).deployment for given in serve)
+    one, two = (server_for(make_recipe(), *pair(), **given).deployment for given in serve)
     assert one == two
 
 
 def test_the_server_has_drafter_and_patches_mounted():
     def mounts(name):
-        return plan_for(load_recipe(name, SHIPPED), make_node("a")).mounts
+        return server_for(load_recipe(name, SHIPPED), make_node("a")).mounts
 
     snapshot = snapshot_of("google/gemma-4-26B-A4B-it-assistant")
     drafter = snapshot.partition("/snapshots/")[0]  # what the files of a snapshot lead to, too
@@ -198,12 +198,12 @@ def test_the_label_of_the_containers_says_whether_they_are_guarded(tmp_path):
 
 def test_folders_of_their_own_are_downloaded_as_the_recipe_says():
     recipe = load_recipe("gemma4-26b-a4b-fp8-mtp", SHIPPED)
-    assert plan_for(recipe, make_node("a")).models == (), "both are in the hub cache"
+    assert server_for(recipe, make_node("a")).models == (), "both are in the hub cache"
     changed = {
         name: getattr(recipe, name).model_copy(update={"path": f"/srv/models/{name}"})
         for name in ("model", "drafter")
     }
-    found = plan_for(recipe.model_copy(update=changed), make_node("a")).models
+    found = server_for(recipe.model_copy(update=changed), make_node("a")).models
     assert [(settings["name"], settings["path"]) for settings in found] == [
         ("RedHatAI/gemma-4-26B-A4B-it-FP8-Dynamic", "/srv/models/model"),
         ("google/gemma-4-26B-A4B-it-assistant", "/srv/models/drafter"),
@@ -287,7 +287,7 @@ def test_ranks_begin_together_or_not_at_all(changes, after):
     """A new rank does not join others that have begun; no one waits for Ray here."""
     nodes = [make_node("a"), make_node("b", head=False)]
     play = Starting(*nodes, changes=changes)
-    start(play, plan_for(make_recipe(executor="mp"), *nodes), 0.7, "present")
+    start(play, server_for(make_recipe(executor="mp"), *nodes), 0.7, "present")
     at = play.applied.index(("vllm", ["a", "b"]))
     assert play.applied[at + 1 :] == after
 
@@ -298,7 +298,7 @@ def test_ranks_begin_together_or_not_at_all(changes, after):
 )
 def test_who_has_the_port_gives_it_up_first(engine_port, order):
     play = Starting(make_node("a"))
-    plan = plan_for(make_recipe(), *play.nodes)
+    plan = server_for(make_recipe(), *play.nodes)
     endpoint = Endpoint("127.0.0.1", 8000, "gemma", engine_port=engine_port)
     start(play, replace(plan, endpoint=endpoint), 0.7, "present")
     assert order in play.order

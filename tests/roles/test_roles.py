@@ -10,6 +10,7 @@ import pytest
 from factories import SHIPPED
 from hypothesis import given
 from hypothesis import strategies as st
+from serve_plans import bare_server
 
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.recipe_schema import Ray
@@ -291,12 +292,11 @@ def engine(tp=2, **more):
     usual = {
         "image": "i:1",
         "model_path": "/srv/m",
-        "nodes": ("spark1", "spark2")[:tp],
         "labels": {"spark-cluster.tp": str(tp)},
         "mounts": ("/opt/x:/opt/x:ro",),
         "env": {"OMP_NUM_THREADS": "1"},
     }
-    return {"deployment": Deployment(**{**usual, **more})}
+    return {"server": bare_server(*("spark1", "spark2")[:tp], **{**usual, **more})}
 
 
 def containers(role, nodes, **settings):
