@@ -7,11 +7,70 @@ from dataclasses import replace
 
 from spark_cluster.engine import logs, readiness, runtime
 from spark_cluster.engine.deployment import Server
-from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import token
 from spark_cluster.engine.runtime import RUNTIMES
+from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import Bus
-from spark_cluster.runner.play import Play
+from spark_cluster.runner.play import Applied, Play, RoleCall
+
+
+def start_ray(play: Play, server: Server, *beside: RoleCall) -> set[str]:
+    """Start Ray on all nodes at once, with what is next to it, and wait until all have joined.
+
+    A server next to it imports its modules meanwhile; vLLM's waits for Ray's nodes by itself.
+
+    Args:
+        beside: roles of the server and its proxy; none for Ray alone.
+
+    Returns:
+        The nodes on which the server's program was started.
+
+    Raises:
+        Failed: a program does not start, or a node of Ray ends again and again.
+        VerificationFailed: a node does not join in time; with its name. The server is stopped.
+    """
+    roles = (play.role("ray", server=server), *beside)
+    with logs.explained():
+        made = play.apply(server.nodes, *roles)
+        started = _started(made, server, server.program)
+        if not play.check and _end_what_was_left(play, server, made, started):
+            made = play.apply(server.nodes, *roles)
+            started |= _started(made, server, server.program)
+    if server.on_ray and not play.check:
+        _wait(play, server)
+    return started
+
+
+def _started(made: Applied, server: Server, program: str) -> set[str]:
+    """Return the nodes on which a program was started, or would be."""
+    return {name for name in server.node_names if runtime.changed(made.changes(name), program)}
+
+
+def _end_what_was_left(play: Play, server: Server, made: Applied, started: set[str]) -> bool:
+    """End what belongs to the Ray that was replaced: neither a worker of an earlier head follows
+    to a new one, nor a server. Return whether there was any."""
+    ray, runs = _started(made, server, RAY), RUNTIMES[server.runtime]
+    head, *workers = server.nodes
+    if head.name not in ray:
+        return False
+    left = [node for node in workers if node.name not in ray]
+    if left:
+        play.apply(left, [runs.absent(RAY, 2)])
+    if head.name not in started:
+        play.apply(head, [runs.absent(server.program)])
+    return bool(left) or head.name not in started
+
+
+def _wait(play: Play, server: Server) -> None:
+    ray = server.ray
+    try:
+        readiness.ray_cluster(play, server.size, ray.dashboard_port, ray.join_timeout_s)
+    except SparkClusterError:
+        # It would wait for the node that is missing, with the memory of the others.
+        play.session(server.nodes[0]).run(RUNTIMES[server.runtime].stop(server.program))
+        raise
+    readiness.ray_asks_for_its_token(play, ray.dashboard_port)
 
 
 def start_ray_alone(
@@ -42,27 +101,3 @@ def _ray_alone(play: Play, server: Server, guarded: str, labels: Mapping[str, st
     mounts = tuple(mount.volume for mount in server.recipe.mounts)
     labels = {**whole.labels, **labels}
     return replace(whole, model_path="", mounts=mounts, secret_env={}, labels=labels)
-
-
-def start_ray(play: Play, server: Server) -> None:
-    """Start Ray where a server needs it, and wait for all nodes; end it elsewhere."""
-    with logs.explained():
-        changed = _ray_nodes(play, server)
-    if changed and not play.check:
-        # A server that was started with another Ray cluster never finds this one.
-        play.apply(server.nodes[0], [RUNTIMES[server.runtime].absent(SERVER)])
-    if server.on_ray and not play.check:
-        ray = server.ray
-        readiness.ray_cluster(play, server.size, ray.dashboard_port, ray.join_timeout_s)
-        readiness.ray_asks_for_its_token(play, ray.dashboard_port)
-
-
-def _ray_nodes(play: Play, server: Server) -> bool:
-    """Apply the head before the workers; return whether anything was changed."""
-    head, *workers = server.nodes
-    role = play.role("ray", server=server)
-    changed = runtime.changed(play.apply(head, role).changes(head.name), RAY)
-    if changed and not play.check and workers:
-        # Workers of an earlier head do not follow to a new one.
-        play.apply(workers, [RUNTIMES[server.runtime].absent(RAY, 2)])
-    return play.apply(workers, role).changed or changed

@@ -100,6 +100,7 @@ class Docker:
             # Docker, all of them when the node boots.
             restart="no" if server.on_request else "unless-stopped",
             labels=dict(server.labels),
+            stays_s=0,  # who starts it watches it until it is ready
             stop_timeout_s=process.stop_timeout_s,
             state="created" if server.on_request else "running",
         )

@@ -228,20 +228,21 @@ def _begin(
     nodes = server.nodes
     ray_token = token(play.session(nodes[0])) if server.on_ray else None
     made = server.starting(share=share, guarded=guarded, ray_token=ray_token)
-    # Of several models Ray was ended before.
-    ray = () if server.instance or server.size > 1 else (play.role("ray", server=made),)
-    if server.size > 1:
-        start_ray(play, made)
     role = play.role("vllm", server=made)
     # Who has the port gives it up before the other takes it.
     order = (role, *front) if server.endpoint.engine_port is not None else (*front, role)
-    runs = runtime.RUNTIMES[server.runtime]
+    if server.on_ray and "data-parallel-size" in server.flags:
+        start_ray(play, made)  # its ranks are placed on the nodes that Ray has by then
+    if server.on_ray:
+        return bool(start_ray(play, made, *order))
+    # Of several models Ray was ended before.
+    ray = () if server.instance else (play.role("ray", server=made),)
     with logs.explained():
         done = play.apply(nodes, *ray, *order)
         changed = [n for n in nodes if runtime.changed(done.changes(n.name), server.program)]
-        if server.executor == "mp" and 0 < len(changed) < len(nodes) and not play.check:
+        if 0 < len(changed) < len(nodes) and not play.check:
             # A rank does not join others that have begun already.
-            play.apply(nodes, [runs.absent(server.program, 5)])
+            play.apply(nodes, [runtime.RUNTIMES[server.runtime].absent(server.program, 5)])
             play.apply(nodes, role)
     return bool(changed)
 

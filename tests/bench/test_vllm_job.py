@@ -96,7 +96,12 @@ def test_no_secret_is_sent():
 
 
 def test_an_environment_runs_its_own_vllm_as_the_login_user():
-    made = plan(job(runtime="venv", venv="/opt/venv", ))
+    made = plan(
+        job(
+            runtime="venv",
+            venv="/opt/venv",
+        )
+    )
     assert (made["runtime"], made["user"]) == ("venv", "nvidia")
     (cell,) = made["cells"].values()
     argv = cell["runs"][0]["argv"]
