@@ -75,6 +75,7 @@ def under_load(play: Play, result: Served) -> Served:
     read = partial(vram.peak_until, play.sessions, ended, note, EVERY_S, course.take)
     sent: list[_Sent]
     peak: list[NodeVram]
+    play.note(f"{deployment.endpoint.url} answers: {result.answer}")
     with play.stage(STAGE):
         sent, peak = play.together(load, read)
         _must_be_there(play, deployment, sent)
