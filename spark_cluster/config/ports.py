@@ -33,7 +33,7 @@ it with the engine's."""
 COPIES = tuple(range(18960, 18968))
 """Where a node sends a model or an image to another one, while it does: on the fabric, encrypted or
 not, and only for who knows the token of this copy. Each copy from a node has a port of its own.
-The firewall lets only the other nodes of the run connect (`transfer/copy.py`)."""
+The firewall lets only the other nodes of the run connect (`engine/copies/copy.py`)."""
 
 SERVICES = 9
 """Ports of Ray that follow each other, from `first_port`."""

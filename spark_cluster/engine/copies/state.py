@@ -93,7 +93,7 @@ class Have:
 
 
 def hub_folder(root: str = CACHE_ROOT) -> str:
-    """The hub cache on a node whose caches are below `root` (serving/caches.py: `root_on`)."""
+    """The hub cache on a node whose caches are below `root` (engine/caches.py: `root_on`)."""
     return f"{root}/{HUB}"
 
 
