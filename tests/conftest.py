@@ -12,6 +12,7 @@ from typing import Any
 
 import memory_folder
 import pytest
+from fake_cluster import FakeCluster
 from hypothesis import HealthCheck, settings
 from pipe_channel import PipeChannel
 
@@ -211,3 +212,21 @@ def pipes(agent: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> typ
             self.users[name] = "nvidia"
 
     return Pipes
+
+
+@pytest.fixture
+def fake_cluster(
+    tmp_path: Path, agents_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., FakeCluster]]:
+    """`fake_cluster("spark1", "spark2")`: a play over nodes with real agents; see the class."""
+    monkeypatch.setenv("HOME", str(agents_home))
+    made: list[FakeCluster] = []
+
+    def make(*names: str, **options: Any) -> FakeCluster:
+        folder = tmp_path / f"cluster{len(made)}"
+        made.append(FakeCluster(folder, names or ("spark1", "spark2"), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
