@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import io
 import json
+import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -42,14 +43,13 @@ NOT_THERE = {
 }
 """Programs of a node that a fake one lacks unless a test gives it one: never this machine's."""
 ROLE = """\
-from pydantic import BaseModel, ConfigDict
+from factories import SHIPPED
 from spark_cluster.resources import File
 
-class Settings(BaseModel):
-    model_config = ConfigDict(extra="allow")
+Settings = SHIPPED.load_role("{name}").settings_model
 
 def role(node, settings):
-    yield File("/roles/{name}", content=repr(settings.model_extra))
+    yield File("/roles/{name}", content=repr(settings))
 """
 HEAD = ", roles: [head]"
 
@@ -138,6 +138,20 @@ class FakeNode:
                 "Config": {"Labels": labels or {}, "Cmd": list(command), "Env": []},
                 "restart": "unless-stopped",
                 "pids": list(pids),
+            }
+
+    def have_image(self, ref: str, *digests: str, number: str = "1") -> None:
+        """Have an image of this machine's architecture in Docker, with these digests."""
+        repository = ref.rpartition(":")[0]
+        machine = os.uname().machine
+        with self.state("docker") as docker:
+            docker.setdefault("images", {})[ref] = {
+                "Id": f"sha256:{number * 64}",
+                "RepoDigests": [f"{repository}@{one}" for one in digests],
+                "RootFS": {"Layers": ["sha256:a"]},
+                "Size": 5_000_000_000,
+                "Os": "linux",
+                "Architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
             }
 
     @property
@@ -287,21 +301,15 @@ class FakeCluster:
     def marked(self, *roles: str) -> None:
         """Have roles of the project's own, which only leave a file in /roles with what they were
         given, where the shipped ones need more of a node than a fake one has."""
+        for node in self.nodes.values():
+            (node.root / "roles").mkdir(exist_ok=True)
         for name in roles:
             put(self.project / f"roles/{name}/__init__.py", ROLE.format(name=name))
 
-    @property
-    def roles(self) -> list[str]:
-        """The roles of `marked` that were applied, each time once for all nodes of a call."""
-        found: list[str] = []
-        seen: set[tuple[str, str]] = set()
-        for one in self.applied("File:/roles/"):
-            node, name = one.replace("File:/roles/", "").split()
-            if not found or name != found[-1] or (node, name) in seen:
-                found.append(name)
-                seen = set()
-            seen.add((node, name))
-        return found
+    def roles(self, node: str = "") -> list[str]:
+        """Return the roles of `marked` that were applied on a node, the head if none is named."""
+        start = f"{node or self.head.name} File:/roles/"
+        return [one.removeprefix(start) for one in self.applied() if one.startswith(start)]
 
     def playbook(self, name: str, text: str) -> None:
         """Have a playbook of the project's own."""
