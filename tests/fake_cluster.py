@@ -14,14 +14,20 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+)
 from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
 
 from factories import GIB_KIB, SPARK_GIB, make_inventory, put
-from fake_programs import Program, Programs, Said
+from fake_programs import Programs, Said
 from pipe_channel import PipeChannel
 
 from spark_cluster.facts.model import Process
@@ -43,15 +49,26 @@ NOT_THERE = {
 }
 """Programs of a node that a fake one lacks unless a test gives it one: never this machine's."""
 ROLE = """\
+from pathlib import Path
 from factories import SHIPPED
+from fake_cluster import given
 from spark_cluster.resources import File
 
 Settings = SHIPPED.load_role("{name}").settings_model
 
 def role(node, settings):
+    given(Path(__file__), node.name, settings)
     yield File("/roles/{name}", content=repr(settings))
 """
 HEAD = ", roles: [head]"
+
+_given: dict[Path, dict[str, Any]] = {}
+
+
+def given(role: Path, node: str, settings: Any) -> None:
+    """Keep the settings that a role of `FakeCluster.marked` was applied with last, by node."""
+    _given.setdefault(role, {})[node] = settings
+
 
 _one_at_a_time = threading.Lock()
 """Held while a kept program prints, for which this process' outputs are taken."""
@@ -61,7 +78,7 @@ class FakeNode:
     """A node: a folder, its memory, GPU and network, and its programs.
 
     Attributes:
-        programs: by name; a test may replace or add some at any time.
+        programs: functions by name; a test may replace or add some at any time.
         available_gib: memory that nothing holds, GiB.
         held: what the GPU's processes hold.
         gpu: the line that nvidia-smi prints of it.
@@ -72,20 +89,17 @@ class FakeNode:
     def __init__(self, folder: Path, name: str, number: int) -> None:
         self.name, self.root = name, folder / name
         self.root.mkdir()
-        self.programs: dict[str, Program] = {
-            "nvidia-smi": self._nvidia_smi,
-            "ip": self._ip,
-            "ibdev2netdev": self._ibdev2netdev,
-            **{name: partial(self._kept, name) for name in KEPT},
-        }
+        self.programs = Programs(folder / f"{name}-calls", self.root / "usr/local/bin", NOT_THERE)
+        self.programs["nvidia-smi"] = self._nvidia_smi
+        self.programs["ip"] = self._ip
+        self.programs["ibdev2netdev"] = self._ibdev2netdev
+        for command in KEPT:
+            self.programs[command] = partial(self._kept, command)
         self.gpu = "NVIDIA GB10, 12.1, 580.95.05, 40, 10.0, 2400, [N/A], [N/A]"
         self.held: list[Process] = []
         self.addresses = [f"10.0.0.{number}/24"]
         self.fabric = f"192.168.177.{10 + number}/24"
         self.available_gib = 118.0
-        self._programs = Programs(
-            folder / f"{name}-calls", self.root / "usr/local/bin", NOT_THERE, self.programs
-        )
 
     @property
     def available_gib(self) -> float:
@@ -163,11 +177,11 @@ class FakeNode:
 
     def calls(self, program: str) -> list[list[str]]:
         """Return the words of each call of a program, without its name."""
-        return [words for name, *words in self._programs.calls if name == program]
+        return [words for name, *words in self.programs.calls if name == program]
 
     def close(self) -> None:
-        self._programs.close()
-        assert not self._programs.faults, self._programs.faults[0]
+        self.programs.close()
+        assert not self.programs.faults, self.programs.faults[0]
 
     def _nvidia_smi(self, words: list[str], _stdin: str) -> str:
         if words[0].startswith("--query-gpu"):
@@ -221,6 +235,13 @@ class Piped:
         return None
 
 
+class LocalConnections(Connections):
+    """Connections to nodes that are this machine: no tunnel leads to their ports."""
+
+    def forward(self, name: str, port: int) -> AbstractContextManager[int]:
+        return nullcontext(port)
+
+
 class FakeCluster:
     """Nodes and a play over them, connected.
 
@@ -233,6 +254,7 @@ class FakeCluster:
     Attributes:
         project: the user's project folder, before what is shipped.
         events: of the run.
+        on_event: is given each event, while the run waits.
     """
 
     def __init__(
@@ -242,6 +264,7 @@ class FakeCluster:
         self.nodes = {name: FakeNode(folder, name, n) for n, name in enumerate(names, 1)}
         self.channels: list[PipeChannel] = []
         self.events: list[Event] = []
+        self.on_event: Callable[[Event], None] = lambda _event: None
         self.project = folder / "project"
         self.project.mkdir()
         hosts = "".join(
@@ -250,7 +273,7 @@ class FakeCluster:
         )
         inventory = make_inventory(self.project, f"nodes:\n{hosts}{more}")
         bus = Bus(self)
-        connections = Connections(
+        connections = LocalConnections(
             inventory.nodes.values(), bus, "r1", command="test", change=True, gather_facts=False,
             dial=lambda node: Piped(self, node.name),
         )  # fmt: skip
@@ -264,8 +287,9 @@ class FakeCluster:
         return next(iter(self.nodes.values()))
 
     def take(self, event: Event) -> None:
-        """Keep an event of the run."""
+        """Keep an event of the run, and hand it to `on_event`."""
         self.events.append(event)
+        self.on_event(event)
 
     def close(self) -> None:
         """End the agents, each of which has to go by itself, then the programs."""
@@ -273,6 +297,11 @@ class FakeCluster:
         assert not any(channel.was_killed for channel in self.channels), "an agent hung"
         for node in self.nodes.values():
             node.close()
+
+    @property
+    def containers(self) -> dict[str, list[str]]:
+        """Node to its containers."""
+        return {name: sorted(node.containers) for name, node in self.nodes.items()}
 
     # -- what the run did ------------------------------------------------------------------------
 
@@ -310,6 +339,11 @@ class FakeCluster:
         """Return the roles of `marked` that were applied on a node, the head if none is named."""
         start = f"{node or self.head.name} File:/roles/"
         return [one.removeprefix(start) for one in self.applied() if one.startswith(start)]
+
+    def settings(self, role: str, node: str = "") -> Any:
+        """Return the settings that a role of `marked` was given last, for the head if no node is
+        named."""
+        return _given[self.project / f"roles/{role}/__init__.py"][node or self.head.name]
 
     def playbook(self, name: str, text: str) -> None:
         """Have a playbook of the project's own."""

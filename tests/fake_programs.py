@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections import UserDict
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,35 +49,36 @@ def missing(_words: list[str], _stdin: str) -> Said:
     return Said(stderr="not found\n", status=127)
 
 
-class Programs:
-    """The programs of one node; they answer until `close`.
+class Programs(UserDict[str, Program]):
+    """The programs of one node by name, which answer until `close`; one that is set is installed.
 
     Args:
-        folder: a folder for what is handed over.
-        bin: the folder on the node's PATH.
-        known: the programs by name; looked up at each call, so tests may replace them. Others that
-            `names` has are not installed there.
+        folder: a folder for what is handed over; made.
+        path: the folder on the node's PATH.
+        lacks: names of programs that the node lacks, and this machine may have.
 
     Attributes:
         calls: the words of each call, in the order in which they came.
         faults: tracebacks of programs that raised; such a call ends with status 70.
     """
 
-    def __init__(
-        self, folder: Path, bin: Path, names: set[str], known: Mapping[str, Program]
-    ) -> None:
-        self._folder, self._known = folder, known
+    def __init__(self, folder: Path, path: Path, lacks: Iterable[str]) -> None:
+        super().__init__()
+        self._folder, self._path = folder, path
+        self._script = SCRIPT.format(folder=folder)
         self.calls: list[list[str]] = []
         self.faults: list[str] = []
         folder.mkdir()
         os.mkfifo(folder / "calls")
-        script = SCRIPT.format(folder=folder)
-        for name in sorted(names | set(known)):
-            put(bin / name, script, 0o755)
         # Also open for writing: it does not end with each program that has written.
         self._asked = os.fdopen(os.open(folder / "calls", os.O_RDWR), "r+b", buffering=0)
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
+        self.update(dict.fromkeys(lacks, missing))
+
+    def __setitem__(self, name: str, program: Program) -> None:
+        super().__setitem__(name, program)
+        put(self._path / name, self._script, 0o755)
 
     def _listen(self) -> None:
         rest = b""
@@ -90,7 +92,7 @@ class Programs:
         name, *words = place.with_suffix(".words").read_text().split("\0")[:-1]
         self.calls.append([name, *words])
         try:
-            said = self._known.get(name, missing)(words, place.with_suffix(".input").read_text())
+            said = self[name](words, place.with_suffix(".input").read_text())
         except Exception:  # noqa: BLE001  (any fault of a test is its to see)
             self.faults.append(f"{name} {words}\n{traceback.format_exc()}")
             said = Said(stderr=self.faults[-1], status=70)

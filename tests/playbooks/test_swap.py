@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fake_cluster import FakeCluster, Make
 from factories import make_recipe
+from fake_cluster import FakeCluster, Make
 
 from spark_cluster.config import overrides
 from spark_cluster.errors import (

@@ -46,7 +46,7 @@ def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> No
             state, action, rest[1:]
         )
         return
-    known = (pull, load, tag, build, run, stop, rm, logs, top, version, container)
+    known = (pull, load, tag, build, run, stop, rm, logs, top, version, container, update)
     {one.__name__: one for one in known}[action](state, root, rest)
 
 
@@ -92,6 +92,11 @@ def container(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
 def version(_state: dict[str, Any], _root: Path, rest: list[str]) -> None:
     assert rest == ["--format", "{{.Server.Version}}"]
     print("28.3.3")
+
+
+def update(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    found, (name,) = options(rest, (), ("--restart",))
+    state["containers"][name]["restart"] = found["--restart"][0]
 
 
 def top(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
