@@ -104,6 +104,18 @@ def hub_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
 
 
+@pytest.fixture
+def use_hub(hub_allowed: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """`use_hub(url)`: models are looked up there; HF_ENDPOINT is read once a process."""
+    from spark_cluster.models.hub import lookup
+    from spark_cluster.models.hub.library import HubLibrary
+
+    def use(url: str) -> None:
+        monkeypatch.setattr(lookup, "HubLibrary", lambda known: HubLibrary(url, known))
+
+    return use
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave campaigns out, also where -m says nothing of them."""
     if "soak" in config.getoption("-m"):
