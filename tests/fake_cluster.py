@@ -79,7 +79,7 @@ class FakeNode:
 
     Attributes:
         programs: functions by name; a test may replace or add some at any time.
-        available_gib: memory that nothing holds, GiB.
+        available_gib: memory that nothing holds but containers, GiB.
         held: what the GPU's processes hold.
         gpu: the line that nvidia-smi prints of it.
         addresses: of its interface `eth0`.
@@ -108,9 +108,16 @@ class FakeNode:
     @available_gib.setter
     def available_gib(self, gib: float) -> None:
         self._available_gib = gib
-        total, available = round(SPARK_GIB * GIB_KIB), round(gib * GIB_KIB)
-        text = f"MemTotal: {total} kB\nMemAvailable: {available} kB\nCached: 0 kB\n"
-        self.put("/proc/meminfo", text)
+        self._tell_memory()
+
+    def _tell_memory(self) -> None:
+        with self.state("docker") as docker:
+            known = docker.get("containers", {}).values()
+            runs = [one for one in known if one["State"]["Status"] == "running"]
+            available = self._available_gib - sum(one.get("holds_gib", 0) for one in runs)
+        kib = {"MemTotal": SPARK_GIB, "MemAvailable": available, "Cached": 0}
+        lines = (f"{name}: {round(gib * GIB_KIB)} kB\n" for name, gib in kib.items())
+        self.put("/proc/meminfo", "".join(lines))
 
     def put(self, path: str, content: str | bytes = "", mode: int = 0o644) -> Path:
         """Write a file of the node."""
@@ -139,8 +146,14 @@ class FakeNode:
         status: str = "running",
         pids: Sequence[int] = (),
         restarts: int = 0,
+        holds_gib: float = 0,
     ) -> None:
-        """Have a container as Docker describes it, with processes of the host."""
+        """Have a container as Docker describes it.
+
+        Args:
+            pids: its processes, as the host numbers them.
+            holds_gib: memory that it takes from what is available while it runs.
+        """
         with self.state("docker") as docker:
             containers = docker.setdefault("containers", {})
             containers[name] = {
@@ -152,7 +165,9 @@ class FakeNode:
                 "Config": {"Labels": labels or {}, "Cmd": list(command), "Env": []},
                 "restart": "unless-stopped",
                 "pids": list(pids),
+                "holds_gib": holds_gib,
             }
+        self._tell_memory()
 
     def have_image(self, ref: str, *digests: str, number: str = "1") -> None:
         """Have an image of this machine's architecture in Docker, with these digests."""
@@ -211,6 +226,8 @@ class FakeNode:
         with _one_at_a_time, path, redirect_stdout(out), redirect_stderr(err), given:
             common, module = (importlib.import_module(n) for n in ("common", f"fake_{fake}"))
             status = common.run(module.main, str(self.root), fake, command, words)
+        if command == "docker" and words[0] in ("rm", "stop", "start"):
+            self._tell_memory()
         return Said(out.getvalue(), err.getvalue(), status)
 
 

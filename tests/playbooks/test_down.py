@@ -31,24 +31,17 @@ def serve(node: FakeNode, *others: Process, returns: float | None = 90, after: i
         returns: GiB that the node has available again then; None: the process stays.
         after: readings of the GPU from then on until the process is gone, too.
     """
-    node.run_container(SERVER, pids=[ENGINE.pid])
-    node.held, node.available_gib = [*others, ENGINE], 20
-    docker, nvidia_smi = node.programs["docker"], node.programs["nvidia-smi"]
-    readings = iter(range(after))
-
-    def removing(words: list[str], stdin: str) -> Said | str:
-        said = docker(words, stdin)
-        if words == ["rm", "-f", SERVER] and returns is not None:
-            node.available_gib += returns
-        return said
+    node.run_container(SERVER, pids=[ENGINE.pid], holds_gib=returns or 0)
+    node.held, node.available_gib = [*others, ENGINE], 20 + (returns or 0)
+    nvidia_smi, readings = node.programs["nvidia-smi"], iter(range(after))
 
     def reading(words: list[str], stdin: str) -> Said | str:
-        asked = words[0].startswith("--query-compute-apps") and not node.containers.get(SERVER)
+        asked = words[0].startswith("--query-compute-apps") and SERVER not in node.containers
         if asked and returns is not None and next(readings, after) >= after - 1:
             node.held = list(others)
         return nvidia_smi(words, stdin)
 
-    node.programs.update({"docker": removing, "nvidia-smi": reading})
+    node.programs["nvidia-smi"] = reading
 
 
 def down(cluster: FakeCluster, **given: Any) -> Any:
