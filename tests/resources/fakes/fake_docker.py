@@ -51,13 +51,13 @@ def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> No
 
 
 def inspect(state: dict[str, Any], kind: str, rest: list[str]) -> None:
-    found, (name,) = options(rest, (), ("-f",))
+    found, (name,) = options(rest, (), ("-f", "--format"))
     things = state["images" if kind == "image" else "containers"]
     if name not in things:
         sys.stdout.write("" if found else "[]\n")
         raise Refuse(1, f"Error response from daemon: No such {kind}: {name}")
     if found:
-        assert found["-f"] == ["{{.Id}}"]
+        assert [*found.values()] == [["{{.Id}}"]], found
         print(things[name]["Id"])
         return
     thing = things[name]
