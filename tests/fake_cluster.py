@@ -81,6 +81,7 @@ class FakeNode:
         programs: functions by name; a test may replace or add some at any time.
         available_gib: memory that nothing holds but containers, GiB.
         held: what the GPU's processes hold.
+        when_read: is called before nvidia-smi tells that, and may change it.
         gpu: the line that nvidia-smi prints of it.
         addresses: of its interface `eth0`.
         fabric: its address on the link; empty without a cable.
@@ -97,6 +98,7 @@ class FakeNode:
             self.programs[command] = partial(self._kept, command)
         self.gpu = "NVIDIA GB10, 12.1, 580.95.05, 40, 10.0, 2400, [N/A], [N/A]"
         self.held: list[Process] = []
+        self.when_read: Callable[[], object] = lambda: None
         self.addresses = [f"10.0.0.{number}/24"]
         self.fabric = f"192.168.177.{10 + number}/24"
         self.available_gib = 118.0
@@ -202,6 +204,7 @@ class FakeNode:
         if words[0].startswith("--query-gpu"):
             return f"{self.gpu}\n"
         assert words[0].startswith("--query-compute-apps"), words
+        self.when_read()
         return "".join(f"{p.pid}, {p.name}, {p.used_mib or '[N/A]'}\n" for p in self.held)
 
     def _ip(self, words: list[str], _stdin: str) -> str:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster, FakeNode, Make
-from fake_programs import Said
 from ollama_server import Ollama
 
 from spark_cluster.errors import VerificationFailed
@@ -33,15 +32,14 @@ def serve(node: FakeNode, *others: Process, returns: float | None = 90, after: i
     """
     node.run_container(SERVER, pids=[ENGINE.pid], holds_gib=returns or 0)
     node.held, node.available_gib = [*others, ENGINE], 20 + (returns or 0)
-    nvidia_smi, readings = node.programs["nvidia-smi"], iter(range(after))
+    readings = iter(range(after))
 
-    def reading(words: list[str], stdin: str) -> Said | str:
-        asked = words[0].startswith("--query-compute-apps") and SERVER not in node.containers
-        if asked and returns is not None and next(readings, after) >= after - 1:
+    def read() -> None:
+        gone = returns is not None and SERVER not in node.containers
+        if gone and next(readings, after) >= after - 1:
             node.held = list(others)
-        return nvidia_smi(words, stdin)
 
-    node.programs["nvidia-smi"] = reading
+    node.when_read = read
 
 
 def down(cluster: FakeCluster, **given: Any) -> Any:
@@ -139,13 +137,13 @@ def test_models_of_ollama_are_unloaded_on_request(
 ) -> None:
     cluster = fake_cluster("spark1", options=Options(check=check))
     serve(cluster.head, OLLAMA)
-    usual = cluster.head.programs["nvidia-smi"]
+    ended = cluster.head.when_read
 
-    def reading(words: list[str], stdin: str) -> Said | str:
-        said = usual(words, stdin)
-        return said if ollama.loaded else str(said).replace("9, /usr/local/bin/ollama, 50\n", "")
+    def read() -> None:
+        ended()
+        cluster.head.held = [p for p in cluster.head.held if ollama.loaded or p != OLLAMA]
 
-    cluster.head.programs["nvidia-smi"] = reading
+    cluster.head.when_read = read
     down(cluster, unload=("ollama",), keep_others=True)
     assert bool(ollama.loaded) == check
     verb = "would unload" if check else "unloaded"
