@@ -105,6 +105,14 @@ def hub_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 @pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is not ready is looked at again at once."""
+    from spark_cluster.serving import readiness
+
+    monkeypatch.setattr(readiness, "POLL_S", 0.01)
+
+
+@pytest.fixture
 def use_hub(hub_allowed: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """`use_hub(url)`: models are looked up there; HF_ENDPOINT is read once a process."""
     from spark_cluster.models.hub import lookup
