@@ -15,6 +15,7 @@ from serve_plans import bare_server, server_for
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_settings import must_be_servable
 from spark_cluster.config.schema import parse
 from spark_cluster.engine import readiness, result, rungs
 from spark_cluster.engine.deployment import Server
@@ -174,8 +175,8 @@ def port() -> Iterator[int]:
         server.shutdown()
 
 
-def test_up_waits_asks_and_reads_the_version(port: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(readiness, "POLL_S", 0.0)
+@pytest.mark.usefixtures("no_pauses")
+def test_up_waits_asks_and_reads_the_version(port: int) -> None:
     events: list[Event] = []
     head = SimpleNamespace(name="spark1", facts=Facts())
     play = SimpleNamespace(
@@ -215,11 +216,11 @@ def sglang_recipe(**more: object) -> Recipe:
     return parse(Recipe, {**base, "engine": "sglang", **more})
 
 
-def test_a_rung_that_an_engine_cannot_climb(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(type(SGLANG), "rungs", frozenset({"answer"}))
+def test_a_rung_that_an_engine_cannot_climb() -> None:
     recipe = sglang_recipe(readiness={"rungs": ["answer", "vision"]})
+    must_be_servable(recipe, 1, SGLANG.rungs)
     with pytest.raises(Refused, match="recipe r: SGLang has no rung 'vision'"):
-        server_for(recipe, pair()[0])
+        must_be_servable(recipe, 1, {"answer"})
 
 
 def test_its_plan_has_its_own_flags_and_the_planner_vllms() -> None:
