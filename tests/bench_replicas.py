@@ -16,7 +16,6 @@ from typing import Any
 from bench_runs import begun
 from factories import SHIPPED, make_node
 from serve_plans import inventory_of
-from spark_cluster.engine.plan import resolve
 
 from spark_cluster.bench.expansion import Step, expand, measurable
 from spark_cluster.bench.record import ReplicaServer, Setup
@@ -24,6 +23,7 @@ from spark_cluster.bench.replica_run import Replica
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.config.inventory_part import part_of
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import Refused, Unreachable
 from spark_cluster.runner.session import Output
 

@@ -107,7 +107,7 @@ def hub_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.fixture
 def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is not ready is looked at again at once."""
-    from spark_cluster.serving import readiness
+    from spark_cluster.engine import readiness
 
     monkeypatch.setattr(readiness, "POLL_S", 0.01)
 

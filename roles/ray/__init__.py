@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from pydantic import BaseModel, InstanceOf
+from pydantic.json_schema import SkipJsonSchema
 
 from spark_cluster.config.schema import handed
 from spark_cluster.engine.deployment import Server
@@ -19,7 +20,7 @@ from spark_cluster.topology import Node
 class Settings(BaseModel):
     """Settings of the role `ray`."""
 
-    server: InstanceOf[Server] = handed("the server to start; `up` sets it")
+    server: SkipJsonSchema[InstanceOf[Server]] = handed("the server to start; `up` sets it")
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from pydantic import BaseModel, Field, InstanceOf
+from pydantic.json_schema import SkipJsonSchema
 
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.schema import handed
@@ -21,7 +22,7 @@ PORTS = EnginePorts()
 class Settings(BaseModel):
     """Settings of the role `vllm`, which starts any engine."""
 
-    server: InstanceOf[Server] = handed("the server to start; `up` sets it")
+    server: SkipJsonSchema[InstanceOf[Server]] = handed("the server to start; `up` sets it")
     master_port: int = Field(
         default=PORTS.master,
         description="rendezvous of ranks that the engine joins without Ray",

@@ -15,7 +15,7 @@ from factories import make_node, make_recipe, put
 from fake_cluster import FakeCluster, Make
 from fake_programs import Said
 from ray_server import RayServer, ray_server
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.bench import fabric_run
 from spark_cluster.bench.fabric_probe import MARK
@@ -28,14 +28,10 @@ from spark_cluster.bench.fabric_record import (
 )
 from spark_cluster.bench.fabric_run import messages, must_be_possible, record_of, result_in
 from spark_cluster.bench.fabric_verdict import judged, rdma_devices, uses_rdma
-from spark_cluster.engine import ray_cluster, readiness
-from spark_cluster.engine.containers import ContainerState
 from spark_cluster.engine.names import SERVER
-from spark_cluster.engine.vram import NodeVram
+from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
 from spark_cluster.facts.model import Process
-from spark_cluster.inference.process import SERVER
-from spark_cluster.inference.ray import TOKEN_FILE
 from spark_cluster.runner.events import Progress
 from spark_cluster.topology import Link
 
@@ -275,7 +271,7 @@ RECIPE = make_recipe("gemma4-31b-fp8")
 def test_it_is_refused_next_to_a_server(fake_cluster: Make) -> None:
     cluster = fake_cluster()
     play = cluster.play
-    plan = plan_for(RECIPE, *play.nodes)
+    plan = server_for(RECIPE, *play.nodes)
     must_be_possible(play, plan)
     cluster.head.run_container(SERVER, status="exited")
     must_be_possible(play, plan)
@@ -291,10 +287,10 @@ def test_it_is_refused_next_to_a_server(fake_cluster: Make) -> None:
 def test_it_is_refused_on_one_node_and_without_ray(fake_cluster: Make) -> None:
     play = fake_cluster().play
     with pytest.raises(Refused, match="between nodes"):
-        must_be_possible(play, plan_for(RECIPE, play.head, tp=1))
+        must_be_possible(play, server_for(RECIPE, play.head, tp=1))
     joined = make_recipe("gemma4-31b-fp8", executor="mp")
     with pytest.raises(Refused, match="without Ray"):
-        must_be_possible(play, plan_for(joined, *play.nodes))
+        must_be_possible(play, server_for(joined, *play.nodes))
 
 
 @pytest.mark.parametrize("name", ["spark1", "spark2"])
@@ -307,7 +303,7 @@ def test_it_is_refused_next_to_a_benchmark(fake_cluster: Make, name: str) -> Non
 
     cluster.nodes[name].programs["sh"] = holds_the_lock
     with pytest.raises(Refused, match="a benchmark is running") as caught:
-        must_be_possible(cluster.play, plan_for(RECIPE, *cluster.play.nodes))
+        must_be_possible(cluster.play, server_for(RECIPE, *cluster.play.nodes))
     assert caught.value.where == name
 
 
@@ -316,7 +312,7 @@ class Measured:
 
     def __init__(self, cluster: FakeCluster, ray: RayServer) -> None:
         self.cluster, self.ray = cluster, ray
-        self.plan = plan_for(RECIPE, *cluster.play.nodes)
+        self.plan = server_for(RECIPE, *cluster.play.nodes)
         cluster.head.put(TOKEN_FILE, f"{ray.token}\n")
 
     def __call__(self) -> FabricRecord:

@@ -6,7 +6,7 @@ import pytest
 from fake_cluster import FakeCluster, Make
 from free_ports import free_port
 
-from spark_cluster.transfer import copy as copying
+from spark_cluster.engine.copies import copy as copying
 
 
 @pytest.fixture

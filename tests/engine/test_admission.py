@@ -11,23 +11,18 @@ from pathlib import Path
 import pytest
 from factories import make_node, make_recipe, put
 from fake_cluster import FakeCluster, FakeNode, Make
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.config import overrides
 from spark_cluster.config.not_carried_over import NotCarriedOver
-from spark_cluster.engine import admission, model_lookup, vram
-from spark_cluster.engine import survey as surveying
+from spark_cluster.engine import admission, model_lookup
 from spark_cluster.engine.containers import ContainerState
-from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.facts.model import Process
-from spark_cluster.inference.containers import ContainerState
-from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.lab.hub import Conduct, LabHub, serve
 from spark_cluster.runner.events import MemoryPlanned
 from spark_cluster.runner.options import Options
-from spark_cluster.serving import admission, model_lookup
 
 FREE = ContainerState("absent")
 DROPPED = "/proc/sys/vm/drop_caches"
@@ -56,11 +51,11 @@ def spark(fake_cluster: Make) -> Callable[..., FakeCluster]:
 def admit(cluster, what, running=FREE, *, force=False):
     play = cluster.play
     there = dict.fromkeys(cluster.nodes, inf)
-    admission.must_work(play, plan_for(what, *play.nodes), running, there, force=force)
+    admission.must_work(play, server_for(what, *play.nodes), running, there, force=force)
 
 
 def share(cluster, what, running=FREE):
-    return admission.share(cluster.play, plan_for(what, *cluster.play.nodes), running)
+    return admission.share(cluster.play, server_for(what, *cluster.play.nodes), running)
 
 
 def prepared(cluster: FakeCluster) -> list[str]:
@@ -310,5 +305,5 @@ def test_an_import_that_lacks_a_part_is_refused_also_when_its_shape_is_not_known
     cluster = spark(118)
     with pytest.raises(Refused, match="cannot work as it was imported"):
         admit(cluster, recipe)
-    admit(cluster, recipe, running_as(plan_for(recipe, make_node("a"))))
+    admit(cluster, recipe, running_as(server_for(recipe, make_node("a"))))
     admit(cluster, recipe, force=True)

@@ -8,8 +8,8 @@ import pytest
 from fake_cluster import FakeCluster
 
 from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.engine.copies import caches as module
 from spark_cluster.errors import Refused, UsageError
-from spark_cluster.transfer import caches as module
 
 IMAGE = f"{CACHE_ROOT}/images/0123456789ab"
 H100 = "NVIDIA H100 80GB HBM3, 9.0, 580.95.05, 40, 10.0, 2400, 1000, 80000"

@@ -7,13 +7,13 @@ from fake_cluster import FakeCluster, FakeNode, Make
 from stored_models import COMMIT, model
 
 from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.engine.copies import copy_model as module
+from spark_cluster.engine.copies.copy import Copied
+from spark_cluster.engine.copies.state import Wanted, hub_folder
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.layout import OURS
 from spark_cluster.runner.options import Options
-from spark_cluster.transfer import copy_model as module
-from spark_cluster.transfer.copy import Copied
-from spark_cluster.transfer.state import Wanted, hub_folder
 
 WANTED = Wanted("org/model")
 UNVERIFIED = "org/model@cccccccccccc is not verified against the hub"

@@ -8,11 +8,11 @@ from ipaddress import IPv4Interface
 import pytest
 from factories import make_node, make_recipe
 from serve_plans import inventory_of, server_for
-from spark_cluster.engine.replicas import resolve_group
 
 from spark_cluster.cluster.overrides import changed
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.vllm import Vllm
 from spark_cluster.errors import Refused
 from spark_cluster.topology import Link, Node
@@ -50,7 +50,7 @@ def test_a_rank_on_each_of_two_nodes(plan: Server) -> None:
 
 
 def test_the_server_puts_one_rank_on_each_node(plan: Server) -> None:
-    head = Vllm().server(FOUR[0], plan.deployment, 29501)
+    head = Vllm().server(FOUR[0], plan, 29501)
     assert head is not None
     words = head.command
     assert words[words.index("--data-parallel-size") + 1] == "2"
@@ -60,10 +60,8 @@ def test_the_server_puts_one_rank_on_each_node(plan: Server) -> None:
         "--data-parallel-address=192.168.177.11",
         "--distributed-executor-backend=ray",
     } <= set(words)
-    assert Vllm().server(FOUR[1], plan.deployment, 29501) is None
-    alone = Vllm().server(
-        FOUR[0], server_for(make_recipe(executor="ray"), *FOUR[:2]).deployment, 29501
-    )
+    assert Vllm().server(FOUR[1], plan, 29501) is None
+    alone = Vllm().server(FOUR[0], server_for(make_recipe(executor="ray"), *FOUR[:2]), 29501)
     assert alone is not None
     assert not any("data-parallel" in word for word in alone.command)
 
@@ -86,7 +84,9 @@ def test_too_few_nodes_and_replicas_of_ranks_are_refused() -> None:
     with pytest.raises(Refused, match="data-parallel ranks needs 3 nodes; there are 2"):
         server_for(make_recipe(executor="ray", data_parallel=3), *FOUR[:2], tp=1)
     with pytest.raises(Refused, match="takes 2 nodes for one server"):
-        resolve_group(make_recipe(executor="ray", data_parallel=2), inventory_of(*FOUR), FOUR, 2)
+        resolve(
+            make_recipe(executor="ray", data_parallel=2), inventory_of(*FOUR), FOUR, 1, replicas=2
+        )
 
 
 def test_a_rank_has_one_node_unless_the_recipe_needs_more() -> None:
@@ -98,7 +98,7 @@ def test_the_option_is_an_override() -> None:
     assert recipe.data_parallel == 2
     assert dict(recipe.overrides) == {"data-parallel-size": 2}, "a dense model has no experts"
     assert changed(recipe, ("data-parallel-size=2",)) is recipe
-    found = server_for(recipe, *FOUR, tp=1).deployment
+    found = server_for(recipe, *FOUR, tp=1)
     assert found.labels["spark-cluster.overrides"] == "-o data-parallel-size=2"
     assert "--data-parallel-size" in found.args
 

@@ -12,11 +12,11 @@ from chat_server import ChatServer
 from factories import make_recipe
 from fake_cluster import FakeNode, Make
 from fake_programs import Said
-from serve_plans import plan_for
+from serve_plans import server_for
 
-from spark_cluster.inference.process import SERVER
-from spark_cluster.serving import dead_engine
-from spark_cluster.serving.endpoint import Endpoint
+from spark_cluster.engine import dead_engine
+from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.names import SERVER
 
 ERROR = json.dumps({"error": {"message": "EngineCore encountered an issue.", "code": 500}})
 
@@ -47,7 +47,7 @@ def is_dead(fake_cluster: Make) -> Callable[..., bool]:
             node.run_container(SERVER)
         if name:
             ends_at_the_second_look(cluster.nodes[name], **after)
-        plan = plan_for(make_recipe(), *cluster.play.nodes)
+        plan = server_for(make_recipe(), *cluster.play.nodes)
         assert plan.ranks == ("spark2",)
         return dead_engine.is_dead(cluster.play, replace(plan, endpoint=endpoint))
 

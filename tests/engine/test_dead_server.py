@@ -9,7 +9,7 @@ import pytest
 from chat_server import ChatServer
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.engine import start
 from spark_cluster.engine.endpoint import Endpoint
@@ -38,7 +38,7 @@ def ended(fake_cluster: Make) -> Callable[..., FakeCluster]:
         for node in cluster.nodes.values():
             node.run_container(SERVER)
             node.put(DROPPED)
-        plan = plan_for(make_recipe(), *cluster.play.nodes)
+        plan = server_for(make_recipe(), *cluster.play.nodes)
         plan = replace(plan, endpoint=endpoint, engine=engine_named(engine))
         start.end_dead_server(cluster.play, plan)
         return cluster

@@ -17,14 +17,10 @@ from spark_cluster.engine import load_guard, readiness
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.load_progress import LONGEST
+from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import Failed, Interrupted
-from spark_cluster.inference.engine import engine
-from spark_cluster.inference.process import SERVER
 from spark_cluster.node.load_guard import Reason, reason_file, unit
 from spark_cluster.runner.events import Event, Progress
-from spark_cluster.serving import load_guard, readiness
-from spark_cluster.serving.endpoint import Endpoint
-from spark_cluster.serving.load_progress import LONGEST
 
 LARGE_BLOCKS = f"Node 0, zone   Normal {'9 ' * 12}1417 782\n"
 FRAGMENTED = "Node 0, zone   Normal  81231  40211  20102  9021  3021  811  120  27  5  0  0\n"

@@ -21,9 +21,6 @@ from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.options import Selection
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Link, Node
-from spark_cluster.transfer import images as module
-from spark_cluster.transfer.copy import Copied
-from spark_cluster.transfer.images import ImageOnNode
 
 REF, PIN = "repo/image:1", f"sha256:{'d' * 64}"
 FILES = [

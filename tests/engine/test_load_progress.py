@@ -80,7 +80,7 @@ class Start:
     def wait(self) -> None:
         readiness.healthy(
             self.play, self.endpoint, VLLM, LIMIT_S,
-            look=lambda: load_progress.look(self.play, self.plan.deployment),
+            look=lambda: load_progress.look(self.play, self.plan),
         )  # fmt: skip
 
     def notes(self) -> list[str]:

@@ -7,7 +7,6 @@ from ipaddress import IPv4Interface
 import pytest
 from factories import SHIPPED, make_recipe
 from serve_plans import inventory_of, located, snapshot_of
-from spark_cluster.engine.replicas import group_of, resolve_group
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Drafter
@@ -56,10 +55,10 @@ def test_the_drafters_folder_is_in_flags_launch_and_mounts(engine: str) -> None:
 @pytest.mark.parametrize("count", [1, 3])
 def test_servers_of_a_plan_have_its_folders(count: int) -> None:
     recipe, inventory = make_recipe("gemma4-26b-a4b-nvfp4"), inventory_of(*NODES)
-    found = resolve_group(recipe, inventory, NODES, count)
+    found = resolve(recipe, inventory, NODES, 1, replicas=count)
     assert found.is_one == (count == 1)
     later = group_of(found.whole.located(folders(recipe)), inventory)
-    assert later == resolve_group(located(recipe), inventory, NODES, count)
-    assert len(later.parts) == count
-    for part in later.parts:
+    assert later == resolve(located(recipe), inventory, NODES, 1, replicas=count)
+    assert len(later.servers) == count
+    for part in later.servers:
         assert part.model_path == snapshot_of(recipe.model.name)

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from factories import make_node, make_recipe
 from serve_plans import inventory_of, snapshot_of
-from spark_cluster.engine.replicas import Group
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import proxy
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.models import ServedModel, must_go_together, resolve_models
 from spark_cluster.errors import Refused
 from spark_cluster.loader.project import Project
@@ -37,15 +37,15 @@ def served(name: str, node: str = "a", *aliases: str) -> ServedModel:
     return ServedModel(make_recipe(name), node, aliases)
 
 
-def group(*models: ServedModel, nodes: tuple[Node, ...] = NODES, **serve: Any) -> Group:
+def group(*models: ServedModel, nodes: tuple[Node, ...] = NODES, **serve: Any) -> Deployment:
     chosen = models or (served(CHAT), served(EMBEDDING, "a", "text-embedding-3-small"))
     entries = [{"recipe": model.recipe.name} for model in chosen]
     return resolve_models(chosen, inventory_of(*nodes, recipes=entries, **serve), nodes)
 
 
 def test_each_has_a_name_and_a_port_of_its_own_on_the_head() -> None:
-    found = [part.deployment for part in group().parts]
-    assert [part.server for part in group().parts] == [
+    found = [part for part in group().servers]
+    assert [part.program for part in group().servers] == [
         f"spark-vllm-{CHAT}",
         f"spark-vllm-{EMBEDDING}",
     ]
@@ -55,7 +55,7 @@ def test_each_has_a_name_and_a_port_of_its_own_on_the_head() -> None:
 
 
 def test_its_server_knows_the_aliases_that_the_proxy_sends_it() -> None:
-    chat, embedding = (part.deployment for part in group().parts)
+    chat, embedding = (part for part in group().servers)
     assert chat.flags["served-model-name"] == "gemma-4-26b"
     words = list(embedding.args)
     at = words.index("--served-model-name")
@@ -68,11 +68,11 @@ def test_folders_that_are_known_later_change_what_they_would_have_changed() -> N
     repositories = [models[0].recipe.model.name, DRAFTER, aliased.recipe.model.name]
     folders = {name: snapshot_of(name) for name in repositories}
     known = [replace(model, recipe=model.recipe.located(folders)) for model in models]
-    assert [part.located(folders) for part in group(*models).parts] == list(group(*known).parts)
+    assert [part.located(folders) for part in group(*models).servers] == list(group(*known).servers)
 
 
 def test_each_part_knows_its_own_model_and_address() -> None:
-    parts = group().parts
+    parts = group().servers
     assert [part.endpoint.model for part in parts] == ["gemma-4-26b", "qwen3-embedding"]
     assert [part.endpoint.url for part in parts] == [
         "http://127.0.0.1:18000/v1",
@@ -83,7 +83,7 @@ def test_each_part_knows_its_own_model_and_address() -> None:
 
 
 def test_the_proxys_description_names_them() -> None:
-    whole = group().whole
+    whole = group()
     role = Project().load_role("endpoint")
     settings = role.settings_model(**whole.endpoint.proxy_settings())
     files = {
@@ -97,14 +97,14 @@ def test_the_proxys_description_names_them() -> None:
 
 def test_a_model_on_another_node_is_reached_over_the_fabric_only() -> None:
     found = group(served(CHAT), served(EMBEDDING, "b"))
-    assert found.parts[1].host == "192.168.177.12"
-    assert [node.name for node in found.whole.nodes] == ["a", "b"]
-    assert found.whole.firewall["peers"] == ("a", "b")
-    assert {(18000, 18000), (18001, 18001)} <= set(found.whole.firewall["ports"])
+    assert found.servers[1].host == "192.168.177.12"
+    assert [node.name for node in found.nodes] == ["a", "b"]
+    assert found.firewall["peers"] == ("a", "b")
+    assert {(18000, 18000), (18001, 18001)} <= set(found.firewall["ports"])
 
 
 def test_one_node_is_enough_and_the_other_serves_nothing() -> None:
-    whole = group().whole
+    whole = group()
     assert ([n.name for n in whole.nodes], [n.name for n in whole.idle]) == (["a"], ["b"])
     assert whole.firewall["peers"] == ()
 

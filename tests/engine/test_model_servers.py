@@ -14,22 +14,15 @@ from free_ports import BESIDE_RAY, free_port
 from health_server import HealthServer
 from serve_plans import inventory_of
 from spark_cluster.engine.model_admission import Admitted, Starting, admit
-from spark_cluster.engine.replicas import Member
 
-from spark_cluster.engine import model_admission, model_loading, model_servers
+from spark_cluster.engine import model_loading, model_servers
 from spark_cluster.engine.containers import NEEDS, ContainerState
+from spark_cluster.engine.members import Member
 from spark_cluster.engine.models import ServedModel, resolve_models
-from spark_cluster.engine.names import PAUSE, RAY, SERVER
-from spark_cluster.engine.proxy import Replica
+from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.proxy import LOADER_UNIT, Replica
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.facts.model import Process
-from spark_cluster.inference.containers import NEEDS, ContainerState
-from spark_cluster.inference.process import SERVER
-from spark_cluster.serving import model_loading, model_servers
-from spark_cluster.serving.model_admission import Admitted, Starting, admit
-from spark_cluster.serving.models import ServedModel, resolve_models
-from spark_cluster.serving.proxy import LOADER_UNIT, Replica
-from spark_cluster.serving.replicas import Group, Member
 
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
 NODE = make_node("a")
@@ -40,7 +33,7 @@ CHATS, LOADS = f"spark-vllm-{CHAT}", f"spark-vllm-{EMBEDDING}"
 GONE = ContainerState("absent")
 
 
-def group_of(models: tuple[ServedModel, ...] = MODELS, **serve: Any) -> Group:
+def group_of(models: tuple[ServedModel, ...] = MODELS, **serve: Any) -> Deployment:
     return resolve_models(models, inventory_of(NODE, recipes=ENTRIES, **serve), [NODE])
 
 
@@ -62,18 +55,18 @@ def spark(fake_cluster: Make) -> Callable[..., FakeCluster]:
 def running(index: int, share: float | None = None) -> ContainerState:
     """The server of a model as it was started."""
     flags = ("--gpu-memory-utilization", str(share)) if share is not None else ()
-    labels = GROUP.parts[index].labels
+    labels = GROUP.servers[index].labels
     return ContainerState("running", labels=dict(labels), command=("vllm", *flags))
 
 
 def made(needs: str, status: str = "exited") -> ContainerState:
     """The container of the model that is loaded on request."""
-    labels = {**GROUP.parts[1].labels, NEEDS: needs}
+    labels = {**GROUP.servers[1].labels, NEEDS: needs}
     return ContainerState(status, labels=labels)
 
 
 def members(cluster: FakeCluster, *states: ContainerState, group: Group = GROUP) -> list[Member]:
-    pairs = zip(group.parts, states, strict=True)
+    pairs = zip(group.servers, states, strict=True)
     return [Member(cluster.play, plan, state, GONE) for plan, state in pairs]
 
 
@@ -170,7 +163,7 @@ def test_they_are_started_one_after_the_other_each_when_the_one_before_is_health
     at_work: list[tuple[str, str]] = []
 
     def started() -> tuple[str, float]:
-        made = cluster.settings("vllm").deployment
+        made = cluster.settings("vllm").server
         return made.instance, made.flags["gpu-memory-utilization"]
 
     for name, server in zip((CHAT, EMBEDDING), servers, strict=True):
@@ -183,9 +176,9 @@ def test_they_are_started_one_after_the_other_each_when_the_one_before_is_health
 
 
 def test_what_has_no_place_next_to_them_is_ended_and_they_are_not(spark):
-    old = replace(GROUP.whole.endpoint.models[0], program="spark-vllm-old")
+    old = replace(GROUP.endpoint.models[0], program="spark-vllm-old")
     former = model_servers.stale(
-        GROUP, (old, *GROUP.whole.endpoint.models), (Replica("b", "192.168.177.12", 18000),)
+        GROUP, (old, *GROUP.endpoint.models), (Replica("b", "192.168.177.12", 18000),)
     )
     assert former == {"a": ["spark-vllm-old"], "b": [SERVER]}
     cluster = spark()

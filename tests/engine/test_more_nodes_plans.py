@@ -8,9 +8,9 @@ from ipaddress import IPv4Interface
 import pytest
 from factories import make_node, make_recipe
 from serve_plans import inventory_of, server_for
-from spark_cluster.engine.replicas import resolve_group
 
 from spark_cluster.config.parallelism import TensorParallel
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import Refused
 from spark_cluster.topology import Link, Node
 
@@ -46,12 +46,12 @@ def test_three_stages_on_three_of_four() -> None:
 
 @pytest.mark.parametrize("count", [3, 4])
 def test_replicas_on_three_and_four(count: int) -> None:
-    found = resolve_group(make_recipe(), inventory_of(*FOUR), FOUR, count)
-    assert [part.node_names for part in found.parts] == [(n,) for n in NAMES[:count]]
+    found = resolve(make_recipe(), inventory_of(*FOUR), FOUR, 1, replicas=count)
+    assert [part.node_names for part in found.servers] == [(n,) for n in NAMES[:count]]
     hosts = ["127.0.0.1", *(f"192.168.177.{10 + n}" for n in range(2, count + 1))]
-    assert [part.host for part in found.parts] == hosts
-    assert [replica.node for replica in found.whole.endpoint.replicas] == list(NAMES[:count])
-    assert found.whole.firewall["peers"] == NAMES[:count]
+    assert [part.host for part in found.servers] == hosts
+    assert [replica.node for replica in found.endpoint.replicas] == list(NAMES[:count])
+    assert found.firewall["peers"] == NAMES[:count]
 
 
 def test_too_few_nodes_for_four() -> None:

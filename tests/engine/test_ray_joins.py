@@ -8,9 +8,8 @@ from fake_programs import Said
 from free_ports import free_port
 
 from spark_cluster.engine import logs, readiness
+from spark_cluster.engine.names import RAY
 from spark_cluster.errors import Failed, VerificationFailed
-from spark_cluster.inference.process import RAY
-from spark_cluster.serving import logs, readiness
 
 MISMATCH = "RuntimeError: Version mismatch: The cluster was started with: Ray: 2.60.0\n"
 STOP = ["stop", "-t", "5", RAY]

@@ -11,15 +11,12 @@ import pytest
 from factories import make_node, make_recipe
 from fake_cluster import FakeCluster, Make
 from serve_plans import inventory_of
-from spark_cluster.engine.replicas import Group, Member, resolve_group
 
 from spark_cluster.engine import proxy, replicas
-from spark_cluster.engine.containers import ContainerState
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import DoesNotFit, Refused
-from spark_cluster.inference.process import PAUSE, RAY, SERVER
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import File
 from spark_cluster.topology import Link, Node
@@ -34,19 +31,19 @@ def linked(name: str, number: int) -> Node:
 NODES = (linked("a", 1), linked("b", 2))
 
 
-def group(count: int = 2, nodes: tuple[Node, ...] = NODES, **serve: Any) -> Group:
-    return resolve_group(make_recipe(), inventory_of(*nodes, **serve), nodes, count)
+def group(count: int = 2, nodes: tuple[Node, ...] = NODES, **serve: Any) -> Deployment:
+    return resolve(make_recipe(), inventory_of(*nodes, **serve), nodes, 1, replicas=count)
 
 
 def test_the_heads_replica_is_on_its_loopback_and_the_other_on_the_fabric() -> None:
     found = group()
-    deployments = [part.deployment for part in found.parts]
+    deployments = [part for part in found.servers]
     assert [d.nodes for d in deployments] == [("a",), ("b",)]
     assert [(d.host, d.port) for d in deployments] == [
         ("127.0.0.1", 18000),
         ("192.168.177.12", 18000),
     ]
-    assert [part.endpoint.url for part in found.parts] == [
+    assert [part.endpoint.url for part in found.servers] == [
         "http://127.0.0.1:18000/v1",
         "http://192.168.177.12:18000/v1",
     ]
@@ -58,7 +55,7 @@ def test_the_head_is_not_loaded_again_when_a_replica_joins_a_server_behind_the_p
     serve = {"bind": "management", "open": True, "port": 8000}
     nodes = (replace(NODES[0], address="10.0.0.1"), NODES[1])
     alone = resolve(make_recipe(), inventory_of(*nodes, **serve), nodes, 1)
-    assert group(nodes=nodes, **serve).parts[0].deployment == alone.deployment
+    assert group(nodes=nodes, **serve).servers[0] == alone
 
 
 def endpoint_files(plan: Server) -> dict[str, str]:
@@ -70,7 +67,7 @@ def endpoint_files(plan: Server) -> dict[str, str]:
 
 
 def test_the_proxy_is_in_front_of_all_also_on_the_loopback() -> None:
-    found = group().whole
+    found = group()
     assert found.endpoint.url == "http://127.0.0.1:8000/v1"
     files = endpoint_files(found)
     servers = [
@@ -92,7 +89,7 @@ def test_one_server_has_no_replicas_in_its_description() -> None:
 def test_one_server_in_place_of_several_is_said(fake_cluster: Make) -> None:
     """A plain `up` after `up --replicas` is no wish to end them."""
     cluster = fake_cluster("a", "b")
-    cluster.head.put(proxy.DESCRIPTION, endpoint_files(group().whole)[proxy.DESCRIPTION])
+    cluster.head.put(proxy.DESCRIPTION, endpoint_files(group())[proxy.DESCRIPTION])
     said = replicas.taken_away(proxy.replicas_of(replicas.behind(cluster.play)), 2)
     assert "2 replicas (a, b)" in said
     assert "--tp 2" in said
@@ -101,7 +98,7 @@ def test_one_server_in_place_of_several_is_said(fake_cluster: Make) -> None:
 
 
 def test_the_engines_port_is_open_to_the_other_nodes_over_the_fabric_only() -> None:
-    firewall = group().whole.firewall
+    firewall = group().firewall
     assert firewall["peers"] == ("a", "b")
     assert (18000, 18000) in firewall["ports"]
 
@@ -109,8 +106,8 @@ def test_the_engines_port_is_open_to_the_other_nodes_over_the_fabric_only() -> N
 def test_nodes_that_are_left_over_serve_nothing() -> None:
     three = (*NODES, linked("c", 3))
     found = group(nodes=three)
-    assert [node.name for node in found.whole.nodes] == ["a", "b"]
-    assert [node.name for node in found.whole.idle] == ["c"]
+    assert [node.name for node in found.nodes] == ["a", "b"]
+    assert [node.name for node in found.idle] == ["c"]
 
 
 def test_what_cannot_be_is_refused() -> None:
@@ -121,7 +118,7 @@ def test_what_cannot_be_is_refused() -> None:
     with pytest.raises(Refused, match=r"serve\.engine_port and serve\.port are both 18000"):
         group(port=18000)
     with pytest.raises(Refused, match="minimax"):
-        resolve_group(make_recipe("minimax-m2.5-awq"), inventory_of(*NODES), NODES, 2)
+        resolve(make_recipe("minimax-m2.5-awq"), inventory_of(*NODES), NODES, 1, replicas=2)
 
 
 @pytest.fixture
@@ -134,12 +131,12 @@ def cluster(fake_cluster: Make) -> FakeCluster:
 
 def members(cluster: FakeCluster) -> list[Member]:
     """Look at what runs on the nodes."""
-    found = resolve_group(make_recipe(), cluster.play.inventory, cluster.play.nodes, 2)
+    found = resolve(make_recipe(), cluster.play.inventory, cluster.play.nodes, 1, replicas=2)
     return replicas.members(cluster.play, found)
 
 
 def start(cluster: FakeCluster) -> None:
-    found = resolve_group(make_recipe(), cluster.play.inventory, cluster.play.nodes, 2)
+    found = resolve(make_recipe(), cluster.play.inventory, cluster.play.nodes, 1, replicas=2)
     replicas.start(cluster.play, found, members(cluster), "present")
 
 
@@ -147,7 +144,7 @@ def test_each_replica_is_started_on_its_node_and_the_proxy_last(cluster: FakeClu
     start(cluster)
     for name, share in (("a", 0.40), ("b", 0.40)):
         assert cluster.roles(name) == ["ray", "vllm", "endpoint"]
-        made = cluster.settings("vllm", name).deployment
+        made = cluster.settings("vllm", name).server
         assert made.nodes == (name,)
         assert made.flags["gpu-memory-utilization"] == share
     last = cluster.applied("File:/roles/")[-2:]
@@ -162,7 +159,7 @@ def test_what_served_over_several_nodes_is_ended_before_memory_is_counted(
         worker.run_container(name, holds_gib=38)
     start(cluster)
     assert cluster.containers == {"a": [], "b": []}
-    made = cluster.settings("vllm", "b").deployment
+    made = cluster.settings("vllm", "b").server
     assert made.flags["gpu-memory-utilization"] == 0.40, "of all of its memory"
     ended = [one for one in cluster.applied() if one.startswith("b ")]
     assert ended.index(f"b Container:{SERVER}") < ended.index(f"b Container:{RAY}")

@@ -14,7 +14,7 @@ from free_ports import free_port
 from health_server import HealthServer
 
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import logs, readiness, state, vram
+from spark_cluster.engine import logs, ray, readiness, state, vram
 from spark_cluster.engine.containers import NEEDS, ContainerState, parse_state
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import RAY, SERVER
@@ -24,11 +24,6 @@ from spark_cluster.engine.vllm import VLLM
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, Unreachable, VerificationFailed
 from spark_cluster.facts.model import Facts, Hca, Process
-from spark_cluster.inference import ray
-from spark_cluster.inference.containers import NEEDS, ContainerState, parse_state
-from spark_cluster.inference.process import RAY, SERVER
-from spark_cluster.inference.ray import RayNode
-from spark_cluster.inference.vllm import VLLM
 from spark_cluster.resources.nft_table import normalised
 from spark_cluster.runner.session import Answer, Output
 

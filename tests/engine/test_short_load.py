@@ -13,19 +13,15 @@ from dataclasses import replace
 import pytest
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.engine import short_load
 from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.memory_phases import MemoryPhases
+from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.result import Served
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.facts.model import Process
-from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.events import MemoryHeld
-from spark_cluster.serving import short_load
-from spark_cluster.serving.endpoint import Endpoint
-from spark_cluster.serving.result import Served
 
 
 class Server(http.server.ThreadingHTTPServer):
@@ -82,7 +78,7 @@ class Loaded:
         cluster.head.when_read = self._hold_more
         self.used = 1000
         self.plan = replace(
-            plan_for(make_recipe(), cluster.play.head),
+            server_for(make_recipe(), cluster.play.head),
             endpoint=Endpoint("127.0.0.1", server.server_port, "m"),
         )
 

@@ -7,7 +7,6 @@ from types import SimpleNamespace
 
 import pytest
 from factories import make_node, make_recipe
-from serve_plans import server_for
 
 from spark_cluster.engine import taken_ports
 from spark_cluster.engine.names import RAY, SERVER
@@ -28,7 +27,9 @@ def inspected(status):
 def check(*, tp=2, proxy="inactive", runs=(), **said):
     """Look at two nodes that listen as told, of which one may be told alone."""
     nodes = [make_node("a"), make_node("b", head=False)]
-    plan = server_for(make_recipe(executor="ray"), *nodes[:tp], tp=tp, bind="management", open=True)
+    plan = deployment_for(
+        make_recipe(executor="ray"), *nodes[:tp], tp=tp, bind="management", open=True
+    )
 
     def submit(_op, commands):
         node = asked.pop(0)

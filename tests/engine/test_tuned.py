@@ -9,18 +9,16 @@ from typing import Any
 import pytest
 from factories import make_node, make_recipe
 from fake_cluster import FakeCluster, Make
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.config.caches import CACHE_ROOT
-from spark_cluster.engine import readiness, tuned, tuning, vram
-from spark_cluster.engine.vram import NodeVram
+from spark_cluster.engine import tuned, tuning
+from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.facts.model import Process
-from spark_cluster.inference.process import SERVER
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.kernel_tuner import CONTAINER
 from spark_cluster.node.tuned_kernels import FOLDER, VARIABLE, keep
-from spark_cluster.serving import tuned, tuning
 
 FILE = "E=128,N=384,device_name=NVIDIA_GB10.json"
 BLOCKS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
@@ -49,7 +47,7 @@ def started(cluster: FakeCluster, **tuned_on: list[dict[str, Any]]) -> Any:
             image = caches / FOLDER / one["image"]
             keep(Folder(caches), image, {**one}, {"1": dict.fromkeys(BLOCKS, 16)})
     play = cluster.play
-    plan = plan_for(make_recipe(), *play.nodes)
+    plan = server_for(make_recipe(), *play.nodes)
     return tuned.applied(play, plan, tuned.look(play, plan, plan.nodes)).deployment
 
 
@@ -91,12 +89,12 @@ def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: FakeCluster) -> Non
     started(cluster, a=[entry()], b=[entry()])
     recipe = make_recipe(env={VARIABLE: "/nothing"})
     nodes = cluster.play.nodes
-    assert tuned.look(cluster.play, plan_for(recipe, *nodes), nodes) == {}
+    assert tuned.look(cluster.play, server_for(recipe, *nodes), nodes) == {}
 
 
 def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: FakeCluster) -> None:
     play, head = cluster.play, cluster.head
-    plan = plan_for(make_recipe(), play.head)
+    plan = server_for(make_recipe(), play.head)
     tuning.must_be_free(play, plan)
     head.run_container(SERVER)
     with pytest.raises(Refused, match="the engine runs") as caught:
@@ -113,10 +111,10 @@ def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: FakeCluster
 
 def test_the_shape_is_read_from_the_models_own_config(cluster: FakeCluster) -> None:
     play, head = cluster.play, cluster.head
-    plan = plan_for(make_recipe(engine_args={}), play.head)
+    plan = server_for(make_recipe(engine_args={}), play.head)
     with pytest.raises(Failed, match="config cannot be read"):
         tuning.shape_of(play, plan)
-    place = f"{plan.deployment.model_path}/config.json"
+    place = f"{plan.model_path}/config.json"
     dense = {
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2,
         "hidden_size": 64, "vocab_size": 100, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -136,6 +134,6 @@ def test_the_shape_is_read_from_the_models_own_config(cluster: FakeCluster) -> N
 
 def test_other_engines_have_no_tuner() -> None:
     plan = server_for(make_recipe(), make_node("a"))
-    sglang = replace(plan, deployment=replace(plan.deployment, engine="sglang"))
+    sglang = replace(plan, deployment=replace(plan, engine="sglang"))
     with pytest.raises(Refused, match="this is sglang in docker"):
         tuning.must_be_tunable(sglang)

@@ -18,19 +18,14 @@ from waiting import until
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
-from spark_cluster.engine import verify, vram
+from spark_cluster.engine import verify
 from spark_cluster.engine.checks import every
 from spark_cluster.engine.containers import NEEDS
+from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.engine.verify import RunningServer, Selection, Verification
-from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.inference.containers import NEEDS
-from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import verify
-from spark_cluster.serving.checks import every
-from spark_cluster.serving.proxy import DESCRIPTION
-from spark_cluster.serving.verify import RunningServer, Selection, Verification
 
 FLAGS = {"tool-call-parser": "gemma4", "reasoning-parser": "gemma4"}
 

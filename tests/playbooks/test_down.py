@@ -9,16 +9,13 @@ import pytest
 from fake_cluster import FakeCluster, FakeNode, Make
 from ollama_server import Ollama
 
-from spark_cluster.engine import admission, holders, vram
-from spark_cluster.engine.memory_phases import MemoryPhases
-from spark_cluster.engine.vram import NodeVram
+from spark_cluster.engine import holders, vram
+from spark_cluster.engine.containers import RECIPE
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.facts.model import Process
-from spark_cluster.inference.containers import RECIPE
-from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.runner.events import MemoryHeld
 from spark_cluster.runner.options import Options
-from spark_cluster.serving import holders, vram
 
 GIB = 1024
 ENGINE = Process(7, "VLLM::Worker", 90 * GIB)

@@ -13,18 +13,19 @@ from fabric_results import told
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
 from ray_server import RayServer, ray_server
-from serve_plans import plan_for
+from serve_plans import server_for
 
 from spark_cluster.bench.fabric_end import UNIT
 from spark_cluster.bench.fabric_probe import MARK
+from spark_cluster.engine.names import RAY
+from spark_cluster.engine.process import Process
+from spark_cluster.engine.ray import TOKEN_FILE
+from spark_cluster.engine.ray_node import MEASURING
+from spark_cluster.engine.runtime import RUNTIMES
+from spark_cluster.engine.start import start_ray_alone
 from spark_cluster.errors import Failed
-from spark_cluster.inference.process import RAY, Process
-from spark_cluster.inference.ray import TOKEN_FILE
-from spark_cluster.inference.ray_node import MEASURING
-from spark_cluster.inference.runtime import RUNTIMES
 from spark_cluster.runner.events import Event, Progress
 from spark_cluster.runner.options import Options
-from spark_cluster.serving.start import start_ray_alone
 
 PREPARED = ["network", "firewall", "containers", "caches", "images"]
 ENDED = ["stop", f"{UNIT}.timer"]
@@ -84,7 +85,7 @@ def test_ray_is_started_and_ended(measuring: Measuring) -> None:
     assert cluster.stages[:4] == ["prepare", "fetch", "start", "measure"]
     assert cluster.roles()[:6] == [*PREPARED, "ray"], "no model is fetched for it"
     assert measuring.armed_after == [PREPARED, PREPARED], "on each node, before Ray is started"
-    assert cluster.settings("ray").deployment.labels[MEASURING] == "r1"
+    assert cluster.settings("ray").labels[MEASURING] == "r1"
     measuring.must_have_ended()
 
 
@@ -113,7 +114,7 @@ def test_a_ray_that_a_killed_run_left_is_replaced_and_ended(measuring: Measuring
     for node in measuring.cluster.nodes.values():
         node.run_container(RAY, {MEASURING: "r0"})
     assert measuring().id == "r1"
-    assert measuring.cluster.settings("ray").deployment.labels[MEASURING] == "r1"
+    assert measuring.cluster.settings("ray").labels[MEASURING] == "r1"
     measuring.must_have_ended()
 
 
@@ -153,11 +154,11 @@ def test_check_mode_starts_and_ends_nothing(fake_cluster: Make, server: RayServe
 def test_its_ray_has_neither_model_nor_secrets(measuring: Measuring) -> None:
     """The model need not be on the nodes, and a job needs no secret of the server."""
     play = measuring.cluster.play
-    plan = plan_for(make_recipe("lab-paris"), *play.nodes)
-    ray = plan.deployment.ray.model_copy(update={"dashboard_port": measuring.server.port})
-    deployment = replace(plan.deployment, secret_env={"KEY": "s3cret"}, ray=ray)
+    plan = server_for(make_recipe("lab-paris"), *play.nodes)
+    ray = plan.ray.model_copy(update={"dashboard_port": measuring.server.port})
+    deployment = replace(plan, secret_env={"KEY": "s3cret"}, ray=ray)
     start_ray_alone(play, replace(plan, deployment=deployment), "present")
-    made = measuring.cluster.settings("ray").deployment
+    made = measuring.cluster.settings("ray").server
     assert made.on_ray
     assert made.ray_token == "5eed" * 16
     container = RUNTIMES["docker"].resource(Process("spark-ray", ("ray", "start")), made)

@@ -11,13 +11,9 @@ from factories import make_recipe
 from fake_cluster import FakeCluster, Make
 from ray_server import RayServer, ray_server
 
-from spark_cluster.engine import ray_cluster, readiness, start
-from spark_cluster.engine.containers import ContainerState
-from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray_node import ALONE
 from spark_cluster.errors import Refused
-from spark_cluster.inference.process import RAY, SERVER
-from spark_cluster.inference.ray_node import ALONE
 from spark_cluster.runner.options import Options
 
 ROLES = ("network", "firewall", "containers", "caches", "images", "ray")
@@ -53,7 +49,7 @@ def test_ray_is_started_as_under_a_model_without_the_model(
     ]
     assert cluster.stages == ["prepare", "fetch", "start"]
     assert tuple(cluster.roles()) == tuple(cluster.roles("spark2")) == ROLES
-    started = cluster.settings("ray").deployment
+    started = cluster.settings("ray").server
     assert started.labels.items() >= {**ALONE, "spark-cluster.firewall": "present"}.items()
     assert started.model_path == ""
 

@@ -11,10 +11,10 @@ from factories import make_recipe
 from fake_cluster import FakeCluster, Make
 
 from spark_cluster.config import overrides
-from spark_cluster.engine import admission, logs, readiness
 from spark_cluster.engine.containers import OVERRIDES, ContainerState
-from spark_cluster.engine.copies.stored import Stored
 from spark_cluster.engine.former import Former, former_of
+from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.errors import (
     DoesNotFit,
     Failed,
@@ -24,10 +24,6 @@ from spark_cluster.errors import (
     UsageError,
     VerificationFailed,
 )
-from spark_cluster.inference.containers import OVERRIDES, ContainerState
-from spark_cluster.inference.process import RAY, SERVER
-from spark_cluster.serving.former import Former, former_of
-from spark_cluster.serving.proxy import DESCRIPTION
 
 NEW = "gemma4-31b-nvfp4"
 OLD = "gemma4-31b-fp8"

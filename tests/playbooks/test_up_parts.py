@@ -11,24 +11,24 @@ import pytest
 from factories import SHIPPED, make_inventory, make_node, make_recipe, put
 from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
-from serve_plans import located, plan_for, snapshot_of
+from serve_plans import located, server_for, snapshot_of
 
 from spark_cluster.config.allowances import Allowances, Allowed
 from spark_cluster.config.caches import CACHES as UP_CACHES
 from spark_cluster.config.recipe_schema import FromLaptop, Venv
 from spark_cluster.config.secret import Secret
 from spark_cluster.config.tls import Tls
+from spark_cluster.engine.endpoint import Endpoint, management_ip
+from spark_cluster.engine.names import PAUSE, RAY, SERVER
+from spark_cluster.engine.prepare import announce
+from spark_cluster.engine.ray import TOKEN_FILE
+from spark_cluster.engine.resolve import resolve
+from spark_cluster.engine.start import guard, start
 from spark_cluster.errors import Failed, Refused, UsageError
-from spark_cluster.inference.process import PAUSE, RAY, SERVER
-from spark_cluster.inference.ray import TOKEN_FILE
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.resources import Container, Resource, Unit
 from spark_cluster.runner.events import Note
 from spark_cluster.runner.options import Options
-from spark_cluster.serving.endpoint import Endpoint, management_ip
-from spark_cluster.serving.plan import resolve
-from spark_cluster.serving.prepare import announce
-from spark_cluster.serving.start import guard, start
 
 
 def test_where_the_endpoint_binds():
@@ -77,7 +77,7 @@ def test_secrets_come_from_the_laptop_and_are_missed_early(monkeypatch):
     with pytest.raises(UsageError, match="asks for the variable MY_WANDB of this machine"):
         server_for(asks, make_node("a"))
     monkeypatch.setenv("MY_WANDB", "hunter2")
-    made = server_for(asks, make_node("a")).deployment
+    made = server_for(asks, make_node("a"))
     assert made.secret_env == {"WANDB_API_KEY": "hunter2"}
     assert made.env == {"PLAIN": "1"}
     assert "hunter2" not in str(made)
@@ -86,7 +86,7 @@ def test_secrets_come_from_the_laptop_and_are_missed_early(monkeypatch):
 def test_a_new_key_or_certificate_does_not_load_the_model_again(monkeypatch):
     monkeypatch.setenv("A_KEY", "a")
     serve = ({"api_key": Secret(env="A_KEY")}, {"port": 9000, "tls": Tls(self_signed=True)})
-    one, two = (server_for(make_recipe(), *pair(), **given).deployment for given in serve)
+    one, two = (server_for(make_recipe(), *pair(), **given) for given in serve)
     assert one == two
 
 
@@ -256,7 +256,7 @@ def test_ranks_begin_together_or_not_at_all(fake_cluster, running, starts):
     for node in cluster.nodes.values():
         node.have_image("image:1")
     play = cluster.play
-    plan = plan_for(make_recipe(executor="mp"), *play.nodes)
+    plan = server_for(make_recipe(executor="mp"), *play.nodes)
     start(play, plan, 0.7, "present")
     for name, node in cluster.nodes.items():
         if name not in running:
@@ -278,7 +278,7 @@ def started(node: FakeNode) -> list[list[str]]:
 )
 def test_who_has_the_port_gives_it_up_first(pair_up, engine_port, order):
     cluster = pair_up("", "a")
-    plan = plan_for(make_recipe(), cluster.play.head)
+    plan = server_for(make_recipe(), cluster.play.head)
     endpoint = Endpoint("127.0.0.1", 8000, "gemma", engine_port=engine_port)
     start(cluster.play, replace(plan, endpoint=endpoint), 0.7, "present")
     assert cluster.roles() == order

@@ -16,8 +16,8 @@ from free_ports import BESIDE_RAY, free_port
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Readiness
+from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.events import Result
 
 ROLES = ("network", "firewall", "containers", "caches", "start_limit", "models", "ray", "endpoint")
@@ -28,7 +28,7 @@ from spark_cluster.resources import Container
 Settings = SHIPPED.load_role("vllm").settings_model
 
 def role(node, settings):
-    made = settings.deployment
+    made = settings.server
     yield Container(
         "spark-vllm", made.image, tuple(made.args), entrypoint="", labels=dict(made.labels),
         stays_s=0,
@@ -92,7 +92,7 @@ def test_it_serves_and_a_second_run_changes_nothing(up: Up) -> None:
     assert "paris" in found.answer.lower()
     assert up.cluster.stages == ["prepare", "fetch", "start", "load", "verify"]
     assert up.cluster.containers == {"spark1": [SERVER], "spark2": [SERVER]}
-    made = up.cluster.settings("ray").deployment
+    made = up.cluster.settings("ray").server
     assert made.nodes == ("spark1", "spark2")
     up.cluster.events.clear()
     assert up().answer == found.answer
