@@ -8,7 +8,7 @@ from spark_cluster.bench import fabric_end, fabric_run
 from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness
-from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import dashboard_port
 from spark_cluster.engine.ray_cluster import prepare_ray
@@ -55,7 +55,7 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
     return found
 
 
-def _start(play: Play, deployment: Server, name: str) -> None:
+def _start(play: Play, deployment: Deployment, name: str) -> None:
     """Start Ray for the measurement; its nodes end it by themselves after a limit."""
     guarded = prepare_ray(play, deployment)
     with play.stage("start"):
@@ -67,11 +67,11 @@ def _start(play: Play, deployment: Server, name: str) -> None:
             fabric_end.start_no_more(_sessions(play, deployment))
 
 
-def _end(play: Play, deployment: Server) -> None:
+def _end(play: Play, deployment: Deployment) -> None:
     if not play.check:
         play.project.load_playbook("down").function(play)
         fabric_end.disarm(_sessions(play, deployment))
 
 
-def _sessions(play: Play, deployment: Server) -> list[Session]:
+def _sessions(play: Play, deployment: Deployment) -> list[Session]:
     return [play.session(node) for node in deployment.nodes]

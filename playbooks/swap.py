@@ -12,7 +12,7 @@ from spark_cluster.engine import admission, kept_logs, launches, readiness, shor
 from spark_cluster.engine.containers import ContainerState
 from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.copies.stored import stored
-from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.former import Former, Load, former_of, plan_again
 from spark_cluster.engine.members import must_serve_one
 from spark_cluster.engine.names import SERVER
@@ -94,7 +94,7 @@ def main(
 
 
 def _before_the_stop(
-    play: Play, deployment: Server, running: ContainerState, *, force: bool
+    play: Play, deployment: Deployment, running: ContainerState, *, force: bool
 ) -> None:
     """Refuse what cannot work, and fetch image and model while the old server still answers."""
     server = deployment.first
@@ -113,7 +113,7 @@ def _before_the_stop(
         fetch(play, deployment, {server.recipe.name: models})
 
 
-def _up(play: Play, deployment: Server, *, force: bool) -> Served | None:
+def _up(play: Play, deployment: Deployment, *, force: bool) -> Served | None:
     served: Served | None = play.project.load_playbook("up").function(
         play, deployment=deployment, force=force
     )

@@ -6,7 +6,7 @@ from spark_cluster.engine import launches, short_load, start, taken_ports, tuned
 from spark_cluster.engine.admission import admit
 from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.copies.hub_models import mark_used
-from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.look import look
 from spark_cluster.engine.members import with_servers
 from spark_cluster.engine.prepare import announce, prepare
@@ -19,7 +19,7 @@ from spark_cluster.runner.play import Play
 def main(
     play: Play,
     *,
-    deployment: Server,
+    deployment: Deployment,
     force: bool = False,
     offline: bool = False,
     load: bool = True,

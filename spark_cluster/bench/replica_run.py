@@ -27,7 +27,7 @@ from spark_cluster.bench.run import ROLE, BenchRun, engine_base
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.config.ports import REPLICAS
 from spark_cluster.engine import admission, readiness
-from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.nodes import groups
 from spark_cluster.engine.programs import servers_there

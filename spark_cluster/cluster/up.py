@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from spark_cluster.cluster.opened import Opened
     from spark_cluster.cluster.overrides import Changes
     from spark_cluster.config.allowances import Allowances
-    from spark_cluster.engine.deployment import Server
+    from spark_cluster.engine.deployment import Deployment
     from spark_cluster.engine.memory_phases import MemoryOfNode
     from spark_cluster.engine.models import ServedModel
     from spark_cluster.engine.result import Served

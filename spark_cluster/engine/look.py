@@ -9,7 +9,7 @@ from functools import partial
 from spark_cluster.engine import tuned, vram
 from spark_cluster.engine.copies.fetch import must_be_there
 from spark_cluster.engine.copies.stored import Stored, stored
-from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.members import Member, behind, members, with_servers
 from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas_of
 from spark_cluster.engine.start import stale
@@ -29,7 +29,7 @@ class Found:
         replicas, models: what the endpoint has now.
     """
 
-    deployment: Server
+    deployment: Deployment
     members: list[Member]
     before: list[vram.NodeVram]
     stores: Mapping[str, Stored]
@@ -54,7 +54,7 @@ class Found:
         return [self.stores[recipe.name].there(recipe.model.name) for recipe in recipes]
 
 
-def look(play: Play, deployment: Server, *, offline: bool = False) -> Found:
+def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
     """Look at all of it, in one turn of the network.
 
     Args:

@@ -8,7 +8,7 @@ from functools import partial
 
 from spark_cluster.engine import readiness
 from spark_cluster.engine.containers import ContainerState
-from spark_cluster.engine.deployment import Server, Server
+from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.errors import Refused
@@ -37,7 +37,7 @@ class Member:
         return self.play.head
 
 
-def members(play: Play, deployment: Server) -> list[Member]:
+def members(play: Play, deployment: Deployment) -> list[Member]:
     """Look at each server, and of several at Ray on its node: what runs there of ours."""
     if deployment.is_one:
         running = readiness.container_state(play, deployment.first.program)
@@ -51,7 +51,7 @@ def members(play: Play, deployment: Server) -> list[Member]:
     return play.together(*[partial(look, server) for server in deployment.servers])
 
 
-def with_servers(found: Sequence[Member], deployment: Server) -> list[Member]:
+def with_servers(found: Sequence[Member], deployment: Deployment) -> list[Member]:
     """Return the members with the servers of the same deployment, of which more is known now."""
     pairs = zip(found, deployment.servers, strict=True)
     return [replace(one, server=server) for one, server in pairs]

@@ -9,7 +9,7 @@ from typing import Any
 
 from spark_cluster.engine import admission, proxy, runtime, supervision, vram
 from spark_cluster.engine.containers import NEEDS
-from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.kind_probe import probe_once
 from spark_cluster.engine.members import Member
@@ -84,7 +84,7 @@ def configuration(
     }
 
 
-def start_loader(play: Play, deployment: Server) -> None:
+def start_loader(play: Play, deployment: Deployment) -> None:
     """Start the program that loads models, where some are loaded on request; end it elsewhere."""
     waits = [one.recipe.ready_timeout_s for one in deployment.servers if one.on_request]
     settings = {"servers": deployment.endpoint.models, "ready_s": max(waits, default=0.0)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.link_cabling import must_be_switched
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.runtime import absent
@@ -10,7 +10,7 @@ from spark_cluster.engine.start import guard
 from spark_cluster.runner.play import Play
 
 
-def announce(play: Play, deployment: Server) -> None:
+def announce(play: Play, deployment: Deployment) -> None:
     """Say at each run what the user may not want: an open endpoint, what a recipe gets of this
     machine, and what it changes in its image."""
     serve = play.inventory.serve
@@ -30,7 +30,7 @@ def announce(play: Play, deployment: Server) -> None:
             play.note(f"scripts of the recipe change the image, as root in its build: {steps}")
 
 
-def prepare(play: Play, deployment: Server) -> str:
+def prepare(play: Play, deployment: Deployment) -> str:
     """Link, firewall, Docker, caches, start limit where it serves; nothing of ours elsewhere.
 
     Returns:

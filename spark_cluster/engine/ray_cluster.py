@@ -22,7 +22,7 @@ from spark_cluster.errors import Failed, Refused
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.deployment import Server, Server
+    from spark_cluster.engine.deployment import Deployment, Server
     from spark_cluster.runner.play import Play
     from spark_cluster.topology import Node
 
@@ -227,7 +227,7 @@ def _end(play: Play, jobs: Sequence[Job]) -> None:
     play.note(f"ended {_named(jobs)}", warning=True)
 
 
-def prepare_ray(play: Play, deployment: Server) -> str:
+def prepare_ray(play: Play, deployment: Deployment) -> str:
     """Prepare link, firewall, Docker, caches and image, as `up` does it, without a model.
 
     Returns:

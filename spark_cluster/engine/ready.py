@@ -137,8 +137,8 @@ def verify(play: Play, now: Starting) -> list[str]:
     answers: dict[Key, str] = dict(
         zip((one.server.key for one in always), play.together(*asked), strict=True)
     )
-    endpoint = now.endpoint
-    if not now.is_one:
+    endpoint = now.deployment.endpoint
+    if not now.deployment.is_one:
         _must_list(play, endpoint, {name for one in now.members for name in one.server.names})
     if endpoint.models:
         play.together(*[partial(_must_reach, play, endpoint, one) for one in always])

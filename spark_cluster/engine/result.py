@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.engine import replies, vram
-from spark_cluster.engine.deployment import Server, Server
+from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.members import Member
@@ -73,7 +73,7 @@ class Served:
         fingerprint: SHA-256 of the certificate that the endpoint presents; empty without TLS.
     """
 
-    deployment: Server
+    deployment: Deployment
     parts: tuple[ServedPart, ...]
     before: list[NodeVram]
     peak: list[NodeVram]
@@ -84,12 +84,12 @@ class Served:
     @property
     def server(self) -> Server:
         """The first server, the only one where there are no replicas and not several models."""
-        return self.first
+        return self.deployment.first
 
     @property
     def endpoint(self) -> Endpoint:
         """Where users reach it."""
-        return self.endpoint
+        return self.deployment.endpoint
 
     @property
     def answer(self) -> str:
@@ -152,7 +152,7 @@ def _vram(found: Served) -> dict[str, Any]:
 
 def served(
     play: Play,
-    deployment: Server,
+    deployment: Deployment,
     found: Sequence[Member],
     answers: Sequence[str],
     *,

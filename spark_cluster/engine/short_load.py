@@ -16,7 +16,7 @@ from typing import Any
 
 from spark_cluster.engine import kind_probe, logs, readiness, replies, vram
 from spark_cluster.engine.checks.filler import filler
-from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.result import Served
@@ -82,7 +82,7 @@ def under_load(play: Play, result: Served) -> Served:
     return replace(result, under_load=peak)
 
 
-def _load(play: Play, deployment: Server) -> list[_Sent]:
+def _load(play: Play, deployment: Deployment) -> list[_Sent]:
     """Send requests from several threads until `LASTS_S` are over."""
     began = time.monotonic()
     ask = _asker(play, deployment, began + LIMIT_S)
@@ -98,7 +98,7 @@ def _load(play: Play, deployment: Server) -> list[_Sent]:
     return [sent for found in rounds for sent in found]
 
 
-def _asker(play: Play, deployment: Server, until: float) -> Callable[[], _Sent]:
+def _asker(play: Play, deployment: Deployment, until: float) -> Callable[[], _Sent]:
     path, body, content_type = _request(deployment)
     session = play.session(play.head)
 
@@ -113,7 +113,7 @@ def _asker(play: Play, deployment: Server, until: float) -> Callable[[], _Sent]:
     return ask
 
 
-def _request(deployment: Server) -> tuple[str, str | bytes, str]:
+def _request(deployment: Deployment) -> tuple[str, str | bytes, str]:
     """Return path, body and content type of a request to a model of the recipe's kind."""
     model, kind = deployment.endpoint.model, deployment.first.recipe.kind
     if kind != "chat":
@@ -127,7 +127,7 @@ def _request(deployment: Server) -> tuple[str, str | bytes, str]:
     return "/v1/chat/completions", json.dumps(asked), "application/json"
 
 
-def _must_be_there(play: Play, deployment: Server, sent: Sequence[_Sent]) -> None:
+def _must_be_there(play: Play, deployment: Deployment, sent: Sequence[_Sent]) -> None:
     failed = [one for one in sent if one.status != 200 and not one.at_limit]
     if not failed:
         return

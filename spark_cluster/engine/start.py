@@ -18,7 +18,7 @@ from spark_cluster.engine import (
 )
 from spark_cluster.engine.admission import Admitted
 from spark_cluster.engine.containers import NEEDS
-from spark_cluster.engine.deployment import Server, Key, Server
+from spark_cluster.engine.deployment import Deployment, Key, Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.members import Member, chains
 from spark_cluster.engine.names import RAY, SERVER
@@ -33,7 +33,7 @@ HEALTH_S = 5.0
 """Seconds that /health may take; an engine that hangs is not dead."""
 
 
-def guard(play: Play, deployment: Server) -> RoleCall:
+def guard(play: Play, deployment: Deployment) -> RoleCall:
     """Return the firewall, which must be in force before anything of the engine starts.
 
     One node alone goes on where nftables does not work; the user is told.
@@ -52,7 +52,7 @@ def guard(play: Play, deployment: Server) -> RoleCall:
 
 
 def taken_away(
-    deployment: Server, replicas: Sequence[Replica], models: Sequence[ModelServer]
+    deployment: Deployment, replicas: Sequence[Replica], models: Sequence[ModelServer]
 ) -> list[str]:
     """Say what the endpoint has now that one recipe takes the place of.
 
@@ -76,7 +76,7 @@ def taken_away(
 
 
 def stale(
-    deployment: Server, replicas: Sequence[Replica], models: Sequence[ModelServer]
+    deployment: Deployment, replicas: Sequence[Replica], models: Sequence[ModelServer]
 ) -> dict[str, list[str]]:
     """Return by node the programs of ours that have no place in a deployment.
 
@@ -96,7 +96,7 @@ def stale(
 
 def end_others(
     play: Play,
-    deployment: Server,
+    deployment: Deployment,
     found: Sequence[Member],
     former: Mapping[str, Sequence[str]],
 ) -> None:
@@ -153,7 +153,7 @@ class Starting:
         begun: what `readiness.healthy` may start again, of each server that was begun.
     """
 
-    deployment: Server
+    deployment: Deployment
     members: Sequence[Member]
     guarded: str
     admitted: Admitted
@@ -270,7 +270,7 @@ def end_server(play: Play, server: Server) -> None:
     load_guard.prepare(play, server.nodes)
 
 
-def is_whole(play: Play, deployment: Server) -> bool:
+def is_whole(play: Play, deployment: Deployment) -> bool:
     """Return whether there is something to be verified; say it where there is not."""
     left_out = play.options.selection.partial
     if not deployment.is_one and (play.check or left_out):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from spark_cluster.config.ports import EnginePorts
-    from spark_cluster.engine.deployment import Server
+    from spark_cluster.engine.deployment import Deployment
     from spark_cluster.runner.play import Play
     from spark_cluster.topology import Node
 
@@ -39,7 +39,7 @@ class WantedPort:
     setting: str
 
 
-def must_be_free(play: Play, deployment: Server) -> None:
+def must_be_free(play: Play, deployment: Deployment) -> None:
     """Look for other programs on the ports of what is to be started; ours are left out.
 
     Raises:
@@ -62,7 +62,7 @@ def must_be_free(play: Play, deployment: Server) -> None:
                     _refuse(node, wanted, one)
 
 
-def _wanted(deployment: Server, node: Node, answers: Mapping[str, Any]) -> Iterator[WantedPort]:
+def _wanted(deployment: Deployment, node: Node, answers: Mapping[str, Any]) -> Iterator[WantedPort]:
     """Yield the ports on a node of those programs that do not run there yet."""
     endpoint = deployment.endpoint
     proxied, displaced = endpoint.engine_port is not None, not _absent(answers, SERVER)

@@ -10,7 +10,7 @@ from spark_cluster.node.engine_caches import short
 from spark_cluster.node.tuned_kernels import VARIABLE, folder_of
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.deployment import Server, Server
+    from spark_cluster.engine.deployment import Deployment, Server
     from spark_cluster.runner.play import Play
     from spark_cluster.topology import Node
 
@@ -37,7 +37,7 @@ def look(play: Play, server: Server, nodes: Sequence[Node]) -> Found:
     }
 
 
-def of_all(play: Play, deployment: Server, found: Mapping[str, Found]) -> Deployment:
+def of_all(play: Play, deployment: Deployment, found: Mapping[str, Found]) -> Deployment:
     """Return a deployment whose servers get what is tuned for them.
 
     Args:

@@ -13,7 +13,7 @@ from spark_cluster.node.store.layout import folder_name
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.deployment import Server, Server
+    from spark_cluster.engine.deployment import Deployment, Server
     from spark_cluster.runner.play import Play
 
 ROLE = "models"
@@ -21,7 +21,7 @@ ROLE = "models"
 
 
 def fetch(
-    play: Play, deployment: Server, stores: Mapping[str, Stored], *, offline: bool = False
+    play: Play, deployment: Deployment, stores: Mapping[str, Stored], *, offline: bool = False
 ) -> Deployment:
     """Fetch image, models and patches of each recipe for the nodes that serve it.
 

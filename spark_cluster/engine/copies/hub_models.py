@@ -29,7 +29,7 @@ from spark_cluster.node.store.layout import KEPT_FREE, repository_of
 from spark_cluster.node.store.manifest import Manifest
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.deployment import Server
+    from spark_cluster.engine.deployment import Deployment
     from spark_cluster.runner.play import Play
     from spark_cluster.topology import Node
 
@@ -232,7 +232,7 @@ def _begun(have: Have) -> int:
     return have.manifest.size - have.missing_bytes if have.manifest is not None else 0
 
 
-def mark_used(play: Play, deployment: Server) -> None:
+def mark_used(play: Play, deployment: Deployment) -> None:
     """Note on the nodes that these revisions serve now, by which pruning chooses.
 
     A server that serves is not failed for it: what goes wrong here is only noted.
