@@ -1,4 +1,4 @@
-"""Plans of what is served, for tests: nodes in, no file and no connection."""
+"""What is served, for tests: resolved without a file and a connection, and as `up` starts it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,15 @@ from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Image, Venv
+from spark_cluster.engine.admission import Admitted
 from spark_cluster.engine.copies.state import hub_folder
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.members import members
 from spark_cluster.engine.resolve import resolve
+from spark_cluster.engine.start import Starting
 from spark_cluster.node.store.layout import snapshot_folder
+from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 
 OF_RECIPE = {"engine", "runtime", "executor", "ray"}
@@ -54,6 +58,19 @@ def deployment_for(recipe: Recipe, *nodes: Node, tp: int | None = None, **serve:
 def server_for(recipe: Recipe, *nodes: Node, tp: int | None = None, **serve: Any) -> Server:
     """Return the one server of `deployment_for`."""
     return deployment_for(recipe, *nodes, tp=tp, **serve).first
+
+
+def starting(
+    play: Play, deployment: Deployment, share: float | None = None, guarded: str = "present"
+) -> Starting:
+    """Return a deployment as `up` starts it, with what runs on the nodes now.
+
+    Args:
+        share: the --gpu-memory-utilization that the plan gives each server.
+    """
+    keys = [server.key for server in deployment.servers]
+    admitted = Admitted(dict.fromkeys(keys, share), new=frozenset(keys))
+    return Starting(deployment, members(play, deployment), guarded, admitted)
 
 
 def bare_server(*nodes: str | Node, port: int = 8000, **changed: Any) -> Server:

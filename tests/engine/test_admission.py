@@ -51,11 +51,12 @@ def spark(fake_cluster: Make) -> Callable[..., FakeCluster]:
 def admit(cluster, what, running=FREE, *, force=False):
     play = cluster.play
     there = dict.fromkeys(cluster.nodes, inf)
-    admission.must_work(play, server_for(what, *play.nodes), running, there, force=force)
+    server = server_for(what, *play.nodes)
+    return admission.must_work(play, server, running, there, force=force)
 
 
-def share(cluster, what, running=FREE):
-    return admission.share(cluster.play, server_for(what, *cluster.play.nodes), running)
+def share(cluster, what, running=FREE, planned=None):
+    return admission.share(cluster.play, server_for(what, *cluster.play.nodes), running, planned)
 
 
 def prepared(cluster: FakeCluster) -> list[str]:
@@ -128,7 +129,7 @@ def test_memory_of_others_does_not_count_as_available(spark):
 
 def test_a_share_that_cannot_be_read_is_computed(spark):
     odd = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization")
-    assert share(spark(118), make_recipe(), odd) == 0.40
+    assert share(spark(118), make_recipe(), odd, planned=0.40) == 0.40
 
 
 def unknown():
@@ -188,25 +189,27 @@ def test_the_share_is_that_of_the_node_with_least_room_after_its_caches_were_dro
 def test_a_gpu_with_memory_of_its_own_has_no_page_cache(spark):
     cluster = spark(12)
     cluster.head.gpu = "NVIDIA H200, 9.0, 580.95.05, 40, 100.0, 1500, 0, 143360"
-    assert share(cluster, make_recipe()) == 0.38
+    assert share(cluster, make_recipe(), planned=admit(cluster, make_recipe())) == 0.38
     assert prepared(cluster) == [], "it takes nothing of the GPU's"
 
 
 @pytest.mark.parametrize(("nodes", "found"), [((118,), 0.40), ((118, 118), 0.23)])
 def test_the_share_is_no_more_than_what_is_asked_for(spark, nodes, found):
-    assert share(spark(*nodes), make_recipe()) == found
+    cluster = spark(*nodes)
+    assert admit(cluster, make_recipe()) == found
+    assert share(cluster, make_recipe(), planned=found) == found
 
 
 def test_check_mode_touches_no_cache(spark):
     cluster = spark(100, check=True)
     cluster.head.run_container(SERVER)
-    assert share(cluster, make_recipe(), serving("another", 1)) == 0.40
+    assert share(cluster, make_recipe(), serving("another", 1), planned=0.40) == 0.40
     assert (prepared(cluster), cluster.containers) == ([], {"a": [SERVER]})
 
 
 def test_too_little_memory(spark):
     with pytest.raises(Refused, match=r"only 12\.0 of 121\.7 GiB are available") as caught:
-        share(spark(100, 12), make_recipe())
+        share(spark(100, 12), make_recipe(), planned=0.23)
     assert caught.value.where == "b"
     assert "vram" in caught.value.hint
 
@@ -224,7 +227,7 @@ def test_a_server_of_another_recipe_is_ended_first(spark):
     for name in (SERVER, RAY):
         cluster.head.run_container(name)
     running = serving("another", 1, "x", "--gpu-memory-utilization", "0.61")
-    assert share(cluster, make_recipe(), running) == 0.40
+    assert share(cluster, make_recipe(), running, planned=0.40) == 0.40
     assert (prepared(cluster), cluster.containers) == (["a"], {"a": []})
 
 

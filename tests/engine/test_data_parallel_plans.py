@@ -7,11 +7,11 @@ from ipaddress import IPv4Interface
 
 import pytest
 from factories import make_node, make_recipe
-from serve_plans import inventory_of, server_for
+from serve_plans import deployment_for, inventory_of, server_for
 
 from spark_cluster.cluster.overrides import changed
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.vllm import Vllm
 from spark_cluster.errors import Refused
@@ -34,23 +34,24 @@ def of_model(name: str, **fields: object) -> Recipe:
 
 
 @pytest.fixture(scope="module")
-def plan() -> Server:
-    return server_for(make_recipe(executor="ray", data_parallel=2), *FOUR, tp=1)
+def deployment() -> Deployment:
+    return deployment_for(make_recipe(executor="ray", data_parallel=2), *FOUR, tp=1)
 
 
-def test_a_rank_on_each_of_two_nodes(plan: Server) -> None:
-    assert plan.node_names == ("spark1", "spark2")
-    assert plan.on_ray
-    assert [node.name for node in plan.idle] == ["spark3", "spark4"]
-    labels = plan.labels
+def test_a_rank_on_each_of_two_nodes(deployment: Deployment) -> None:
+    server = deployment.first
+    assert server.node_names == ("spark1", "spark2")
+    assert server.on_ray
+    assert [node.name for node in deployment.idle] == ["spark3", "spark4"]
+    labels = server.labels
     assert labels["spark-cluster.tp"] == "1"
     assert labels["spark-cluster.nodes"] == labels["spark-cluster.data-parallel"] == "2"
-    assert plan.firewall["peers"] == ("spark1", "spark2")
-    assert (29550, 29551) in plan.firewall["ports"], "where the ranks find the server"
+    assert deployment.firewall["peers"] == ("spark1", "spark2")
+    assert (29550, 29551) in deployment.firewall["ports"], "where the ranks find the server"
 
 
-def test_the_server_puts_one_rank_on_each_node(plan: Server) -> None:
-    head = Vllm().server(FOUR[0], plan, 29501)
+def test_the_server_puts_one_rank_on_each_node(deployment: Deployment) -> None:
+    head = Vllm().server(FOUR[0], deployment.first, 29501)
     assert head is not None
     words = head.command
     assert words[words.index("--data-parallel-size") + 1] == "2"
@@ -60,7 +61,7 @@ def test_the_server_puts_one_rank_on_each_node(plan: Server) -> None:
         "--data-parallel-address=192.168.177.11",
         "--distributed-executor-backend=ray",
     } <= set(words)
-    assert Vllm().server(FOUR[1], plan, 29501) is None
+    assert Vllm().server(FOUR[1], deployment.first, 29501) is None
     alone = Vllm().server(FOUR[0], server_for(make_recipe(executor="ray"), *FOUR[:2]), 29501)
     assert alone is not None
     assert not any("data-parallel" in word for word in alone.command)

@@ -13,7 +13,6 @@ from serve_plans import server_for
 
 from spark_cluster.engine import start
 from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.engine import engine as engine_named
 from spark_cluster.engine.names import SERVER
 from spark_cluster.runner.options import Options, Selection
 
@@ -38,9 +37,8 @@ def ended(fake_cluster: Make) -> Callable[..., FakeCluster]:
         for node in cluster.nodes.values():
             node.run_container(SERVER)
             node.put(DROPPED)
-        plan = server_for(make_recipe(), *cluster.play.nodes)
-        plan = replace(plan, endpoint=endpoint, engine=engine_named(engine))
-        start.end_dead_server(cluster.play, plan)
+        made = server_for(make_recipe(engine=engine, executor="mp"), *cluster.play.nodes)
+        start.end_dead_server(cluster.play, replace(made, endpoint=endpoint))
         return cluster
 
     return look

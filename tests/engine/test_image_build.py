@@ -165,9 +165,9 @@ def test_a_file_that_was_changed_after_the_import(project: Path) -> None:
 
 
 def test_what_a_node_gets(project: Path) -> None:
-    plan = server_for(recipe(project, ALLOWED, timeout_s=60.0), make_node("a"))
+    server = server_for(recipe(project, ALLOWED, timeout_s=60.0), make_node("a"))
     loaded = Project(project).load_role("images")
-    found = list(loaded.function(plan.nodes[0], loaded.settings_model(**plan.image)))
+    found = list(loaded.function(server.nodes[0], loaded.settings_model(**server.image_settings)))
     base, *placed, built = found
     assert base == Image(f"{BASE}@{DIGEST}")
     assert isinstance(built, BuiltImage)
@@ -178,15 +178,15 @@ def test_what_a_node_gets(project: Path) -> None:
     assert files[f"{built.context}/fix/run.sh"] == LaptopFile(script)
     folders = [one.path for one in placed if isinstance(one, Directory)]
     assert folders[-2:] == [f"{built.context}/fix", f"{built.context}/fix/fix"]
-    assert plan.image == "local/r:mods"
+    assert server.image == "local/r:mods"
 
 
 def test_a_base_from_an_archive_has_no_digest_in_the_dockerfile(project: Path) -> None:
     base = {"ref": "spark-vllm:lab", "archive": "/srv/images/spark-vllm.tar"}
-    plan = server_for(recipe(project, ALLOWED, base=base), make_node("a"))
-    assert plan.image["dockerfile"].startswith("FROM spark-vllm:lab\n")
+    server = server_for(recipe(project, ALLOWED, base=base), make_node("a"))
+    assert server.image_settings["dockerfile"].startswith("FROM spark-vllm:lab\n")
     loaded = Project(project).load_role("images")
-    first = next(loaded.function(plan.nodes[0], loaded.settings_model(**plan.image)))
+    first = next(loaded.function(server.nodes[0], loaded.settings_model(**server.image_settings)))
     assert first == Image("spark-vllm:lab", archive="/srv/images/spark-vllm.tar")
 
 

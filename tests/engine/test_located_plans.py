@@ -37,7 +37,7 @@ def test_folders_that_are_known_later_change_what_they_would_have_changed(name: 
     tp = recipe.tensor_parallel.min
     made = resolve(recipe, inventory, NODES, tp).located(folders(recipe))
     assert made == resolve(located(recipe), inventory, NODES, tp)
-    assert made.located(folders(recipe)) is made
+    assert made.located(folders(recipe)) == made
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -47,9 +47,10 @@ def test_the_drafters_folder_is_in_flags_launch_and_mounts(engine: str) -> None:
     made = resolve(recipe, inventory, NODES, 2).located(folders(recipe))
     assert made == resolve(located(recipe), inventory, NODES, 2)
     folder = snapshot_of("org/drafter")
-    assert made.launch.speculative["model"] == folder
-    assert folder in str(made.flags)
-    assert any(folder.rpartition("/snapshots/")[0] in mount for mount in made.mounts)
+    server = made.first
+    assert server.launch.speculative["model"] == folder
+    assert folder in str(server.flags)
+    assert any(folder.rpartition("/snapshots/")[0] in mount for mount in server.mounts)
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -57,8 +58,8 @@ def test_servers_of_a_plan_have_its_folders(count: int) -> None:
     recipe, inventory = make_recipe("gemma4-26b-a4b-nvfp4"), inventory_of(*NODES)
     found = resolve(recipe, inventory, NODES, 1, replicas=count)
     assert found.is_one == (count == 1)
-    later = group_of(found.whole.located(folders(recipe)), inventory)
+    later = found.located(folders(recipe))
     assert later == resolve(located(recipe), inventory, NODES, 1, replicas=count)
     assert len(later.servers) == count
-    for part in later.servers:
-        assert part.model_path == snapshot_of(recipe.model.name)
+    for server in later.servers:
+        assert server.model_path == snapshot_of(recipe.model.name)

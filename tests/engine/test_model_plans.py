@@ -13,7 +13,8 @@ from serve_plans import inventory_of, snapshot_of
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import proxy
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.models import ServedModel, must_go_together, resolve_models
+from spark_cluster.engine.models import ServedModel, must_go_together
+from spark_cluster.engine.resolve import resolve_models
 from spark_cluster.errors import Refused
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import File
@@ -37,25 +38,27 @@ def served(name: str, node: str = "a", *aliases: str) -> ServedModel:
     return ServedModel(make_recipe(name), node, aliases)
 
 
-def group(*models: ServedModel, nodes: tuple[Node, ...] = NODES, **serve: Any) -> Deployment:
+def deployment_of(
+    *models: ServedModel, nodes: tuple[Node, ...] = NODES, **serve: Any
+) -> Deployment:
     chosen = models or (served(CHAT), served(EMBEDDING, "a", "text-embedding-3-small"))
     entries = [{"recipe": model.recipe.name} for model in chosen]
     return resolve_models(chosen, inventory_of(*nodes, recipes=entries, **serve), nodes)
 
 
 def test_each_has_a_name_and_a_port_of_its_own_on_the_head() -> None:
-    found = [part for part in group().servers]
-    assert [part.program for part in group().servers] == [
+    found = deployment_of().servers
+    assert [server.program for server in found] == [
         f"spark-vllm-{CHAT}",
         f"spark-vllm-{EMBEDDING}",
     ]
     assert [(d.host, d.port) for d in found] == [("127.0.0.1", 18000), ("127.0.0.1", 18001)]
-    assert [d.nodes for d in found] == [("a",), ("a",)]
+    assert [d.node_names for d in found] == [("a",), ("a",)]
     assert not any(d.on_ray for d in found)
 
 
 def test_its_server_knows_the_aliases_that_the_proxy_sends_it() -> None:
-    chat, embedding = (part for part in group().servers)
+    chat, embedding = deployment_of().servers
     assert chat.flags["served-model-name"] == "gemma-4-26b"
     words = list(embedding.args)
     at = words.index("--served-model-name")
@@ -68,35 +71,35 @@ def test_folders_that_are_known_later_change_what_they_would_have_changed() -> N
     repositories = [models[0].recipe.model.name, DRAFTER, aliased.recipe.model.name]
     folders = {name: snapshot_of(name) for name in repositories}
     known = [replace(model, recipe=model.recipe.located(folders)) for model in models]
-    assert [part.located(folders) for part in group(*models).servers] == list(group(*known).servers)
+    assert deployment_of(*models).located(folders) == deployment_of(*known)
 
 
-def test_each_part_knows_its_own_model_and_address() -> None:
-    parts = group().servers
-    assert [part.endpoint.model for part in parts] == ["gemma-4-26b", "qwen3-embedding"]
-    assert [part.endpoint.url for part in parts] == [
+def test_each_server_knows_its_own_model_and_address() -> None:
+    servers = deployment_of().servers
+    assert [server.endpoint.model for server in servers] == ["gemma-4-26b", "qwen3-embedding"]
+    assert [server.endpoint.url for server in servers] == [
         "http://127.0.0.1:18000/v1",
         "http://127.0.0.1:18001/v1",
     ]
-    labels = [part.labels["spark-cluster.model"] for part in parts]
+    labels = [server.labels["spark-cluster.model"] for server in servers]
     assert labels == ["gemma-4-26b", "qwen3-embedding"]
 
 
 def test_the_proxys_description_names_them() -> None:
-    whole = group()
+    deployment = deployment_of()
     role = Project().load_role("endpoint")
-    settings = role.settings_model(**whole.endpoint.proxy_settings())
+    settings = role.settings_model(**deployment.endpoint.proxy_settings())
     files = {
         r.path: str(r.content) for r in role.function(NODES[0], settings) if isinstance(r, File)
     }
-    assert proxy.models_of(files[proxy.DESCRIPTION]) == whole.endpoint.models
+    assert proxy.models_of(files[proxy.DESCRIPTION]) == deployment.endpoint.models
     assert proxy.described(files[proxy.DESCRIPTION]) is not None
     for odd in (None, "", "[]", '{"models": 3}', '{"models": [{"node": "a"}]}'):
         assert proxy.models_of(odd) == ()
 
 
 def test_a_model_on_another_node_is_reached_over_the_fabric_only() -> None:
-    found = group(served(CHAT), served(EMBEDDING, "b"))
+    found = deployment_of(served(CHAT), served(EMBEDDING, "b"))
     assert found.servers[1].host == "192.168.177.12"
     assert [node.name for node in found.nodes] == ["a", "b"]
     assert found.firewall["peers"] == ("a", "b")
@@ -104,9 +107,9 @@ def test_a_model_on_another_node_is_reached_over_the_fabric_only() -> None:
 
 
 def test_one_node_is_enough_and_the_other_serves_nothing() -> None:
-    whole = group()
-    assert ([n.name for n in whole.nodes], [n.name for n in whole.idle]) == (["a"], ["b"])
-    assert whole.firewall["peers"] == ()
+    deployment = deployment_of()
+    assert ([n.name for n in deployment.nodes], [n.name for n in deployment.idle]) == (["a"], ["b"])
+    assert deployment.firewall["peers"] == ()
 
 
 def renamed(recipe: Recipe, served_name: str) -> ServedModel:
@@ -130,6 +133,8 @@ def test_what_cannot_go_together_is_refused(models: tuple[ServedModel, ...], why
 
 def test_nodes_that_cannot_be_reached_are_refused() -> None:
     with pytest.raises(Refused, match="b has no link to the head"):
-        group(served(CHAT), served(EMBEDDING, "b"), nodes=(NODES[0], replace(NODES[1], links=())))
+        deployment_of(
+            served(CHAT), served(EMBEDDING, "b"), nodes=(NODES[0], replace(NODES[1], links=()))
+        )
     with pytest.raises(Refused, match="is to be served on c, which is not among the chosen nodes"):
-        group(served(CHAT), served(EMBEDDING, "c"))
+        deployment_of(served(CHAT), served(EMBEDDING, "c"))

@@ -13,14 +13,18 @@ from fake_cluster import FakeCluster, Make
 from free_ports import BESIDE_RAY, free_port
 from health_server import HealthServer
 from serve_plans import inventory_of
-from spark_cluster.engine.model_admission import Admitted, Starting, admit
 
-from spark_cluster.engine import model_loading, model_servers
+from spark_cluster.engine import model_loading
+from spark_cluster.engine import start as starting
+from spark_cluster.engine.admission import Admitted, admit
 from spark_cluster.engine.containers import NEEDS, ContainerState
+from spark_cluster.engine.deployment import Deployment, Key
 from spark_cluster.engine.members import Member
-from spark_cluster.engine.models import ServedModel, resolve_models
+from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, Replica
+from spark_cluster.engine.ready import ready
+from spark_cluster.engine.resolve import resolve_models
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.facts.model import Process
 
@@ -29,15 +33,15 @@ NODE = make_node("a")
 MODELS = tuple(ServedModel(make_recipe(name), "a") for name in (CHAT, EMBEDDING))
 ON_REQUEST = (MODELS[0], replace(MODELS[1], on_request=True))
 ENTRIES = [{"recipe": name} for name in (CHAT, EMBEDDING)]
-CHATS, LOADS = f"spark-vllm-{CHAT}", f"spark-vllm-{EMBEDDING}"
+CHATS, LOADS = ("a", f"spark-vllm-{CHAT}"), ("a", f"spark-vllm-{EMBEDDING}")
 GONE = ContainerState("absent")
 
 
-def group_of(models: tuple[ServedModel, ...] = MODELS, **serve: Any) -> Deployment:
+def deployment_of(models: tuple[ServedModel, ...] = MODELS, **serve: Any) -> Deployment:
     return resolve_models(models, inventory_of(NODE, recipes=ENTRIES, **serve), [NODE])
 
 
-GROUP = group_of()
+DEPLOYMENT = deployment_of()
 
 
 @pytest.fixture
@@ -55,19 +59,21 @@ def spark(fake_cluster: Make) -> Callable[..., FakeCluster]:
 def running(index: int, share: float | None = None) -> ContainerState:
     """The server of a model as it was started."""
     flags = ("--gpu-memory-utilization", str(share)) if share is not None else ()
-    labels = GROUP.servers[index].labels
+    labels = DEPLOYMENT.servers[index].labels
     return ContainerState("running", labels=dict(labels), command=("vllm", *flags))
 
 
 def made(needs: str, status: str = "exited") -> ContainerState:
     """The container of the model that is loaded on request."""
-    labels = {**GROUP.servers[1].labels, NEEDS: needs}
+    labels = {**DEPLOYMENT.servers[1].labels, NEEDS: needs}
     return ContainerState(status, labels=labels)
 
 
-def members(cluster: FakeCluster, *states: ContainerState, group: Group = GROUP) -> list[Member]:
-    pairs = zip(group.servers, states, strict=True)
-    return [Member(cluster.play, plan, state, GONE) for plan, state in pairs]
+def members(
+    cluster: FakeCluster, *states: ContainerState, deployment: Deployment = DEPLOYMENT
+) -> list[Member]:
+    pairs = zip(deployment.servers, states, strict=True)
+    return [Member(cluster.play, server, state, GONE) for server, state in pairs]
 
 
 def admitted(
@@ -77,12 +83,11 @@ def admitted(
     force: bool = False,
 ) -> Admitted:
     """What each is given there; the node has the models."""
-    pairs = zip(models, members(cluster, *states), strict=True)
-    starting = [Starting(model, one, {"a": inf}) for model, one in pairs]
-    return admit(cluster.play, starting, [], force=force)
+    found = members(cluster, *states, deployment=deployment_of(models))
+    return admit(cluster.play, found, [{"a": inf}] * len(found), [], force=force)
 
 
-def shares(cluster: FakeCluster, *states: ContainerState) -> Mapping[str, float | None]:
+def shares(cluster: FakeCluster, *states: ContainerState) -> Mapping[Key, float | None]:
     return admitted(cluster, *states).shares
 
 
@@ -142,12 +147,12 @@ def test_a_model_that_no_one_knows_needs_a_share_of_its_own(spark):
 
 
 @pytest.fixture
-def servers() -> Iterator[tuple[HealthServer, HealthServer]]:
-    """What listens on the ports of the two models' engines."""
+def servers() -> Iterator[tuple[HealthServer, ...]]:
+    """What listens on the ports of the two models' engines, and on the endpoint's."""
     while True:
         port = free_port(*BESIDE_RAY)
         try:
-            made = HealthServer(port), HealthServer(port + 1)
+            made = HealthServer(port), HealthServer(port + 1), HealthServer(port + 2)
         except OSError:  # the next one is taken
             continue
         break
@@ -158,7 +163,7 @@ def servers() -> Iterator[tuple[HealthServer, HealthServer]]:
 
 def test_they_are_started_one_after_the_other_each_when_the_one_before_is_healthy(spark, servers):
     cluster = spark()
-    cluster.marked("vllm")
+    cluster.marked("vllm", "endpoint", "model_loader")
     cluster.head.put("/proc/sys/vm/drop_caches")
     at_work: list[tuple[str, str]] = []
 
@@ -166,30 +171,34 @@ def test_they_are_started_one_after_the_other_each_when_the_one_before_is_health
         made = cluster.settings("vllm").server
         return made.instance, made.flags["gpu-memory-utilization"]
 
-    for name, server in zip((CHAT, EMBEDDING), servers, strict=True):
+    for name, server in zip((CHAT, EMBEDDING), servers, strict=False):
         server.when_asked = lambda name=name: at_work.append((name, *started()))
-    found = members(cluster, GONE, GONE, group=group_of(engine_port=servers[0].port))
-    admitted = Admitted({CHATS: 0.74, LOADS: None})
-    model_servers.start(cluster.play, found, "present", admitted)
+    ports = [server.port for server in servers]
+    deployment = deployment_of(port=ports[2], engine_port=ports[0])
+    found = members(cluster, GONE, GONE, deployment=deployment)
+    admitted = Admitted({CHATS: 0.74, LOADS: None}, new=frozenset({CHATS, LOADS}))
+    now = starting.Starting(deployment, found, "present", admitted)
+    starting.start(cluster.play, now)
+    ready(cluster.play, now)
     assert at_work == [(CHAT, CHAT, 0.74), (EMBEDDING, EMBEDDING, 0.1)]
     assert cluster.head.text("/proc/sys/vm/drop_caches") == "3"
 
 
 def test_what_has_no_place_next_to_them_is_ended_and_they_are_not(spark):
-    old = replace(GROUP.endpoint.models[0], program="spark-vllm-old")
-    former = model_servers.stale(
-        GROUP, (old, *GROUP.endpoint.models), (Replica("b", "192.168.177.12", 18000),)
+    old = replace(DEPLOYMENT.endpoint.models[0], program="spark-vllm-old")
+    former = starting.stale(
+        DEPLOYMENT, (Replica("b", "192.168.177.12", 18000),), (old, *DEPLOYMENT.endpoint.models)
     )
     assert former == {"a": ["spark-vllm-old"], "b": [SERVER]}
     cluster = spark()
-    model_servers.end_others(cluster.play, GROUP, former)
+    starting.end_others(cluster.play, DEPLOYMENT, [], former)
     assert cluster.head.calls("nvidia-smi") == [], "nothing was there: no memory is waited for"
-    cluster.head.run_container(CHATS, pids=[7])
+    cluster.head.run_container(CHATS[1], pids=[7])
     cluster.head.held = [Process(7, "VLLM::EngineCore", 900)]
     for name in ("spark-vllm-old", SERVER):
         cluster.head.run_container(name)
-    model_servers.end_others(cluster.play, GROUP, former)
-    assert cluster.containers == {"a": [CHATS]}
+    starting.end_others(cluster.play, DEPLOYMENT, [], former)
+    assert cluster.containers == {"a": [CHATS[1]]}
     assert len(cluster.head.calls("nvidia-smi")) == 1, "that of those that stay is not waited for"
 
 
@@ -197,10 +206,9 @@ def test_what_has_no_place_next_to_them_is_ended_and_they_are_not(spark):
 def test_what_may_have_been_loaded_meanwhile_is_unloaded_too(spark, status):
     """The loader goes on while images and models are fetched."""
     cluster = spark()
-    cluster.head.run_container(LOADS, status="running")
-    group = group_of(ON_REQUEST)
-    model_loading.unload(
-        cluster.play, members(cluster, running(0), made("21.8", status), group=group)
-    )
+    cluster.head.run_container(LOADS[1], status="running")
+    deployment = deployment_of(ON_REQUEST)
+    found = members(cluster, running(0), made("21.8", status), deployment=deployment)
+    model_loading.unload(cluster.play, found)
     assert cluster.head.calls("systemctl") == [["stop", LOADER_UNIT]], "or it loads them again"
-    assert cluster.head.containers == {LOADS: "exited"}
+    assert cluster.head.containers == {LOADS[1]: "exited"}

@@ -7,7 +7,7 @@ from ipaddress import IPv4Interface
 
 import pytest
 from factories import make_node, make_recipe
-from serve_plans import inventory_of, server_for
+from serve_plans import deployment_for, inventory_of, server_for
 
 from spark_cluster.config.parallelism import TensorParallel
 from spark_cluster.engine.resolve import resolve
@@ -26,30 +26,32 @@ NAMES = tuple(node.name for node in FOUR)
 
 
 def test_one_model_over_four() -> None:
-    plan = server_for(make_recipe("gemma4-31b-fp8"), *FOUR, tp=4)
-    assert plan.node_names == NAMES
-    assert plan.idle == ()
-    flags = list(plan.args)
+    found = deployment_for(make_recipe("gemma4-31b-fp8"), *FOUR, tp=4)
+    server = found.first
+    assert server.node_names == NAMES
+    assert found.idle == ()
+    flags = list(server.args)
     assert flags[flags.index("--tensor-parallel-size") + 1] == "4"
-    assert plan.labels["spark-cluster.tp"] == "4"
-    assert plan.firewall["peers"] == NAMES
+    assert server.labels["spark-cluster.tp"] == "4"
+    assert found.firewall["peers"] == NAMES
 
 
 def test_three_stages_on_three_of_four() -> None:
-    plan = server_for(make_recipe(pipeline_parallel=3), *FOUR, tp=1)
-    assert (plan.node_names, plan.size) == (NAMES[:3], 3)
-    assert [node.name for node in plan.idle] == ["spark4"]
-    flags = list(plan.args)
+    found = deployment_for(make_recipe(pipeline_parallel=3), *FOUR, tp=1)
+    server = found.first
+    assert (server.node_names, server.size) == (NAMES[:3], 3)
+    assert [node.name for node in found.idle] == ["spark4"]
+    flags = list(server.args)
     assert flags[flags.index("--pipeline-parallel-size") + 1] == "3"
-    assert plan.firewall["peers"] == NAMES[:3]
+    assert found.firewall["peers"] == NAMES[:3]
 
 
 @pytest.mark.parametrize("count", [3, 4])
 def test_replicas_on_three_and_four(count: int) -> None:
     found = resolve(make_recipe(), inventory_of(*FOUR), FOUR, 1, replicas=count)
-    assert [part.node_names for part in found.servers] == [(n,) for n in NAMES[:count]]
+    assert [server.node_names for server in found.servers] == [(n,) for n in NAMES[:count]]
     hosts = ["127.0.0.1", *(f"192.168.177.{10 + n}" for n in range(2, count + 1))]
-    assert [part.host for part in found.servers] == hosts
+    assert [server.host for server in found.servers] == hosts
     assert [replica.node for replica in found.endpoint.replicas] == list(NAMES[:count])
     assert found.firewall["peers"] == NAMES[:count]
 

@@ -6,6 +6,7 @@ import base64
 import json
 import struct
 import zlib
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -22,7 +23,6 @@ from spark_cluster.config.schema import parse
 from spark_cluster.engine import replies, rungs
 from spark_cluster.engine.checks import pictures
 from spark_cluster.engine.containers import parse_state
-from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.text_checks import incoherent
 from spark_cluster.errors import VerificationFailed
 
@@ -38,10 +38,9 @@ def climb(server: ChatServer, *names: str) -> str:
         },
     )
     node = make_node("spark1")
-    plan = server_for(recipe, node)
-    session, endpoint = Node(), server.endpoint
+    made = replace(server_for(recipe, node), endpoint=server.endpoint)
+    session = Node()
     play = SimpleNamespace(head=node, nodes=[], session=lambda _node: session, bus=Mock())
-    made = SimpleNamespace(recipe=recipe, endpoint=endpoint, launch=plan.launch, server=SERVER)
     return rungs.climb(play, made)  # type: ignore[arg-type]
 
 

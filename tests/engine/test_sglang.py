@@ -11,17 +11,17 @@ from ipaddress import IPv4Interface
 from types import SimpleNamespace
 
 import pytest
-from serve_plans import bare_server, server_for
+from serve_plans import bare_server, deployment_for
 
-from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import must_be_servable
 from spark_cluster.config.schema import parse
 from spark_cluster.engine import readiness, result, rungs
+from spark_cluster.engine.containers import ContainerState
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine
-from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.members import Member
 from spark_cluster.engine.runtime import RUNTIMES
 from spark_cluster.errors import Refused
 from spark_cluster.facts.model import Facts, Hca
@@ -178,7 +178,7 @@ def port() -> Iterator[int]:
 @pytest.mark.usefixtures("no_pauses")
 def test_up_waits_asks_and_reads_the_version(port: int) -> None:
     events: list[Event] = []
-    head = SimpleNamespace(name="spark1", facts=Facts())
+    head = pair()[0]
     play = SimpleNamespace(
         nodes=[head],
         head=head,
@@ -192,17 +192,13 @@ def test_up_waits_asks_and_reads_the_version(port: int) -> None:
     (vram,) = readiness.healthy(play, endpoint, SGLANG, 60)  # type: ignore[arg-type]
     assert vram.used_mib == 1024
     assert [e.resource for e in events if isinstance(e, Progress)] == ["SGLang", "SGLang"]
-    recipe = sglang_recipe()
-    plan = SimpleNamespace(
-        endpoint=endpoint,
-        recipe=recipe,
-        engine=SGLANG,
-        launch=of_recipe(recipe, 1),
-        deployment=deployment("spark1"),
-        server=SERVER,
-    )
-    assert rungs.climb(play, plan) == "Paris"  # type: ignore[arg-type]
-    found = result.served(play, plan, "Paris", [], [])  # type: ignore[arg-type]
+    made = deployment_for(sglang_recipe(), head)
+    server = replace(made.first, endpoint=endpoint)
+    assert rungs.climb(play, server) == "Paris"  # type: ignore[arg-type]
+    member = Member(play, server, ContainerState("running"))  # type: ignore[arg-type]
+    served = made.with_servers([server])
+    found = result.served(play, served, [member], ["Paris"], before=[], peak=[])  # type: ignore[arg-type]
+    assert found.answer == "Paris"
     phases = [(e.phase, e.used_mib) for e in events if isinstance(e, MemoryHeld)]
     assert phases == [("loading", 1024), ("ready", 1024)]
     assert found.versions["sglang"] == "0.5.4"
@@ -223,15 +219,16 @@ def test_a_rung_that_an_engine_cannot_climb() -> None:
         must_be_servable(recipe, 1, {"answer"})
 
 
-def test_its_plan_has_its_own_flags_and_the_planner_vllms() -> None:
+def test_its_server_has_its_own_flags_and_the_planner_vllms() -> None:
     recipe = sglang_recipe(engine_args={"context-length": 4096})
-    plan = server_for(recipe, *pair())
-    assert plan.ranks == ("spark2",)
-    assert not plan.on_ray
-    assert plan.chooses_share
-    started = plan.starting(share=0.5, guarded="present", ray_token=None)
+    found = deployment_for(recipe, *pair())
+    server = found.first
+    assert server.ranks == ("spark2",)
+    assert not server.on_ray
+    assert server.chooses_share
+    started = server.starting(share=0.5, guarded="present")
     assert started.flags["mem-fraction-static"] == 0.5
     assert started.flags["context-length"] == 4096
-    assert plan.launch.args["max-model-len"] == 4096
-    assert plan.labels["spark-cluster.engine"] == "sglang"
-    assert (29501, 29502) in plan.firewall["ports"]
+    assert server.launch.args["max-model-len"] == 4096
+    assert server.labels["spark-cluster.engine"] == "sglang"
+    assert (29501, 29502) in found.firewall["ports"]

@@ -13,12 +13,12 @@ from dataclasses import replace
 import pytest
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
-from serve_plans import server_for
+from serve_plans import deployment_for
 
 from spark_cluster.engine import short_load
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import SERVER
-from spark_cluster.engine.result import Served
+from spark_cluster.engine.result import Served, ServedPart
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.facts.model import Process
 from spark_cluster.runner.events import MemoryHeld
@@ -77,8 +77,8 @@ class Loaded:
         cluster.head.run_container(SERVER)
         cluster.head.when_read = self._hold_more
         self.used = 1000
-        self.plan = replace(
-            server_for(make_recipe(), cluster.play.head),
+        self.deployment = replace(
+            deployment_for(make_recipe(), cluster.play.head),
             endpoint=Endpoint("127.0.0.1", server.server_port, "m"),
         )
 
@@ -88,8 +88,14 @@ class Loaded:
         self.server.read.set()
 
     def __call__(self) -> Served:
-        plan = self.plan
-        return short_load.under_load(self.cluster.play, plan, Served(plan, "Paris", [], [], []))
+        parts = tuple(ServedPart(server, "Paris") for server in self.deployment.servers)
+        result = Served(self.deployment, parts, [], [], [])
+        return short_load.under_load(self.cluster.play, result)
+
+    @property
+    def answers(self) -> str:
+        """What the user is told before the load."""
+        return f"{self.deployment.endpoint.url} answers: Paris"
 
 
 @pytest.fixture
@@ -115,14 +121,15 @@ def test_requests_run_at_once_and_the_largest_reading_is_kept(load: Loaded, serv
     assert held == sorted(held)
     assert result.under_load[0].used_mib == held[-1] > 1000
     assert result.to_dict()["vram"]["under_load"][0]["used_mib"] == held[-1]
-    assert load.cluster.notes == []
+    assert load.cluster.notes == [load.answers]
 
 
 def test_a_server_that_refuses_is_said_and_serves(load: Loaded, server: Server) -> None:
     server.status = 500
     load()
     assert server.answered == short_load.AT_ONCE, "no one asks again"
-    (said,) = load.cluster.notes
+    answers, said = load.cluster.notes
+    assert answers == load.answers
     assert said.startswith("4 of 4 requests of a short load were not answered: no more room")
 
 
@@ -145,5 +152,6 @@ def test_an_answer_that_takes_long_is_cut_off(
     began = time.monotonic()
     result = load()
     assert time.monotonic() - began < 15
-    assert (load.cluster.notes, result.under_load[0].used_mib > 1000) == ([], True)
+    assert load.cluster.notes == [load.answers]
+    assert result.under_load[0].used_mib > 1000
     server.together.abort()

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 from factories import make_node, make_recipe
+from serve_plans import deployment_for
 
 from spark_cluster.engine import taken_ports
 from spark_cluster.engine.names import RAY, SERVER
@@ -27,7 +28,7 @@ def inspected(status):
 def check(*, tp=2, proxy="inactive", runs=(), **said):
     """Look at two nodes that listen as told, of which one may be told alone."""
     nodes = [make_node("a"), make_node("b", head=False)]
-    plan = deployment_for(
+    deployment = deployment_for(
         make_recipe(executor="ray"), *nodes[:tp], tp=tp, bind="management", open=True
     )
 
@@ -44,7 +45,7 @@ def check(*, tp=2, proxy="inactive", runs=(), **said):
 
     asked = list(nodes)
     taken_ports.must_be_free(
-        SimpleNamespace(session=lambda _node: SimpleNamespace(submit=submit)), plan
+        SimpleNamespace(session=lambda _node: SimpleNamespace(submit=submit)), deployment
     )
 
 

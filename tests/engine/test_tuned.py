@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -47,8 +46,8 @@ def started(cluster: FakeCluster, **tuned_on: list[dict[str, Any]]) -> Any:
             image = caches / FOLDER / one["image"]
             keep(Folder(caches), image, {**one}, {"1": dict.fromkeys(BLOCKS, 16)})
     play = cluster.play
-    plan = server_for(make_recipe(), *play.nodes)
-    return tuned.applied(play, plan, tuned.look(play, plan, plan.nodes)).deployment
+    server = server_for(make_recipe(), *play.nodes)
+    return tuned.applied(play, server, tuned.look(play, server, server.nodes))
 
 
 def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(
@@ -94,27 +93,27 @@ def test_a_recipe_with_a_folder_of_its_own_keeps_it(cluster: FakeCluster) -> Non
 
 def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: FakeCluster) -> None:
     play, head = cluster.play, cluster.head
-    plan = server_for(make_recipe(), play.head)
-    tuning.must_be_free(play, plan)
+    server = server_for(make_recipe(), play.head)
+    tuning.must_be_free(play, server)
     head.run_container(SERVER)
     with pytest.raises(Refused, match="the engine runs") as caught:
-        tuning.must_be_free(play, plan)
+        tuning.must_be_free(play, server)
     assert "spark-cluster down" in caught.value.hint
     head.run_container(SERVER, status="exited")
     head.held = [Process(7, "ollama", 900)]
     with pytest.raises(Refused, match=r"held by ollama \(PID 7, 900 MiB\)"):
-        tuning.must_be_free(play, plan)
+        tuning.must_be_free(play, server)
     head.run_container(CONTAINER)
-    tuning.must_be_free(play, plan)
+    tuning.must_be_free(play, server)
     assert cluster.notes == ["the tuner runs there already; its end is waited for"]
 
 
 def test_the_shape_is_read_from_the_models_own_config(cluster: FakeCluster) -> None:
     play, head = cluster.play, cluster.head
-    plan = server_for(make_recipe(engine_args={}), play.head)
+    server = server_for(make_recipe(engine_args={}), play.head)
     with pytest.raises(Failed, match="config cannot be read"):
-        tuning.shape_of(play, plan)
-    place = f"{plan.model_path}/config.json"
+        tuning.shape_of(play, server)
+    place = f"{server.model_path}/config.json"
     dense = {
         "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2,
         "hidden_size": 64, "vocab_size": 100, "num_attention_heads": 2, "num_key_value_heads": 2,
@@ -122,18 +121,17 @@ def test_the_shape_is_read_from_the_models_own_config(cluster: FakeCluster) -> N
     }  # fmt: skip
     head.put(place, json.dumps(dense))
     with pytest.raises(Refused, match=r"nothing to tune for .*: it has no experts"):
-        tuning.shape_of(play, plan)
+        tuning.shape_of(play, server)
     moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
     head.put(place, json.dumps({**dense, "model_type": "qwen3_moe", **moe}))
-    shape = tuning.shape_of(play, plan)
-    wanted = tuning.resource(plan, shape, (1, 2), tuner="", limit_s=60.0, renew=False)
+    shape = tuning.shape_of(play, server)
+    wanted = tuning.resource(server, shape, (1, 2), tuner="", limit_s=60.0, renew=False)
     assert wanted.file == "E=8,N=64,device_name=NVIDIA_GB10.json"
-    assert wanted.words == ("--model", plan.model_path, "--tp-size", "1")
+    assert wanted.words == ("--model", server.model_path, "--tp-size", "1")
     assert tuning.estimate(shape, (1, 2)) == (1920 * 2 * tuning.QUICK_S, 1920 * 2 * tuning.SLOW_S)
 
 
 def test_other_engines_have_no_tuner() -> None:
-    plan = server_for(make_recipe(), make_node("a"))
-    sglang = replace(plan, deployment=replace(plan, engine="sglang"))
+    sglang = server_for(make_recipe(engine="sglang", executor="mp"), make_node("a"))
     with pytest.raises(Refused, match="this is sglang in docker"):
         tuning.must_be_tunable(sglang)

@@ -7,12 +7,16 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
+from factories import make_node, make_recipe
+from serve_plans import server_for
 
+from spark_cluster.config.recipe_schema import Drafter
 from spark_cluster.engine import launches, warmth
+from spark_cluster.engine.containers import ContainerState
+from spark_cluster.engine.members import Member
 from spark_cluster.errors import Failed
 from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.runner.session import Output
-from tests.factories import make_recipe
 
 KEY = "torch_aot_compile/" + "ab" * 32
 EARLIER = LaunchRecord(
@@ -244,7 +248,6 @@ def test_secrets_are_no_part_of_a_record() -> None:
 
 def test_a_drafter_from_the_hub_stands_by_its_name() -> None:
     """Its folder has a revision in it, which only `up` knows."""
-    from spark_cluster.config.recipe_schema import Drafter
 
     drafter = Drafter(method="eagle3", name="some/drafter", tokens=3)
     moved = drafter.model_copy(update={"path": "/cache/models--some--drafter/snapshots/1"})
@@ -274,28 +277,28 @@ class Node:
 
 
 def test_a_launch_is_recorded_once_on_each_node() -> None:
-    from tests.factories import make_node
-    from tests.serve_plans import server_for
 
     nodes = [make_node("spark1")]
-    plan = server_for(make_recipe(), *nodes)
+    server = server_for(make_recipe(), *nodes)
     session = Node(known=False)
-    play = SimpleNamespace(head=nodes[0], session=lambda _node: session)
-    made = launches.unrecorded(play, plan)
-    assert made is not None
-    assert (made.keys, made.image, made.model) == ((KEY,), "sha256:9", plan.model_path)
+    play = SimpleNamespace(
+        head=nodes[0], session=lambda _node: session, together=lambda *jobs: [j() for j in jobs]
+    )
+    found = [Member(play, server, ContainerState("running"))]
+    new = launches.unrecorded(play, found, ["Paris"])
+    (made,) = [record for _, record in new.values()]
+    assert list(new) == [server.key]
+    assert (made.keys, made.image, made.model) == ((KEY,), "sha256:9", server.model_path)
     assert made.run.startswith("c" * 12 + " 2026-11-23T01:02:03")
-    launches.record(play, plan, made, "0.32.0")
+    launches.record(new, {server.key: "0.32.0"})
     assert session.recorded[0]["record"]["version"] == "0.32.0"
     session.known = True
-    assert launches.unrecorded(play, plan) is None
-    launches.record(play, plan, None, "0.32.0")
+    assert launches.unrecorded(play, found, ["Paris"]) == {}
+    launches.record({}, {server.key: "0.32.0"})
     assert len(session.recorded) == 1
 
 
 def test_a_record_that_cannot_be_written_fails_no_launch() -> None:
-    from tests.factories import make_node
-    from tests.serve_plans import server_for
 
     node = make_node("spark1")
     notes: list[str] = []
@@ -312,19 +315,21 @@ def test_a_record_that_cannot_be_written_fails_no_launch() -> None:
 
             return SimpleNamespace(wait=wait)
 
-    plan, session = server_for(make_recipe(), node), Broken(known=False)
+    server, session = server_for(make_recipe(), node), Broken(known=False)
     play = SimpleNamespace(
-        head=node, session=lambda _node: session, note=lambda text, **_: notes.append(text)
+        head=node,
+        session=lambda _node: session,
+        note=lambda text, **_: notes.append(text),
+        together=lambda *jobs: [job() for job in jobs],
     )
-    assert launches.unrecorded(play, plan) is None
-    launches.record(play, plan, launches.planned(plan), "0.32.0")
+    one = Member(play, server, ContainerState("running"))
+    assert launches.unrecorded(play, [one], ["Paris"]) == {}
+    new = {server.key: (one, launches.planned(server))}
+    launches.record(new, {server.key: "0.32.0"})
     assert ["the log hangs" in notes[0], "No space left" in notes[1]] == [True, True]
 
 
 def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
-    from spark_cluster.engine.containers import ContainerState
-    from tests.factories import make_node
-    from tests.serve_plans import server_for
 
     node = make_node("spark1")
     plan = server_for(make_recipe(), node)
@@ -354,9 +359,6 @@ def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
 
 def test_up_says_why_the_server_had_been_stopped() -> None:
     """P16: with the first error of its log, which the new container takes away."""
-    from spark_cluster.engine.containers import ContainerState
-    from tests.factories import make_node
-    from tests.serve_plans import server_for
 
     node = make_node("spark1")
     log = Output(0, "ValueError: Free memory on device\n", "")

@@ -21,8 +21,8 @@ from spark_cluster.engine.names import RAY
 from spark_cluster.engine.process import Process
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.engine.ray_node import MEASURING
+from spark_cluster.engine.ray_start import start_ray_alone
 from spark_cluster.engine.runtime import RUNTIMES
-from spark_cluster.engine.start import start_ray_alone
 from spark_cluster.errors import Failed
 from spark_cluster.runner.events import Event, Progress
 from spark_cluster.runner.options import Options
@@ -85,7 +85,7 @@ def test_ray_is_started_and_ended(measuring: Measuring) -> None:
     assert cluster.stages[:4] == ["prepare", "fetch", "start", "measure"]
     assert cluster.roles()[:6] == [*PREPARED, "ray"], "no model is fetched for it"
     assert measuring.armed_after == [PREPARED, PREPARED], "on each node, before Ray is started"
-    assert cluster.settings("ray").labels[MEASURING] == "r1"
+    assert cluster.settings("ray").server.labels[MEASURING] == "r1"
     measuring.must_have_ended()
 
 
@@ -114,7 +114,7 @@ def test_a_ray_that_a_killed_run_left_is_replaced_and_ended(measuring: Measuring
     for node in measuring.cluster.nodes.values():
         node.run_container(RAY, {MEASURING: "r0"})
     assert measuring().id == "r1"
-    assert measuring.cluster.settings("ray").labels[MEASURING] == "r1"
+    assert measuring.cluster.settings("ray").server.labels[MEASURING] == "r1"
     measuring.must_have_ended()
 
 
@@ -154,10 +154,10 @@ def test_check_mode_starts_and_ends_nothing(fake_cluster: Make, server: RayServe
 def test_its_ray_has_neither_model_nor_secrets(measuring: Measuring) -> None:
     """The model need not be on the nodes, and a job needs no secret of the server."""
     play = measuring.cluster.play
-    plan = server_for(make_recipe("lab-paris"), *play.nodes)
-    ray = plan.ray.model_copy(update={"dashboard_port": measuring.server.port})
-    deployment = replace(plan, secret_env={"KEY": "s3cret"}, ray=ray)
-    start_ray_alone(play, replace(plan, deployment=deployment), "present")
+    recipe = make_recipe("lab-paris")
+    ray = recipe.ray.model_copy(update={"dashboard_port": measuring.server.port})
+    server = server_for(recipe.model_copy(update={"ray": ray}), *play.nodes)
+    start_ray_alone(play, replace(server, secret_env={"KEY": "s3cret"}), "present")
     made = measuring.cluster.settings("ray").server
     assert made.on_ray
     assert made.ray_token == "5eed" * 16

@@ -37,10 +37,10 @@ from spark_cluster.errors import Failed, Unreachable, VerificationFailed
 CALLS = Path(__file__).with_suffix(".calls")
 ERRORS = [{errors}]
 
-def main(play, *, recipe=None, **given):
+def main(play, *, deployment=None, **given):
     calls = CALLS.read_text().splitlines() if CALLS.exists() else []
     CALLS.write_text("\\n".join([*calls, repr(given)]))
-    with play.stage(f"{name} {{recipe.name}}" if recipe else "{name}"):
+    with play.stage(f"{name} {{deployment.first.recipe.name}}" if deployment else "{name}"):
         if len(calls) < len(ERRORS):
             raise ERRORS[len(calls)]
     return SimpleNamespace(now=[], to_dict=dict)

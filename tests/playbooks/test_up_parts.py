@@ -11,7 +11,7 @@ import pytest
 from factories import SHIPPED, make_inventory, make_node, make_recipe, put
 from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
-from serve_plans import located, server_for, snapshot_of
+from serve_plans import deployment_for, located, server_for, snapshot_of, starting
 
 from spark_cluster.config.allowances import Allowances, Allowed
 from spark_cluster.config.caches import CACHES as UP_CACHES
@@ -52,9 +52,9 @@ def test_an_address_that_is_none_of_the_nodes_own():
 def test_sizes_that_the_recipe_does_not_do():
     nodes = (make_node("a"), make_node("b", head=False))
     with pytest.raises(Refused, match="not 3"):
-        server_for(make_recipe(), *nodes, tp=3)
-    plan = server_for(make_recipe(), *nodes, tp=1)
-    assert ([n.name for n in plan.nodes], [n.name for n in plan.idle]) == (["a"], ["b"])
+        deployment_for(make_recipe(), *nodes, tp=3)
+    found = deployment_for(make_recipe(), *nodes, tp=1)
+    assert ([n.name for n in found.nodes], [n.name for n in found.idle]) == (["a"], ["b"])
 
 
 def pair():
@@ -86,7 +86,9 @@ def test_secrets_come_from_the_laptop_and_are_missed_early(monkeypatch):
 def test_a_new_key_or_certificate_does_not_load_the_model_again(monkeypatch):
     monkeypatch.setenv("A_KEY", "a")
     serve = ({"api_key": Secret(env="A_KEY")}, {"port": 9000, "tls": Tls(self_signed=True)})
-    one, two = (server_for(make_recipe(), *pair(), **given) for given in serve)
+    role, node = SHIPPED.load_role("vllm"), make_node("a")
+    servers = [server_for(make_recipe(), node, **given) for given in serve]
+    one, two = (list(role.function(node, role.settings_model(server=s))) for s in servers)
     assert one == two
 
 
@@ -126,8 +128,9 @@ CACHES = "settings: {caches: {root: /data/caches}}\n"
 
 def begin(cluster: FakeCluster, tp: int = 1, guarded: str = "present", **changes: Any) -> None:
     """Start a recipe with half of the memory."""
-    plan = resolve(located(make_recipe(**changes)), cluster.play.inventory, cluster.play.nodes, tp)
-    start(cluster.play, plan, 0.5, guarded)
+    play, recipe = cluster.play, located(make_recipe(**changes))
+    deployment = resolve(recipe, play.inventory, play.nodes, tp)
+    start(play, starting(play, deployment, 0.5, guarded))
 
 
 def test_the_caches_root_of_the_inventory_reaches_the_containers(pair_up):
@@ -212,7 +215,8 @@ def test_an_engine_in_a_virtual_environment(pair_up, tp):
         recipe = make_recipe(**more)
         recipe._laptop = Allowed(user=Allowances(venv=True))
         play = cluster.play
-        start(play, resolve(located(recipe), play.inventory, play.nodes, tp), 0.5, "present")
+        deployment = resolve(located(recipe), play.inventory, play.nodes, tp)
+        start(play, starting(play, deployment, 0.5))
         made.append([r for role in ("ray", "vllm") for r in resources(cluster, role)])
     in_docker, in_venv = ([r for r in m if isinstance(r, Container | Unit)] for m in made)
     (pause,) = (r for r in in_docker if r.name == PAUSE)
@@ -240,7 +244,8 @@ from spark_cluster.resources import Container
 Settings = SHIPPED.load_role("vllm").settings_model
 
 def role(node, settings):
-    yield Container("spark-vllm", "image:1", ("serve",), entrypoint="", stays_s=0)
+    labels = dict(settings.server.labels)
+    yield Container("spark-vllm", "image:1", ("serve",), entrypoint="", labels=labels, stays_s=0)
 """
 
 
@@ -256,13 +261,13 @@ def test_ranks_begin_together_or_not_at_all(fake_cluster, running, starts):
     for node in cluster.nodes.values():
         node.have_image("image:1")
     play = cluster.play
-    plan = server_for(make_recipe(executor="mp"), *play.nodes)
-    start(play, plan, 0.7, "present")
+    deployment = deployment_for(make_recipe(executor="mp"), *play.nodes)
+    start(play, starting(play, deployment, 0.7))
     for name, node in cluster.nodes.items():
         if name not in running:
             node.remove_container("spark-vllm")
     before = {name: len(started(node)) for name, node in cluster.nodes.items()}
-    start(play, plan, 0.7, "present")
+    start(play, starting(play, deployment, 0.7))
     assert cluster.containers == {"a": ["spark-vllm"], "b": ["spark-vllm"]}
     after = {name: len(started(node)) for name, node in cluster.nodes.items()}
     assert {name: after[name] - before[name] for name in after} == starts
@@ -278,9 +283,11 @@ def started(node: FakeNode) -> list[list[str]]:
 )
 def test_who_has_the_port_gives_it_up_first(pair_up, engine_port, order):
     cluster = pair_up("", "a")
-    plan = server_for(make_recipe(), cluster.play.head)
+    made = deployment_for(make_recipe(), cluster.play.head)
     endpoint = Endpoint("127.0.0.1", 8000, "gemma", engine_port=engine_port)
-    start(cluster.play, replace(plan, endpoint=endpoint), 0.7, "present")
+    server = replace(made.first, endpoint=endpoint)
+    made = replace(made, servers=(server,), endpoint=endpoint)
+    start(cluster.play, starting(cluster.play, made, 0.7))
     assert cluster.roles() == order
 
 

@@ -17,6 +17,7 @@ from free_ports import BESIDE_RAY, free_port
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Readiness
 from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.runner.events import Result
 
@@ -60,8 +61,9 @@ class Up:
             node.have_image(recipe().image.ref)
 
     def __call__(self) -> Any:
-        function = self.cluster.play.project.load_playbook("up").function
-        return function(self.cluster.play, recipe=recipe(), tp=2, load=False)
+        play = self.cluster.play
+        deployment = resolve(recipe(), play.inventory, play.nodes, 2)
+        return play.project.load_playbook("up").function(play, deployment=deployment, load=False)
 
     def starts(self) -> list[int]:
         """How often each node's server was started."""
@@ -93,7 +95,7 @@ def test_it_serves_and_a_second_run_changes_nothing(up: Up) -> None:
     assert up.cluster.stages == ["prepare", "fetch", "start", "load", "verify"]
     assert up.cluster.containers == {"spark1": [SERVER], "spark2": [SERVER]}
     made = up.cluster.settings("ray").server
-    assert made.nodes == ("spark1", "spark2")
+    assert made.node_names == ("spark1", "spark2")
     up.cluster.events.clear()
     assert up().answer == found.answer
     results = [event for event in up.cluster.events if isinstance(event, Result)]
