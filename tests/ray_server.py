@@ -16,7 +16,7 @@ import tempfile
 import threading
 import time
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ class RayServer:
         hangs: a path that is never answered.
         cuts: the log's stream ends after its first part, as when a tunnel is cut.
         runs: a command that each job is in place of its own.
+        when_asked: is called for each request, before its answer.
     """
 
     def __init__(self, folder: Path, *, token: str = TOKEN) -> None:
@@ -48,6 +49,7 @@ class RayServer:
         self.hangs = ""
         self.cuts = False
         self.runs = ""
+        self.when_asked: Callable[[], object] = lambda: None
         self.packages: dict[str, bytes] = {}
         self.running: dict[str, subprocess.Popen[bytes]] = {}
         self._ready = threading.Event()
@@ -108,6 +110,7 @@ class RayServer:
     async def _guard(self, request: web.Request, handler: Any) -> web.StreamResponse:
         given = request.headers.get("Authorization", "")
         self.requests.append((request.method, request.path, given))
+        self.when_asked()
         if request.path == self.hangs:
             await asyncio.sleep(HANG_S)
         if request.path in self.replies:

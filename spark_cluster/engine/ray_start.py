@@ -28,7 +28,8 @@ def start_ray(play: Play, server: Server, *beside: RoleCall) -> set[str]:
 
     Raises:
         Failed: a program does not start, or a node of Ray ends again and again.
-        VerificationFailed: a node does not join in time; with its name. The server is stopped.
+        VerificationFailed: a node does not join in time; with its name. A server that was started
+            is stopped.
     """
     roles = (play.role("ray", server=server), *beside)
     with logs.explained():
@@ -38,7 +39,7 @@ def start_ray(play: Play, server: Server, *beside: RoleCall) -> set[str]:
             made = play.apply(server.nodes, *roles)
             started |= _started(made, server, server.program)
     if server.on_ray and not play.check:
-        _wait(play, server)
+        _wait(play, server, began=server.nodes[0].name in started)
     return started
 
 
@@ -48,27 +49,26 @@ def _started(made: Applied, server: Server, program: str) -> set[str]:
 
 
 def _end_what_was_left(play: Play, server: Server, made: Applied, started: set[str]) -> bool:
-    """End what belongs to the Ray that was replaced: neither a worker of an earlier head follows
-    to a new one, nor a server. Return whether there was any."""
+    """End what belongs to a Ray that was replaced: a worker of an earlier head does not follow to a
+    new one, and a server does not find a new node. Return whether there was any."""
     ray, runs = _started(made, server, RAY), RUNTIMES[server.runtime]
     head, *workers = server.nodes
-    if head.name not in ray:
-        return False
-    left = [node for node in workers if node.name not in ray]
-    if left:
-        play.apply(left, [runs.absent(RAY, 2)])
-    if head.name not in started:
-        play.apply(head, [runs.absent(server.program)])
-    return bool(left) or head.name not in started
+    ended = False
+    if head.name in ray and (left := [node for node in workers if node.name not in ray]):
+        ended = play.apply(left, [runs.absent(RAY, 2)]).changed
+    if ray and head.name not in started:
+        ended = play.apply(head, [runs.absent(server.program)]).changed or ended
+    return ended
 
 
-def _wait(play: Play, server: Server) -> None:
+def _wait(play: Play, server: Server, *, began: bool) -> None:
+    """Wait until all nodes have joined; else stop a server that `began` in this run."""
     ray = server.ray
     try:
         readiness.ray_cluster(play, server.size, ray.dashboard_port, ray.join_timeout_s)
     except SparkClusterError:
-        # It would wait for the node that is missing, with the memory of the others.
-        play.session(server.nodes[0]).run(RUNTIMES[server.runtime].stop(server.program))
+        if began:  # it would wait for the node that is missing, and be started again and again
+            play.session(server.nodes[0]).run(RUNTIMES[server.runtime].stop(server.program))
         raise
     readiness.ray_asks_for_its_token(play, ray.dashboard_port)
 

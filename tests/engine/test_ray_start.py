@@ -1,0 +1,124 @@
+"""Ray's nodes and the server over them: started at once, waited for, and ended together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from factories import make_recipe, put
+from fake_cluster import FakeCluster, Make
+from ray_server import RayServer, ray_server
+from serve_plans import deployment_for, located, starting
+
+from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.ray import TOKEN_FILE
+from spark_cluster.engine.start import start
+from spark_cluster.errors import VerificationFailed
+
+OWN = """\
+from factories import SHIPPED
+from spark_cluster.resources import Container
+
+Settings = SHIPPED.load_role("{role}").settings_model
+
+def role(node, settings):
+    made = settings.server
+    if node.name in made.node_names{only}:
+        labels = dict(made.labels)
+        yield Container("{name}", made.image, ("{role}",), entrypoint="", labels=labels, stays_s=0)
+"""
+"""In place of a role: its container, without the devices and folders of a Spark."""
+
+ADDRESSES = ("192.168.177.11", "192.168.177.12")
+
+
+class Starts:
+    """Two nodes, and the dashboard of Ray on the head."""
+
+    def __init__(self, cluster: FakeCluster, ray: RayServer) -> None:
+        self.cluster, self.ray = cluster, ray
+        self._seen: dict[str, int] = {}
+        ray.has_nodes(*ADDRESSES)
+        cluster.marked("endpoint")
+        own = {"ray": (RAY, ""), "vllm": (SERVER, "[:1]")}
+        for role, (name, only) in own.items():
+            text = OWN.format(role=role, name=name, only=only)
+            put(cluster.project / f"roles/{role}/__init__.py", text)
+        for node in cluster.nodes.values():
+            node.have_image(self.deployment().first.image)
+            node.put(TOKEN_FILE, "5eed" * 16)
+
+    def deployment(self, join_timeout_s: float = 60) -> Deployment:
+        recipe = located(make_recipe(executor="ray"))
+        told = {"dashboard_port": self.ray.port, "join_timeout_s": join_timeout_s}
+        ray = recipe.ray.model_copy(update=told)
+        return deployment_for(recipe.model_copy(update={"ray": ray}), *self.cluster.play.nodes)
+
+    def __call__(self, join_timeout_s: float = 60) -> None:
+        play = self.cluster.play
+        start(play, starting(play, self.deployment(join_timeout_s), 0.4))
+
+    def runs(self, node: str) -> list[str]:
+        """The containers that were started on a node since the last call, in their order."""
+        calls = [words for words in self.cluster.nodes[node].calls("docker") if words[0] == "run"]
+        names = [words[words.index("--name") + 1] for words in calls]
+        seen, self._seen[node] = self._seen.get(node, 0), len(names)
+        return names[seen:]
+
+
+@pytest.fixture
+def starts(fake_cluster: Make, tmp_path: Path, no_pauses: None) -> Iterator[Starts]:
+    with ray_server(tmp_path) as ray:
+        yield Starts(fake_cluster(), ray)
+
+
+def test_the_server_is_started_before_rays_nodes_have_joined(starts: Starts) -> None:
+    """vLLM imports its modules meanwhile."""
+    before: list[dict[str, list[str]]] = []
+    starts.ray.when_asked = lambda: before.append(starts.cluster.containers)
+    starts()
+    assert before[0] == {"spark1": [RAY, SERVER], "spark2": [RAY]}
+    assert starts.cluster.head.containers[SERVER] == "running"
+
+
+def test_a_node_that_does_not_join_is_named_and_the_server_stopped(starts: Starts) -> None:
+    starts.ray.has_nodes(ADDRESSES[0])
+    with pytest.raises(VerificationFailed, match=r"Ray shows 1 of 2 nodes .* missing: spark2"):
+        starts(join_timeout_s=0.5)
+    assert starts.cluster.head.containers[SERVER] == "exited"
+    assert starts.cluster.head.containers[RAY] == "running"
+
+
+def test_a_server_that_ran_is_left_where_ray_does_not_answer(starts: Starts) -> None:
+    """A dashboard that hangs is no reason to end what serves."""
+    starts()
+    starts.ray.replies["/api/v0/nodes"] = 500, "busy"
+    with pytest.raises(VerificationFailed, match="Ray shows 0 of 2 nodes"):
+        starts(join_timeout_s=0.5)
+    assert starts.cluster.head.containers[SERVER] == "running"
+
+
+@pytest.mark.parametrize(
+    ("gone", "again"),
+    [
+        ([], {"spark1": [], "spark2": []}),
+        ([("spark1", RAY)], {"spark1": [RAY, SERVER], "spark2": [RAY]}),
+        ([("spark2", RAY)], {"spark1": [SERVER], "spark2": [RAY]}),
+        ([("spark1", SERVER)], {"spark1": [SERVER], "spark2": []}),
+        ([("spark1", RAY), ("spark1", SERVER)], {"spark1": [RAY, SERVER], "spark2": [RAY]}),
+    ],
+)
+def test_what_belongs_to_a_ray_that_was_replaced_is_started_again(
+    starts: Starts, gone: list[tuple[str, str]], again: dict[str, list[str]]
+) -> None:
+    """Neither a worker follows to another head, nor does a server find another Ray."""
+    starts()
+    for node in again:
+        starts.runs(node)
+    for node, name in gone:
+        starts.cluster.nodes[node].remove_container(name)
+    starts()
+    assert {node: starts.runs(node) for node in again} == again
+    assert starts.cluster.containers == {"spark1": [RAY, SERVER], "spark2": [RAY]}
