@@ -166,7 +166,6 @@ def start(play: Play, now: Starting) -> None:
     The proxy is there before anything is loaded, so that a server that does not come up keeps none
     of the others from serving. Further servers of a node are started when the one before is ready
     (`ready`); where nothing is waited for, in check mode or with a selection of roles, here.
-
     """
     deployment = now.deployment
     if now.admitted.new:
@@ -203,11 +202,12 @@ def begin_one(now: Starting, one: Member, front: Sequence[RoleCall] = ()) -> Non
         labels = {**made.labels, NEEDS: str(admitted.needs_gib[server.key])}
         play.apply(one.node, play.role("vllm", server=replace(made, labels=labels)))
         return
-    if one.running.status == "running":
+    same = admission.serves(one.running, server)
+    if same:
         end_dead_server(play, server)
     if server.instance:
         share = planned  # next to the others: what is free now is not for it alone
-        if not play.check and not admission.serves(one.running, server):
+        if not (same or play.check):
             load_guard.prepare(play, [one.node])
     else:
         share = admission.share(play, server, one.running, planned)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.config.ports import LOOPBACK, SERVICES
 from spark_cluster.engine import runtime, unit_state
+from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT
 from spark_cluster.errors import Refused
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from typing import Any
 
     from spark_cluster.config.ports import EnginePorts
+    from spark_cluster.engine.containers import ContainerState
     from spark_cluster.engine.deployment import Deployment
     from spark_cluster.runner.play import Play
     from spark_cluster.topology import Node
@@ -42,6 +44,8 @@ class WantedPort:
 def must_be_free(play: Play, deployment: Deployment) -> None:
     """Look for other programs on the ports of what is to be started; ours are left out.
 
+    So is a port that a server of ours has now: it is ended before another one starts there.
+
     Raises:
         Refused: with the port, its purpose, and the program that has it.
     """
@@ -54,27 +58,31 @@ def must_be_free(play: Play, deployment: Deployment) -> None:
     asked = [(n, play.session(n).submit("gather", commands=questions)) for n in deployment.nodes]
     for node, pending in asked:
         answers = pending.wait()["commands"]
-        own = PROXY if _output(answers, "proxy").strip() == "active" else None
-        others = [one for one in parse(_output(answers, "ss")) if one.program != own]
-        for wanted in _wanted(deployment, node, answers):
+        states = {name: unit_state.parse(_output(answers, name)) for name in programs}
+        served = [running(state.labels, None, None) for state in states.values() if _runs(state)]
+        own = {endpoint.port for endpoint in served if endpoint is not None}
+        proxy = PROXY if _output(answers, "proxy").strip() == "active" else None
+        listens = parse(_output(answers, "ss"))
+        others = [one for one in listens if one.program != proxy and one.port not in own]
+        for wanted in _wanted(deployment, node, states):
             for one in others:
                 if one.port == wanted.port and one.blocks(wanted.address):
                     _refuse(node, wanted, one)
 
 
-def _wanted(deployment: Deployment, node: Node, answers: Mapping[str, Any]) -> Iterator[WantedPort]:
+def _wanted(
+    deployment: Deployment, node: Node, states: Mapping[str, ContainerState]
+) -> Iterator[WantedPort]:
     """Yield the ports on a node of those programs that do not run there yet."""
     endpoint = deployment.endpoint
-    proxied, displaced = endpoint.engine_port is not None, not _absent(answers, SERVER)
-    if proxied and not displaced and node.name == deployment.nodes[0].name:
+    proxied = endpoint.engine_port is not None
+    if proxied and node.name == deployment.nodes[0].name:
         yield WantedPort(endpoint.host, endpoint.port, "endpoint", "`--port`")
     for server in deployment.servers:
-        if displaced and server.program != SERVER:
-            continue  # the port may be that of a server of ours which is ended for it
-        if node.name == server.nodes[0].name and _absent(answers, server.program):
+        if node.name == server.nodes[0].name and not _runs(states[server.program]):
             setting = "`serve.engine_port` in the inventory" if proxied else "`--port`"
             yield WantedPort(server.host, server.port, "server", setting)
-        if server.on_ray and _absent(answers, RAY):
+        if server.on_ray and not _runs(states[RAY]):
             yield from _of_ray(server.ray.ports, node)
 
 
@@ -88,8 +96,8 @@ def _of_ray(ports: EnginePorts, node: Node) -> Iterator[WantedPort]:
         yield WantedPort(everywhere, port, "services of Ray", "`ray.first_port` in the recipe")
 
 
-def _absent(answers: Mapping[str, Any], name: str) -> bool:
-    return unit_state.parse(_output(answers, name)).status in ("absent", "exited", "created")
+def _runs(state: ContainerState) -> bool:
+    return state.status not in ("absent", "exited", "created")
 
 
 def _output(answers: Mapping[str, Any], name: str) -> str:

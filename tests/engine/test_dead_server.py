@@ -9,11 +9,12 @@ import pytest
 from chat_server import ChatServer
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
-from serve_plans import server_for
+from serve_plans import located, server_for, starting
 
 from spark_cluster.engine import start
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.runner.options import Options, Selection
 
 DROPPED = "/proc/sys/vm/drop_caches"
@@ -68,6 +69,21 @@ def test_others_are_left(server: ChatServer, ended: Make) -> None:
     assert is_left(ended(server.endpoint, selection=without_vllm)), "nobody starts it again"
     nothing_listens = Endpoint("127.0.0.1", 1, "m")
     assert is_left(ended(nothing_listens))
+
+
+def test_one_that_another_recipe_takes_the_place_of_is_not_started_again(
+    server: ChatServer, fake_cluster: Make
+) -> None:
+    server.health = 503
+    cluster = fake_cluster("a", more=f"serve: {{port: {server.endpoint.port}}}\n")
+    cluster.marked("ray", "vllm", "endpoint")
+    cluster.head.run_container(SERVER, {"spark-cluster.recipe": "another"})
+    play = cluster.play
+    deployment = resolve(located(make_recipe()), play.inventory, play.nodes, 1)
+    start.start(play, starting(play, deployment, 0.4))
+    assert cluster.containers == {"a": []}, "its memory is released first"
+    assert cluster.roles() == ["ray", "endpoint", "vllm"]
+    assert [note for note in cluster.notes if "started again" in note] == []
 
 
 def test_the_engine_is_asked_and_not_the_proxy_before_it(server: ChatServer, ended: Make) -> None:

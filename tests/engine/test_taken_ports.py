@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
 from factories import make_node, make_recipe
-from serve_plans import deployment_for
+from serve_plans import deployment_for, inventory_of
 
 from spark_cluster.engine import taken_ports
+from spark_cluster.engine.endpoint import LABEL
+from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.resolve import resolve_models
 from spark_cluster.errors import Refused
 from spark_cluster.facts.listeners import Listener, parse
 
+CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
 LISTENS = 'LISTEN 0 5 {}:{} 0.0.0.0:* users:(("{}",pid=77,fd=3))\n'
 
 
@@ -21,29 +26,49 @@ def listens(port, program="nginx", address="0.0.0.0"):
     return LISTENS.format(address, port, program)
 
 
-def inspected(status):
-    return json.dumps([{"State": {"Status": status}, "Config": {}, "Name": "/x"}])
+def inspected(status, url):
+    config = {"Labels": {LABEL: url}}
+    return json.dumps([{"State": {"Status": status}, "Config": config, "Name": "/x"}])
 
 
-def check(*, tp=2, proxy="inactive", runs=(), **said):
-    """Look at two nodes that listen as told, of which one may be told alone."""
+def check(*, tp=2, **told):
+    """Look at two nodes before one server is started on them."""
     nodes = [make_node("a"), make_node("b", head=False)]
-    deployment = deployment_for(
-        make_recipe(executor="ray"), *nodes[:tp], tp=tp, bind="management", open=True
-    )
+    serve = {"bind": "management", "open": True}
+    look(deployment_for(make_recipe(executor="ray"), *nodes[:tp], tp=tp, **serve), **told)
+
+
+def check_models(*, on_request=False, **told):
+    """Look at a node before CHAT and EMBEDDING are started on it, at the ports 18000 and 18001."""
+    node = make_node("a")
+    models = [ServedModel(make_recipe(name), "a") for name in (CHAT, EMBEDDING)]
+    models[1] = replace(models[1], on_request=on_request)
+    entries = [{"recipe": model.recipe.name} for model in models]
+    look(resolve_models(models, inventory_of(node, recipes=entries), [node]), **told)
+
+
+def look(deployment, *, proxy="inactive", runs=(), **said):
+    """Look at nodes that listen as told.
+
+    Args:
+        runs: our programs that run, or these with the URL that they were started for.
+    """
+    programs = {SERVER, RAY, *(server.program for server in deployment.servers)}
+    urls = runs if isinstance(runs, dict) else dict.fromkeys(runs, "")
+    states = {n: inspected("running", urls[n]) if n in urls else "[]" for n in programs}
 
     def submit(_op, commands):
         node = asked.pop(0)
         found = {
             "ss": said.get(node.name, ""),
             "proxy": f"{proxy}\n",
-            **{name: inspected("running") if name in runs else "[]" for name in (SERVER, RAY)},
+            **states,
         }
         assert found.keys() == commands.keys()
         answers = {name: {"stdout": text} for name, text in found.items()}
         return SimpleNamespace(wait=lambda: {"commands": answers})
 
-    asked = list(nodes)
+    asked = list(deployment.nodes)
     taken_ports.must_be_free(
         SimpleNamespace(session=lambda _node: SimpleNamespace(submit=submit)), deployment
     )
@@ -84,6 +109,33 @@ def test_ports_that_are_free_or_ours_or_not_needed(given):
 def test_a_proxy_of_someone_else():
     with pytest.raises(Refused, match="is taken by haproxy"):
         check(a=listens(8000, "haproxy"))
+
+
+@pytest.mark.parametrize(
+    ("port", "purpose", "told"),
+    [
+        (8000, "endpoint", {}),
+        (18000, "server", {}),
+        (18001, "server", {"on_request": True}),
+        (8000, "endpoint", {"runs": {SERVER: "http://127.0.0.1:18000/v1"}}),
+    ],
+)
+def test_a_port_of_several_models_that_is_taken(port, purpose, told):
+    with pytest.raises(Refused, match=f"port {port}, which the {purpose} needs, is taken by nginx"):
+        check_models(a=listens(port), **told)
+
+
+@pytest.mark.parametrize(
+    ("said", "runs"),
+    [
+        (listens(8000, "vllm"), {SERVER: "http://127.0.0.1:8000/v1"}),
+        (listens(18000, "vllm"), {f"{SERVER}-{EMBEDDING}": "http://127.0.0.1:18000/v1"}),
+        (listens(22), {SERVER: "http://127.0.0.1:x/v1"}),
+    ],
+)
+def test_a_port_that_a_server_of_ours_gives_up(said, runs):
+    """One server that several models take the place of, or a model that gets another port."""
+    check_models(a=said, runs=runs)
 
 
 def test_listeners():
