@@ -15,7 +15,7 @@ from typing import Any
 
 from bench_runs import begun
 from factories import SHIPPED, make_node
-from serve_plans import inventory_of
+from serve_plans import inventory_of, served_by
 
 from spark_cluster.bench.expansion import Step, expand, measurable
 from spark_cluster.bench.record import ReplicaServer, Setup
@@ -118,7 +118,7 @@ def replicas_of(step: Step) -> list[Replica]:
     for node in NODES:
         alone = replace(node, is_head=True)
         inventory = part_of(inventory_of(*NODES, bind="management", open=True), [node.name])
-        plan = resolve(recipe, inventory, [alone], 1)
+        served = served_by(resolve(recipe, inventory, [alone], 1))
         part = SimpleNamespace(project=SHIPPED, inventory=inventory, head=alone)
-        found.append(Replica(part, alone, SimpleNamespace(plan=plan), 1.0))  # type: ignore[arg-type]
+        found.append(Replica(part, alone, served, 1.0))  # type: ignore[arg-type]
     return found

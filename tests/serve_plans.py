@@ -20,6 +20,7 @@ from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.members import members
 from spark_cluster.engine.resolve import resolve
+from spark_cluster.engine.result import Served, ServedPart
 from spark_cluster.engine.start import Starting
 from spark_cluster.node.store.layout import snapshot_folder
 from spark_cluster.runner.play import Play
@@ -71,6 +72,12 @@ def starting(
     keys = [server.key for server in deployment.servers]
     admitted = Admitted(dict.fromkeys(keys, share), new=frozenset(keys))
     return Starting(deployment, members(play, deployment), guarded, admitted)
+
+
+def served_by(deployment: Deployment, answer: str = "Paris") -> Served:
+    """Return what `up` returns of a deployment, each server of which gave this answer."""
+    parts = tuple(ServedPart(server, answer) for server in deployment.servers)
+    return Served(deployment, parts, [], [], [])
 
 
 def bare_server(*nodes: str | Node, port: int = 8000, **changed: Any) -> Server:

@@ -60,9 +60,9 @@ class Flow(Play):
         self.lost: list[Any] = []
         self.guarded: dict[str, Any] = {}
 
-    def apply(self, nodes: Any, plan: Any) -> None:
-        """As the firewall of a plan, which the fixture has in its place."""
-        self.guarded.update({node.name: plan.firewall["peers"] for node in nodes})
+    def apply(self, nodes: Any, deployment: Any) -> None:
+        """As the firewall of a deployment, which the fixture has in its place."""
+        self.guarded.update({node.name: deployment.firewall["peers"] for node in nodes})
 
     def stage(self, _name: str) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()
@@ -100,7 +100,7 @@ def flow(tmp_path, run, monkeypatch) -> Flow:
     monkeypatch.setattr(replica_run, "jobs_of", lambda run, step, found: [
         on_node_job(run, step) for _ in found])  # fmt: skip
     monkeypatch.setattr(on_node.Job, "resources", property(lambda job: [job]))
-    monkeypatch.setattr(replica_run, "guard", lambda _play, plan: plan)
+    monkeypatch.setattr(replica_run, "guard", lambda _play, deployment: deployment)
     return made
 
 

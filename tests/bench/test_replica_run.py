@@ -109,8 +109,8 @@ def test_what_each_node_gets(run):
     step = replace(run.expansion.steps[0], setup=planned)
     run = replace(run, expansion=replace(run.expansion, steps=(step,)))
     replicas = replicas_of(step)
-    assert not replicas[0].served.plan.endpoint.host.startswith("127.")
-    assert replicas[1].served.plan.endpoint.host == "127.0.0.1", "the user opened the head's only"
+    assert not replicas[0].served.endpoint.host.startswith("127.")
+    assert replicas[1].served.endpoint.host == "127.0.0.1", "the user opened the head's only"
     jobs = jobs_of(run, step, replicas)
     assert [job.user for job in jobs] == ["nvidia", "me"]
     assert len({job.folder for job in jobs}) == 1
@@ -132,11 +132,11 @@ def test_behind_the_firewall_of_each_replica_are_the_nodes_of_all(run):
     """As if it served alone, it would keep out the load generators that wait for each other."""
     planned: PlannedSetup = replace(run.expansion.steps[0].setup, served=make_recipe())
     replicas = replicas_of(replace(run.expansion.steps[0], setup=planned))
-    assert [one.served.plan.firewall["peers"] for one in replicas] == [(), ()]
-    for one, plan in zip(replicas, with_peers(replicas), strict=True):
-        assert plan.firewall["peers"] == ("spark1", "spark2")
-        assert (REPLICAS, REPLICAS) in plan.firewall["ports"]
-        assert {**plan.firewall, "peers": ()} == one.served.plan.firewall
+    assert [one.served.deployment.firewall["peers"] for one in replicas] == [(), ()]
+    for one, deployment in zip(replicas, with_peers(replicas), strict=True):
+        assert deployment.firewall["peers"] == ("spark1", "spark2")
+        assert (REPLICAS, REPLICAS) in deployment.firewall["ports"]
+        assert {**deployment.firewall, "peers": ()} == one.served.deployment.firewall
 
 
 def test_the_token_is_in_a_file_of_the_users_own_only():

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import pytest
 from bench_runs import begun
 from factories import make_node, make_recipe
+from serve_plans import deployment_for, served_by
 
 from spark_cluster.bench import describe, sequence, start_failures
 from spark_cluster.bench import run as run_module
@@ -359,7 +360,7 @@ def test_what_ended_the_cells_is_told_and_what_is_there_is_fetched(run, monkeypa
     monkeypatch.setattr(
         run_module.on_node, "fetch", lambda _session, folder, *_: folders.append(folder) or []
     )
-    served: Any = SimpleNamespace(plan=SimpleNamespace(nodes=[]))
+    served = served_by(deployment_for(make_recipe(), make_node("spark1")))
     with pytest.raises(Failed, match="less than 64 MiB are free"):
         run_module.measure(play, run, step, StartedServer(served))
     assert folders == [run.on_node(step)]
@@ -380,7 +381,7 @@ def test_what_ended_the_cells_is_told_where_nothing_can_be_fetched(run, monkeypa
     monkeypatch.setattr(Recording, "log", [])
     monkeypatch.setattr(run_module.on_node, "may_go_on", lambda *_: None)
     monkeypatch.setattr(run_module.on_node, "is_measuring", lost)
-    served: Any = SimpleNamespace(plan=SimpleNamespace(nodes=[]))
+    served = served_by(deployment_for(make_recipe(), make_node("spark1")))
     with pytest.raises(Failed, match="less than 64 MiB are free"):
         run_module.measure(LosingPlay(), run, step, StartedServer(served))
 

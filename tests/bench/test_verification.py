@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from bench_runs import begun, setup
-from factories import make_recipe
+from factories import make_node, make_recipe
+from serve_plans import deployment_for, served_by
 
 from spark_cluster.bench import verification
 from spark_cluster.bench.duration import Speed, estimate
@@ -19,6 +20,7 @@ from spark_cluster.bench.report.setup_tables import check_tables
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.engine.result import Served
 from spark_cluster.engine.verify import CheckVerdict, Verification
 
 VERDICTS = tuple(
@@ -58,11 +60,9 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return calls
 
 
-def served() -> Any:
-    recipe = make_recipe()
-    launch = SimpleNamespace(args={"max-model-len": 8192})
-    plan = SimpleNamespace(endpoint=None, recipe=recipe, launch=launch)
-    return SimpleNamespace(plan=plan)
+def served() -> Served:
+    recipe = make_recipe(engine_args={"max-model-len": 8192})
+    return served_by(deployment_for(recipe, make_node("spark1")))
 
 
 def test_a_server_is_checked_once_and_the_verdicts_are_kept(tmp_path, asked):

@@ -13,12 +13,12 @@ from dataclasses import replace
 import pytest
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
-from serve_plans import deployment_for
+from serve_plans import deployment_for, served_by
 
 from spark_cluster.engine import short_load
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import SERVER
-from spark_cluster.engine.result import Served, ServedPart
+from spark_cluster.engine.result import Served
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.facts.model import Process
 from spark_cluster.runner.events import MemoryHeld
@@ -88,9 +88,7 @@ class Loaded:
         self.server.read.set()
 
     def __call__(self) -> Served:
-        parts = tuple(ServedPart(server, "Paris") for server in self.deployment.servers)
-        result = Served(self.deployment, parts, [], [], [])
-        return short_load.under_load(self.cluster.play, result)
+        return short_load.under_load(self.cluster.play, served_by(self.deployment))
 
     @property
     def answers(self) -> str:
