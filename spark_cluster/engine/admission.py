@@ -146,7 +146,8 @@ def must_work(
         DoesNotFit: with the first reason, and the nearest configuration that would work.
         Refused: the recipe lacks what its source needed.
     """
-    if serves(running, server):
+    has_share = not server.chooses_share or share_of(running, server) is not None
+    if serves(running, server) and has_share:
         return None
     must_be_whole(server.recipe, force=force)
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.

@@ -99,8 +99,10 @@ def test_what_is_known_not_to_work_is_refused(spark):
 
 
 def test_what_serves_already_is_not_asked_again(spark):
-    cluster = spark(5)
-    admit(cluster, make_recipe(), serving("gemma4-31b-nvfp4", 1))
+    cluster, settled = spark(5), make_recipe(gpu_memory_utilization=0.5)
+    running = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization", "0.4")
+    assert admit(cluster, make_recipe(), running) is None
+    assert admit(cluster, settled, serving(settled.name, 1)) is None
     assert cluster.notes == []
 
 
@@ -129,7 +131,8 @@ def test_memory_of_others_does_not_count_as_available(spark):
 
 def test_a_share_that_cannot_be_read_is_computed(spark):
     odd = serving("gemma4-31b-nvfp4", 1, "x", "--gpu-memory-utilization")
-    assert share(spark(118), make_recipe(), odd, planned=0.40) == 0.40
+    cluster = spark(118)
+    assert share(cluster, make_recipe(), odd, planned=admit(cluster, make_recipe(), odd)) == 0.40
 
 
 def unknown():
@@ -257,8 +260,10 @@ def changed(**flags):
     return overrides.apply(make_recipe(), flags)
 
 
-def running_as(plan):
-    return ContainerState("running", labels=dict(plan.labels))
+def running_as(server):
+    made = server.starting(share=0.4, guarded="present")
+    command = ("vllm", "serve", *made.args)
+    return ContainerState("running", labels=dict(made.labels), command=command)
 
 
 def test_the_same_arguments_are_the_same_server():
