@@ -63,6 +63,8 @@ class ChatServer:
         context: the most tokens of a prompt and its answer.
         context_stated: in the list of models, when that is not the same; None leaves it out.
         health: status of /health.
+        listed: the names in the list of models.
+        when_asked: is called for each question of /health or the list, before its answer.
     """
 
     def __init__(self, port: int = 0) -> None:
@@ -74,6 +76,8 @@ class ChatServer:
         self.context = 4096
         self.context_stated: int | None = -1
         self.health = 200
+        self.listed: tuple[str, ...] = (MODEL,)
+        self.when_asked: Callable[[], object] = lambda: None
         self.asked: list[tuple[dict[str, Any], dict[str, str]]] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
@@ -124,7 +128,9 @@ def _handler(outer: ChatServer) -> type[BaseHTTPRequestHandler]:
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             stated = outer.context if outer.context_stated == -1 else outer.context_stated
-            document = {"data": [{"id": MODEL, "max_model_len": stated}]}
+            rows = [{"id": name, "max_model_len": stated} for name in outer.listed]
+            document = {"data": rows}
+            outer.when_asked()
             status = outer.health if self.path == "/health" else 200
             self._send(status, json.dumps(document) if self.path == "/v1/models" else "")
 
