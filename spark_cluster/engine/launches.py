@@ -68,7 +68,7 @@ def _drafter_by_name(recipe: Recipe) -> Recipe:
 
 
 def planned(server: Server) -> LaunchRecord:
-    """Return the launch of a plan, with the path of the model that it is given."""
+    """Return the launch of a server, with the path of the model that it is given."""
     return replace(wanted(server.recipe, server.tp), model=server.model_path)
 
 

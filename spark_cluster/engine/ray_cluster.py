@@ -181,7 +181,7 @@ def must_have_no_jobs(play: Play, *, end_jobs: bool | None = None) -> None:
 
 
 def must_keep_its_jobs(play: Play, server: Server, guarded: str, *, end_jobs: bool) -> None:
-    """Look whether jobs are running on a Ray that has to be restarted for a plan.
+    """Look whether jobs are running on a Ray that has to be restarted for a server.
 
     Raises:
         Refused: there are, and they are not to be ended.

@@ -76,7 +76,7 @@ def _wait(play: Play, server: Server, *, began: bool) -> None:
 def start_ray_alone(
     play: Play, server: Server, guarded: str, labels: Mapping[str, str] | None = None
 ) -> None:
-    """Start Ray on all nodes of a plan, without the server, its model and its secrets.
+    """Start Ray on all nodes of a server, without the server itself, its model and its secrets.
 
     Args:
         guarded: whether there is a firewall, for the containers' label.
@@ -95,7 +95,7 @@ def ray_would_restart(play: Play, server: Server, guarded: str, labels: Mapping[
 
 
 def _ray_alone(play: Play, server: Server, guarded: str, labels: Mapping[str, str]) -> Server:
-    """Return a plan's deployment as far as Ray needs it."""
+    """Return a server as far as Ray needs it."""
     ray_token = token(play.session(server.nodes[0]))
     whole = server.starting(share=None, guarded=guarded, ray_token=ray_token)
     mounts = tuple(mount.volume for mount in server.recipe.mounts)

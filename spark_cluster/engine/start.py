@@ -220,7 +220,8 @@ def begin_one(now: Starting, one: Member, front: Sequence[RoleCall] = ()) -> Non
 def _begin(
     play: Play, server: Server, share: float | None, guarded: str, front: Sequence[RoleCall]
 ) -> bool:
-    """Start Ray on all nodes, head first; then the server, and the proxy in front of it.
+    """Start a server, the proxy in front of it, and Ray's nodes below it; or end Ray that it does
+    not need.
 
     Returns:
         Whether the server was started; else it ran as it should.

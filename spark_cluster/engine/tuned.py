@@ -22,7 +22,7 @@ Found = Mapping[str, Sequence[Mapping[str, Any]]]
 
 
 def look(play: Play, server: Server, nodes: Sequence[Node]) -> Found:
-    """Ask the nodes for what is tuned for a plan's model; nothing is asked where it cannot be."""
+    """Ask the nodes for what is tuned for a server's model; nothing is asked where it cannot be."""
     recipe, folder = server.recipe, server.cache_root
     if recipe.engine != "vllm" or recipe.venv is not None or VARIABLE in recipe.env:
         return {}
@@ -48,9 +48,9 @@ def of_all(play: Play, deployment: Deployment, found: Mapping[str, Found]) -> De
 
 
 def applied(play: Play, server: Server, found: Found) -> Server:
-    """Return the plan with what is tuned for its model, size, GPUs and image on all its nodes.
+    """Return the server with what is tuned for its model, size, GPUs and image on all its nodes.
 
-    Without it on each of them the plan stays as it is: all ranks get the same environment.
+    Without it on each of them the server stays as it is: all ranks get the same environment.
     """
     if not all(fitting(found.get(node.name, ()), server.tp, {_gpu(node)}) for node in server.nodes):
         return server
