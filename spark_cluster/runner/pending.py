@@ -9,8 +9,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol
 
+from spark_cluster.agent.shape import Shape
 from spark_cluster.errors import Failed, SparkClusterError
-from spark_cluster.runner.shape import Shape
 
 OnEvent = Callable[[dict[str, Any]], None]
 OnAsk = Callable[[dict[str, Any]], str]

@@ -12,11 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent import frames
+from spark_cluster.agent.messages import check_event, check_reply, reply_to
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.runner import payload
 from spark_cluster.runner.channel import Channel, TakesNothing
 from spark_cluster.runner.frame_buffer import FrameBuffer, pieces
-from spark_cluster.runner.messages import check_event, check_reply, reply_to
 from spark_cluster.runner.pending import Blobs, OnEvent, Pending, limit_of
 
 LOST_AFTER = 15.0

@@ -9,10 +9,10 @@ import pytest
 from hostile.agent import DEEP, Frame, Played, ended, raw, said
 from waiting import HANG_S
 
+from spark_cluster.agent import messages
 from spark_cluster.agent.operations import OPERATIONS
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner import frame_buffer as frame_buffer_module
-from spark_cluster.runner import messages
 from spark_cluster.runner import pending as pending_module
 from spark_cluster.runner.session import Session
 
