@@ -37,7 +37,7 @@ _OF_RESULT: dict[str, Shape] = {
     **dict.fromkeys(("diff", "reason", "error", "hint", "output"), Maybe(str)),
 }
 
-_OF_SESSION: Mapping[str, Shape] = {
+OF_AGENT: Mapping[str, Shape] = {
     "ready": {},
     "need_code": {},
     "alive": {},
@@ -65,7 +65,7 @@ _OF_REQUEST: Mapping[str, Shape] = {
 """Events on the way to a reply, which is the event `done`."""
 
 EVENTS: Mapping[str, Shape] = {
-    **_OF_SESSION,
+    **OF_AGENT,
     **{name: {"req": COUNT, **shape} for name, shape in _OF_REQUEST.items()},
     "done": {"req": COUNT, "error": Maybe(str), "hint": Maybe(str)},
 }

@@ -22,7 +22,7 @@ from spark_cluster.facts import gather
 from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import Command, Directory, File, Reboot
-from spark_cluster.runner import frame_buffer, pending, reconnect, session
+from spark_cluster.runner import reconnect, session, wire
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.options import Options
@@ -48,13 +48,13 @@ RESOURCES = (
 )
 
 LIMITS = (
-    (pending, "OVERDUE_S", 0.1),
-    (pending, "USUAL_S", 0.1),
-    (pending, "LONGEST_STEP_S", 0.1),
-    (pending, "LONG_WORK_S", 0.1),
-    (session, "START_WITHIN", 0.2),
-    (session, "LOST_AFTER", 0.2),
-    (frame_buffer, "FRAME_S", 0.1),
+    (session, "OVERDUE_S", 0.1),
+    (session, "USUAL_S", 0.1),
+    (session, "LONGEST_STEP_S", 0.1),
+    (session, "LONG_WORK_S", 0.1),
+    (wire, "START_WITHIN", 0.2),
+    (wire, "LOST_AFTER", 0.2),
+    (wire, "FRAME_S", 0.1),
     (reconnect, "FIRST_TRY_S", 0.0),
     (reconnect, "RECONNECT_S", 0.0),
     (cache_parts, "USAGE_S", 0.1),
