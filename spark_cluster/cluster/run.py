@@ -17,6 +17,7 @@ from spark_cluster.runner.record import Record
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.loader.project import Project
+    from spark_cluster.runner.dialer import Dialer
     from spark_cluster.runner.options import Options
     from spark_cluster.runner.play import Play
 
@@ -36,6 +37,7 @@ class Run:
         run_id: as `history` and `revert` know it.
         change: it may change nodes: it is recorded and holds their locks, outside check mode.
         gather_facts: at once; otherwise when one is first read.
+        dialer: reaches the nodes.
         started: when its time began, seconds on the monotonic clock.
     """
 
@@ -50,6 +52,7 @@ class Run:
         run_id: str,
         change: bool,
         gather_facts: bool,
+        dialer: Dialer,
         started: float,
     ) -> None:
         self.command = command
@@ -70,6 +73,7 @@ class Run:
             command=command,
             change=change and not options.check,
             gather_facts=gather_facts,
+            dialer=dialer,
         )
         self.connections.begin()  # what follows is imported while the network is waited for
         if change:

@@ -18,6 +18,7 @@ from spark_cluster.facts.model import Facts
 from spark_cluster.resources.host_keys import PREPARED
 from spark_cluster.runner import host_key_change
 from spark_cluster.runner.connections import Connections
+from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.hostkeys import known_hosts_line
 from spark_cluster.runner.transport import SshConnection, Target
@@ -164,9 +165,9 @@ def test_connections_do_it_over_what_they_have_verified(site):
         "spark1", "127.0.0.1", 0, "head", user=ME, port=site.server.port,
         identity_file=site.server.key,
     )  # fmt: skip
-    connections = Connections([node], Bus(), "r", command="test", change=True)
+    connections = Connections([node], Bus(), "r", command="test", change=True, dialer=Dialer())
     connections._sessions["spark1"] = Agent(site)
-    connections._connections["spark1"] = connections.dial(node)
+    connections._connections["spark1"] = connections.dialer.dial(node)
     connections.facts["spark1"] = Facts(hostname="n", host_keys=(public(site.old),))
     assert not connections.forget_replaced_host_keys("spark1")
     path, prints = connections.announce_host_keys("spark1")
@@ -184,13 +185,13 @@ def test_the_next_run_removes_what_a_run_that_was_cut_has_left(site):
     site.announce()
     site.show(site.new)
     node = SimpleNamespace(name="spark1")
-    connections = Connections([], Bus(), "r", command="test", change=True)
+    connections = Connections([], Bus(), "r", command="test", change=True, dialer=Dialer())
     connections.nodes["spark1"] = InventoryNode(
         node.name, "127.0.0.1", 0, "head", user=ME, port=site.server.port,
         identity_file=site.server.key,
     )  # fmt: skip
     connections._sessions["spark1"] = Agent(site)
-    connections._connections["spark1"] = connections.dial(connections.nodes["spark1"])
+    connections._connections["spark1"] = connections.dialer.dial(connections.nodes["spark1"])
     assert connections.forget_replaced_host_keys("spark1")
     connections._connections["spark1"].close()
     assert public(site.old) in site.known.read_text(), "github.com's"

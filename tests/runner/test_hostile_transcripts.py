@@ -13,7 +13,7 @@ from factories import put
 from hostile.agent import ENDINGS, Played, Recorder, ended, faults, raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scratch_nodes import Events
+from scratch_nodes import Dials, Events
 from waiting import HANG_S
 
 from spark_cluster.cli import history
@@ -155,7 +155,7 @@ class Node:
         if self._connections is None:
             self._connections = Connections(
                 self.inventory.nodes.values(), self.bus, run, command="test", change=True,
-                dial=lambda _: self,
+                dialer=Dials(lambda _: self),
             )  # fmt: skip
             for error in self._connections.open().values():
                 raise error
