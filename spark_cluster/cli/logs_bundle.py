@@ -137,7 +137,7 @@ def _recipe(app: App) -> Recipe | None:
 
 
 def _records(archive: BundleArchive) -> None:
-    from spark_cluster.runner.record import state_folder
+    from spark_cluster.config.caches import state_folder
 
     records = sorted((state_folder() / "runs").glob("*.jsonl"), reverse=True)
     for path in records[:RECORDS]:

@@ -196,7 +196,7 @@ class Login:
         Raises:
             Failed: there is none.
         """
-        from spark_cluster.runner.laptop import public_key
+        from spark_cluster.cluster.provision import public_key
 
         if all(public_key(node, search=True) for node in nodes):
             return

@@ -185,7 +185,7 @@ class Opened:
 
         if not label:  # a run follows: its agents get the project's own resources
             self.load_extensions()
-            self._early_id = self._early_id or _new_id()
+            self._early_id = self._early_id or new_run()
         found = unchecked(self._source, self.limit)
         if not found:
             return
@@ -205,7 +205,7 @@ class Opened:
     def take_run_id(self) -> str:
         """Return the id of the next run: the one that was connected for early, or a new one."""
         early, self._early_id = self._early_id, ""
-        return early or _new_id()
+        return early or new_run()
 
     def begin(
         self,
@@ -266,7 +266,7 @@ class Opened:
                 self._runs.discard(run)
 
 
-def _new_id() -> str:
-    from spark_cluster.runner.run_id import new_run
-
-    return new_run()
+def new_run() -> str:
+    """Return the id of a run, which sorts by time, within a second too: `20261120-141502-3fa9`."""
+    now = time.time()
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime(now)) + f"{int(now % 1 * 0x10000):04x}"

@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.cluster import watch
+from spark_cluster.cluster.record import Record
 from spark_cluster.cluster.result import RunSummary
 from spark_cluster.errors import Interrupted, SparkClusterError
 from spark_cluster.runner import connections
 from spark_cluster.runner.events import Bus, Note, Recap, RunFinished, RunStarted
-from spark_cluster.runner.record import Record
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode

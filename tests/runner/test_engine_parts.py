@@ -17,10 +17,14 @@ import pytest
 from waiting import HANG_S
 
 from spark_cluster.agent import bootstrap, frames
+from spark_cluster.cluster import record
+from spark_cluster.cluster.opened import new_run
+from spark_cluster.cluster.record import Record
+from spark_cluster.config import caches
 from spark_cluster.errors import Failed
 from spark_cluster.node.values import Blob, Secret
 from spark_cluster.resources import Command, Directory, File, Service
-from spark_cluster.runner import payload, record
+from spark_cluster.runner import payload
 from spark_cluster.runner.document import INLINE, check, document, tagged
 from spark_cluster.runner.events import (
     Bus,
@@ -33,8 +37,6 @@ from spark_cluster.runner.events import (
     RunStarted,
 )
 from spark_cluster.runner.options import Selection
-from spark_cluster.runner.record import Record
-from spark_cluster.runner.run_id import new_run
 
 # -- payload and bootstrap ---------------------------------------------------------------------
 
@@ -182,7 +184,7 @@ def test_frames():
     for text, said in (
         (b"\0\0", "inside a frame"),
         (b"\0\0\0\5abc", "inside a frame"),
-        (b"SSH-2.0", "not the agent's protocol"),
+        (b"SSH-2.0", "a frame of 1397966893 bytes"),
         (struct.pack(">I", 2) + b"{{", None),
     ):
         with pytest.raises(ValueError, match=said):
@@ -364,10 +366,10 @@ def test_a_full_disk_ends_the_record_and_not_the_run(monkeypatch):
 
 def test_where_the_record_is(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert record.state_folder() == tmp_path / "state" / "spark-cluster"
+    assert caches.state_folder() == tmp_path / "state" / "spark-cluster"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert record.state_folder() == tmp_path / ".local/state/spark-cluster"
+    assert caches.state_folder() == tmp_path / ".local/state/spark-cluster"
 
 
 def test_run_ids_sort_by_time(monkeypatch):

@@ -11,11 +11,11 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from spark_cluster.cluster.provision import public_key
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import Secret
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.laptop import public_key
 from spark_cluster.runner.transport import SshConnection, Target
 
 PASSWORD = "correct horse"

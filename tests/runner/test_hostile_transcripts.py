@@ -17,6 +17,7 @@ from scratch_nodes import Dials, Events
 from waiting import HANG_S
 
 from spark_cluster.cli import history
+from spark_cluster.cluster.revert import revert
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts import gather
 from spark_cluster.loader.inventories import load_inventory
@@ -27,7 +28,6 @@ from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.revert import revert
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import cache_parts
 from spark_cluster.transfer import image_upkeep, upkeep
@@ -72,7 +72,7 @@ def provisioning(node):
 
 
 def undoing(node):
-    found = revert(node.connections("r2"), node.bus, Options(diff=True), ["spark1"], "r1")["spark1"]
+    found = revert(node.play("r2", diff=True), "r1")["spark1"]
     if found.error is not None:
         raise found.error
 
@@ -161,9 +161,11 @@ class Node:
                 raise error
         return self._connections
 
-    def play(self):
+    def play(self, run="r1", **options):
         if self._play is None:
-            self._play = Play(self.inventory, self.project, self.connections(), self.bus)
+            connections = self.connections(run)
+            options = Options(**options)
+            self._play = Play(self.inventory, self.project, connections, self.bus, options)
         return self._play
 
 
