@@ -5,20 +5,18 @@ from __future__ import annotations
 import base64
 import io
 import itertools
-import queue
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from queue import Empty, Queue
 from typing import Any
 
 from spark_cluster.agent import frames
 from spark_cluster.agent.messages import check_reply, reply_to
 from spark_cluster.agent.shape import Shape
 from spark_cluster.errors import Failed, SparkClusterError
-from spark_cluster.runner.channel import Channel
 from spark_cluster.runner.wire import Wire
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -76,34 +74,23 @@ class Answer:
     certificate: str = ""
 
 
+@dataclass(eq=False)
 class Pending:
     """A request on its way.
 
     Args:
-        forget: called when its reply is awaited no longer.
         limit: seconds without any word about this request after which it is waited for no longer;
             infinite for what has no end of its own.
         reply: the shape of its reply.
     """
 
-    def __init__(
-        self,
-        wire: Wire,
-        number: int,
-        op: str,
-        forget: Callable[[], object],
-        *,
-        limit: float,
-        reply: Shape,
-    ) -> None:
-        self.number = number
-        self.op = op
-        self._wire = wire
-        self._forget = forget
-        self.limit = limit
-        self.reply = reply
-        self.mailbox: queue.Queue[dict[str, Any] | SparkClusterError] = queue.Queue()
-        self._shown = 0
+    session: Session
+    number: int
+    op: str
+    limit: float
+    reply: Shape
+    mailbox: Queue[dict[str, Any] | SparkClusterError] = field(default_factory=Queue, init=False)
+    _shown: int = field(default=0, init=False)
 
     def wait(
         self,
@@ -142,7 +129,7 @@ class Pending:
                 elif kind == "result" and self.op == "apply":  # the next step has its own limit
                     since = time.monotonic()
         finally:
-            self._forget()
+            self.session.forget(self.number)
 
     def _next(self, until: float) -> dict[str, Any]:
         """Return the next message.
@@ -155,14 +142,14 @@ class Pending:
         left = min(self.limit, until - time.monotonic())
         try:
             if left < 0:
-                raise queue.Empty
+                raise Empty
             event = self.mailbox.get(timeout=min(left, threading.TIMEOUT_MAX))
-        except queue.Empty:
-            slow = "its answer comes too slowly" if self._wire.is_partial else ""
+        except Empty:
+            slow = "its answer comes too slowly" if self.session.is_partial else ""
             raise Failed(
                 f"`{self.op}` got no answer for {self.limit:.0f} s, although the agent is "
                 f"alive: {slow or 'something on the node hangs'}",
-                where=self._wire.node,
+                where=self.session.node,
                 hint="look there for processes in uninterruptible sleep (`ps axl`, state D) "
                 "and at `journalctl -k`; a reboot may be all that helps",
             ) from None
@@ -177,7 +164,7 @@ class Pending:
         """
         content = blobs.get(need["sha256"])
         if content is None:
-            raise self._wire.refuse(f"it needs a content that `{self.op}` does not have")
+            raise self.session.refuse(f"it needs a content that `{self.op}` does not have")
         head = frames.pack({"op": "blob", "req": self.number, "sha256": need["sha256"]})
         left = need["size"]
         try:
@@ -187,18 +174,18 @@ class Pending:
                 source.seek(need["from"])
                 while left > 0:
                     piece = source.read(min(left, frames.PIECE))
-                    self._wire.put(head + frames.pack(piece))
+                    self.session.put(head + frames.pack(piece))
                     left = left - len(piece) if piece else 0
         except OSError:
-            self._wire.put(head + frames.pack(b""))
+            self.session.put(head + frames.pack(b""))
 
     def _answer(self, text: str) -> None:
         message = {"op": "answer", "req": self.number, "answer": text}
-        self._wire.send(self._wire.pack(message))
+        self.session.send(self.session.pack(message))
 
     def _reply(self, event: dict[str, Any]) -> dict[str, Any]:
         if "error" in event:
-            raise Failed(event["error"], where=self._wire.node, hint=event.get("hint", ""))
+            raise Failed(event["error"], where=self.session.node, hint=event.get("hint", ""))
         return event
 
     def _acknowledge(self, event: dict[str, Any]) -> None:
@@ -208,7 +195,7 @@ class Pending:
         self._shown += len(event["text"])
         if self._shown >= ACKNOWLEDGED:
             taken = {"op": "taken", "req": self.number, "size": self._shown}
-            self._wire.put(frames.pack(taken))
+            self.session.put(frames.pack(taken))
             self._shown = 0
 
 
@@ -227,46 +214,15 @@ def longest_of(op: str, limit: float) -> float:
     return max(limit, LONG_WORK_S) if op in ("caches", "copy", "image", "store") else limit
 
 
-class Session:
-    """A session with the agent on one node.
+@dataclass(eq=False)
+class Session(Wire):
+    """A session with the agent on one node: requests over its wire; see `Wire` for the arguments.
 
-    Args:
-        node: its name, for errors.
-        channel: a fresh connection on which the agent's command was started.
-        as_root: whether the agent runs as root there.
-        root: where the node's file system begins; "/" but in tests.
-        password: what sudo may ask for. It alone is sent until the agent has said its first word:
-            sudo would take what comes after it for a second and a third try.
-        explain: turns what was said on standard error by an agent that never spoke into an error.
+    It is safe to use from several threads.
     """
 
-    def __init__(
-        self,
-        node: str,
-        channel: Channel,
-        *,
-        as_root: bool = True,
-        root: str = "/",
-        password: str | None = None,
-        explain: Callable[[str, int | None], SparkClusterError | None] = lambda _said, _status: (
-            None
-        ),
-    ) -> None:
-        self.node = node
-        self._channel = channel
-        self._numbers = itertools.count(1)
-        self._pending: dict[int, Pending] = {}
-        self._starting = threading.Lock()
-        self._reader: threading.Thread | None = None
-        self._wire = Wire(
-            node,
-            channel,
-            as_root=as_root,
-            root=root,
-            password=password,
-            explain=explain,
-            is_waiting=lambda: self.at_work,
-        )
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1), init=False)
+    _pending: dict[int, Pending] = field(default_factory=dict, init=False)
 
     def submit(self, op: str, step_s: float = 0.0, /, **what: Any) -> Pending:
         """Send a request without waiting, so that several share one turn of the network.
@@ -275,17 +231,10 @@ class Session:
             step_s: the longest time that one step of it may take, seconds; more than usual.
         """
         number = next(self._numbers)
-        data = self._wire.pack({"op": op, "req": number, **what})
-        pending = self._pending[number] = Pending(
-            self._wire,
-            number,
-            op,
-            partial(self._pending.pop, number, None),
-            limit=limit_of(op, what.get("timeout"), step_s),
-            reply=reply_to(op, what),
-        )
-        self._listen()
-        self._wire.send(data)
+        data = self.pack({"op": op, "req": number, **what})
+        limit = limit_of(op, what.get("timeout"), step_s)
+        pending = self._pending[number] = Pending(self, number, op, limit, reply_to(op, what))
+        self.send(data)
         return pending
 
     def request(
@@ -341,46 +290,25 @@ class Session:
         fingerprint = reply.get("certificate", "")
         return Answer(reply["status"], reply["body"], reply.get("reason", ""), fingerprint)
 
-    def close(self) -> None:
-        """End the conversation; the agent finishes what must be finished and goes."""
-        self._wire.close()
-        if self._reader is not None and self._reader is not threading.current_thread():
-            self._reader.join(timeout=5)
+    def forget(self, number: int) -> None:
+        """Forget request `number`, whose reply is no longer awaited."""
+        self._pending.pop(number, None)
 
     @property
     def at_work(self) -> bool:
         """True if the agent has requests that are not answered yet."""
         return bool(self._pending)
 
-    def refuse(self, fault: str) -> SparkClusterError:
-        """End the session, since what its node has sent cannot be used; return the error.
-
-        Args:
-            fault: what was found, and what was expected.
-        """
-        return self._wire.refuse(fault)
-
-    # -- inside ----------------------------------------------------------------------------------
-
-    def _listen(self) -> None:
-        """Start to read what the agent says, unless that is done."""
-        with self._starting:
-            if self._reader is None:
-                reader = threading.Thread(
-                    target=self._read, name=f"session {self.node}", daemon=True
-                )
-                reader.start()
-                self._reader = reader  # started: `close` may come from another thread
-
-    def _read(self) -> None:
-        error = self._wire.listen(self._take)
-        for pending in list(self._pending.values()):
-            pending.mailbox.put(error)
-
-    def _take(self, event: dict[str, Any]) -> None:
+    def take(self, event: dict[str, Any]) -> None:
+        """Hand an event to its request. Raises ValueError for a reply of another form."""
         pending = self._pending.get(event["req"])
         if pending is None:
             return
         if event["event"] == "done":
             check_reply(event, pending.op, pending.reply)
         pending.mailbox.put(event)
+
+    def ended(self, error: SparkClusterError) -> None:
+        """Have every request fail."""
+        for pending in list(self._pending.values()):
+            pending.mailbox.put(error)

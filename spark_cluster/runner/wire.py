@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable
-from threading import Lock
+from dataclasses import KW_ONLY, dataclass, field
+from threading import Lock, Thread, current_thread
 from typing import Any
 
 from spark_cluster.agent import frames
@@ -23,7 +25,8 @@ FRAME_S = 30.0
 """Seconds that a frame may take to come, whatever its size."""
 
 
-class Wire:
+@dataclass(eq=False)
+class Wire(ABC):
     """Frames to and from an agent, until the first reason to end.
 
     Args:
@@ -34,39 +37,45 @@ class Wire:
         password: what sudo may ask for. It alone is sent until the agent has said its first word:
             sudo would take what comes after it for a second and a third try.
         explain: turns what was said on standard error by an agent that never spoke into an error.
-        is_waiting: whether something is waited for, so that silence means loss.
     """
 
-    def __init__(
-        self,
-        node: str,
-        channel: Channel,
-        *,
-        as_root: bool,
-        root: str,
-        password: str | None,
-        explain: Callable[[str, int | None], SparkClusterError | None],
-        is_waiting: Callable[[], bool],
-    ) -> None:
-        self.node = node
-        self._channel = channel
-        self._as_root = as_root
-        self._root = root
-        self._password = password
-        self._explain = explain
-        self._is_waiting = is_waiting
-        self._held: list[bytes] | None = None
-        """What waits for sudo to have taken the password; None when nothing has to."""
-        self._lock = Lock()
-        """Held while something is sent, which a node may make long."""
-        self._reasons: list[SparkClusterError] = []
-        """To end, of which the first one counts."""
-        self._started = self._spoken = self._has_code = self._closing = False
-        self._data = bytearray()
-        self._taken = 0
-        """Bytes of the current frame that were read from `_data`."""
-        self._begun = self._heard = 0.0
-        """When the current frame began, and when anything came last."""
+    node: str
+    _channel: Channel
+    _: KW_ONLY
+    as_root: bool = True
+    root: str = "/"
+    password: str | None = field(default=None, repr=False)
+    explain: Callable[[str, int | None], SparkClusterError | None] = lambda _said, _status: None
+    _held: list[bytes] | None = field(default=None, init=False)
+    """What waits for sudo to have taken the password; None when nothing has to."""
+    _lock: Lock = field(default_factory=Lock, init=False)
+    """Held while something is sent, which a node may make long."""
+    _reader: Thread | None = field(default=None, init=False)
+    _reasons: list[SparkClusterError] = field(default_factory=list, init=False)
+    """To end, of which the first one counts."""
+    _spoken: bool = field(default=False, init=False)
+    _has_code: bool = field(default=False, init=False)
+    _closing: bool = field(default=False, init=False)
+    _data: bytearray = field(default_factory=bytearray, init=False)
+    _taken: int = field(default=0, init=False)
+    """Bytes of the current frame that were read from `_data`."""
+    _begun: float = field(default=0.0, init=False)
+    """When the current frame began."""
+    _heard: float = field(default=0.0, init=False)
+    """When anything came last."""
+
+    @property
+    @abstractmethod
+    def at_work(self) -> bool:
+        """True if the agent has requests that are not answered yet, so that silence means loss."""
+
+    @abstractmethod
+    def take(self, event: dict[str, Any]) -> None:
+        """Take an event of a request. Raises ValueError for something that no agent sends."""
+
+    @abstractmethod
+    def ended(self, error: SparkClusterError) -> None:
+        """Take note that the conversation is over, and why."""
 
     @property
     def is_partial(self) -> bool:
@@ -97,19 +106,22 @@ class Wire:
         with self._lock:
             if self._reasons:
                 raise self._reasons[0]
-            if not self._started:
-                self._started = True
-                data = payload.opening(data, root=self._root, as_root=self._as_root)
-                if self._password is not None:
-                    self._held, data = [data], self._password.encode() + b"\n"
-                    self._password = None
+            if self._reader is None:
+                data = payload.opening(data, root=self.root, as_root=self.as_root)
+                if self.password is not None:
+                    self._held, data = [data], self.password.encode() + b"\n"
+                    self.password = None
+                name = f"session {self.node}"
+                reader = Thread(target=self._read, name=name, daemon=True)
+                reader.start()
+                self._reader = reader  # started: `close` may come from another thread
             elif self._held is not None:
                 self._held.append(data)
                 return
             self._put(data)
 
     def put(self, data: bytes) -> None:
-        """Send frames, if that can be; when the connection is gone, `listen` tells why."""
+        """Send frames, if that can be; when the connection is gone, the reader tells why."""
         with self._lock:
             self._put(data)
 
@@ -123,12 +135,8 @@ class Wire:
 
     # -- in --------------------------------------------------------------------------------------
 
-    def listen(self, take: Callable[[dict[str, Any]], None]) -> SparkClusterError:
-        """Hand on the events of requests until the conversation is over; return why it is.
-
-        Args:
-            take: gets each event. Raises ValueError for something that no agent sends.
-        """
+    def _read(self) -> None:
+        """Take what comes until the conversation is over."""
         self._heard = time.monotonic()
         try:
             while True:
@@ -139,13 +147,14 @@ class Wire:
                 if event["event"] in OF_AGENT:
                     self._answer(event)
                 else:
-                    take(event)
+                    self.take(event)
         except SparkClusterError as error:
-            return self.end(error)
+            why = self.end(error)
         except ValueError as fault:
-            return self.refuse(str(fault))
+            why = self.refuse(str(fault))
         except Exception as fault:  # noqa: BLE001  (without a reader every request would wait)
-            return self.refuse(f"{type(fault).__name__}: {fault}")
+            why = self.refuse(f"{type(fault).__name__}: {fault}")
+        self.ended(why)
 
     def read(self, size: int, /) -> bytes:
         """Return the next bytes, for `frames.read`.
@@ -171,7 +180,7 @@ class Wire:
         except (OSError, EOFError) as fault:
             raise self._lost(str(fault) or "the connection was cut") from None
         if not data:
-            raise self._ended()
+            raise self._cut()
         self._heard = time.monotonic()
         if not self.is_partial:
             self._begun = self._heard
@@ -182,11 +191,11 @@ class Wire:
         now = time.monotonic()
         silent = now - self._heard
         if not self._spoken:
-            if error := self._explain(self._channel.stderr(), None):
+            if error := self.explain(self._channel.stderr(), None):
                 raise error
             if silent > START_WITHIN:
                 raise self._lost(f"no message from the agent after {START_WITHIN:g} s")
-        elif silent > LOST_AFTER and self._is_waiting():
+        elif silent > LOST_AFTER and self.at_work:
             raise self._lost(f"no sign of life for {silent:.0f} s")
         got, seconds = self._taken + len(self._data), now - self._begun
         if got and got < (seconds - FRAME_S) * SLOWEST:
@@ -241,14 +250,16 @@ class Wire:
         )
 
     def close(self) -> None:
-        """End it on the laptop's side; the agent finishes what must be finished and goes."""
+        """End the conversation; the agent finishes what must be finished and goes."""
         self._closing = True
         self._channel.close()
+        if self._reader is not None and self._reader is not current_thread():
+            self._reader.join(timeout=5)
 
-    def _ended(self) -> SparkClusterError:
+    def _cut(self) -> SparkClusterError:
         status = None if self._spoken else self._channel.status()
         output = self._channel.stderr()  # after the status: by then all has come
-        error = None if self._spoken else self._explain(output, status)
+        error = None if self._spoken else self.explain(output, status)
         tail = output.strip().splitlines()[-1:] or ["the connection was cut"]
         return error or self._lost(tail[0])
 
