@@ -19,6 +19,7 @@ from spark_cluster.runner import payload
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Bus
+from spark_cluster.runner.options import Options
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
@@ -141,7 +142,7 @@ def play_over(
     events = Events()
     bus = Bus(events)
     connections = Connections(
-        inventory.nodes.values(),
+        inventory.nodes,
         bus,
         run,
         command="test",
@@ -150,6 +151,6 @@ def play_over(
         dialer=Dials(lambda node: nodes[node.name].dial()),
     )
     failed = connections.open()
-    play = Play(inventory, project, connections, bus, options)
+    play = Play(inventory, project, connections, bus, options or Options())
     play.out.update(failed)
     return play, events

@@ -1,9 +1,9 @@
-"""The messages of an agent as the laptop expects them: each event, and the reply of each operation.
+"""The messages of an agent as the laptop expects them: events, replies, and how long they may take.
 
 The reader of a session checks every message by this before anyone sees it, so that an event or a
 reply has each key in its type. What is checked is the form: that a status is a number, not that it
-is true. A new operation of agent/operations.py has its reply here; only the laptop reads this, so
-it is not sent (runner/payload.py).
+is true. A new operation of agent/operations.py has its reply and its limit here. Only the laptop
+reads this, so it is not sent (runner/payload.py).
 """
 
 from __future__ import annotations
@@ -219,6 +219,22 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
 that its reader checks as a whole (records of launches, what a node has of a model)."""
 
 
+OVERDUE_S = 60.0
+"""Seconds after its own limit at which an answer is waited for no longer, alive as the agent may
+be: more than it needs to end what hangs."""
+
+USUAL_S = 300.0
+"""Limit, in seconds, of a request that names none."""
+
+LONGEST_STEP_S = 4 * 3600.0
+"""Limit, in seconds, of one step of a document, unless a resource names a longer one: that of the
+longest whose limit is fixed (pulling an image)."""
+
+LONG_WORK_S = 24 * 3600.0
+"""Limit, in seconds, of work that says how far it is: reading, copying and verifying models and
+images. Without a word from it, the limit is that of any request."""
+
+
 def reply_to(op: str, request: Mapping[str, Any]) -> Shape:
     """Return the shape of the reply to a request."""
     if op == "gather":
@@ -271,3 +287,18 @@ def check_reply(event: Mapping[str, Any], op: str, shape: Shape) -> None:
         check(event, shape)
     except Misfit as misfit:
         raise Misfit(f"in the reply to `{op}` {misfit}") from None
+
+
+def limit_of(op: str, timeout: float | None, step_s: float) -> float:
+    """Seconds without a word after which a request is given up; see `Pending`."""
+    if op in ("stream", "telemetry"):
+        return float("inf")
+    if op in ("apply", "revert"):  # each step tells its end, and may take its own time
+        return max(LONGEST_STEP_S, step_s) + OVERDUE_S
+    return (timeout or USUAL_S) + OVERDUE_S
+
+
+def longest_of(op: str, limit: float) -> float:
+    """Seconds that a request may take in all, whatever is said about it meanwhile; of `apply`,
+    each of its steps."""
+    return max(limit, LONG_WORK_S) if op in ("caches", "copy", "image", "store") else limit

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.runner.events import NodeFailed, Note, Result
 from spark_cluster.runner.parallel import in_parallel
 
@@ -49,8 +49,7 @@ def revert(play: Play, of: str) -> dict[str, NodeRevert]:
     for name, outcome in in_parallel(jobs).items():
         if isinstance(outcome, SparkClusterError):
             done[name].error = outcome
-            unreachable = isinstance(outcome, Unreachable)
-            bus.emit(NodeFailed(name, outcome.message, outcome.hint, unreachable))
+            bus.emit(NodeFailed.of(name, outcome))
         elif "missing" in outcome:
             missing.append(outcome)
             bus.emit(Note(outcome["missing"], "info", name))

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.cluster import watch
 from spark_cluster.cluster.record import Record
-from spark_cluster.cluster.result import RunSummary
+from spark_cluster.cluster.result import Recap, RunSummary
 from spark_cluster.errors import Interrupted, SparkClusterError
 from spark_cluster.runner import connections
-from spark_cluster.runner.events import Bus, Note, Recap, RunFinished, RunStarted
+from spark_cluster.runner.events import Bus, Note, RunFinished, RunStarted
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode
@@ -67,7 +67,7 @@ class Run:
             record = Record(self.id, on_error=lambda why: self.bus.emit(Note(why, "warning")))
             self.bus.add(record)
         self.connections = connections.Connections(
-            nodes,
+            {node.name: node for node in nodes},
             self.bus,
             self.id,
             command=command,

@@ -9,8 +9,9 @@ import os
 import platform
 import threading
 import time
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,46 +35,41 @@ BOOT_S = 60.0
 """Seconds that a node which answers again may take to start the rest of its services."""
 
 
+@dataclass(eq=False)
 class Connections:
     """Connections, agents and facts of a run's nodes.
 
     Args:
-        nodes: of the inventory.
+        nodes: of the inventory, by name.
         bus: gets Connected and NodeFailed.
         run: id of the run.
-        command: what the user asked for, told to whoever meets this run's lock.
+        command: what the user asked for, told to anyone who meets this run's lock.
         change: this run may change the nodes: be root there and hold their locks.
         gather_facts: ask for them at once, in the turn that takes the lock; otherwise they are
             asked for when one is first read.
         dialer: reaches the nodes.
+
+    Attributes:
+        facts: of the nodes that were asked for them.
+        users: the login user of each connected node.
     """
 
-    def __init__(
-        self,
-        nodes: Iterable[InventoryNode],
-        bus: Bus,
-        run: str,
-        *,
-        command: str,
-        change: bool,
-        gather_facts: bool = True,
-        dialer: Dialer,
-    ) -> None:
-        self.nodes = {node.name: node for node in nodes}
-        self.bus = bus
-        self.run = run
-        self.command = command
-        self.change = change
-        self.gather_facts = gather_facts
-        self.dialer = dialer
-        self.facts: dict[str, Facts] = {}
-        self.users: dict[str, str] = {}
-        self._connections: dict[str, NodeConnection] = {}
-        self._sessions: dict[str, Session] = {}
-        self._opening: dict[str, Future[SparkClusterError | None]] = {}
-        self._seconds: dict[str, float] = {}
-        self._gathering = threading.Lock()
-        self._closed = threading.Event()
+    nodes: Mapping[str, InventoryNode]
+    bus: Bus
+    run: str
+    _: KW_ONLY
+    command: str
+    change: bool
+    gather_facts: bool = True
+    dialer: Dialer = field(default_factory=Dialer)
+    facts: dict[str, Facts] = field(default_factory=dict, init=False)
+    users: dict[str, str] = field(default_factory=dict, init=False)
+    _connections: dict[str, NodeConnection] = field(default_factory=dict, init=False)
+    _sessions: dict[str, Session] = field(default_factory=dict, init=False)
+    _opening: dict[str, Future[SparkClusterError | None]] = field(default_factory=dict, init=False)
+    _seconds: dict[str, float] = field(default_factory=dict, init=False)
+    _gathering: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _closed: threading.Event = field(default_factory=threading.Event, init=False)
 
     @property
     def closing(self) -> bool:
@@ -100,8 +96,7 @@ class Connections:
             self.bus.emit(Connected(name, seconds))
         failed = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
         for name, error in failed.items():
-            unreachable = isinstance(error, Unreachable)
-            self.bus.emit(NodeFailed(name, error.message, error.hint, unreachable))
+            self.bus.emit(NodeFailed.of(name, error))
         return failed
 
     def session(self, name: str) -> Session:
@@ -110,10 +105,9 @@ class Connections:
         Raises:
             Unreachable: its connection was lost.
         """
-        try:
-            return self._sessions[name]
-        except KeyError:
-            raise Unreachable("not connected", where=name) from None
+        if name not in self._sessions:
+            raise Unreachable("not connected", where=name)
+        return self._sessions[name]
 
     def fabric(self, name: str) -> Connection:
         """Return fabric's `Connection` to a connected node; it ends with this run.
@@ -142,22 +136,25 @@ class Connections:
         if connection is not None:
             connection.close()
 
-    def reconnect(self, name: str, booted_before: str = "") -> bool:
-        """Connect again to a node that was there; False while it is still in the previous boot.
+    def reconnect(self, name: str, booted_before: str = "") -> None:
+        """Connect again to a node that was there.
+
+        Args:
+            booted_before: id of the boot that must be over.
 
         Raises:
-            SparkClusterError: it does not answer, or its agent does not start (yet).
+            SparkClusterError: it is still in that boot, does not answer, or its agent does not
+                start (yet).
         """
         self.drop(name)
         session = self._join(name)
         if not booted_before:
-            return True
+            return
         answer = session.request("gather", files={"boot_id": gather.FILES["boot_id"]})
         if (answer["files"]["boot_id"] or "").strip() == booted_before:
-            return False
+            raise Unreachable("it has not gone down", where=name)
         with contextlib.suppress(Failed):  # a unit that hangs must not hold up the run
             session.run(["systemctl", "is-system-running", "--wait"], timeout=BOOT_S)
-        return True
 
     def enter(self, name: str) -> None:
         """Take the node's lock, when this run changes nodes, and ask for its facts if they are
@@ -282,10 +279,7 @@ class Connections:
     # -- inside ----------------------------------------------------------------------------------
 
     def _facts(self, name: str) -> Facts:
-        session = self._sessions.get(name)
-        if session is None:
-            raise Unreachable("it is not connected", where=name)
-        return gather.facts(session.request("gather", **gather.question()))
+        return gather.facts(self.session(name).request("gather", **gather.question()))
 
     def _open(self, name: str) -> None:
         started = time.monotonic()

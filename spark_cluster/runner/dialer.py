@@ -11,14 +11,14 @@ import contextlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.prompts import Prompts
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.runner.parallel import in_parallel, start
+from spark_cluster.runner.parallel import all_of, start
 from spark_cluster.runner.transport import SshConnection, Target
 
 if TYPE_CHECKING:
@@ -39,6 +39,7 @@ def load_ssh() -> None:
     from spark_cluster.runner import ssh  # noqa: F401
 
 
+@dataclass(eq=False)
 class Dialer:
     """The owner of the connections to nodes until someone takes them.
 
@@ -46,9 +47,10 @@ class Dialer:
         prompts: asks for passwords.
     """
 
-    def __init__(self, prompts: Prompts | None = None) -> None:
-        self.prompts = prompts or Prompts()
-        self._begun: dict[Target, tuple[SshConnection, Future[SparkClusterError | None]]] = {}
+    prompts: Prompts = field(default_factory=Prompts)
+    _begun: dict[Target, tuple[SshConnection, Future[Any]]] = field(
+        default_factory=dict, init=False
+    )
 
     def begin(self, targets: Iterable[Target], label: str = "", *, become: bool = False) -> None:
         """Begin to connect to nodes, a thread each; `connection` hands the connections out.
@@ -60,7 +62,7 @@ class Dialer:
         self._begun.clear()
         for target in targets:
             made = SshConnection(target)
-            job = partial(made.prepare, label, become=become) if label else partial(_log_in, made)
+            job = partial(made.prepare, label, become=become) if label else made.open
             self._begun[target] = made, start(job)
         if self._begun:
             load_ssh()
@@ -76,10 +78,10 @@ class Dialer:
         if begun is None:
             return SshConnection(target)
         found, opened = begun
-        error = opened.result()
-        if error is not None:
+        outcome = opened.result()
+        if isinstance(outcome, SparkClusterError):
             found.close()
-            raise error
+            raise outcome
         found.target = target  # with what asks for its passwords
         return found
 
@@ -149,12 +151,7 @@ class Dialer:
             jobs = {
                 node.name: partial(stack.enter_context, self.session(node, label)) for node in nodes
             }
-            found: dict[str, Session] = {}
-            for name, outcome in in_parallel(jobs).items():
-                if isinstance(outcome, SparkClusterError):
-                    raise outcome
-                found[name] = outcome
-            yield found
+            yield all_of(jobs)
 
     @contextlib.contextmanager
     def forward(self, node: InventoryNode, port: int) -> Iterator[int]:
@@ -179,10 +176,6 @@ class Dialer:
 
             with forward(self.target(node), LOOPBACK, port) as found:
                 yield found
-
-
-def _log_in(connection: SshConnection) -> None:
-    connection.open()
 
 
 def _login_password(node: str) -> str:

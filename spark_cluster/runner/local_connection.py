@@ -10,6 +10,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO
@@ -128,6 +129,7 @@ def _shut(pipe: IO[bytes] | None) -> None:
             pipe.close()
 
 
+@dataclass(eq=False)
 class LocalConnection:
     """Agents on this machine; see `spark_cluster.runner.node_connection.NodeConnection`.
 
@@ -139,18 +141,11 @@ class LocalConnection:
         root: where the node's file system begins; "/" but in tests.
     """
 
-    def __init__(
-        self,
-        node: str,
-        sudo_password: Callable[[], str | None] = lambda: None,
-        *,
-        namespaces_of: Path | None = None,
-        root: str = "/",
-    ) -> None:
-        self.node = node
-        self._sudo_password = sudo_password
-        self._namespaces_of = namespaces_of
-        self._root = root
+    node: str
+    sudo_password: Callable[[], str | None] = lambda: None
+    _: KW_ONLY
+    namespaces_of: Path | None = None
+    root: str = "/"
 
     @property
     def user(self) -> str:
@@ -161,7 +156,7 @@ class LocalConnection:
         is_root = user == "root"
         enter = self._enter()
         become = become or bool(enter)
-        password = self._sudo_password() if become and not is_root else None
+        password = self.sudo_password() if become and not is_root else None
         argv = agent_argv(run, user, become=become, password=password is not None, enter=enter)
         try:
             channel = LocalChannel(argv, environment_of_root() if enter else environment())
@@ -175,16 +170,16 @@ class LocalConnection:
             self.node,
             channel,
             as_root=become or is_root,
-            root=self._root,
+            root=self.root,
             password=password,
             explain=partial(why_no_agent, self.node, user),
         )
 
     def _enter(self) -> list[str]:
         """Return what runs an agent in the node's namespaces; nothing where it has none."""
-        if self._namespaces_of is None:
+        if self.namespaces_of is None:
             return []
-        return namespaces.enter(namespaces.leader(self.node, self._namespaces_of))
+        return namespaces.enter(namespaces.leader(self.node, self.namespaces_of))
 
     def host_key(self) -> bytes | None:
         return None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from spark_cluster.runner.delivery import Applied, Delivery
 from spark_cluster.runner.document import check, tagged
 from spark_cluster.runner.events import Bus, NodeFailed, Note, StageFinished, StageStarted
 from spark_cluster.runner.options import Options
-from spark_cluster.runner.parallel import in_parallel
+from spark_cluster.runner.parallel import all_of, in_parallel
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node, topology_before_facts, topology_of
 
@@ -38,6 +39,7 @@ class RoleCall:
     given: dict[str, Any]
 
 
+@dataclass(eq=False)
 class Play:
     """A run over some nodes.
 
@@ -49,26 +51,20 @@ class Play:
         options: how it is meant.
 
     Attributes:
+        seconds: of each stage.
+        out: the error of each node that has left the run, by name.
         failed_stage: the innermost stage that the last error came out of; empty while none did.
     """
 
-    def __init__(
-        self,
-        inventory: Inventory,
-        project: Project,
-        connections: Connections,
-        bus: Bus,
-        options: Options | None = None,
-    ) -> None:
-        self.inventory = inventory
-        self.project = project
-        self.connections = connections
-        self.bus = bus
-        self.options = options or Options()
-        self.seconds: dict[str, float] = {}
-        self.out: dict[str, SparkClusterError] = {}
-        self.failed_stage = ""
-        self._secrets: set[str] = set()
+    inventory: Inventory
+    project: Project
+    connections: Connections
+    bus: Bus
+    options: Options = field(default_factory=Options)
+    seconds: dict[str, float] = field(default_factory=dict, init=False)
+    out: dict[str, SparkClusterError] = field(default_factory=dict, init=False)
+    failed_stage: str = field(default="", init=False)
+    _secrets: set[str] = field(default_factory=set, init=False)
 
     # -- the nodes -------------------------------------------------------------------------------
 
@@ -144,10 +140,9 @@ class Play:
         Args:
             names: of the nodes; the first one is the head there.
         """
-        inventory = part_of(self.inventory, names)
-        connections = self.connections.part(names)
-        made = Play(inventory, self.project, connections, self.bus, self.options)
-        made.seconds, made.out, made._secrets = self.seconds, self.out, self._secrets
+        made = copy.copy(self)
+        made.inventory = part_of(self.inventory, names)
+        made.connections = self.connections.part(names)
         return made
 
     # -- doing -----------------------------------------------------------------------------------
@@ -190,19 +185,11 @@ class Play:
 
     def together(self, *jobs: Callable[[], Any]) -> list[Any]:
         """Run several calls of this play in parallel; the first error is raised at the end."""
-        outcomes = in_parallel({str(i): job for i, job in enumerate(jobs)})
-        for outcome in outcomes.values():
-            if isinstance(outcome, SparkClusterError):
-                raise outcome
-        return list(outcomes.values())
+        return list(all_of({str(i): job for i, job in enumerate(jobs)}).values())
 
     def on_each(self, nodes: Sequence[Node], job: Callable[[Node], Any]) -> dict[str, Any]:
         """Call `job(node)` for every node in parallel; name to what it returned."""
-        outcomes = in_parallel({node.name: partial(job, node) for node in nodes})
-        for outcome in outcomes.values():
-            if isinstance(outcome, SparkClusterError):
-                raise outcome
-        return outcomes
+        return all_of({node.name: partial(job, node) for node in nodes})
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -272,20 +259,13 @@ class Play:
             raise _broken_role(role, node, error) from error
 
     def _apply(self, name: str, resources: list[tuple[str, Resource]], applied: Applied) -> None:
-        delivery = Delivery(
-            self.connections,
-            self.bus,
-            self.options,
-            name,
-            applied=applied,
-            secrets=self._secrets,
-        )
+        at, how = self.connections, self.options
+        delivery = Delivery(at, self.bus, how, name, applied=applied, secrets=self._secrets)
         delivery.deliver(resources)
 
     def _leave(self, name: str, error: SparkClusterError) -> None:
         self.out[name] = error
-        unreachable = isinstance(error, Unreachable)
-        self.bus.emit(NodeFailed(name, error.message, error.hint, unreachable))
+        self.bus.emit(NodeFailed.of(name, error))
 
 
 def _broken_role(role: Role, node: Node, error: Exception) -> Failed:

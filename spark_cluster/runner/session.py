@@ -14,7 +14,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from spark_cluster.agent import frames
-from spark_cluster.agent.messages import check_reply, reply_to
+from spark_cluster.agent.messages import check_reply, limit_of, longest_of, reply_to
 from spark_cluster.agent.shape import Shape
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.runner.wire import Wire
@@ -23,21 +23,6 @@ OnEvent = Callable[[dict[str, Any]], None]
 OnAsk = Callable[[dict[str, Any]], str]
 Blobs = Mapping[str, bytes | Path]
 """Contents by SHA-256: themselves, or the file of the laptop that has them."""
-
-OVERDUE_S = 60.0
-"""Seconds after its own limit at which an answer is waited for no longer, alive as the agent may
-be: more than it needs to end what hangs."""
-
-USUAL_S = 300.0
-"""Limit, in seconds, of a request that names none."""
-
-LONGEST_STEP_S = 4 * 3600.0
-"""Limit, in seconds, of one step of a document, unless a resource names a longer one: that of the
-longest whose limit is fixed (pulling an image)."""
-
-LONG_WORK_S = 24 * 3600.0
-"""Limit, in seconds, of work that says how far it is: reading, copying and verifying models and
-images. Without a word from it, the limit is that of any request."""
 
 ACKNOWLEDGED = 64 * 1024
 """Characters of streamed output after which the agent is told that they were shown."""
@@ -197,21 +182,6 @@ class Pending:
             taken = {"op": "taken", "req": self.number, "size": self._shown}
             self.session.put(frames.pack(taken))
             self._shown = 0
-
-
-def limit_of(op: str, timeout: float | None, step_s: float) -> float:
-    """Seconds without a word after which a request is given up; see `Pending`."""
-    if op in ("stream", "telemetry"):
-        return float("inf")
-    if op in ("apply", "revert"):  # each step tells its end, and may take its own time
-        return max(LONGEST_STEP_S, step_s) + OVERDUE_S
-    return (timeout or USUAL_S) + OVERDUE_S
-
-
-def longest_of(op: str, limit: float) -> float:
-    """Seconds that a request may take in all, whatever is said about it meanwhile; of `apply`,
-    each of its steps."""
-    return max(limit, LONG_WORK_S) if op in ("caches", "copy", "image", "store") else limit
 
 
 @dataclass(eq=False)

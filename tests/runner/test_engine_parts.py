@@ -20,6 +20,7 @@ from spark_cluster.agent import bootstrap, frames
 from spark_cluster.cluster import record
 from spark_cluster.cluster.opened import new_run
 from spark_cluster.cluster.record import Record
+from spark_cluster.cluster.result import Recap
 from spark_cluster.config import caches
 from spark_cluster.errors import Failed
 from spark_cluster.node.values import Blob, Secret
@@ -32,7 +33,6 @@ from spark_cluster.runner.events import (
     Event,
     NodeFailed,
     Note,
-    Recap,
     Result,
     RunStarted,
 )

@@ -12,7 +12,6 @@ from waiting import HANG_S
 from spark_cluster.agent import messages
 from spark_cluster.agent.operations import OPERATIONS
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.runner import session as session_module
 from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.session import Session
 
@@ -64,9 +63,9 @@ def deaths(monkeypatch):
 
 @pytest.fixture
 def short_limits(monkeypatch):
-    monkeypatch.setattr(session_module, "OVERDUE_S", 0.2)
-    monkeypatch.setattr(session_module, "USUAL_S", 0.2)
-    monkeypatch.setattr(session_module, "LONGEST_STEP_S", 0.2)
+    monkeypatch.setattr(messages, "OVERDUE_S", 0.2)
+    monkeypatch.setattr(messages, "USUAL_S", 0.2)
+    monkeypatch.setattr(messages, "LONGEST_STEP_S", 0.2)
 
 
 def error_of(channel, op="gather", **what):

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from scratch_nodes import Dials, Events
 from waiting import HANG_S
 
+from spark_cluster.agent import messages
 from spark_cluster.cli import history
 from spark_cluster.cluster.revert import revert
 from spark_cluster.errors import Failed, SparkClusterError
@@ -23,7 +24,7 @@ from spark_cluster.facts import gather
 from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import Command, Directory, File, Reboot
-from spark_cluster.runner import reconnect, session, wire
+from spark_cluster.runner import reconnect, wire
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.options import Options
@@ -48,10 +49,10 @@ RESOURCES = (
 )
 
 LIMITS = (
-    (session, "OVERDUE_S", 0.1),
-    (session, "USUAL_S", 0.1),
-    (session, "LONGEST_STEP_S", 0.1),
-    (session, "LONG_WORK_S", 0.1),
+    (messages, "OVERDUE_S", 0.1),
+    (messages, "USUAL_S", 0.1),
+    (messages, "LONGEST_STEP_S", 0.1),
+    (messages, "LONG_WORK_S", 0.1),
     (wire, "START_WITHIN", 0.2),
     (wire, "LOST_AFTER", 0.2),
     (wire, "FRAME_S", 0.1),
@@ -154,7 +155,7 @@ class Node:
     def connections(self, run="r1"):
         if self._connections is None:
             self._connections = Connections(
-                self.inventory.nodes.values(), self.bus, run, command="test", change=True,
+                self.inventory.nodes, self.bus, run, command="test", change=True,
                 dialer=Dials(lambda _: self),
             )  # fmt: skip
             for error in self._connections.open().values():

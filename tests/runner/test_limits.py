@@ -11,11 +11,10 @@ import pytest
 from pipe_channel import PipeChannel
 from waiting import FAR_S, HANG_S, until
 
-from spark_cluster.agent import frames
+from spark_cluster.agent import frames, messages
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.resources import Command, File, LaptopFile
 from spark_cluster.runner import channel as channel_module
-from spark_cluster.runner import session as session_module
 from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.document import document
 from spark_cluster.runner.session import Session
@@ -51,8 +50,8 @@ def peak_mib(session):
 
 @pytest.mark.parametrize("op", ["run", "gather", "http", "lock"])
 def test_a_request_far_over_its_limit_is_given_up(fake, monkeypatch, op):
-    monkeypatch.setattr(session_module, "OVERDUE_S", 0.3)
-    monkeypatch.setattr(session_module, "USUAL_S", 0.2)
+    monkeypatch.setattr(messages, "OVERDUE_S", 0.3)
+    monkeypatch.setattr(messages, "USUAL_S", 0.2)
     what = {} if op == "lock" else {"timeout": 0.2}
     session = fake(ALIVE_FOR_EVER)
     with pytest.raises(Failed) as caught:
@@ -63,8 +62,8 @@ def test_a_request_far_over_its_limit_is_given_up(fake, monkeypatch, op):
 
 
 def test_a_step_of_a_document_far_over_its_limit_is_given_up(fake, monkeypatch):
-    monkeypatch.setattr(session_module, "OVERDUE_S", 0.3)
-    monkeypatch.setattr(session_module, "LONGEST_STEP_S", 0.2)
+    monkeypatch.setattr(messages, "OVERDUE_S", 0.3)
+    monkeypatch.setattr(messages, "LONGEST_STEP_S", 0.2)
     session = fake(ALIVE_FOR_EVER)
     with pytest.raises(Failed, match="`apply` got no answer"):
         session.request("apply", resources=[])
@@ -73,10 +72,10 @@ def test_a_step_of_a_document_far_over_its_limit_is_given_up(fake, monkeypatch):
 def test_the_limit_of_a_step_is_the_longest_that_a_resource_names():
     packed = document([Command("a", ("true",), timeout_s=20_000), File("/x", content="")])
     assert packed.longest_step_s == 20_000
-    assert session_module.limit_of("apply", None, packed.longest_step_s) > 20_000
-    assert session_module.limit_of("apply", None, 0.0) > 4 * 3600
-    assert session_module.limit_of("run", 30.0, 0.0) == 30.0 + session_module.OVERDUE_S
-    assert session_module.limit_of("stream", None, 0.0) == float("inf")
+    assert messages.limit_of("apply", None, packed.longest_step_s) > 20_000
+    assert messages.limit_of("apply", None, 0.0) > 4 * 3600
+    assert messages.limit_of("run", 30.0, 0.0) == 30.0 + messages.OVERDUE_S
+    assert messages.limit_of("stream", None, 0.0) == float("inf")
 
 
 def test_an_agent_that_takes_nothing_more_is_lost(fake, monkeypatch):

@@ -196,7 +196,12 @@ def test_the_inventory_chooses(home: Path) -> None:
 
 def test_a_run_over_it(connect: Callable[..., LocalConnection]) -> None:
     connections = Connections(
-        [HERE], Bus(), "r1", command="test", change=True, dialer=Dials(lambda _node: connect())
+        {"spark1": HERE},
+        Bus(),
+        "r1",
+        command="test",
+        change=True,
+        dialer=Dials(lambda _node: connect()),
     )
     assert connections.open() == {}
     assert connections.users["spark1"] == LocalConnection("x").user
