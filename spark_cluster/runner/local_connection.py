@@ -16,15 +16,12 @@ from pathlib import Path
 from typing import IO
 
 from spark_cluster.errors import Unreachable
+from spark_cluster.node.processes import SEARCH_PATH
 from spark_cluster.runner import namespaces
 from spark_cluster.runner.agent_errors import why_no_agent
 from spark_cluster.runner.channel import must_take
 from spark_cluster.runner.node_connection import agent_argv
 from spark_cluster.runner.session import Session
-
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Not the caller's, which may begin with a virtual environment: an agent finds what it would find
-over SSH."""
 
 KEPT = ("HOME", "LANG", "LC_ALL", "LOGNAME", "USER")
 """Variables of the caller that an agent gets; others may hold secrets."""
@@ -37,15 +34,18 @@ LEAVES_WITHIN_S = 5.0
 finishes what must be finished."""
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of an agent on this machine."""
-    return {"PATH": PATH, **{name: os.environ[name] for name in KEPT if name in os.environ}}
+def environment(*, in_namespaces: bool) -> dict[str, str]:
+    """Return the environment of an agent: on this machine, or in namespaces, where the caller has
+    no home.
 
-
-def environment_of_root() -> dict[str, str]:
-    """Return the environment of an agent in namespaces, where the caller has no home."""
-    root = pwd.getpwuid(0)
-    return {**environment(), "HOME": root.pw_dir, "LOGNAME": root.pw_name, "USER": root.pw_name}
+    The search path is not the caller's, which may begin with a virtual environment: an agent finds
+    what it would find over SSH.
+    """
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    if in_namespaces:
+        root = pwd.getpwuid(0)
+        kept |= {"HOME": root.pw_dir, "LOGNAME": root.pw_name, "USER": root.pw_name}
+    return {**kept, "PATH": SEARCH_PATH}
 
 
 class LocalChannel:
@@ -159,7 +159,7 @@ class LocalConnection:
         password = self.sudo_password() if become and not is_root else None
         argv = agent_argv(run, user, become=become, password=password is not None, enter=enter)
         try:
-            channel = LocalChannel(argv, environment_of_root() if enter else environment())
+            channel = LocalChannel(argv, environment(in_namespaces=bool(enter)))
         except OSError as error:
             raise Unreachable(
                 f"{argv[0]} cannot be started on this machine: {error.strerror}",

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.inventory_part import part_of
 from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable
-from spark_cluster.node.values import InvalidResource
+from spark_cluster.loader.role import tagged
 from spark_cluster.resources.base import Resource
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.delivery import Applied, Delivery
-from spark_cluster.runner.document import check, tagged
+from spark_cluster.runner.document import check
 from spark_cluster.runner.events import Bus, NodeFailed, Note, StageFinished, StageStarted
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.parallel import all_of, in_parallel
@@ -26,7 +26,6 @@ from spark_cluster.topology import Node, topology_before_facts, topology_of
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory
     from spark_cluster.loader.project import Project
-    from spark_cluster.loader.role import Role
 
 __all__ = ["Applied", "Play", "RoleCall"]
 
@@ -242,21 +241,12 @@ class Play:
         for part in what:
             if isinstance(part, (str, RoleCall)):
                 call = RoleCall(part, {}) if isinstance(part, str) else part
-                role = self.project.load_role(call.name)
-                found += [(call.name, r) for r in self._of_role(role, node, call.given)]
+                role, entry = self.project.load_role(call.name), self.inventory.nodes[node.name]
+                found += [(call.name, r) for r in role.resources(node, entry, call.given)]
             else:
                 found += [("playbook", r) for r in tagged(part, "playbook")]
         check([r for _, r in found], node.name)
         return found
-
-    def _of_role(self, role: Role, node: Node, given: dict[str, Any]) -> list[Resource]:
-        settings = role.settings_for(self.inventory.nodes[node.name], **given)
-        try:
-            return tagged(role.function(node, settings), role.name)
-        except SparkClusterError:
-            raise
-        except Exception as error:
-            raise _broken_role(role, node, error) from error
 
     def _apply(self, name: str, resources: list[tuple[str, Resource]], applied: Applied) -> None:
         at, how = self.connections, self.options
@@ -266,20 +256,3 @@ class Play:
     def _leave(self, name: str, error: SparkClusterError) -> None:
         self.out[name] = error
         self.bus.emit(NodeFailed.of(name, error))
-
-
-def _broken_role(role: Role, node: Node, error: Exception) -> Failed:
-    line, trace = 0, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(role.path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    prefix = (
-        "" if isinstance(error, InvalidResource) else f"the role raised {type(error).__name__}: "
-    )
-    return Failed(
-        f"{prefix}{error}",
-        where=f"{role.path}:{line}",
-        hint=f"this is a bug in the role {role.name}, found for node {node.name}; "
-        "none of its resources were sent to any node",
-    )

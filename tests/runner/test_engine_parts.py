@@ -23,10 +23,11 @@ from spark_cluster.cluster.record import Record
 from spark_cluster.cluster.result import Recap
 from spark_cluster.config import caches
 from spark_cluster.errors import Failed
+from spark_cluster.loader.role import tagged
 from spark_cluster.node.values import Blob, Secret
 from spark_cluster.resources import Command, Directory, File, Service
 from spark_cluster.runner import payload
-from spark_cluster.runner.document import INLINE, check, document, tagged
+from spark_cluster.runner.document import INLINE, check, document
 from spark_cluster.runner.events import (
     Bus,
     Changing,

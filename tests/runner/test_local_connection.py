@@ -53,7 +53,7 @@ def home(tmp_path: Path, agents_home: Path, monkeypatch: pytest.MonkeyPatch) -> 
     python = tmp_path / "bin" / "python3"
     python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
     python.chmod(0o755)
-    monkeypatch.setattr(local_connection, "PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
+    monkeypatch.setattr(local_connection, "SEARCH_PATH", f"{tmp_path / 'bin'}:/usr/bin:/bin")
     return agents_home
 
 
@@ -182,7 +182,7 @@ def test_sudo_with_a_password(connect: Callable[..., LocalConnection], user: Pat
 def test_without_python_there_is_no_agent(
     connect: Callable[..., LocalConnection], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(local_connection, "PATH", str(tmp_path / "nothing"))
+    monkeypatch.setattr(local_connection, "SEARCH_PATH", str(tmp_path / "nothing"))
     with pytest.raises(Unreachable, match="python3 cannot be started on this machine"):
         connect().session("r1", become=False)
 
