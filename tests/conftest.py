@@ -183,7 +183,7 @@ def pipes(agent: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> typ
 
         def __init__(self, target: Target) -> None:
             self.target = target
-            self.user = target.user
+            self.user = target.user or "nvidia"
 
         def prepare(self, _run: str, *, become: bool) -> None:
             reach(self.target.name)

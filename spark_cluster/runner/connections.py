@@ -257,13 +257,9 @@ class Connections:
 
     def refresh(self, names: Iterable[str]) -> dict[str, SparkClusterError]:
         """Ask again for facts that a change may have made stale; who did not answer, and why."""
-        jobs = {name: partial(self._facts, name) for name in names}
-        failed: dict[str, SparkClusterError] = {}
-        for name, outcome in (in_parallel(jobs) if jobs else {}).items():
-            if isinstance(outcome, SparkClusterError):
-                failed[name] = outcome
-            else:
-                self.facts[name] = outcome
+        outcomes = in_parallel({name: partial(self._facts, name) for name in names})
+        failed = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
+        self.facts |= {n: o for n, o in outcomes.items() if not isinstance(o, SparkClusterError)}
         return failed
 
     def close(self) -> None:
