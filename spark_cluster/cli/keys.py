@@ -58,11 +58,10 @@ def list_(app: App) -> None:
     A key that the running proxy accepts and the head's file no longer has, because a run was cut,
     is listed as in force until the proxy restarts; `keys revoke` ends it at once.
     """
-    from spark_cluster.runner.agents import agents
     from spark_cluster.serving.named_keys import listed
 
     head = app.inventory.head
-    with agents([head], "keys list") as sessions:
+    with app.cluster.dialer.sessions([head], "keys list") as sessions:
         found = listed(sessions[head.name], head.name)
     if app.as_json:
         app.print_json({"keys": [key.to_dict() for key in found]})

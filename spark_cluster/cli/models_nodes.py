@@ -17,12 +17,11 @@ if TYPE_CHECKING:
 def model_nodes(app: App) -> Iterator[Nodes]:
     """Start agents on the selected nodes; they end with the block."""
     app.connect_early("models")
-    from spark_cluster.runner.agents import agents
     from spark_cluster.transfer.upkeep import Nodes
 
     hubs = hub_folders(app)
     app.import_meanwhile()
-    with agents(app.nodes, "models") as sessions:
+    with app.cluster.dialer.sessions(app.nodes, "models") as sessions:
         yield Nodes(sessions, hubs)
 
 

@@ -48,12 +48,11 @@ def remove(app: App, exit_code: bool, options: Options) -> None:
 def status(app: App) -> None:
     """Show what the supervision knows of the server, and what it did last."""
     app.connect_early("supervise")
-    from spark_cluster.runner.agents import agents
     from spark_cluster.serving import supervision
 
     app.import_meanwhile()
     head = app.inventory.head
-    with agents([head], "supervise") as sessions:
+    with app.cluster.dialer.sessions([head], "supervise") as sessions:
         found = supervision.report(sessions[head.name])
     if app.as_json:
         app.print_json(found.to_dict())

@@ -71,12 +71,13 @@ def command(ctx: click.Context, replace: bool, yes: bool) -> None:
     with --replace, a revoked one never accepted. Jump hosts come first, then the nodes through
     them.
     """
-    from spark_cluster.runner.connections import target
     from spark_cluster.runner.parallel import in_parallel
     from spark_cluster.runner.ssh_route import route
 
     app: App = ctx.obj
-    targets = {node.name: target(node) for node in app.nodes if not node.is_local}
+    targets = {
+        node.name: app.cluster.dialer.target(node) for node in app.nodes if not node.is_local
+    }
     asking = _Asking(app, targets, replace=replace, yes=yes)
     routes: dict[str, tuple[Hop, ...]] = {}
     for name, outcome in in_parallel({n: partial(route, t) for n, t in targets.items()}).items():

@@ -73,7 +73,6 @@ def command(
 def _run(app: App, head: InventoryNode, port: int) -> None:
     import contextlib
 
-    from spark_cluster.runner import connections, head_start
     from spark_cluster.runner.tunnel import Tunnel
     from spark_cluster.serving.tunnel_end import ask_head, url_on_head
 
@@ -84,7 +83,8 @@ def _run(app: App, head: InventoryNode, port: int) -> None:
     def report(event: TunnelEvent) -> None:
         _show(event, as_json=app.as_json)
 
-    tunnel = Tunnel(connections.target(head), head_start.connection, find, port, report)
+    dialer = app.cluster.dialer
+    tunnel = Tunnel(dialer.target(head), dialer.connection, find, port, report)
     with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
         tunnel.run()
 

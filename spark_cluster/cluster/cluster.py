@@ -116,10 +116,10 @@ class Cluster(Opened):
             with cluster.group() as group:
                 group.run("uptime")
         """
-        from spark_cluster.runner import connections, fabric_connection
+        from spark_cluster.runner import fabric_connection
 
         return fabric_connection.group(
-            fabric_connection.over(connections.ssh(node), node.name, owned=True)
+            fabric_connection.over(self.dialer.dial(node), node.name, owned=True)
             for node in self.nodes
         )
 

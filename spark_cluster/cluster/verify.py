@@ -36,8 +36,8 @@ def verify(
         UsageError: there is no such check, or the head is not selected.
         SparkClusterError: nothing serves, or the head is not reached.
     """
+    from spark_cluster.config.caches import state_folder
     from spark_cluster.runner.options import Options
-    from spark_cluster.runner.record import state_folder
     from spark_cluster.serving import verify as in_depth
     from spark_cluster.serving.client import PATIENCE_S
 

@@ -27,10 +27,9 @@ def vram(opened: Opened) -> VramResult:
     Raises:
         SparkClusterError: a node is not reached, or its nvidia-smi does not answer.
     """
-    from spark_cluster.runner.agents import agents
     from spark_cluster.serving.programs import models_by_process
     from spark_cluster.serving.vram import sample
 
-    with agents(opened.nodes, "vram") as sessions:
+    with opened.dialer.sessions(opened.nodes, "vram") as sessions:
         readings, models = sample(sessions), models_by_process(sessions)
     return VramResult(tuple(replace(r, models=models.get(r.name, {})) for r in readings))

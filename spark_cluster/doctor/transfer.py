@@ -11,8 +11,7 @@ import sys
 from dataclasses import dataclass
 
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.runner.pending import Pending
-from spark_cluster.runner.session import Output, Session
+from spark_cluster.runner.session import Output, Pending, Session
 
 STREAMS = 8
 SECONDS = 1.0

@@ -34,13 +34,16 @@ USER_FOLDER = "~/.cache/spark-cluster/agent"
 UNITS = ("supervision", "model_loader")
 """Folders of `node` with programs of units, whose files roles put on the nodes themselves."""
 
+LAPTOP_ONLY = {PACKAGE / "agent" / name for name in ("messages.py", "shape.py")}
+"""Modules next to the agent with which the laptop checks what the agent says."""
+
 
 @cache
 def _shipped() -> dict[str, bytes]:
     paths = [PACKAGE / "__init__.py"]
     for folder in ("agent", "node", "resources"):
         paths += (PACKAGE / folder).rglob("*.py")
-    paths = [path for path in paths if path.parent.name not in UNITS]
+    paths = [p for p in paths if p.parent.name not in UNITS and p not in LAPTOP_ONLY]
     return {str(path.relative_to(PACKAGE.parent)): path.read_bytes() for path in sorted(paths)}
 
 

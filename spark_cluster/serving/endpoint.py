@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.tls import Tls
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.runner.connections import ask_secret
 from spark_cluster.runner.session import Answer
 from spark_cluster.serving import proxy
 from spark_cluster.serving.proxy import Access, ModelServer, Replica, TlsKind
@@ -135,7 +135,7 @@ class Endpoint:
         }
 
 
-def endpoint_of(serve: ServeEntry, head: Node, model: str) -> Endpoint:
+def endpoint_of(inventory: Inventory, head: Node, model: str) -> Endpoint:
     """Return where the server will answer, as the inventory says.
 
     Args:
@@ -145,11 +145,12 @@ def endpoint_of(serve: ServeEntry, head: Node, model: str) -> Endpoint:
         UsageError: the key or the certificate cannot be read, or cannot be used.
         Failed: the address is not one of the head's own.
     """
+    serve = inventory.serve
     return Endpoint(
         address_of(serve, head),
         serve.port,
         model,
-        _key(serve),
+        _key(inventory),
         serve.engine_port if serve.proxied else None,
         _tls_kind(serve.tls),
         serve.tls.read() if serve.tls is not None else None,
@@ -217,11 +218,11 @@ def _own_addresses(node: Node) -> set[str]:
     return {str(a.ip) for i in node.facts.interfaces for a in i.addresses}
 
 
-def _key(serve: ServeEntry) -> str | None:
+def _key(inventory: Inventory) -> str | None:
     """The API key, if there shall be one, as a header can carry it."""
-    if serve.api_key is None:
+    key = inventory.api_key()
+    if key is None:
         return None
-    key = serve.api_key.read("the API key", ask_secret())
     if not key.isascii() or not key.isprintable() or set(key) & set(' ,"'):
         raise UsageError(
             "the API key has a character that the header Authorization cannot carry",

@@ -6,10 +6,10 @@ import os
 import time
 from pathlib import Path
 
+from spark_cluster.config.caches import state_folder
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference.process import PROGRAMS
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.record import state_folder
 from spark_cluster.serving import logs
 
 LINES = 5000

@@ -19,9 +19,8 @@ from spark_cluster.serving.startup_log import BEGINNING
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.inference.containers import ContainerState
-    from spark_cluster.runner.pending import Pending
     from spark_cluster.runner.play import Play
-    from spark_cluster.runner.session import Session
+    from spark_cluster.runner.session import Pending, Session
     from spark_cluster.serving.plan import ServePlan
     from spark_cluster.serving.warmth import NodeWarmth, Warmth
     from spark_cluster.topology import Node

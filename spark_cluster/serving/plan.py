@@ -148,7 +148,7 @@ def resolve(recipe: Recipe, inventory: Inventory, nodes: Sequence[Node], tp: int
     mounts = mounts_of(recipe, patches)
     chosen, idle = serving(nodes, tp, launch.nodes)
     root = caches.root_of_all(inventory.nodes[node.name] for node in chosen)
-    endpoint = endpoint_of(inventory.serve, chosen[0], recipe.model.served_name)
+    endpoint = endpoint_of(inventory, chosen[0], recipe.model.served_name)
     deployment = Deployment(
         image=recipe.image.ref,
         model_path=recipe.model.node_path,

@@ -9,11 +9,11 @@ import pytest
 from factories import put
 
 from spark_cluster.agent import load_guard as operation
+from spark_cluster.agent.messages import reply_to
+from spark_cluster.agent.shape import check
 from spark_cluster.node import load_guard
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import ResourceError
-from spark_cluster.runner.messages import reply_to
-from spark_cluster.runner.shape import check
 
 BLOCKS = "Node 0, zone Normal 0 1\n"
 TOLD = {"server": "spark-vllm", "programs": ["spark-vllm", "spark-ray"], "limit_s": 600}

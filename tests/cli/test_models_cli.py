@@ -5,15 +5,12 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from factories import put
 
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.runner import agents as agents_module
-from spark_cluster.runner import head_start
 from spark_cluster.transfer import repair
 from spark_cluster.transfer.state import hub_folder
 
@@ -28,14 +25,6 @@ INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n"
 def cache(project: Path, agent, monkeypatch) -> HubCache:
     """The hub cache of spark1, with one model, which no recipe needs."""
 
-    def ssh(node):
-        def session(_run, become=True):
-            return agent(node.name)
-
-        return SimpleNamespace(session=session, close=lambda: None)
-
-    monkeypatch.setattr(agents_module, "ssh", ssh)
-    monkeypatch.setattr(head_start, "begin", lambda *_: None)
     monkeypatch.setenv("COLUMNS", "200")
     put(project / "inventory.yaml", INVENTORY)
     return with_model(HubCache(project / "spark1" / hub_folder().lstrip("/")))

@@ -25,7 +25,7 @@ from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, Line
 from spark_cluster.runner import payload
-from spark_cluster.runner import session as session_module
+from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.document import document
 from spark_cluster.runner.session import Session
 
@@ -669,13 +669,13 @@ def test_an_agent_that_is_gone_before_it_was_asked():
 
 
 def test_silence(monkeypatch):
-    monkeypatch.setattr(session_module, "START_WITHIN", 0.2)
+    monkeypatch.setattr(wire_module, "START_WITHIN", 0.2)
     with lost("import sys; sys.stdin.read()") as error:
         assert "no message from the agent after 0.2 s" in error.message
 
 
 def test_silence_after_the_first_word(monkeypatch):
-    monkeypatch.setattr(session_module, "LOST_AFTER", 0.2)
+    monkeypatch.setattr(wire_module, "LOST_AFTER", 0.2)
     with lost(f"import os,sys; os.write(1, {ALIVE!r}); sys.stdin.read()") as error:
         assert "no sign of life" in error.message
 
@@ -734,7 +734,7 @@ def test_too_old_a_python():
 )  # fmt: skip
 def test_why_an_agent_never_spoke(monkeypatch, said, status, message, hint):
     """The texts as sudo and shells print them, from an agent's own standard error."""
-    monkeypatch.setattr(session_module, "START_WITHIN", FAR_S)
+    monkeypatch.setattr(wire_module, "START_WITHIN", FAR_S)
     from spark_cluster.runner.agent_errors import why_no_agent
 
     end = "sys.stdin.read()" if status is None else f"sys.exit({status})"

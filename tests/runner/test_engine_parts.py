@@ -17,24 +17,27 @@ import pytest
 from waiting import HANG_S
 
 from spark_cluster.agent import bootstrap, frames
+from spark_cluster.cluster import record
+from spark_cluster.cluster.opened import new_run
+from spark_cluster.cluster.record import Record
+from spark_cluster.cluster.result import Recap
+from spark_cluster.config import caches
 from spark_cluster.errors import Failed
+from spark_cluster.loader.role import tagged
 from spark_cluster.node.values import Blob, Secret
 from spark_cluster.resources import Command, Directory, File, Service
-from spark_cluster.runner import payload, record
-from spark_cluster.runner.document import INLINE, check, document, tagged
+from spark_cluster.runner import payload
+from spark_cluster.runner.document import INLINE, check, document
 from spark_cluster.runner.events import (
     Bus,
     Changing,
     Event,
     NodeFailed,
     Note,
-    Recap,
     Result,
     RunStarted,
 )
 from spark_cluster.runner.options import Selection
-from spark_cluster.runner.record import Record
-from spark_cluster.runner.run_id import new_run
 
 # -- payload and bootstrap ---------------------------------------------------------------------
 
@@ -65,7 +68,7 @@ def test_payload_holds_agent_node_and_resources_only():
     here = Path(payload.PACKAGE)
     for folder in ("agent", "node", "resources"):
         for path in (here / folder).rglob("*.py"):
-            sent = path.parent.name not in payload.UNITS
+            sent = path.parent.name not in payload.UNITS and path not in payload.LAPTOP_ONLY
             assert (str(path.relative_to(here.parent)) in names) is sent
     assert len(payload.code()) < 295_000, "it is sent over slow links, once a version"
 
@@ -182,7 +185,7 @@ def test_frames():
     for text, said in (
         (b"\0\0", "inside a frame"),
         (b"\0\0\0\5abc", "inside a frame"),
-        (b"SSH-2.0", "not the agent's protocol"),
+        (b"SSH-2.0", "a frame of 1397966893 bytes"),
         (struct.pack(">I", 2) + b"{{", None),
     ):
         with pytest.raises(ValueError, match=said):
@@ -364,10 +367,10 @@ def test_a_full_disk_ends_the_record_and_not_the_run(monkeypatch):
 
 def test_where_the_record_is(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert record.state_folder() == tmp_path / "state" / "spark-cluster"
+    assert caches.state_folder() == tmp_path / "state" / "spark-cluster"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert record.state_folder() == tmp_path / ".local/state/spark-cluster"
+    assert caches.state_folder() == tmp_path / ".local/state/spark-cluster"
 
 
 def test_run_ids_sort_by_time(monkeypatch):

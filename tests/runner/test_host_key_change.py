@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import getpass
-from types import SimpleNamespace
 
 import pytest
 from own_sshd import SSHD, keygen, public, start_sshd
@@ -164,9 +163,9 @@ def test_connections_do_it_over_what_they_have_verified(site):
         "spark1", "127.0.0.1", 0, "head", user=ME, port=site.server.port,
         identity_file=site.server.key,
     )  # fmt: skip
-    connections = Connections([node], Bus(), "r", command="test", change=True)
+    connections = Connections({"spark1": node}, Bus(), "r", command="test", change=True)
     connections._sessions["spark1"] = Agent(site)
-    connections._connections["spark1"] = connections.dial(node)
+    connections._connections["spark1"] = connections.dialer.dial(node)
     connections.facts["spark1"] = Facts(hostname="n", host_keys=(public(site.old),))
     assert not connections.forget_replaced_host_keys("spark1")
     path, prints = connections.announce_host_keys("spark1")
@@ -183,14 +182,13 @@ def test_connections_do_it_over_what_they_have_verified(site):
 def test_the_next_run_removes_what_a_run_that_was_cut_has_left(site):
     site.announce()
     site.show(site.new)
-    node = SimpleNamespace(name="spark1")
-    connections = Connections([], Bus(), "r", command="test", change=True)
-    connections.nodes["spark1"] = InventoryNode(
-        node.name, "127.0.0.1", 0, "head", user=ME, port=site.server.port,
+    node = InventoryNode(
+        "spark1", "127.0.0.1", 0, "head", user=ME, port=site.server.port,
         identity_file=site.server.key,
     )  # fmt: skip
+    connections = Connections({"spark1": node}, Bus(), "r", command="test", change=True)
     connections._sessions["spark1"] = Agent(site)
-    connections._connections["spark1"] = connections.dial(connections.nodes["spark1"])
+    connections._connections["spark1"] = connections.dialer.dial(node)
     assert connections.forget_replaced_host_keys("spark1")
     connections._connections["spark1"].close()
     assert public(site.old) in site.known.read_text(), "github.com's"

@@ -9,11 +9,10 @@ import pytest
 from hostile.agent import DEEP, Frame, Played, ended, raw, said
 from waiting import HANG_S
 
+from spark_cluster.agent import messages
 from spark_cluster.agent.operations import OPERATIONS
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.runner import frame_buffer as frame_buffer_module
-from spark_cluster.runner import messages
-from spark_cluster.runner import pending as pending_module
+from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.session import Session
 
 DONE = {"event": "done", "req": 1}
@@ -64,9 +63,9 @@ def deaths(monkeypatch):
 
 @pytest.fixture
 def short_limits(monkeypatch):
-    monkeypatch.setattr(pending_module, "OVERDUE_S", 0.2)
-    monkeypatch.setattr(pending_module, "USUAL_S", 0.2)
-    monkeypatch.setattr(pending_module, "LONGEST_STEP_S", 0.2)
+    monkeypatch.setattr(messages, "OVERDUE_S", 0.2)
+    monkeypatch.setattr(messages, "USUAL_S", 0.2)
+    monkeypatch.setattr(messages, "LONGEST_STEP_S", 0.2)
 
 
 def error_of(channel, op="gather", **what):
@@ -112,7 +111,7 @@ def test_a_frame_that_is_announced_too_large():
 
 
 def test_a_frame_that_drips_ends_the_session(monkeypatch, deaths):
-    monkeypatch.setattr(frame_buffer_module, "FRAME_S", 0.2)
+    monkeypatch.setattr(wire_module, "FRAME_S", 0.2)
     error = error_of(Played(said({"event": "alive"}), "drip"), "stream", argv=["true"])
     assert "bytes of a message of 134217732 have come in " in error.message
     assert deaths == []

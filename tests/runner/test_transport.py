@@ -22,7 +22,7 @@ from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner import hostkeys, payload
-from spark_cluster.runner import session as session_module
+from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh import CIPHERS, Target
 from spark_cluster.runner.transport import SshChannel, SshConnection
@@ -180,7 +180,7 @@ def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
 
 
 def test_a_connection_that_is_cut(ssh, trusted, agents_home, tmp_path, monkeypatch):
-    monkeypatch.setattr(session_module, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
+    monkeypatch.setattr(wire_module, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
     argv = ["env", f"HOME={agents_home}", *payload.argv("test")]
     session = Session("spark1", ssh().channel(argv), as_root=False, root=str(tmp_path))
     parent = session.run(["sh", "-c", 'tr "\\0" "\\n" < /proc/$PPID/stat'])

@@ -6,9 +6,9 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+from spark_cluster.cluster.record import Record
 from spark_cluster.facts.model import Process
 from spark_cluster.runner.events import Bus, MemoryHeld, Note
-from spark_cluster.runner.record import Record
 from spark_cluster.serving import vram
 from spark_cluster.serving.memory_phases import MemoryOfNode, MemoryPhases
 from spark_cluster.serving.vram import NodeVram

@@ -122,7 +122,7 @@ def copy(
     monkeypatch.setattr(copying, "COPIES", tuple(free_port() for _ in range(3)))
     inventory = make_inventory(tmp_path, INVENTORY)
     bus = Bus()
-    connections = pipes(list(inventory.nodes.values()), bus, "run1", command="test", change=True)
+    connections = pipes(inventory.nodes, bus, "run1", command="test", change=True)
     play = Play(inventory, Project(tmp_path), connections, bus)
     assert not connections.open()
     made = Copy(play, tmp_path)

@@ -1,8 +1,9 @@
-"""The messages of an agent as the laptop expects them: each event, and the reply of each operation.
+"""The messages of an agent as the laptop expects them: events, replies, and how long they may take.
 
-The reader of a session checks every message here before anyone sees it, so that whoever takes an
-event or a reply finds each key in its type. What is checked is the form: that a status is a number,
-not that it is true. A new operation of agent/operations.py has its reply here.
+The reader of a session checks every message by this before anyone sees it, so that an event or a
+reply has each key in its type. What is checked is the form: that a status is a number, not that it
+is true. A new operation of agent/operations.py has its reply and its limit here. Only the laptop
+reads this, so it is not sent (runner/payload.py).
 """
 
 from __future__ import annotations
@@ -11,32 +12,32 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from spark_cluster.agent.shape import PAIR, Maybe, Misfit, Shape, check, choice, number
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.runner.shape import Choice, Maybe, Misfit, Number, Pair, Shape, check
 
-NUMBER = Number(int, 0)
+COUNT = number(int, 0)
 """A count, or bytes."""
 
-TIME = Number(float, 0, 253_402_300_799)
+TIME = number(float, 0, 253_402_300_799)
 """Seconds since 1970 (UTC), to the year 9999."""
 
-WAIT = Number(float, 0, 24 * 3600)
+WAIT = number(float, 0, 24 * 3600)
 """Seconds to wait for something."""
 
-CHANGES: Shape = {str: Pair()}
+CHANGES: Shape = {str: PAIR}
 """Attribute to [was, is now]."""
 
-VERDICTS = Choice(("ok", "change", "unknown", "failed", "skipped"))
+VERDICTS = choice("ok", "change", "unknown", "failed", "skipped")
 
 _OF_RESULT: dict[str, Shape] = {
     "id": str,
     "verdict": VERDICTS,
-    "seconds": Maybe(Number(float, 0)),
+    "seconds": Maybe(number(float, 0)),
     "changes": Maybe(CHANGES),
     **dict.fromkeys(("diff", "reason", "error", "hint", "output"), Maybe(str)),
 }
 
-_OF_SESSION: Mapping[str, Shape] = {
+OF_AGENT: Mapping[str, Shape] = {
     "ready": {},
     "need_code": {},
     "alive": {},
@@ -54,7 +55,7 @@ _OF_REQUEST: Mapping[str, Shape] = {
         "reason": Maybe(str),
     },
     "changing": {"id": str},
-    "need": {"sha256": str, "from": Number(int, 0, 1 << 43), "size": Number(int, 0, 1 << 43)},
+    "need": {"sha256": str, "from": number(int, 0, 1 << 43), "size": number(int, 0, 1 << 43)},
     "note": {"text": str},
     "output": {"text": str},
     "progress": {"id": str, "text": str},
@@ -64,9 +65,9 @@ _OF_REQUEST: Mapping[str, Shape] = {
 """Events on the way to a reply, which is the event `done`."""
 
 EVENTS: Mapping[str, Shape] = {
-    **_OF_SESSION,
-    **{name: {"req": NUMBER, **shape} for name, shape in _OF_REQUEST.items()},
-    "done": {"req": NUMBER, "error": Maybe(str), "hint": Maybe(str)},
+    **OF_AGENT,
+    **{name: {"req": COUNT, **shape} for name, shape in _OF_REQUEST.items()},
+    "done": {"req": COUNT, "error": Maybe(str), "hint": Maybe(str)},
 }
 
 _ANSWER = {
@@ -79,7 +80,7 @@ _ANSWER = {
 _DONE = {"status": int, "stdout": str, "stderr": str}
 _MACHINE = {
     **dict.fromkeys(("python", "arch", "kernel", "hostname"), str),
-    **dict.fromkeys(("cpus", "disk_total", "disk_free"), NUMBER),
+    **dict.fromkeys(("cpus", "disk_total", "disk_free"), COUNT),
 }
 _MISSING = {"missing": str, "hint": str}
 
@@ -96,13 +97,13 @@ _RUN = {
     "run": _run_id,
     "since": (None, TIME),
     **dict.fromkeys(("user", "command", "reverts", "reverting"), _TEXT_OR_NULL),
-    "changes": NUMBER,
-    "paths": NUMBER,
+    "changes": COUNT,
+    "paths": COUNT,
     "notes": [str],
     "reverted_by": Maybe(_TEXT_OR_NULL),
     "half_reverted_by": Maybe(_TEXT_OR_NULL),
 }
-_SIDE = {"kind": str, **dict.fromkeys(("mode", "uid", "gid"), Maybe(NUMBER))}
+_SIDE = {"kind": str, **dict.fromkeys(("mode", "uid", "gid"), Maybe(COUNT))}
 _ENTRY = {
     "time": TIME,
     "resource": str,
@@ -112,7 +113,7 @@ _ENTRY = {
     "after": Maybe((None, _SIDE)),
     **dict.fromkeys(("path", "what", "of"), Maybe(_TEXT_OR_NULL)),
 }
-_REBOOT = {"at": NUMBER, "id": str, "boot_id": str, "changes": CHANGES, "timeout_s": WAIT}
+_REBOOT = {"at": COUNT, "id": str, "boot_id": str, "changes": CHANGES, "timeout_s": WAIT}
 
 _REVISION = {
     **dict.fromkeys(("repository", "commit", "in_use", "problem"), str),
@@ -130,8 +131,8 @@ _IMAGE = {
 _CACHE_ENTRY = {
     "kind": str,
     "path": str,
-    "bytes": NUMBER,
-    "files": NUMBER,
+    "bytes": COUNT,
+    "files": COUNT,
     "modified": TIME,
     "whole": bool,
 }
@@ -156,7 +157,7 @@ REPLIES: Mapping[str, Shape] = {
             "continued": Maybe(_run_id),
         },
     ),
-    "run": {**_DONE, "left_out": Maybe(NUMBER)},
+    "run": {**_DONE, "left_out": Maybe(COUNT)},
     "stream": {"status": (None, int)},
     "telemetry": ({"started": bool}, {"status": (None, int)}),
 }
@@ -164,7 +165,7 @@ REPLIES: Mapping[str, Shape] = {
 
 ACTIONS: Mapping[str, Mapping[str, Shape]] = {
     "store": {
-        "state": {"models": [dict], "free": NUMBER},
+        "state": {"models": [dict], "free": COUNT},
         "usage": {
             "revisions": [_REVISION],
             **dict.fromkeys(("size", "unfinished", "unused", "free"), int),
@@ -176,33 +177,33 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
             "kept": [{"repository": str, "commit": str, "reason": str}],
             "freed": int,
         },
-        "verify": {**{key: [str] for key in ("damaged", "missing", "unchecked")}, "read": NUMBER},
-        "remove_damaged": {"removed": NUMBER, "links": NUMBER},
+        "verify": {**{key: [str] for key in ("damaged", "missing", "unchecked")}, "read": COUNT},
+        "remove_damaged": {"removed": COUNT, "links": COUNT},
     },
     "copy": {
         "folder": {"manifest": Manifest.from_document},
-        "lacking": {"bytes": NUMBER, "nothing": bool},
+        "lacking": {"bytes": COUNT, "nothing": bool},
         "begin": {
             "secrets": (
                 None,
-                {"token": str, "certificate": str, "key": str, "port": Number(int, 1, 65535)},
+                {"token": str, "certificate": str, "key": str, "port": number(int, 1, 65535)},
             )
         },
-        "work": {"moved": NUMBER, "kept": NUMBER, "seconds": Number(float, 0)},
+        "work": {"moved": COUNT, "kept": COUNT, "seconds": number(float, 0)},
     },
     "image": {
         "state": {"image": (None, {"id": str, "digests": [str], "layers": [str], "size": int})},
-        "common": {"count": NUMBER, "containerd": bool},
+        "common": {"count": COUNT, "containerd": bool},
         "export": {"manifest": Manifest.from_document, "layers": [str]},
         "list": {"images": [_IMAGE]},
         "remove": {"kept": {str: str}},
     },
     "load_guard": {
         "prepare": {
-            "pressure": (None, Number(float, 0, 100)),
+            "pressure": (None, number(float, 0, 100)),
             "problem": str,
             "buddyinfo": str,
-            "page_size": Number(int, 1, 1 << 30),
+            "page_size": number(int, 1, 1 << 30),
         }
     },
     "caches": {
@@ -210,12 +211,28 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
         "tuned": {"tuned": [_TUNED]},
         "known": {"known": bool, "found": [str]},
         "usage": {"entries": [_CACHE_ENTRY], "launches": [dict], "now": TIME},
-        "written": {"files": NUMBER, "bytes": NUMBER},
+        "written": {"files": COUNT, "bytes": COUNT},
         "remove": {"removed": [str]},
     },
 }
 """Operation and its `what` to the reply; what is not here has a reply that no one reads, or one
 that its reader checks as a whole (records of launches, what a node has of a model)."""
+
+
+OVERDUE_S = 60.0
+"""Seconds after its own limit at which an answer is waited for no longer, alive as the agent may
+be: more than it needs to end what hangs."""
+
+USUAL_S = 300.0
+"""Limit, in seconds, of a request that names none."""
+
+LONGEST_STEP_S = 4 * 3600.0
+"""Limit, in seconds, of one step of a document, unless a resource names a longer one: that of the
+longest whose limit is fixed (pulling an image)."""
+
+LONG_WORK_S = 24 * 3600.0
+"""Limit, in seconds, of work that says how far it is: reading, copying and verifying models and
+images. Without a word from it, the limit is that of any request."""
 
 
 def reply_to(op: str, request: Mapping[str, Any]) -> Shape:
@@ -270,3 +287,18 @@ def check_reply(event: Mapping[str, Any], op: str, shape: Shape) -> None:
         check(event, shape)
     except Misfit as misfit:
         raise Misfit(f"in the reply to `{op}` {misfit}") from None
+
+
+def limit_of(op: str, timeout: float | None, step_s: float) -> float:
+    """Seconds without a word after which a request is given up; see `Pending`."""
+    if op in ("stream", "telemetry"):
+        return float("inf")
+    if op in ("apply", "revert"):  # each step tells its end, and may take its own time
+        return max(LONGEST_STEP_S, step_s) + OVERDUE_S
+    return (timeout or USUAL_S) + OVERDUE_S
+
+
+def longest_of(op: str, limit: float) -> float:
+    """Seconds that a request may take in all, whatever is said about it meanwhile; of `apply`,
+    each of its steps."""
+    return max(limit, LONG_WORK_S) if op in ("caches", "copy", "image", "store") else limit

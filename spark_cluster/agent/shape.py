@@ -2,9 +2,9 @@
 
 A shape is one of these:
 
-- `str`, `bool`, `int` (64 bits), `float` (any finite number), `None`, `dict` (any object);
-- `ANYTHING`, any JSON value that is not nested deeper than DEEPEST;
-- a `Number` within limits, a `Choice` of words, a `Pair` of any values;
+- `str`, `bool`, `int` (64 bits), `float` (any finite number), `None`, `dict` (any object that is
+  not nested deeper than DEEPEST);
+- a `number` within limits, a `choice` of words, a `PAIR` of any values;
 - `[shape]`, a list; `{str: shape}`, an object whose keys are not known;
 - `{"key": shape, "other": Maybe(shape)}`, an object with these keys; the second one may be missing,
   and keys that are not named are ignored;
@@ -30,8 +30,6 @@ MOST = float(1 << 63)
 
 Shape = Any
 
-ANYTHING = object
-
 
 class Misfit(ValueError):
     """A value that does not have its shape: where, what was found, and what was expected."""
@@ -45,69 +43,40 @@ class Maybe:
 
 
 @dataclass(frozen=True)
-class Number:
-    """A number from `low` to `high`."""
+class Plain:
+    """The shape of a value by itself: its name in a message, and whether a value has it."""
 
-    kind: type[int] | type[float]
-    low: float = -MOST
-    high: float = MOST
-
-    def __str__(self) -> str:
-        name = "a whole number" if self.kind is int else "a number"
-        limits = f" from {self.low:g} to {self.high:g}"
-        return name if (self.low, self.high) == (-MOST, MOST) else name + limits
-
-    def fits(self, value: object) -> bool:
-        kinds = (int,) if self.kind is int else (int, float)
-        return type(value) in kinds and self.low <= value <= self.high  # type: ignore[operator]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One of some words."""
-
-    words: tuple[str, ...]
-
-    def __str__(self) -> str:
-        return " or ".join(self.words)
-
-    def fits(self, value: object) -> bool:
-        return value in self.words
-
-
-@dataclass(frozen=True)
-class Pair:
-    """A list of two values of any kind: what was, and what is then."""
-
-    def __str__(self) -> str:
-        return "a list of two values"
-
-    def fits(self, value: object) -> bool:
-        return isinstance(value, list) and len(value) == 2 and _is_shallow(value)
-
-
-@dataclass(frozen=True)
-class _Plain:
-    """A value of one type, or any value."""
-
-    kind: Any
     name: str
-
-    def __str__(self) -> str:
-        return self.name
-
-    def fits(self, value: object) -> bool:
-        return isinstance(value, self.kind) and _is_shallow(value)
+    fits: Callable[[Any], bool]
 
 
-_PLAIN: Mapping[Any, Any] = {
-    str: _Plain(str, "a text"),
-    bool: _Plain(bool, "true or false"),
-    int: Number(int),
-    float: Number(float),
-    dict: _Plain(dict, "an object"),
-    None: _Plain(type(None), "null"),
-    ANYTHING: _Plain(object, f"at most {DEEPEST} levels of finite numbers, texts and lists"),
+def number(kind: type[int] | type[float], low: float = -MOST, high: float = MOST) -> Plain:
+    """Return the shape of a number from `low` to `high`; an int is a float, too, and no bool is."""
+    kinds = (int,) if kind is int else (int, float)
+    name = "a whole number" if kind is int else "a number"
+    if (low, high) != (-MOST, MOST):
+        name += f" from {low:g} to {high:g}"
+    return Plain(name, lambda value: type(value) in kinds and low <= value <= high)
+
+
+def choice(*words: str) -> Plain:
+    """Return the shape of one of some words."""
+    return Plain(" or ".join(words), lambda value: value in words)
+
+
+PAIR = Plain(
+    "a list of two values",
+    lambda value: isinstance(value, list) and len(value) == 2 and _is_shallow(value),
+)
+"""A list of two values of any kind: what was, and what is then."""
+
+_PLAIN: Mapping[Any, Plain] = {
+    str: Plain("a text", lambda value: isinstance(value, str)),
+    bool: Plain("true or false", lambda value: isinstance(value, bool)),
+    int: number(int),
+    float: number(float),
+    dict: Plain("an object", lambda value: isinstance(value, dict) and _is_shallow(value)),
+    None: Plain("null", lambda value: value is None),
 }
 
 
@@ -128,11 +97,11 @@ def check(value: object, shape: Shape, at: str = "") -> None:
     elif isinstance(shape, dict):
         _check_keys(_is(dict, value, at, "an object"), shape, at)
     else:
-        plain = shape if isinstance(shape, (Number, Choice, Pair)) else _PLAIN.get(shape)
+        plain = shape if isinstance(shape, Plain) else _PLAIN.get(shape)
         if plain is None:
             _check_by(shape, value, at)
         elif not plain.fits(value):
-            raise _misfit(value, at, str(plain))
+            raise _misfit(value, at, plain.name)
 
 
 def _check_one_of(value: object, shapes: tuple[Shape, ...], at: str) -> None:

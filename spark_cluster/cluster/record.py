@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import glob
 import json
 import os
 from collections.abc import Callable
 from pathlib import Path
 
+from spark_cluster.config.caches import state_folder
 from spark_cluster.errors import Failed
 from spark_cluster.runner.events import Event
 
 KEPT = 200
 """Runs whose records are kept."""
-
-PLOT_SUFFIX = ".svg"
-"""Of the plot of a run's memory, next to its record and kept as long."""
-
-
-def state_folder() -> Path:
-    """`$XDG_STATE_HOME/spark-cluster`, by default under ~/.local/state."""
-    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
-    return Path(base).expanduser() / "spark-cluster"
 
 
 class Record:
@@ -88,8 +81,8 @@ class Record:
         records = list(self.folder.glob("*.jsonl"))
         records.sort(key=lambda path: (place.get(path.name, -1), path.name))
         for old in records[:-KEPT]:
-            old.unlink(missing_ok=True)
-            old.with_suffix(PLOT_SUFFIX).unlink(missing_ok=True)
+            for found in self.folder.glob(f"{glob.escape(old.stem)}.*"):  # the plot of its memory
+                found.unlink(missing_ok=True)
         if len(place) > 2 * KEPT:
             staged = order.with_name(f"runs.order.{os.getpid()}")
             staged.write_text("".join(f"{path.name}\n" for path in records[-KEPT:]))

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.runner.events import NodeFailed, Note, Result
 from spark_cluster.runner.parallel import in_parallel
 
 if TYPE_CHECKING:
-    from spark_cluster.runner.connections import Connections
     from spark_cluster.runner.events import Bus
-    from spark_cluster.runner.options import Options
+    from spark_cluster.runner.play import Play
     from spark_cluster.runner.session import Session
 
 
@@ -37,23 +35,21 @@ class NodeRevert:
     error: SparkClusterError | None = None
 
 
-def revert(
-    connections: Connections, bus: Bus, options: Options, nodes: Iterable[str], of: str
-) -> dict[str, NodeRevert]:
-    """Revert run `of` on connected nodes, in parallel: on each of them all of it or nothing.
+def revert(play: Play, of: str) -> dict[str, NodeRevert]:
+    """Revert run `of` on the nodes of a play, in parallel: on each of them all of it or nothing.
 
     Raises:
         Failed: the run changed nothing on any of them.
     """
-    done = {name: NodeRevert() for name in nodes}
-    wanted = {"of": of, "run": connections.run, "check": options.check, "diff": options.diff}
-    jobs = {n: partial(_on_node, connections.session(n), bus, wanted, done[n]) for n in done}
+    bus, options = play.bus, play.options
+    wanted = {"of": of, "run": play.connections.run, "check": play.check, "diff": options.diff}
+    done = {node.name: NodeRevert() for node in play.nodes}
+    jobs = {n: partial(_on_node, s, bus, wanted, done[n]) for n, s in play.sessions.items()}
     missing: list[dict[str, Any]] = []
     for name, outcome in in_parallel(jobs).items():
         if isinstance(outcome, SparkClusterError):
             done[name].error = outcome
-            unreachable = isinstance(outcome, Unreachable)
-            bus.emit(NodeFailed(name, outcome.message, outcome.hint, unreachable))
+            bus.emit(NodeFailed.of(name, outcome))
         elif "missing" in outcome:
             missing.append(outcome)
             bus.emit(Note(outcome["missing"], "info", name))
