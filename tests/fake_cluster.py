@@ -215,7 +215,8 @@ class FakeNode:
         for name, addresses in links.items():
             given = [one.split("/") for one in addresses]
             info = [{"family": "inet", "local": ip, "prefixlen": int(n)} for ip, n in given]
-            rows.append({"ifname": name, "operstate": "UP", "mtu": 9000, "addr_info": info})
+            up = {"operstate": "UP", "flags": ["UP", "LOWER_UP"], "mtu": 9000}
+            rows.append({"ifname": name, **up, "addr_info": info})
         return json.dumps(rows)
 
     def _ibdev2netdev(self, _words: list[str], _stdin: str) -> str:
