@@ -58,7 +58,7 @@ Settings = SHIPPED.load_role("{name}").settings_model
 
 def role(node, settings):
     given(Path(__file__), node.name, settings)
-    yield File("/roles/{name}", content=repr(settings))
+    yield File("/roles/{name}", content="")
 """
 HEAD = ", roles: [head]"
 
@@ -94,6 +94,7 @@ class FakeNode:
         self.programs["nvidia-smi"] = self._nvidia_smi
         self.programs["ip"] = self._ip
         self.programs["ibdev2netdev"] = self._ibdev2netdev
+        self.programs["ss"] = lambda _words, _stdin: ""  # nothing listens
         for command in KEPT:
             self.programs[command] = partial(self._kept, command)
         self.gpu = "NVIDIA GB10, 12.1, 580.95.05, 40, 10.0, 2400, [N/A], [N/A]"
@@ -185,6 +186,12 @@ class FakeNode:
                 "Os": "linux",
                 "Architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
             }
+
+    def remove_container(self, name: str) -> None:
+        """Have a container no more, as when someone else removes it."""
+        with self.state("docker") as docker:
+            del docker["containers"][name]
+        self._tell_memory()
 
     @property
     def containers(self) -> dict[str, str]:
@@ -350,8 +357,8 @@ class FakeCluster:
     # -- a user's project ------------------------------------------------------------------------
 
     def marked(self, *roles: str) -> None:
-        """Have roles of the project's own, which only leave a file in /roles with what they were
-        given, where the shipped ones need more of a node than a fake one has."""
+        """Have roles of the project's own that only leave a file in /roles, where the shipped ones
+        need more of a node than a fake one has."""
         for node in self.nodes.values():
             (node.root / "roles").mkdir(exist_ok=True)
         for name in roles:

@@ -57,8 +57,8 @@ def inspect(state: dict[str, Any], kind: str, rest: list[str]) -> None:
         sys.stdout.write("" if found else "[]\n")
         raise Refuse(1, f"Error response from daemon: No such {kind}: {name}")
     if found:
-        assert [*found.values()] == [["{{.Id}}"]], found
-        print(things[name]["Id"])
+        ((shown,),) = found.values()
+        print(things[name][re.fullmatch(r"\{\{\.(Id|Image)\}\}", shown)[1]])
         return
     thing = things[name]
     if kind == "container" and thing.get("left") is not None:
