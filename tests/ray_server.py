@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from aiohttp import web
-from free_ports import free_port
+from free_ports import BESIDE_RAY, free_port
 from waiting import HANG_S
 
 TOKEN = "5eed" * 16
@@ -98,7 +98,7 @@ class RayServer:
         app.router.add_post("/api/jobs/{name}/stop", self._stop)
         runner = web.AppRunner(app, access_log=None)
         self._loop.run_until_complete(runner.setup())
-        site = web.TCPSite(runner, "127.0.0.1", free_port())
+        site = web.TCPSite(runner, "127.0.0.1", free_port(*BESIDE_RAY))
         self._loop.run_until_complete(site.start())
         self.port: int = site._server.sockets[0].getsockname()[1]  # type: ignore[union-attr]
         self._ready.set()

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from chat_server import ChatServer, Reply
 from factories import make_recipe, put
 from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
-from free_ports import free_port
+from free_ports import BESIDE_RAY, free_port
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Readiness
@@ -49,8 +48,8 @@ def recipe() -> Recipe:
 class Up:
     """Two nodes that have all that a recipe needs, and its engine."""
 
-    def __init__(self, make: Make, project: Path) -> None:
-        self.engine = ChatServer(free_port())
+    def __init__(self, make: Make) -> None:
+        self.engine = ChatServer(free_port(*BESIDE_RAY))
         port = self.engine.http.server_port
         serve = f"serve: {{bind: loopback, port: {port}}}\n"
         self.cluster: FakeCluster = make("spark1", "spark2", more=serve)
@@ -82,8 +81,8 @@ class Up:
 
 
 @pytest.fixture
-def up(fake_cluster: Make, tmp_path: Path) -> Iterator[Up]:
-    made = Up(fake_cluster, tmp_path)
+def up(fake_cluster: Make) -> Iterator[Up]:
+    made = Up(fake_cluster)
     yield made
     made.engine.close()
 

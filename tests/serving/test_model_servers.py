@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from factories import make_node, make_recipe
 from fake_cluster import FakeCluster, Make
-from free_ports import free_port
+from free_ports import BESIDE_RAY, free_port
 from health_server import HealthServer
 from serve_plans import inventory_of
 
@@ -145,7 +145,7 @@ def test_a_model_that_no_one_knows_needs_a_share_of_its_own(spark):
 def servers() -> Iterator[tuple[HealthServer, HealthServer]]:
     """What listens on the ports of the two models' engines."""
     while True:
-        port = free_port()
+        port = free_port(*BESIDE_RAY)
         try:
             made = HealthServer(port), HealthServer(port + 1)
         except OSError:  # the next one is taken
