@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import socket
 
-
 BESIDE_RAY = (20_000, 29_000)
 """Ports that none of our defaults is among, for what an inventory or recipe names."""
 
