@@ -33,6 +33,7 @@ PLAYBOOK = """\
 from pathlib import Path
 from types import SimpleNamespace
 from spark_cluster.errors import Failed, Unreachable, VerificationFailed
+from spark_cluster.resources import File
 
 CALLS = Path(__file__).with_suffix(".calls")
 ERRORS = [{errors}]
@@ -40,12 +41,14 @@ ERRORS = [{errors}]
 def main(play, *, recipe=None, **given):
     calls = CALLS.read_text().splitlines() if CALLS.exists() else []
     CALLS.write_text("\\n".join([*calls, repr(given)]))
-    with play.stage(f"{name} {{recipe.name}}" if recipe else "{name}"):
+    nodes = "" if play.workers else " without spark2"
+    with play.stage((f"{name} {{recipe.name}}" if recipe else "{name}") + nodes):
         if len(calls) < len(ERRORS):
+            play.apply(play.workers, [File("/no/such/folder/file", content="")], fail_fast=False)
             raise ERRORS[len(calls)]
     return SimpleNamespace(now=[], to_dict=dict)
 """
-"""In place of `up` or `down`: its first calls raise these errors, later ones work."""
+"""In place of `up` or `down`: its first calls lose spark2 and raise these errors, then it works."""
 
 
 def labels(name: str = OLD, tp: int = 2, text: str = "") -> dict[str, str]:
