@@ -65,7 +65,7 @@ class ChatServer:
         health: status of /health.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, port: int = 0) -> None:
         self.change: Change = lambda _request, _reply: None
         self.raw: tuple[int, str] | None = None
         self.refuse: Callable[[dict[str, Any]], tuple[int, str] | None] = lambda _request: None
@@ -77,7 +77,7 @@ class ChatServer:
         self.asked: list[tuple[dict[str, Any], dict[str, str]]] = []
         self._lock = threading.Lock()
         self._closed = threading.Event()
-        self.http = ThreadingHTTPServer(("127.0.0.1", 0), _handler(self))
+        self.http = ThreadingHTTPServer(("127.0.0.1", port), _handler(self))
         threading.Thread(target=self.http.serve_forever, args=(0.01,), daemon=True).start()
 
     def close(self) -> None:

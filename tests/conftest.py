@@ -12,6 +12,7 @@ from typing import Any
 
 import memory_folder
 import pytest
+from fake_cluster import FakeCluster
 from hypothesis import HealthCheck, settings
 from pipe_channel import PipeChannel
 
@@ -101,6 +102,26 @@ def hub_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.setenv("SPARK_CLUSTER_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
+
+
+@pytest.fixture
+def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is not ready is looked at again at once."""
+    from spark_cluster.serving import readiness
+
+    monkeypatch.setattr(readiness, "POLL_S", 0.01)
+
+
+@pytest.fixture
+def use_hub(hub_allowed: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """`use_hub(url)`: models are looked up there; HF_ENDPOINT is read once a process."""
+    from spark_cluster.models.hub import lookup
+    from spark_cluster.models.hub.library import HubLibrary
+
+    def use(url: str) -> None:
+        monkeypatch.setattr(lookup, "HubLibrary", lambda known: HubLibrary(url, known))
+
+    return use
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -211,3 +232,21 @@ def pipes(agent: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> typ
             self.users[name] = "nvidia"
 
     return Pipes
+
+
+@pytest.fixture
+def fake_cluster(
+    tmp_path: Path, agents_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[Callable[..., FakeCluster]]:
+    """`fake_cluster("spark1", "spark2")`: a play over nodes with real agents; see the class."""
+    monkeypatch.setenv("HOME", str(agents_home))
+    made: list[FakeCluster] = []
+
+    def make(*names: str, **options: Any) -> FakeCluster:
+        folder = tmp_path / f"cluster{len(made)}"
+        made.append(FakeCluster(folder, names or ("spark1", "spark2"), **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()

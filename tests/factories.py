@@ -75,16 +75,6 @@ def make_node(
     return Node(name, address, is_head=head, facts=facts)
 
 
-PREPARED = {
-    "pressure": 0.0,
-    "problem": "",
-    "buddyinfo": f"Node 0, zone   Normal {'9 ' * 12}1417 782\n",
-    "page_size": 4096,
-}
-"""What an agent says of a node's memory before a load: pages are of 4 KiB, the last blocks of 32
-MiB."""
-
-
 def make_recipe(name: str = "gemma4-31b-nvfp4", **changes: object) -> Recipe:
     """A recipe that ships, with other values in some of its fields."""
     return load_recipe(name, SHIPPED).model_copy(update=changes)

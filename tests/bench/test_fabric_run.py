@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
+import shlex
+from collections.abc import Iterator
 from ipaddress import IPv4Interface
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from fabric_results import RDMA, measured, node
+from fabric_results import RDMA, measured, node, told
 from factories import make_node, make_recipe, put
-from ray_server import ray_server
+from fake_cluster import FakeCluster, Make
+from fake_programs import Said
+from ray_server import RayServer, ray_server
 from serve_plans import plan_for
 
-from spark_cluster.bench import fabric_probe, fabric_run, on_node
+from spark_cluster.bench import fabric_run
 from spark_cluster.bench.fabric_probe import MARK
 from spark_cluster.bench.fabric_record import (
     FILE,
@@ -28,10 +30,9 @@ from spark_cluster.bench.fabric_run import messages, must_be_possible, record_of
 from spark_cluster.bench.fabric_verdict import judged, rdma_devices, uses_rdma
 from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
 from spark_cluster.facts.model import Process
-from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import SERVER
-from spark_cluster.serving import ray_cluster, readiness
-from spark_cluster.serving.vram import NodeVram
+from spark_cluster.inference.ray import TOKEN_FILE
+from spark_cluster.runner.events import Progress
 from spark_cluster.topology import Link
 
 ONE = (
@@ -200,16 +201,6 @@ def pair() -> list[Any]:
     return made
 
 
-def told(**changed: Any) -> dict[str, Any]:
-    """The output of the program."""
-    rates = {"bytes": 1, "copy": [2e11, 2.2e11, 2.1e11], "triad": [2.3e11]}
-    one = {"device": "NVIDIA GB10", "memory": rates, "log": list(RDMA)}
-    rows = [{"bytes": 10752, "seconds": [4e-5, 5e-5, 6e-5]}, {"bytes": 8, "seconds": [3e-5]}]
-    whole = {"backend": "nccl", "torch": "2.11", "nccl": "2.28.9", "ray": "2.60.0",
-             "nodes": [one, one], "allreduce": rows, "left_out": [1024]}  # fmt: skip
-    return {**whole, **changed}
-
-
 def test_the_result_of_a_job():
     plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
     printed = f"memory\n{MARK}{json.dumps(told())}\n"
@@ -274,127 +265,103 @@ def test_the_request_is_one_word_of_the_command():
     assert asked["sizes"] == [8, 64]
 
 
-class Busy:
-    """A play of nodes on which something is up."""
-
-    def __init__(self, **states: ContainerState) -> None:
-        self.states = states
-
-    def session(self, node: Any) -> Any:
-        return node
+RECIPE = make_recipe("gemma4-31b-fp8")
 
 
-def test_when_it_is_refused(monkeypatch):
-    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
-    monkeypatch.setattr(on_node, "is_busy", lambda _session: False)
+def test_it_is_refused_next_to_a_server(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    play = cluster.play
+    plan = plan_for(RECIPE, *play.nodes)
+    must_be_possible(play, plan)
+    cluster.head.run_container(SERVER, status="exited")
+    must_be_possible(play, plan)
+    labels = {"spark-cluster.recipe": "lab-paris"}
+    for name, server in (("spark2", SERVER), ("spark1", "spark-vllm-chat")):
+        cluster.nodes[name].run_container(server, labels)
+        with pytest.raises(Refused, match="lab-paris is up: it holds the GPU's memory") as caught:
+            must_be_possible(play, plan)
+        assert (caught.value.where, "spark-cluster down" in caught.value.hint) == (name, True)
+        cluster.nodes[name].run_container(server, labels, status="exited")
 
-    def state(play: Busy, name: str, node: str = "spark1") -> ContainerState:
-        (there,) = several.get(node, (SERVER,))
-        return play.states.get(node, ContainerState("absent")) if name == there else absent
 
-    absent = ContainerState("absent")
-    several: dict[str, tuple[str, ...]] = {}
-    monkeypatch.setattr(ray_cluster, "servers_there", lambda _play: several)
-    monkeypatch.setattr(readiness, "container_state", state)
-    must_be_possible(Busy(), plan)  # type: ignore[arg-type]
-    must_be_possible(Busy(spark1=ContainerState("exited")), plan)  # type: ignore[arg-type]
-    up = ContainerState("running", labels={"spark-cluster.recipe": "lab-paris"})
-    with pytest.raises(Refused, match="lab-paris is up: it holds the GPU's memory") as caught:
-        must_be_possible(Busy(spark2=up), plan)  # type: ignore[arg-type]
-    assert "spark-cluster down" in caught.value.hint
-    several["spark1"] = ("spark-vllm-chat",)
-    with pytest.raises(Refused, match="lab-paris is up") as caught:
-        must_be_possible(Busy(spark1=up), plan)  # type: ignore[arg-type]
-    several.clear()
-    one = SimpleNamespace(nodes=("spark1",), recipe=make_recipe("gemma4-31b-fp8"))
+def test_it_is_refused_on_one_node_and_without_ray(fake_cluster: Make) -> None:
+    play = fake_cluster().play
     with pytest.raises(Refused, match="between nodes"):
-        must_be_possible(Busy(), one)  # type: ignore[arg-type]
-    joined = plan_for(make_recipe("gemma4-31b-fp8", executor="mp"), *pair())
+        must_be_possible(play, plan_for(RECIPE, play.head, tp=1))
+    joined = make_recipe("gemma4-31b-fp8", executor="mp")
     with pytest.raises(Refused, match="without Ray"):
-        must_be_possible(Busy(), joined)  # type: ignore[arg-type]
-    for one in plan.nodes:  # a replica's load generator is on its own node
-        monkeypatch.setattr(on_node, "is_busy", lambda session, busy=one: session is busy)
-        with pytest.raises(Refused, match="a benchmark is running") as caught:
-            must_be_possible(Busy(), plan)  # type: ignore[arg-type]
-        assert caught.value.where == one.name
+        must_be_possible(play, plan_for(joined, *play.nodes))
+
+
+@pytest.mark.parametrize("name", ["spark1", "spark2"])
+def test_it_is_refused_next_to_a_benchmark(fake_cluster: Make, name: str) -> None:
+    """A replica's load generator is on its own node."""
+    cluster = fake_cluster()
+
+    def holds_the_lock(words: list[str], _stdin: str) -> Said:
+        return Said(status=1 if "flock" in words[1] else 0)
+
+    cluster.nodes[name].programs["sh"] = holds_the_lock
+    with pytest.raises(Refused, match="a benchmark is running") as caught:
+        must_be_possible(cluster.play, plan_for(RECIPE, *cluster.play.nodes))
+    assert caught.value.where == name
+
+
+class Measured:
+    """A cluster whose head has a Ray that runs jobs on this machine."""
+
+    def __init__(self, cluster: FakeCluster, ray: RayServer) -> None:
+        self.cluster, self.ray = cluster, ray
+        self.plan = plan_for(RECIPE, *cluster.play.nodes)
+        cluster.head.put(TOKEN_FILE, f"{ray.token}\n")
+
+    def __call__(self) -> FabricRecord:
+        return fabric_run.measure(self.cluster.play, self.plan, self.ray.port, "r1")
 
 
 @pytest.fixture
-def playing(tmp_path):
-    """A play whose head has a Ray that runs jobs on this machine."""
-    emitted: list[Any] = []
+def measure(fake_cluster: Make, tmp_path: Path) -> Iterator[Measured]:
     with ray_server(tmp_path) as server:
-        session = SimpleNamespace(
-            request=lambda op, files: {"files": dict.fromkeys(files, f"{server.token}\n")}
-        )
-        forward = lambda name, port: contextlib.nullcontext(server.port)  # noqa: E731
-        yield SimpleNamespace(
-            nodes=pair()[::-1],
-            head=pair()[0],
-            project=SimpleNamespace(folder=tmp_path),
-            session=lambda _node: session,
-            connections=SimpleNamespace(forward=forward),
-            bus=SimpleNamespace(emit=emitted.append),
-            emitted=emitted,
-            ray=server,
-        )
+        yield Measured(fake_cluster(), server)
 
 
-def probe_that(monkeypatch, folder: Path, code: str) -> None:
-    """Have another program measure."""
-    file = folder / "fabric_probe.py"
-    file.write_text(code)
-    monkeypatch.setattr(fabric_probe, "__file__", str(file))
-
-
-def test_a_job_is_measured_and_judged(playing, tmp_path, monkeypatch):
-    printed = f"{MARK}{json.dumps(told())}"
-    code = "import sys\nprint('memory', flush=True)\nopen('asked', 'w').write(sys.argv[1])\n"
-    code += f"print({printed!r})\n"
-    probe_that(monkeypatch, tmp_path, code)
-    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
-    found = fabric_run.measure(playing, plan, 8265, "r1")
-    assert list(playing.ray.jobs) == ["fabric-r1"]
-    asked = json.loads(next(tmp_path.glob("*/asked")).read_text())
+def test_a_job_is_measured_and_judged(measure: Measured, tmp_path: Path) -> None:
+    place = put(tmp_path / "printed", f"memory\n{MARK}{json.dumps(told())}\n")
+    measure.ray.runs = f"cat {place}"
+    found = measure()
+    (job,) = measure.ray.jobs.values()
+    assert job["submission_id"] == "fabric-r1"
+    program, file, text = shlex.split(job["entrypoint"])
+    asked = json.loads(text)
+    assert (program, file) == ("python3", "fabric_probe.py")
+    assert list(tmp_path.glob("*/fabric_probe.py")), "the job has the program in its folder"
     assert asked["addresses"] == ["192.168.177.11", "192.168.177.12"], "the head is rank 0"
-    assert asked["sizes"][:2] == [s for s, use in messages(plan, tmp_path).items() if use]
-    assert sorted(asked["sizes"]) == list(messages(plan, tmp_path))
+    sizes = messages(measure.plan, tmp_path)
+    assert asked["sizes"][:2] == [size for size, use in sizes.items() if use]
+    assert sorted(asked["sizes"]) == list(sizes)
     assert found.verdict == "slow", "no size reached what is expected"
-    assert playing.emitted[-1].node == "spark1"
+    shown = [event for event in measure.cluster.events if isinstance(event, Progress)]
+    assert shown[0].node == "spark1"
 
 
-def test_the_real_program_says_which_nodes_are_missing(playing, monkeypatch, tmp_path):
+def test_the_real_program_says_which_nodes_are_missing(
+    measure: Measured, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     """With a Ray that has no nodes."""
     put(tmp_path / "ray/util/__init__.py")
     strategies = "class NodeAffinitySchedulingStrategy: pass"
     put(tmp_path / "ray/util/scheduling_strategies.py", strategies)
     put(tmp_path / "ray/__init__.py", "init = remote = lambda *_, **__: None\nnodes = list\n")
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
     missing = "LookupError: not in the Ray cluster: 192.168.177.11, 192.168.177.12"
     with pytest.raises(Failed, match=f"the job on Ray failed: {missing}"):
-        fabric_run.measure(playing, plan, 8265, "r1")
+        measure()
 
 
-def test_ctrl_c_ends_the_job(playing, tmp_path, monkeypatch):
-    probe_that(monkeypatch, tmp_path, "import time\nprint('memory', flush=True)\ntime.sleep(600)")
-
-    def interrupt(_event: Any) -> None:
-        raise KeyboardInterrupt
-
-    playing.bus.emit = interrupt
-    plan = plan_for(make_recipe("gemma4-31b-fp8"), *pair())
-    with pytest.raises(KeyboardInterrupt):
-        fabric_run.measure(playing, plan, 8265, "r1")
-    assert playing.ray.jobs["fabric-r1"]["status"] == "STOPPED"
-
-
-def test_programs_that_hold_gpu_memory_are_named(monkeypatch):
-    held = NodeVram("spark2", (Process(7, "python3", 900),), 1000, 100)
-    monkeypatch.setattr(fabric_run.vram, "sample", lambda _sessions: [held])
-    notes: list[str] = []
-    play = SimpleNamespace(sessions={}, note=lambda text, **_options: notes.append(text))
-    fabric_run.warn_of_others(play)  # type: ignore[arg-type]
-    assert notes == [
+def test_programs_that_hold_gpu_memory_are_named(fake_cluster: Make) -> None:
+    cluster = fake_cluster()
+    cluster.nodes["spark2"].held = [Process(7, "python3", 900)]
+    fabric_run.warn_of_others(cluster.play)
+    assert cluster.notes == [
         "python3 (pid 7) holds GPU memory on spark2: if it is at work, it disturbs the figures"
     ]

@@ -24,15 +24,14 @@ RUN = "docker run --gpus all {} " + LINE.format("autoround")
 
 
 @pytest.fixture
-def hub(tmp_path: Path, hub_allowed: None, monkeypatch: pytest.MonkeyPatch) -> Iterator[LabHub]:
+def hub(tmp_path: Path, use_hub: Callable[[str], None]) -> Iterator[LabHub]:
     """A hub with a Llama 70B in INT4 (AutoRound)."""
     root = tmp_path / "hub" / "org"
     declared = {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:auto_gptq"}
     tensors = checkpoints.dense(LLAMA_70B, "gptq")
     checkpoints.write(root / "autoround", {**LLAMA_70B, "quantization_config": declared}, tensors)
     with serve(tmp_path / "hub") as served:
-        # HF_ENDPOINT is read once a process, so here the client is told.
-        monkeypatch.setattr(lookup, "HubLibrary", lambda known: HubLibrary(served.url, known))
+        use_hub(served.url)
         yield served
 
 

@@ -2,99 +2,73 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from dataclasses import replace
-from ipaddress import IPv4Interface
-from types import SimpleNamespace
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import SHIPPED, make_node, make_recipe
-from serve_plans import inventory_of
+from factories import make_recipe
+from fake_cluster import FakeCluster, Make
+from ray_server import RayServer, ray_server
 
 from spark_cluster.errors import Refused
-from spark_cluster.inference.containers import ContainerState
-from spark_cluster.inference.process import SERVER
+from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray_node import ALONE
-from spark_cluster.serving import ray_cluster, readiness, start
-from spark_cluster.topology import Link
+from spark_cluster.runner.options import Options
 
-
-class Play:
-    """A play as far as the playbook asks it; keeps what was done."""
-
-    def __init__(self, *, check: bool = False) -> None:
-        link = Link("eth0", IPv4Interface("192.168.177.11/24"))
-        self.nodes = [
-            replace(make_node("spark1", address="10.0.0.1"), links=(link,)),
-            replace(make_node("spark2", head=False, address="10.0.0.2"), links=(link,)),
-        ]
-        self.check = check
-        self.options = SimpleNamespace(selection=SimpleNamespace(partial=False))
-        self.inventory, self.done = inventory_of(*self.nodes), []  # type: ignore[var-annotated]
-
-    @contextmanager
-    def stage(self, name: str) -> Any:
-        self.done.append(name)
-        yield
-
-    def role(self, name: str, **given: Any) -> Any:
-        return SimpleNamespace(name=name, given={"state": "present", **given})
-
-    def apply(self, _nodes: Any, *what: Any) -> Any:
-        self.done += [getattr(one, "name", one) for one in what]
-        return SimpleNamespace(changed=False)
-
-    def session(self, node: Any) -> Any:
-        return SimpleNamespace(node=node.name)
+ROLES = ("network", "firewall", "containers", "caches", "images", "ray")
 
 
 @pytest.fixture
-def playbook(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`playbook(play, jobs=..., state=...)`: run it."""
-
-    def run(play: Play, state: ContainerState | None = None, **given: Any) -> Any:
-        found = state or ContainerState("absent")
-
-        def known(_play: Any, name: str, _node: Any = None) -> ContainerState:
-            return found if name == SERVER else ContainerState("absent")
-
-        monkeypatch.setattr(readiness, "container_state", known)
-        monkeypatch.setattr(ray_cluster, "servers_there", lambda _play: {})
-        monkeypatch.setattr(ray_cluster, "look", lambda _play: "running")
-        monkeypatch.setattr(start, "token", lambda _session: "5eed")
-        function = SHIPPED.load_playbook("ray").function
-        function.__globals__["start_ray_alone"] = lambda _play, _plan, guarded, labels: (
-            play.done.append(f"Ray, firewall {guarded}, {labels}")
-        )
-        recipe = make_recipe("gemma4-31b-fp8", **given)
-        return function(play, recipe=recipe, tp=2)
-
-    return run
+def server(tmp_path: Path) -> Iterator[RayServer]:
+    """The Ray that the containers would be."""
+    with ray_server(tmp_path, token="") as made:
+        made.has_nodes("192.168.177.11", "192.168.177.12")
+        yield made
 
 
-def test_ray_is_started_as_under_a_model_without_the_model(playbook):
-    play = Play()
-    assert playbook(play) == "running"
-    assert play.done == [
-        "prepare", "network", "firewall", "containers", "caches", "fetch", "images", "start",
-        f"Ray, firewall present, {ALONE}",
-    ]  # fmt: skip
+def ray_up(cluster: FakeCluster, server: RayServer, **given: Any) -> Any:
+    cluster.marked(*ROLES)
+    recipe = make_recipe("gemma4-31b-fp8", **given)
+    ray = recipe.ray.model_copy(update={"dashboard_port": server.port})
+    function = cluster.play.project.load_playbook("ray").function
+    return function(cluster.play, recipe=recipe.model_copy(update={"ray": ray}), tp=2)
 
 
-def test_in_check_mode_there_is_nothing_to_look_at(playbook):
-    assert playbook(Play(check=True)) is None
+def test_ray_is_started_as_under_a_model_without_the_model(
+    fake_cluster: Make, server: RayServer
+) -> None:
+    cluster = fake_cluster()
+    for node in cluster.nodes.values():
+        node.run_container(RAY, {"spark-cluster.dashboard": str(server.port), **ALONE})
+    found = ray_up(cluster, server)
+    assert (found.state, found.version, found.model) == ("running", "2.60.0", False)
+    assert [(node.name, node.alive, node.gpus) for node in found.nodes] == [
+        ("spark1", True, 1.0),
+        ("spark2", True, 1.0),
+    ]
+    assert cluster.stages == ["prepare", "fetch", "start"]
+    assert tuple(cluster.roles()) == tuple(cluster.roles("spark2")) == ROLES
+    started = cluster.settings("ray").deployment
+    assert started.labels.items() >= {**ALONE, "spark-cluster.firewall": "present"}.items()
+    assert started.model_path == ""
 
 
-def test_a_server_is_not_ended_for_it(playbook):
-    play = Play()
-    up = ContainerState("running", labels={"spark-cluster.recipe": "lab-paris"})
+def test_in_check_mode_there_is_nothing_to_look_at(fake_cluster: Make, server: RayServer) -> None:
+    cluster = fake_cluster(options=Options(check=True))
+    assert ray_up(cluster, server) is None
+    assert server.requests == []
+
+
+def test_a_server_is_not_ended_for_it(fake_cluster: Make, server: RayServer) -> None:
+    cluster = fake_cluster()
+    cluster.head.run_container(SERVER, {"spark-cluster.recipe": "lab-paris"})
     with pytest.raises(Refused, match="lab-paris is up") as caught:
-        playbook(play, up)
+        ray_up(cluster, server)
     assert caught.value.hint == "spark-cluster down, then spark-cluster ray up"
-    assert play.done == []
+    assert (cluster.stages, cluster.containers) == ([], {"spark1": [SERVER], "spark2": []})
 
 
-def test_a_recipe_without_ray(playbook):
+def test_a_recipe_without_ray(fake_cluster: Make, server: RayServer) -> None:
     with pytest.raises(Refused, match="joins the nodes without Ray"):
-        playbook(Play(), executor="mp")
+        ray_up(fake_cluster(), server, executor="mp")

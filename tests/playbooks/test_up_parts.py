@@ -2,40 +2,33 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
 from dataclasses import replace
-from ipaddress import IPv4Interface
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
-from factories import SHIPPED, make_inventory, make_node, make_recipe
-from serve_plans import inventory_of, located, plan_for, snapshot_of
+from factories import SHIPPED, make_inventory, make_node, make_recipe, put
+from fake_cluster import FakeCluster, FakeNode, Make
+from fake_programs import Said
+from serve_plans import located, plan_for, snapshot_of
 
 from spark_cluster.config.allowances import Allowances, Allowed
 from spark_cluster.config.caches import CACHES as UP_CACHES
 from spark_cluster.config.recipe_schema import FromLaptop, Venv
 from spark_cluster.config.secret import Secret
 from spark_cluster.config.tls import Tls
-from spark_cluster.errors import Failed, Refused, UsageError, VerificationFailed
+from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.inference.process import PAUSE, RAY, SERVER
+from spark_cluster.inference.ray import TOKEN_FILE
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.resources import Container, Directory, Unit
+from spark_cluster.resources import Container, Resource, Unit
+from spark_cluster.runner.events import Note
+from spark_cluster.runner.options import Options
 from spark_cluster.serving.endpoint import Endpoint, management_ip
 from spark_cluster.serving.plan import resolve
-from spark_cluster.serving.readiness import Again, NoCompletion
+from spark_cluster.serving.prepare import announce
 from spark_cluster.serving.start import guard, start
-from spark_cluster.topology import Link, Node
-
-UP = SHIPPED.load_playbook("up").function.__globals__
-
-
-class Play:
-    """A play as far as the parts of `up` ask it."""
-
-    def __init__(self, *nodes):
-        self.nodes, self.check = list(nodes), False
-        self.head = nodes[0]
-        self.inventory = inventory_of(*nodes)
-        self.session = lambda _node: SimpleNamespace()
 
 
 def test_where_the_endpoint_binds():
@@ -111,89 +104,82 @@ def test_the_server_has_drafter_and_patches_mounted():
     )
 
 
-class Started(Play):
-    """A play that only notes what is applied."""
+@pytest.fixture
+def pair_up(fake_cluster: Make) -> Callable[..., FakeCluster]:
+    """`pair_up(more)`: nodes `a` and `b` of an inventory, where nothing is started for real."""
 
-    def __init__(self, inventory, *nodes):
-        super().__init__(*nodes)
-        self.inventory, self.options, self.check = inventory, None, True
-        self.made = {}
+    def make(more: str = "", *names: str) -> FakeCluster:
+        cluster = fake_cluster(*(names or ("a", "b")), more=more, options=Options(check=True))
+        cluster.marked("ray", "vllm", "endpoint")
+        return cluster
 
-    def role(self, name, /, **given):
-        role = SHIPPED.load_role(name)
-        return role, given
-
-    def apply(self, nodes, *calls, fail_fast=True):
-        for node in [nodes] if isinstance(nodes, Node) else nodes:
-            for role, given in calls:
-                settings = role.settings_for(self.inventory.nodes[node.name], **given)
-                self.made[role.name, node.name] = list(role.function(node, settings))
-        return SimpleNamespace(changes=lambda _name: [], changed=False)
+    return make
 
 
-CACHES = """
-nodes:
-  a: {address: 10.0.0.1, roles: [head]}
-  b: {address: 10.0.0.2}
-settings: {caches: {root: /data/caches}}
-"""
+def resources(cluster: FakeCluster, role: str) -> list[Resource]:
+    """Return what the role yields for the head with the settings that it was given."""
+    return list(SHIPPED.load_role(role).function(cluster.play.head, cluster.settings(role)))
 
 
-def test_the_caches_root_of_the_inventory_reaches_the_containers(tmp_path):
-    head = make_node("a")
-    play = Started(make_inventory(tmp_path, CACHES), head, make_node("b", head=False))
-    start(play, resolve(located(make_recipe()), play.inventory, play.nodes, 1), 0.5, "present")
-    play.apply(head, play.role("caches"))
-    (server,) = play.made["vllm", "a"]
+CACHES = "settings: {caches: {root: /data/caches}}\n"
+
+
+def begin(cluster: FakeCluster, tp: int = 1, guarded: str = "present", **changes: Any) -> None:
+    """Start a recipe with half of the memory."""
+    plan = resolve(located(make_recipe(**changes)), cluster.play.inventory, cluster.play.nodes, tp)
+    start(cluster.play, plan, 0.5, guarded)
+
+
+def test_the_caches_root_of_the_inventory_reaches_the_containers(pair_up):
+    cluster = pair_up(CACHES)
+    begin(cluster)
+    (server,) = resources(cluster, "vllm")
     assert server.caches == "/data/caches"
     assert not any(mount.startswith("/data/caches:") for mount in server.mounts)
     assert {server.env[name].rpartition("/")[0] for name in UP_CACHES} == {"/data/caches"}
-    folders = [r.path for r in play.made["caches", "a"] if isinstance(r, Directory)]
-    assert folders == ["/data/caches"]
+    cluster.play.apply(cluster.play.head, "caches")
+    assert "a Directory:/data/caches" in cluster.applied()
 
 
 def test_caches_that_differ_between_nodes_are_refused(tmp_path):
-    text = CACHES.replace(
-        "{address: 10.0.0.2}", "{address: 10.0.0.2, settings: {caches: {root: /x}}}"
-    )
-    play = Started(make_inventory(tmp_path, text), make_node("a"), make_node("b", head=False))
+    text = """
+    nodes:
+      a: {address: 10.0.0.1, roles: [head]}
+      b: {address: 10.0.0.2, settings: {caches: {root: /x}}}
+    settings: {caches: {root: /data/caches}}
+    """
+    inventory, nodes = make_inventory(tmp_path, text), pair()
     with pytest.raises(Refused, match="/data/caches on a, /x on b"):
-        resolve(located(make_recipe()), play.inventory, play.nodes, 2)
-    resolve(located(make_recipe()), play.inventory, play.nodes, 1)
+        resolve(located(make_recipe()), inventory, nodes, 2)
+    resolve(located(make_recipe()), inventory, nodes, 1)
 
 
-def test_a_network_that_is_trusted_is_warned_of_each_time(tmp_path):
-    told = []
-    for text, state in ((CACHES, "present"), (CACHES + "trusted_network: true\n", "absent")):
-        nodes = [make_node("a"), make_node("b", head=False)]
-        play = Started(make_inventory(tmp_path, text), *nodes)
-        play.note = lambda said, **options: told.append((said, options))
-        _, given = guard(play, resolve(located(make_recipe()), play.inventory, nodes, 2))
-        assert given["state"] == state
-    ((said, options),) = told
-    assert "there is no firewall" in said
-    assert options == {"warning": True}
+def test_a_network_that_is_trusted_is_warned_of_each_time(pair_up):
+    for more, state in (("", "present"), ("trusted_network: true\n", "absent")):
+        cluster = pair_up(more)
+        play = cluster.play
+        call = guard(play, resolve(located(make_recipe()), play.inventory, play.nodes, 2))
+        assert call.given["state"] == state
+        assert ["there is no firewall" in note for note in cluster.notes] == [True] * bool(more)
 
 
 @pytest.mark.parametrize("works", [True, False])
-def test_one_node_goes_on_where_nftables_does_not_work(tmp_path, works):
-    alone = make_node("a")
-    play, told = Started(make_inventory(tmp_path, CACHES), alone), []
-    play.note = lambda said, **options: told.append((said, options))
-    play.session = lambda _node: SimpleNamespace(
-        run=lambda _argv: SimpleNamespace(status=0 if works else 127)
-    )
-    _, given = guard(play, resolve(located(make_recipe()), play.inventory, [alone], 1))
-    assert given["state"] == ("present" if works else "absent")
-    assert ["nftables does not work here" in said for said, _ in told] == [True] * (not works)
+def test_one_node_goes_on_where_nftables_does_not_work(pair_up, works):
+    cluster = pair_up("", "a")
+    cluster.head.programs["nft"] = lambda *_: Said(status=0 if works else 127)
+    play = cluster.play
+    call = guard(play, resolve(located(make_recipe()), play.inventory, play.nodes, 1))
+    assert call.given["state"] == ("present" if works else "absent")
+    told = ["nftables does not work here" in note for note in cluster.notes]
+    assert told == [True] * (not works)
 
 
-def test_the_label_of_the_containers_says_whether_they_are_guarded(tmp_path):
-    for guarded in ("present", "absent"):
-        play = Started(make_inventory(tmp_path, CACHES), make_node("a"))
-        start(play, resolve(located(make_recipe()), play.inventory, play.nodes, 1), 0.5, guarded)
-        (server,) = play.made["vllm", "a"]
-        assert server.labels["spark-cluster.firewall"] == guarded
+@pytest.mark.parametrize("guarded", ["present", "absent"])
+def test_the_label_of_the_containers_says_whether_they_are_guarded(pair_up, guarded):
+    cluster = pair_up()
+    begin(cluster, guarded=guarded)
+    (server,) = resources(cluster, "vllm")
+    assert server.labels["spark-cluster.firewall"] == guarded
 
 
 def test_folders_of_their_own_are_downloaded_as_the_recipe_says():
@@ -217,22 +203,17 @@ def test_folders_of_their_own_are_downloaded_as_the_recipe_says():
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-def test_an_engine_in_a_virtual_environment(tmp_path, tp):
+def test_an_engine_in_a_virtual_environment(pair_up, tp):
     """The same environment, mounts, labels and secrets as in containers, and no Docker."""
-    cable = (Link("enp1s0f1np1", IPv4Interface("192.168.177.11/24"), "rocep1s0f1"),)
-    nodes = [replace(make_node(n, head=n == "a"), links=cable) for n in "ab"]
-    play = Started(make_inventory(tmp_path, CACHES), *nodes)
-    answer = {"files": {"token": "5eed"}}
-    play.session = lambda _node: SimpleNamespace(request=lambda *_a, **_k: answer)
+    cluster, made = pair_up(), []
+    cluster.head.put(TOKEN_FILE, "5eed" * 16)
     venv = Venv(path="/opt/vllm", requirements=["vllm==0.32.0"])
-    made = []
     for more in ({}, {"runtime": "venv", "venv": venv}):
         recipe = make_recipe(**more)
         recipe._laptop = Allowed(user=Allowances(venv=True))
-        plan = resolve(located(recipe), play.inventory, play.nodes, tp)
-        play.made.clear()
-        start(play, plan, 0.5, "present")
-        made.append([r for role in ("ray", "vllm") for r in play.made[role, "a"]])
+        play = cluster.play
+        start(play, resolve(located(recipe), play.inventory, play.nodes, tp), 0.5, "present")
+        made.append([r for role in ("ray", "vllm") for r in resources(cluster, role)])
     in_docker, in_venv = ([r for r in m if isinstance(r, Container | Unit)] for m in made)
     (pause,) = (r for r in in_docker if r.name == PAUSE)
     in_docker.remove(pause)
@@ -252,56 +233,55 @@ def test_an_engine_in_a_virtual_environment(tmp_path, tp):
     assert server.limits["MEMLOCK"] == "infinity"
 
 
-class Starting(Play):
-    """Notes what is applied; `changes` are the nodes whose server is made anew."""
+OWN_SERVER = """\
+from factories import SHIPPED
+from spark_cluster.resources import Container
 
-    def __init__(self, *nodes, changes=()):
-        super().__init__(*nodes)
-        self.applied, self.changing, self.order = [], list(changes), []
+Settings = SHIPPED.load_role("vllm").settings_model
 
-    def role(self, name, **settings):
-        return (name, settings)
-
-    def apply(self, nodes, *what):
-        names = [nodes.name] if isinstance(nodes, Node) else [n.name for n in nodes]
-        one = next(part for part in what if part[0] != "endpoint")
-        self.order += [[part[0] for part in what]] if len(what) > 1 else []
-        absent = isinstance(one, list)
-        self.applied.append((f"no {one[0].container}" if absent else one[0], names))
-        vllm = not absent and one[0] == "vllm"
-        changing = self.changing.pop(0) if vllm and self.changing else []
-        found = {n: ["Container:spark-vllm"] if n in changing else [] for n in names}
-        return SimpleNamespace(changes=found.__getitem__, changed=False)
+def role(node, settings):
+    yield Container("spark-vllm", "image:1", ("serve",), entrypoint="", stays_s=0)
+"""
 
 
 @pytest.mark.parametrize(
-    ("changes", "after"),
-    [
-        ([["a", "b"]], []),
-        ([[]], []),
-        ([["a"]], [("no spark-vllm", ["a", "b"]), ("vllm", ["a", "b"])]),
-        ([["b"]], [("no spark-vllm", ["a", "b"]), ("vllm", ["a", "b"])]),
-    ],
-)
-def test_ranks_begin_together_or_not_at_all(changes, after):
+    ("running", "starts"), [("", {"a": 1, "b": 1}), ("ab", {"a": 0, "b": 0}),
+                            ("b", {"a": 2, "b": 1}), ("a", {"a": 1, "b": 2})]
+)  # fmt: skip
+def test_ranks_begin_together_or_not_at_all(fake_cluster, running, starts):
     """A new rank does not join others that have begun; no one waits for Ray here."""
-    nodes = [make_node("a"), make_node("b", head=False)]
-    play = Starting(*nodes, changes=changes)
-    start(play, plan_for(make_recipe(executor="mp"), *nodes), 0.7, "present")
-    at = play.applied.index(("vllm", ["a", "b"]))
-    assert play.applied[at + 1 :] == after
+    cluster = fake_cluster("a", "b")
+    cluster.marked("ray", "endpoint")
+    put(cluster.project / "roles/vllm/__init__.py", OWN_SERVER)
+    for node in cluster.nodes.values():
+        node.have_image("image:1")
+    play = cluster.play
+    plan = plan_for(make_recipe(executor="mp"), *play.nodes)
+    start(play, plan, 0.7, "present")
+    for name, node in cluster.nodes.items():
+        if name not in running:
+            node.remove_container("spark-vllm")
+    before = {name: len(started(node)) for name, node in cluster.nodes.items()}
+    start(play, plan, 0.7, "present")
+    assert cluster.containers == {"a": ["spark-vllm"], "b": ["spark-vllm"]}
+    after = {name: len(started(node)) for name, node in cluster.nodes.items()}
+    assert {name: after[name] - before[name] for name in after} == starts
+
+
+def started(node: FakeNode) -> list[list[str]]:
+    return [words for words in node.calls("docker") if words[0] == "run"]
 
 
 @pytest.mark.parametrize(
     ("engine_port", "order"),
-    [(None, ["endpoint", "vllm"]), (18000, ["vllm", "endpoint"])],
+    [(None, ["ray", "endpoint", "vllm"]), (18000, ["ray", "vllm", "endpoint"])],
 )
-def test_who_has_the_port_gives_it_up_first(engine_port, order):
-    play = Starting(make_node("a"))
-    plan = plan_for(make_recipe(), *play.nodes)
+def test_who_has_the_port_gives_it_up_first(pair_up, engine_port, order):
+    cluster = pair_up("", "a")
+    plan = plan_for(make_recipe(), cluster.play.head)
     endpoint = Endpoint("127.0.0.1", 8000, "gemma", engine_port=engine_port)
-    start(play, replace(plan, endpoint=endpoint), 0.7, "present")
-    assert order in play.order
+    start(cluster.play, replace(plan, endpoint=endpoint), 0.7, "present")
+    assert cluster.roles() == order
 
 
 @pytest.mark.parametrize(
@@ -312,61 +292,10 @@ def test_who_has_the_port_gives_it_up_first(engine_port, order):
         ({"bind": "loopback"}, False),
     ],
 )
-def test_each_up_warns_of_an_endpoint_that_is_open(serve, warned):
-    play = Play(make_node("a"))
-    play.inventory = inventory_of(*play.nodes, **serve)
-    notes = []
-    play.note = lambda text, warning=False: notes.append((text, warning))
-    UP["announce"](play, resolve(located(make_recipe()), play.inventory, play.nodes, 1))
-    assert [w for _, w in notes] == [True] * warned
-    assert all("10.0.0.1" in text and "api_key" in text for text, _ in notes)
-
-
-class Failing:
-    """What `up` calls to verify a server whose engine is dead until it is started again."""
-
-    def __init__(self, monkeypatch, *answers, error, dead=True):
-        self.done, self.answers, self.error = [], list(answers), error
-        monkeypatch.setitem(UP, "dead_engine", SimpleNamespace(is_dead=lambda _play, _plan: dead))
-        for name in ("end_server", "replicas"):
-            monkeypatch.setitem(UP, name, self if name == "replicas" else self.end)
-
-    def end(self, _play, plan):
-        self.done.append(f"end {plan}")
-
-    def healthy(self, _play, _group, _found, again):
-        assert not again[0], "once"
-        self.done.append("healthy")
-
-    def verify(self, _play, _group, _found):
-        if not self.answers:
-            raise self.error
-        return self.answers.pop(0) or self.fail()
-
-    def fail(self):
-        raise self.error
-
-    def note(self, text):
-        self.done.append(text)
-
-
-def test_a_server_that_ran_already_and_whose_engine_is_dead_is_started_again_once(monkeypatch):
-    """Its API says that it is healthy for a moment after a worker was killed (executor mp)."""
-    dead = NoCompletion("a completion is not (status 500)")
-    group = SimpleNamespace(is_one=True, whole="plan")
-    up = Failing(monkeypatch, "", "Paris", error=dead)
-    answer = UP["_answer"](up, group, [], [Again(lambda: up.done.append("begin"))])
-    assert answer == "Paris"
-    assert up.done[0].endswith("a completion is not (status 500); it is started again")
-    assert up.done[1:] == ["end plan", "begin", "healthy"]
-    begins = Again(lambda: None)
-    wrong = VerificationFailed("a wrong answer")
-    for again, error, is_dead in (
-        (Again(), dead, True),
-        (begins, wrong, True),
-        (begins, dead, False),
-    ):
-        up = Failing(monkeypatch, error=error, dead=is_dead)
-        with pytest.raises(VerificationFailed, match=error.message.replace("(", r"\(")[:12]):
-            UP["_answer"](up, group, [], [again])
-        assert up.done == [], "one that was started now, answers wrongly, or is busy is left"
+def test_each_up_warns_of_an_endpoint_that_is_open(fake_cluster, serve, warned):
+    cluster = fake_cluster("a", more=f"serve: {json.dumps(serve)}\n")
+    play = cluster.play
+    announce(play, resolve(located(make_recipe()), play.inventory, play.nodes, 1))
+    levels = [event.level for event in cluster.events if isinstance(event, Note)]
+    assert levels == ["warning"] * warned
+    assert all("10.0.0.1" in text and "api_key" in text for text in cluster.notes)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from types import SimpleNamespace
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from chat_server import ChatServer, Node
+from chat_server import ChatServer
 from factories import make_recipe
+from fake_cluster import FakeNode, Make
+from fake_programs import Said
+from serve_plans import plan_for
 
-from spark_cluster.inference.engine import engine as engine_named
 from spark_cluster.inference.process import SERVER
 from spark_cluster.serving import dead_engine
 from spark_cluster.serving.endpoint import Endpoint
@@ -21,80 +23,91 @@ ERROR = json.dumps({"error": {"message": "EngineCore encountered an issue.", "co
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
-    for name, seconds in (("LOOKS_S", 1.0), ("EVERY_S", 0.05), ("ANSWER_S", 0.3)):
-        monkeypatch.setattr(dead_engine, name, seconds)
+    monkeypatch.setattr(dead_engine, "EVERY_S", 0.05)
     made = ChatServer()
     yield made
     made.close()
 
 
-def is_dead(endpoint: Endpoint, *states: tuple[str, str, int]) -> bool:
-    """Ask about a server with a rank on spark2.
-
-    Args:
-        states: node, status and restarts of a program; others run. Of each node the first is what
-            it is at the beginning, and the last stays.
-    """
-    left: dict[str, list[SimpleNamespace]] = {}
-    for node, status, restarts in states:
-        left.setdefault(node, []).append(SimpleNamespace(status=status, restarts=restarts))
-
-    def state(_play: Any, name: str, node: str) -> SimpleNamespace:
-        assert name == SERVER
-        known = left.get(node, [SimpleNamespace(status="running", restarts=0)])
-        return known.pop(0) if len(known) > 1 else known[0]
-
-    play = SimpleNamespace(head=SimpleNamespace(name="spark1"), session=lambda _node: Node())
-    plan = SimpleNamespace(
-        engine=engine_named("vllm"), endpoint=endpoint, server=SERVER, ranks=("spark2",),
-        recipe=make_recipe(),
-    )  # fmt: skip
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dead_engine, "container_state", state)
-        return dead_engine.is_dead(play, plan)  # type: ignore[arg-type]
+@pytest.fixture
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that shows no sign is not looked at for long."""
+    for name, seconds in (("LOOKS_S", 1.0), ("ANSWER_S", 0.3)):
+        monkeypatch.setattr(dead_engine, name, seconds)
 
 
-def test_one_that_answers_now_lives(server: ChatServer) -> None:
+@pytest.fixture
+def is_dead(fake_cluster: Make) -> Callable[..., bool]:
+    """`is_dead(endpoint, node, after)`: ask about a server with a rank on spark2, whose program on
+    a node is in this state from the second look on; without one, all run."""
+
+    def ask(endpoint: Endpoint, name: str = "", **after: Any) -> bool:
+        cluster = fake_cluster()
+        for node in cluster.nodes.values():
+            node.run_container(SERVER)
+        if name:
+            ends_at_the_second_look(cluster.nodes[name], **after)
+        plan = plan_for(make_recipe(), *cluster.play.nodes)
+        assert plan.ranks == ("spark2",)
+        return dead_engine.is_dead(cluster.play, replace(plan, endpoint=endpoint))
+
+    return ask
+
+
+def ends_at_the_second_look(node: FakeNode, **after: Any) -> None:
+    docker, looks = node.programs["docker"], iter(range(1000))
+
+    def looking(words: list[str], stdin: str) -> Said | str:
+        if words[:2] == ["container", "inspect"] and next(looks) == 1:
+            node.run_container(SERVER, **after)
+        return docker(words, stdin)
+
+    node.programs["docker"] = looking
+
+
+def test_one_that_answers_now_lives(server: ChatServer, is_dead: Any) -> None:
     assert not is_dead(server.endpoint)
     assert len(server.asked) == 1
 
 
+@pytest.mark.usefixtures("briefly")
 @pytest.mark.parametrize("status", [429, 503, 504])
-def test_one_that_is_busy_lives(server: ChatServer, status: int) -> None:
+def test_one_that_is_busy_lives(server: ChatServer, is_dead: Any, status: int) -> None:
     server.raw = (status, "{}")
     assert not is_dead(server.endpoint)
 
 
-def test_one_that_is_late_lives(server: ChatServer) -> None:
+@pytest.mark.usefixtures("briefly")
+def test_one_that_is_late_lives(server: ChatServer, is_dead: Any) -> None:
     server.delay_s = 0.5
     assert not is_dead(server.endpoint)
 
 
-def test_completions_that_fail_again_and_again(server: ChatServer) -> None:
+def test_completions_that_fail_again_and_again(server: ChatServer, is_dead: Any) -> None:
     server.raw = (500, ERROR)
     assert is_dead(server.endpoint)
 
 
-def test_a_completion_that_fails_once(server: ChatServer) -> None:
+def test_a_completion_that_fails_once(server: ChatServer, is_dead: Any) -> None:
     refused = iter([(500, "an accident")])
     server.refuse = lambda _request: next(refused, None)
     assert not is_dead(server.endpoint)
 
 
-def test_an_api_that_has_ended() -> None:
+def test_an_api_that_has_ended(is_dead: Any) -> None:
     assert is_dead(Endpoint("127.0.0.1", 1, "m"))
 
 
-def test_health_that_says_so(server: ChatServer) -> None:
+def test_health_that_says_so(server: ChatServer, is_dead: Any) -> None:
     server.health = 503
     assert is_dead(server.endpoint)
     assert server.asked == []
 
 
 @pytest.mark.parametrize("node", ["spark1", "spark2"])
-@pytest.mark.parametrize("after", [("exited", 0), ("restarting", 0), ("running", 1)])
+@pytest.mark.parametrize("after", [{"status": "exited"}, {"status": "restarting"}, {"restarts": 1}])
 def test_a_program_that_ends_or_is_restarted(
-    server: ChatServer, node: str, after: tuple[str, int]
+    server: ChatServer, is_dead: Any, node: str, after: dict[str, Any]
 ) -> None:
     server.raw = (503, "{}")
-    assert is_dead(server.endpoint, (node, "running", 0), (node, *after))
+    assert is_dead(server.endpoint, node, **after)

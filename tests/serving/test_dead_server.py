@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
-from types import SimpleNamespace
-from typing import Any
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
-from chat_server import ChatServer, Node
-from factories import PREPARED, make_node
+from chat_server import ChatServer
+from factories import make_recipe
+from fake_cluster import FakeCluster, Make
+from serve_plans import plan_for
 
 from spark_cluster.inference.engine import engine as engine_named
 from spark_cluster.inference.process import SERVER
@@ -17,31 +17,7 @@ from spark_cluster.runner.options import Options, Selection
 from spark_cluster.serving import start
 from spark_cluster.serving.endpoint import Endpoint
 
-
-class FakePlay:
-    check = False
-
-    def __init__(self, selection: Selection) -> None:
-        self.options = Options(selection=selection)
-        self.notes: list[str] = []
-        self.prepared: list[tuple[str, int]] = []
-        self.absent: list[tuple[str, str, str]] = []
-
-    def session(self, node: Any) -> Node:
-        made: Any = Node()
-        made.submit = partial(self.prepare, node.name)
-        return made
-
-    def prepare(self, name: str, op: str, _limit: float, *, what: str) -> Any:
-        assert (op, what) == ("load_guard", "prepare")
-        self.prepared.append((name, len(self.absent)))
-        return SimpleNamespace(wait=lambda: PREPARED)
-
-    def note(self, text: str) -> None:
-        self.notes.append(text)
-
-    def apply(self, nodes: Any, resources: Any) -> None:
-        self.absent += [(node.name, one.name, one.state) for node in nodes for one in resources]
+DROPPED = "/proc/sys/vm/drop_caches"
 
 
 @pytest.fixture
@@ -51,48 +27,56 @@ def server() -> Iterator[ChatServer]:
     made.close()
 
 
-def ended(endpoint: Endpoint, engine: str = "vllm", selection: Selection | None = None) -> FakePlay:
-    play = FakePlay(selection or Selection())
-    plan = SimpleNamespace(
-        engine=engine_named(engine),
-        endpoint=endpoint,
-        nodes=[make_node("spark1"), make_node("spark2")],
-        deployment=SimpleNamespace(runtime="docker"),
-        server=SERVER,
-    )
-    start.end_dead_server(play, plan)  # type: ignore[arg-type]
-    return play
+@pytest.fixture
+def ended(fake_cluster: Make) -> Callable[..., FakeCluster]:
+    """`ended(endpoint, engine)`: two nodes with ranks of a server, after it was looked at."""
+
+    def look(
+        endpoint: Endpoint, engine: str = "vllm", selection: Selection | None = None
+    ) -> FakeCluster:
+        cluster = fake_cluster(options=Options(selection=selection or Selection()))
+        for node in cluster.nodes.values():
+            node.run_container(SERVER)
+            node.put(DROPPED)
+        plan = plan_for(make_recipe(), *cluster.play.nodes)
+        plan = replace(plan, endpoint=endpoint, engine=engine_named(engine))
+        start.end_dead_server(cluster.play, plan)
+        return cluster
+
+    return look
 
 
-def test_a_dead_engine_is_ended_on_all_nodes(server: ChatServer) -> None:
+def is_left(cluster: FakeCluster) -> bool:
+    """Return whether the server and the nodes' caches are as they were."""
+    assert len({*map(tuple, cluster.containers.values())}) == 1, "on all nodes the same"
+    dropped = [bool(node.text(DROPPED)) for node in cluster.nodes.values()]
+    left = cluster.containers["spark1"] == [SERVER]
+    assert dropped == [not left] * 2, "caches are dropped before it is started again"
+    return left
+
+
+def test_a_dead_engine_is_ended_on_all_nodes(server: ChatServer, ended: Make) -> None:
+    """P07: caches are dropped after its end, or it would still hold the memory."""
     server.health = 503
-    play = ended(server.endpoint)
-    assert play.absent == [("spark1", "spark-vllm", "absent"), ("spark2", "spark-vllm", "absent")]
-    assert "has died" in play.notes[0]
+    cluster = ended(server.endpoint)
+    assert not is_left(cluster)
+    assert "has died" in cluster.notes[0]
 
 
-def test_caches_are_dropped_before_it_is_started_again(server: ChatServer) -> None:
-    """P07: after its end, or it would still hold the memory."""
-    server.health = 503
-    assert ended(server.endpoint).prepared == [("spark1", 2), ("spark2", 2)]
-    server.health = 200
-    assert ended(server.endpoint).prepared == []
-
-
-def test_others_are_left(server: ChatServer) -> None:
-    assert ended(server.endpoint).absent == []
+def test_others_are_left(server: ChatServer, ended: Make) -> None:
+    assert is_left(ended(server.endpoint))
     server.health = 503  # of SGLang while it loads, too
-    assert ended(server.endpoint, "sglang").absent == []
+    assert is_left(ended(server.endpoint, "sglang"))
     without_vllm = Selection(skip_tags=frozenset({"vllm"}))
-    assert ended(server.endpoint, selection=without_vllm).absent == [], "nobody starts it again"
+    assert is_left(ended(server.endpoint, selection=without_vllm)), "nobody starts it again"
     nothing_listens = Endpoint("127.0.0.1", 1, "m")
-    assert ended(nothing_listens).absent == []
+    assert is_left(ended(nothing_listens))
 
 
-def test_the_engine_is_asked_and_not_the_proxy_before_it(server: ChatServer) -> None:
+def test_the_engine_is_asked_and_not_the_proxy_before_it(server: ChatServer, ended: Make) -> None:
     """A proxy answers 503 while the engine loads."""
     port = server.endpoint.port
     behind = Endpoint("192.0.2.1", 443, "m", "key", engine_port=port, tls="self-signed")
-    assert ended(behind).absent == []
+    assert is_left(ended(behind))
     server.health = 503
-    assert len(ended(behind).absent) == 2
+    assert not is_left(ended(behind))

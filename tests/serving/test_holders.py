@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from threading import Thread
 from typing import Any
 
 import pytest
-from free_ports import free_port
+from ollama_server import Ollama
 
 from spark_cluster.cli.serving_options import unloading
 from spark_cluster.errors import Failed
@@ -28,43 +25,12 @@ class Session:
         return Answer(reply["status"], reply["body"], reply.get("reason", ""))
 
 
-class Ollama(BaseHTTPRequestHandler):
-    """A server as Ollama's documentation describes it; `server.replies` may say otherwise."""
-
-    def log_message(self, *_: Any) -> None:
-        pass
-
-    def do_GET(self) -> None:
-        self._answer(200, {"models": self.server.loaded})  # type: ignore[attr-defined]
-
-    def do_POST(self) -> None:
-        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        server: Any = self.server
-        if server.refusal:
-            self._answer(500, {"error": server.refusal})
-            return
-        assert asked["keep_alive"] == 0
-        server.loaded = [model for model in server.loaded if model["name"] != asked["model"]]
-        self._answer(200, {"model": asked["model"], "done": True, "done_reason": "unload"})
-
-    def _answer(self, status: int, document: Any) -> None:
-        body = json.dumps(document).encode()
-        self.send_response(status)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-
 @pytest.fixture
-def ollama(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    server: Any = ThreadingHTTPServer(("127.0.0.1", 0), Ollama)
-    server.loaded = [{"name": "gemma3:27b", "size": 17 * 2**30}, {"name": "embed", "size": "?"}]
-    server.refusal = ""
-    Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-    monkeypatch.setattr(holders, "OLLAMA", f"http://127.0.0.1:{server.server_address[1]}")
+def ollama(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ollama]:
+    server = Ollama({"name": "gemma3:27b", "size": 17 * 2**30}, {"name": "embed", "size": "?"})
+    monkeypatch.setattr(holders, "OLLAMA", server.url)
     yield server
-    server.shutdown()
-    server.server_close()
+    server.close()
 
 
 def test_loaded_models_are_unloaded(ollama):
@@ -98,8 +64,8 @@ def test_entries_that_are_no_models(ollama):
     assert holders.ollama_models(session, "spark1") == [holders.Loaded("m")]
 
 
-def test_where_no_ollama_runs(monkeypatch):
-    monkeypatch.setattr(holders, "OLLAMA", f"http://127.0.0.1:{free_port()}")
+def test_where_no_ollama_runs(ollama):
+    ollama.close()
     session: Any = Session()
     assert holders.ollama_models(session, "spark1") == []
 

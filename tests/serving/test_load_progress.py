@@ -97,16 +97,21 @@ def server() -> Iterator[Server]:
 
 
 @pytest.fixture
-def start(tmp_path: Path, server: Server, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
-    monkeypatch.setattr(readiness, "POLL_S", 0.01)
+def start(tmp_path: Path, server: Server, no_pauses: None) -> Iterator[Start]:
     made = Start(tmp_path, server)
     yield made
     made.play.connections.close()
 
 
-def test_a_silent_server_whose_cache_grows_is_waited_for(start, server, monkeypatch):
-    """P12: no line of log for 36 minutes while kernels are compiled; it serves after that."""
+@pytest.fixture
+def for_long(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What works is waited for as long as this machine may need."""
     monkeypatch.setattr(load_progress, "LONGEST", 10_000)
+
+
+@pytest.mark.usefixtures("for_long")
+def test_a_silent_server_whose_cache_grows_is_waited_for(start, server):
+    """P12: no line of log for 36 minutes while kernels are compiled; it serves after that."""
 
     def works(asked: int) -> None:
         put(start.cache / f"triton/{asked}.cubin", "x" * 4096)
@@ -129,6 +134,7 @@ def test_a_silent_and_idle_server_is_not_waited_for(start):
     assert not start.notes()
 
 
+@pytest.mark.usefixtures("for_long")
 @pytest.mark.parametrize(
     ("file", "text", "told"),
     [
@@ -140,9 +146,8 @@ def test_a_silent_and_idle_server_is_not_waited_for(start):
          "time-consuming work (e.g. compilation, weight/kv cache quantization).\n", ""),
     ],
 )  # fmt: skip
-def test_what_counts_as_work(start, server, file, text, told, monkeypatch):
+def test_what_counts_as_work(start, server, file, text, told):
     """P12: compilers and lines about work do; a busy engine may wait for a peer that is gone."""
-    monkeypatch.setattr(load_progress, "LONGEST", 10_000)
 
     def works(asked: int) -> None:
         put(start.bin / file, text.format(asked))

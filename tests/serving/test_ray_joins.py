@@ -2,63 +2,58 @@
 
 from __future__ import annotations
 
-import json
-from types import SimpleNamespace
-
 import pytest
+from fake_cluster import FakeCluster, FakeNode, Make
+from fake_programs import Said
+from free_ports import free_port
 
 from spark_cluster.errors import Failed, VerificationFailed
-from spark_cluster.runner.session import Answer, Output
+from spark_cluster.inference.process import RAY
 from spark_cluster.serving import logs, readiness
 
 MISMATCH = "RuntimeError: Version mismatch: The cluster was started with: Ray: 2.60.0\n"
+STOP = ["stop", "-t", "5", RAY]
 
 
-class Node:
-    """A node whose container of Ray has been started again so often, one more at each look."""
-
-    def __init__(self, *restarts):
-        self.restarts, self.stopped = list(restarts), False
-
-    def request(self, _op, commands):
-        count = self.restarts.pop(0) if len(self.restarts) > 1 else self.restarts[0]
-        found = [{"State": {"Status": "running"}, "RestartCount": count, "Config": {}}]
-        return {"commands": {"inspect": {"stdout": json.dumps(found)}}}
-
-    def http(self, _url, **_options):
-        return Answer(0, "", "refused")
-
-    def run(self, argv):
-        self.stopped = self.stopped or argv[:2] == ["docker", "stop"]
-        return Output(0, MISMATCH if "docker logs" in argv[2] else "", "")
+@pytest.fixture
+def cluster(fake_cluster: Make, no_pauses: None) -> FakeCluster:
+    """Two nodes whose Ray does not answer."""
+    made = fake_cluster()
+    for node in made.nodes.values():
+        node.run_container(RAY)
+        with node.state("docker") as docker:
+            docker["behaviour"] = {RAY: {"log": MISMATCH}}
+    return made
 
 
-def join(worker, timeout, monkeypatch):
-    monkeypatch.setattr(readiness, "POLL_S", 0)
-    sessions = {"spark1": Node(0), "spark2": worker}
-    nodes = [SimpleNamespace(name=n, is_head=n == "spark1", fabric_ip=n) for n in sessions]
-    play = SimpleNamespace(
-        nodes=nodes,
-        head=nodes[0],
-        bus=SimpleNamespace(emit=lambda _event: None),
-        session=lambda node: sessions[node.name],
-        connections=SimpleNamespace(session=sessions.__getitem__),
-    )
-    readiness.ray_cluster(play, 2, 8265, timeout)
+def restarting(node: FakeNode, *restarts: int) -> None:
+    """Have Ray's container started again so often at each look, and then no more."""
+    docker, left = node.programs["docker"], list(restarts)
+
+    def looking(words: list[str], stdin: str) -> Said | str:
+        if words[:2] == ["container", "inspect"]:
+            node.run_container(RAY, restarts=left.pop(0) if left[1:] else left[0])
+        return docker(words, stdin)
+
+    node.programs["docker"] = looking
 
 
-def test_a_worker_that_ends_again_and_again(monkeypatch):
-    worker = Node(1, 1, 2, 3)
+def test_a_worker_that_ends_again_and_again(cluster: FakeCluster) -> None:
+    worker = cluster.nodes["spark2"]
+    restarting(worker, 1, 1, 2, 3)
     with pytest.raises(Failed, match="Ray on spark2 ended 3 times: RuntimeError: Version") as found:
-        join(worker, 600, monkeypatch)
+        readiness.ray_cluster(cluster.play, 2, free_port(), 600)
     assert found.value.where == "spark2 spark-ray"
     assert "ray-versions-differ" in found.value.hint
-    assert worker.stopped, "Docker would start it again and again"
+    assert STOP in worker.calls("docker"), "Docker would start it again and again"
 
 
-def test_a_worker_that_was_started_again_once_is_waited_for(monkeypatch):
+def test_a_worker_that_was_started_again_once_is_waited_for(cluster: FakeCluster) -> None:
+    worker = cluster.nodes["spark2"]
+    restarting(worker, 0, 1)
     with pytest.raises(VerificationFailed, match="missing: spark1, spark2; spark"):
-        join(Node(0, 1), 0.05, monkeypatch)
+        readiness.ray_cluster(cluster.play, 2, free_port(), 0.5)
+    assert STOP not in worker.calls("docker")
 
 
 def test_what_ends_at_once_is_explained():

@@ -6,9 +6,11 @@ import http.server
 import json
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from factories import put
 
 from spark_cluster.inference import ray
 from spark_cluster.inference.ray import RayNode, RayState, parse_nodes
@@ -57,10 +59,14 @@ class Dashboard(http.server.BaseHTTPRequestHandler):
 
 
 class Head:
-    """A session whose node is this machine."""
+    """A session whose node is a folder of this machine."""
 
-    def http(self, url: str, **options: object) -> Answer:
-        reply = ask({"url": url, **options})
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def http(self, url: str, *, bearer_file: str, **options: object) -> Answer:
+        place = f"{self.root}{bearer_file}" if bearer_file else ""
+        reply = ask({"url": url, "bearer_file": place, **options})
         return Answer(reply["status"], reply["body"], reply.get("reason", ""))
 
 
@@ -72,15 +78,12 @@ def dashboard() -> Iterator[int]:
         server.shutdown()
 
 
-def test_the_token_is_read_on_the_node(
-    dashboard: int, tmp_path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "token").write_text("5eed\n")
-    monkeypatch.setattr(ray, "TOKEN_FILE", str(tmp_path / "token"))
-    state = RayState(Head(), dashboard)
+def test_the_token_is_read_on_the_node(dashboard: int, tmp_path: Path) -> None:
+    token = put(tmp_path / ray.TOKEN_FILE.lstrip("/"), "5eed\n")
+    state = RayState(Head(tmp_path), dashboard)
     assert [node.address for node in state.nodes()] == ["192.168.177.11", "192.168.177.13"]
     assert state.open_to_anyone() is False
-    (tmp_path / "token").unlink()
+    token.unlink()
     assert state.nodes() == []
 
 

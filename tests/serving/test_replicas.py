@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from ipaddress import IPv4Interface
-from types import SimpleNamespace
+from math import inf
 from typing import Any
 
 import pytest
 from factories import make_node, make_recipe
+from fake_cluster import FakeCluster, Make
 from serve_plans import inventory_of
 
 from spark_cluster.errors import DoesNotFit, Refused
-from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import PAUSE, RAY, SERVER
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import File
@@ -87,12 +86,11 @@ def test_one_server_has_no_replicas_in_its_description() -> None:
         assert proxy.replicas_of(odd) == ()
 
 
-def test_one_server_in_place_of_several_is_said() -> None:
+def test_one_server_in_place_of_several_is_said(fake_cluster: Make) -> None:
     """A plain `up` after `up --replicas` is no wish to end them."""
-    text = endpoint_files(group().whole)[proxy.DESCRIPTION]
-    session = SimpleNamespace(request=lambda _op, files: {"files": {"endpoint": text}})
-    play = SimpleNamespace(head=NODES[0], session=lambda _node: session)
-    said = replicas.taken_away(proxy.replicas_of(replicas.behind(play)), 2)  # type: ignore[arg-type]
+    cluster = fake_cluster("a", "b")
+    cluster.head.put(proxy.DESCRIPTION, endpoint_files(group().whole)[proxy.DESCRIPTION])
+    said = replicas.taken_away(proxy.replicas_of(replicas.behind(cluster.play)), 2)
     assert "2 replicas (a, b)" in said
     assert "--tp 2" in said
     assert "`up --replicas 2` keeps them" in said
@@ -123,90 +121,54 @@ def test_what_cannot_be_is_refused() -> None:
         resolve_group(make_recipe("minimax-m2.5-awq"), inventory_of(*NODES), NODES, 2)
 
 
-class FakePlay:
-    """A play that notes what it is given, and does nothing."""
-
-    check = False
-    changes: tuple[str, ...] = ()
-
-    def __init__(self, *nodes: Node, log: list[Any] | None = None) -> None:
-        self.nodes, self.head = list(nodes), nodes[0]
-        self.log: list[Any] = [] if log is None else log
-
-    def part(self, names: Sequence[str]) -> FakePlay:
-        return FakePlay(*(n for n in self.nodes if n.name in names), log=self.log)
-
-    def role(self, name: str, **given: Any) -> tuple[str, dict[str, Any]]:
-        return name, given
-
-    def apply(self, nodes: Any, *what: Any) -> Any:
-        names = [node.name for node in (nodes if isinstance(nodes, list | tuple) else [nodes])]
-        for one in what:
-            said = one[0] if isinstance(one, tuple) else sorted({r.name for r in one})
-            self.log.append((said, names))
-        return SimpleNamespace(changes=lambda _name: self.changes)
-
-    def together(self, *jobs: Any) -> list[Any]:
-        return [job() for job in jobs]
-
-    def session(self, node: Node) -> str:
-        return f"session of {node.name}"
-
-    def note(self, *_: Any, **__: Any) -> None:
-        pass
+@pytest.fixture
+def cluster(fake_cluster: Make) -> FakeCluster:
+    """Two nodes, whose engine and proxy are only noted."""
+    made = fake_cluster("a", "b")
+    made.marked("ray", "vllm", "endpoint")
+    return made
 
 
-def started(monkeypatch: pytest.MonkeyPatch, **ray: str) -> list[Any]:
-    """Start replicas on nodes where Ray is in these states; return what was done, in order."""
-    found, play = group(), FakePlay(*NODES)
-    gone = ContainerState("absent")
-    members = [
-        Member(play.part(p.deployment.nodes), p, gone, ContainerState(ray.get(name, "absent")))  # type: ignore[arg-type]
-        for p in found.parts
-        for name in p.deployment.nodes
-    ]
-    monkeypatch.setattr(replicas.launches, "before_start", lambda *_: None)
-    monkeypatch.setattr(replicas.admission, "share", lambda *_: 0.5)
-    monkeypatch.setattr(
-        replicas.vram, "until_free", lambda sessions: play.log.append(("memory", list(sessions)))
-    )
-    replicas.start(play, found, members, "present")  # type: ignore[arg-type]
-    return play.log
+def members(cluster: FakeCluster) -> list[Member]:
+    """Look at what runs on the nodes."""
+    found = resolve_group(make_recipe(), cluster.play.inventory, cluster.play.nodes, 2)
+    return replicas.members(cluster.play, found)
 
 
-def test_each_replica_is_started_on_its_node_and_the_proxy_last(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    assert started(monkeypatch) == [
-        ("ray", ["a"]),
-        ("vllm", ["a"]),
-        ("ray", ["b"]),
-        ("vllm", ["b"]),
-        ("endpoint", ["a", "b"]),
-    ]
+def start(cluster: FakeCluster) -> None:
+    found = resolve_group(make_recipe(), cluster.play.inventory, cluster.play.nodes, 2)
+    replicas.start(cluster.play, found, members(cluster), "present")
+
+
+def test_each_replica_is_started_on_its_node_and_the_proxy_last(cluster: FakeCluster) -> None:
+    start(cluster)
+    for name, share in (("a", 0.40), ("b", 0.40)):
+        assert cluster.roles(name) == ["ray", "vllm", "endpoint"]
+        made = cluster.settings("vllm", name).deployment
+        assert made.nodes == (name,)
+        assert made.flags["gpu-memory-utilization"] == share
+    last = cluster.applied("File:/roles/")[-2:]
+    assert sorted(last) == ["a File:/roles/endpoint", "b File:/roles/endpoint"]
 
 
 def test_what_served_over_several_nodes_is_ended_before_memory_is_counted(
-    monkeypatch: pytest.MonkeyPatch,
+    cluster: FakeCluster,
 ) -> None:
-    done = started(monkeypatch, b="running")
-    assert done[:3] == [([SERVER], ["b"]), ([PAUSE, RAY], ["b"]), ("memory", ["b"])]
-    assert done[3][0] == "ray"
+    worker = cluster.nodes["b"]
+    for name in (SERVER, RAY, PAUSE):
+        worker.run_container(name, holds_gib=38)
+    start(cluster)
+    assert cluster.containers == {"a": [], "b": []}
+    made = cluster.settings("vllm", "b").deployment
+    assert made.flags["gpu-memory-utilization"] == 0.40, "of all of its memory"
+    ended = [one for one in cluster.applied() if one.startswith("b ")]
+    assert ended.index(f"b Container:{SERVER}") < ended.index(f"b Container:{RAY}")
+    assert ended.index(f"b Container:{RAY}") < ended.index("b File:/roles/ray")
 
 
-def test_a_node_without_room_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_node_without_room_is_named(cluster: FakeCluster) -> None:
     """Each replica is admitted by the memory of its own node."""
-    found, play = group(), FakePlay(*NODES)
-    gone = ContainerState("absent")
-    members = [Member(play.part(p.deployment.nodes), p, gone, gone) for p in found.parts]  # type: ignore[arg-type]
-    asked = []
-
-    def must_work(part: Any, plan: Any, running: Any, there: Any, **_how: Any) -> None:
-        asked.append(part.head.name)
-        if part.head.name == "b":
-            raise DoesNotFit("too large")
-
-    monkeypatch.setattr(replicas.admission, "must_work", must_work)
+    cluster.nodes["b"].available_gib = 10
     with pytest.raises(DoesNotFit) as refused:
-        replicas.must_work(members, {}, force=False)
-    assert (asked, refused.value.where) == (["a", "b"], "b")
+        replicas.must_work(members(cluster), dict.fromkeys("ab", inf), force=False)
+    assert refused.value.where == "b"

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from fake_cluster import FakeCluster, Make
+from free_ports import free_port
+from health_server import HealthServer
 
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import Failed, Unreachable, VerificationFailed
 from spark_cluster.facts.model import Facts, Hca, Process
+from spark_cluster.inference import ray
 from spark_cluster.inference.containers import NEEDS, ContainerState, parse_state
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import RayNode
@@ -172,6 +177,7 @@ class FakeSession:
         self.firewall = firewall
         self.description, self.proxy, self.asked = description, proxy, []
         self.loader = loader
+        self.ray = rows([])
 
     def submit(self, op, commands, files=()):
         assert op == "gather"
@@ -191,6 +197,8 @@ class FakeSession:
         return SimpleNamespace(status=0, stdout="ValueError: no room\n", stderr="")
 
     def http(self, url, timeout, **options):
+        if url.endswith(ray.NODES):
+            return Answer(200, self.ray)
         self.waits = {**getattr(self, "waits", {}), url.rpartition("/")[2]: timeout}
         self.asked.append((url, options))
         if url.endswith("/health"):
@@ -217,19 +225,23 @@ def play_of(lost=(), head="spark1", cable=True, **sessions):
     )
 
 
+def rows(nodes):
+    """What Ray's State API says of its nodes."""
+    found = [
+        {"node_ip": one.address, "is_head_node": one.is_head, "state": "ALIVE",
+         "resources_total": {"GPU": one.gpus}}
+        for one in nodes
+    ]  # fmt: skip
+    return json.dumps({"data": {"result": {"result": found}}})
+
+
 @pytest.fixture
-def status(monkeypatch):
+def status():
     """`status(play, ray=[...])`: the state, with Ray's nodes as told."""
 
     def look(play, ray=()):
-        class Told:
-            def __init__(self, *_args):
-                pass
-
-            def nodes(self):
-                return list(ray)
-
-        monkeypatch.setattr(state, "RayState", Told)
+        for node in play.nodes:
+            play.connections.session(node.name).ray = rows(ray)
         return state.status(play, None, PROBE)
 
     return look
@@ -381,23 +393,18 @@ def test_a_completion_over_a_dead_link_is_not_waited_for(status):
     assert both.state == "degraded", "it answers all the same"
 
 
-def test_ray_and_the_server_are_asked_in_parallel(monkeypatch):
+def test_ray_and_the_server_are_asked_in_parallel(status):
     """Neither waits for the other's answer."""
     meet = threading.Barrier(2, timeout=120)
 
     class Head(FakeSession):
         def http(self, url, **options):
-            if url.endswith("/health"):
+            if url.endswith(("/health", ray.NODES)):
                 meet.wait()
             return super().http(url, **options)
 
-    def ask_ray(*_args):
-        meet.wait()
-        return TWO
-
-    monkeypatch.setattr(state, "_ray", ask_ray)
     head = Head(serving().containers, 200, "Paris")
-    assert state.status(play_of(spark1=head, spark2=WORKER), None, PROBE).state == "serving"
+    assert status(play_of(spark1=head, spark2=WORKER), TWO).state == "serving"
 
 
 def test_labels_of_another_program(status):
@@ -630,81 +637,68 @@ def test_serving_without_ray(status):
 # -- loading -----------------------------------------------------------------------------------
 
 
-class Loading:
-    """A node whose containers are as told, and which says that it is not healthy yet."""
-
-    def __init__(self, *states, health=0):
-        self.states, self.health, self.stopped = list(states), health, False
-
-    def request(self, _op, commands):
-        state = self.states.pop(0) if len(self.states) > 1 else self.states[0]
-        return {"commands": {"inspect": {"stdout": state}}}
-
-    def http(self, _url, **_options):
-        return Answer(self.health, "", "refused")
-
-    def submit(self, *_a, **_k):
-        return reading_of().submit()
-
-    def run(self, argv):
-        self.stopped = self.stopped or argv[:2] == ["docker", "stop"]
-        return Output(0, "ValueError: no room\n" if "docker logs" in argv[2] else "", "")
+@pytest.fixture
+def health() -> Iterator[HealthServer]:
+    """An engine that takes no request yet."""
+    made = HealthServer(free_port(), 503)
+    yield made
+    made.close()
 
 
-def loading(**sessions):
-    nodes = [SimpleNamespace(name=name, is_head=name == "spark1") for name in sessions]
-    return SimpleNamespace(
-        nodes=nodes,
-        head=nodes[0],
-        bus=SimpleNamespace(emit=lambda _event: None),
-        session=lambda node: sessions[node.name],
-        connections=SimpleNamespace(session=sessions.__getitem__),
-    )
+@pytest.fixture
+def loading(fake_cluster: Make, no_pauses: None) -> FakeCluster:
+    """Two nodes whose containers say why they end."""
+    cluster = fake_cluster("spark1", "spark2")
+    for node in cluster.nodes.values():
+        node.run_container(SERVER)
+        with node.state("docker") as docker:
+            docker["behaviour"] = {SERVER: {"log": "ValueError: no room\n"}}
+    return cluster
 
 
 @pytest.mark.parametrize(
-    ("states", "text"),
+    ("after", "text"),
     [
-        ([inspected("exited", exit_code=1)], "the rank on spark2 is exited while loading"),
-        ([inspected("exited", exit_code=0)], "the rank on spark2 is exited while loading"),
-        ([inspected(), inspected(restarts=1)], "the rank on spark2 restarted while loading"),
+        ({"status": "exited", "exit_code": 1}, "the rank on spark2 is exited while loading"),
+        ({"status": "exited"}, "the rank on spark2 is exited while loading"),
+        ({"restarts": 1}, "the rank on spark2 restarted while loading"),
     ],
 )
-def test_a_rank_that_ends_while_loading(states, text, monkeypatch):
+def test_a_rank_that_ends_while_loading(loading, health, after, text):
     """The server would wait ten minutes for it (DistStoreError)."""
-    monkeypatch.setattr(readiness, "POLL_S", 0)
-    worker = Loading(*states)
-    play = loading(spark1=Loading(inspected()), spark2=worker)
-    endpoint = Endpoint("10.0.0.1", 8000, "paris")
+    worker, asked = loading.nodes["spark2"], iter(range(9))
+    health.when_asked = lambda: next(asked) and worker.run_container(SERVER, **after)
+    endpoint = Endpoint("127.0.0.1", health.port, "paris")
     with pytest.raises(Failed, match=f"{text}: ValueError: no room"):
-        readiness.healthy(play, endpoint, VLLM, 60, ["spark2"])
-    assert worker.stopped, "Docker would start it again and again"
+        readiness.healthy(loading.play, endpoint, VLLM, 60, ["spark2"])
+    assert worker.calls("docker")[-1] == ["stop", "-t", "5", SERVER], "or it starts again and again"
 
 
-def test_a_server_that_ran_already_and_ends_now_is_started_again_once():
+def test_a_server_that_ran_already_and_ends_now_is_started_again_once(loading, health):
     """Its engine had died a moment before the run, and its API ended while it was waited for."""
-    head = Loading(inspected("restarting"))
-    play, notes = loading(spark1=head), []
-    play.note = notes.append
-    endpoint = Endpoint("10.0.0.1", 8000, "paris")
+    head = loading.head
+    head.run_container(SERVER, status="restarting")
+    endpoint = Endpoint("127.0.0.1", health.port, "paris")
 
     def begin():
-        assert head.stopped, "nothing else may start it meanwhile"
-        head.health = 200
+        assert head.containers[SERVER] == "exited", "nothing else may start it meanwhile"
+        health.status = 200
 
     again = readiness.Again(begin)
-    assert readiness.healthy(play, endpoint, VLLM, 60, again=again)
+    assert readiness.healthy(loading.play, endpoint, VLLM, 60, again=again)
     assert not again, "there is no second time"
-    (note,) = notes
+    (note,) = loading.notes
     assert "has ended: the server is restarting while loading: ValueError: no room" in note
-    head.health = 0
+    health.status = 503
+    head.run_container(SERVER, status="restarting")
     with pytest.raises(Failed, match="is restarting while loading"):
-        readiness.healthy(play, endpoint, VLLM, 60, again=again)
+        readiness.healthy(loading.play, endpoint, VLLM, 60, again=again)
 
 
-def test_healthy_at_last():
-    play = loading(spark1=Loading(inspected(), health=200))
-    assert readiness.healthy(play, Endpoint("10.0.0.1", 8000, "paris"), VLLM, 60)
+def test_healthy_at_last(loading, health):
+    health.status = 200
+    endpoint = Endpoint("127.0.0.1", health.port, "paris")
+    assert readiness.healthy(loading.play, endpoint, VLLM, 60)
 
 
 # -- the answer --------------------------------------------------------------------------------

@@ -8,21 +8,19 @@ import json
 import threading
 import time
 from collections.abc import Iterator
-from types import SimpleNamespace
-from typing import Any
+from dataclasses import replace
 
 import pytest
-from factories import make_node, make_recipe
+from factories import make_recipe
+from fake_cluster import FakeCluster, Make
 from serve_plans import plan_for
 
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.node.http import ask
-from spark_cluster.runner.events import Bus, MemoryHeld
-from spark_cluster.runner.parallel import in_parallel
-from spark_cluster.runner.session import Answer
+from spark_cluster.facts.model import Process
+from spark_cluster.inference.process import SERVER
+from spark_cluster.runner.events import MemoryHeld
 from spark_cluster.serving import short_load
 from spark_cluster.serving.endpoint import Endpoint
-from spark_cluster.serving.memory_phases import MemoryPhases
 from spark_cluster.serving.result import Served
 
 
@@ -37,6 +35,8 @@ class Server(http.server.ThreadingHTTPServer):
         self.running = self.most = self.answered = 0
         self.status, self.healthy = 200, True
         self.together = threading.Barrier(short_load.AT_ONCE)
+        self.read = threading.Event()
+        """Set when the GPU's memory was read: the answers wait for it."""
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -53,6 +53,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.server.most = max(self.server.most, self.server.running)
         with contextlib.suppress(threading.BrokenBarrierError):
             self.server.together.wait(20)
+        self.server.read.wait(20)
         with self.server.lock:
             self.server.running -= 1
             self.server.answered += 1
@@ -68,107 +69,81 @@ class Handler(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class Head:
-    """A session whose node is this machine; its process holds more with each question."""
+class Loaded:
+    """A node with the server, whose process holds more with each reading."""
 
-    def __init__(self) -> None:
+    def __init__(self, cluster: FakeCluster, server: Server) -> None:
+        self.cluster, self.server = cluster, server
+        cluster.head.run_container(SERVER)
+        cluster.head.when_read = self._hold_more
         self.used = 1000
+        self.plan = replace(
+            plan_for(make_recipe(), cluster.play.head),
+            endpoint=Endpoint("127.0.0.1", server.server_port, "m"),
+        )
 
-    def http(self, url: str, **options: Any) -> Answer:
-        reply = ask({"url": url, **options})
-        return Answer(reply["status"], reply["body"], reply.get("reason", ""))
-
-    def submit(self, *_args: object, **_options: object) -> Any:
+    def _hold_more(self) -> None:
         self.used += 24
-        apps = {"status": 0, "stdout": f"7, vllm, {self.used}\n", "stderr": ""}
-        files = {"meminfo": "MemTotal: 127600748 kB\nMemAvailable: 20480000 kB\n"}
-        return SimpleNamespace(wait=lambda: {"commands": {"apps": apps}, "files": files})
+        self.cluster.head.held = [Process(7, "vllm", self.used)]
+        self.server.read.set()
 
-    def run(self, _argv: object, **_options: object) -> Any:
-        line = "2026-11-20T10:00:00Z RuntimeError: CUDA error: an illegal memory access\n"
-        return SimpleNamespace(status=0, stdout=line, stderr="")
-
-
-class Play:
-    """A play as far as the load asks it."""
-
-    def __init__(self) -> None:
-        self.head, self.phases, self.notes = make_node("spark1"), MemoryPhases(), list[str]()
-        self.nodes, self.one = [self.head], Head()
-        self.events: list[Any] = []
-        self.bus = Bus(self.phases, SimpleNamespace(take=self.events.append))  # type: ignore[arg-type]
-        self.sessions = {"spark1": self.one}
-
-    def session(self, _node: object) -> Head:
-        return self.one
-
-    def note(self, text: str, **_options: object) -> None:
-        self.notes.append(text)
-
-    @contextlib.contextmanager
-    def stage(self, name: str) -> Iterator[None]:
-        assert name == short_load.STAGE
-        yield
-
-    def together(self, *jobs: Any) -> list[Any]:
-        found = list(in_parallel({str(i): job for i, job in enumerate(jobs)}).values())
-        for one in found:
-            if isinstance(one, Exception):
-                raise one
-        return found
+    def __call__(self) -> Served:
+        plan = self.plan
+        return short_load.under_load(self.cluster.play, plan, Served(plan, "Paris", [], [], []))
 
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     monkeypatch.setattr(short_load, "LASTS_S", 0.1)
-    monkeypatch.setattr(short_load, "EVERY_S", 0.01)
     with Server() as one:
         threading.Thread(target=one.serve_forever, args=(0.01,), daemon=True).start()
         yield one
         one.shutdown()
 
 
-def loaded(play: Any, server: Server) -> Served:
-    plan = plan_for(make_recipe(), play.head)
-    object.__setattr__(plan, "endpoint", Endpoint("127.0.0.1", server.server_port, "m"))
-    return short_load.under_load(play, plan, Served(plan, "Paris", [], [], []))
+@pytest.fixture
+def load(fake_cluster: Make, server: Server) -> Loaded:
+    return Loaded(fake_cluster("spark1"), server)
 
 
-def test_requests_run_at_once_and_the_largest_reading_is_kept(server: Server) -> None:
-    play = Play()
-    result = loaded(play, server)
+def test_requests_run_at_once_and_the_largest_reading_is_kept(load: Loaded, server: Server) -> None:
+    result = load()
     assert server.most == short_load.AT_ONCE
     assert server.answered >= short_load.AT_ONCE
-    held = [e.used_mib for e in play.events if isinstance(e, MemoryHeld)]
+    assert load.cluster.stages == [short_load.STAGE]
+    held = [e.used_mib for e in load.cluster.events if isinstance(e, MemoryHeld)]
     assert held == sorted(held)
-    assert result.under_load[0].used_mib == held[-1] == play.phases.nodes["spark1"].under_load
+    assert result.under_load[0].used_mib == held[-1] > 1000
     assert result.to_dict()["vram"]["under_load"][0]["used_mib"] == held[-1]
-    assert play.notes == []
+    assert load.cluster.notes == []
 
 
-def test_a_server_that_refuses_is_said_and_serves(server: Server) -> None:
-    server.status, play = 500, Play()
-    loaded(play, server)
+def test_a_server_that_refuses_is_said_and_serves(load: Loaded, server: Server) -> None:
+    server.status = 500
+    load()
     assert server.answered == short_load.AT_ONCE, "no one asks again"
-    (said,) = play.notes
+    (said,) = load.cluster.notes
     assert said.startswith("4 of 4 requests of a short load were not answered: no more room")
 
 
-def test_a_server_that_ends_under_load_is_no_success(server: Server) -> None:
+def test_a_server_that_ends_under_load_is_no_success(load: Loaded, server: Server) -> None:
     server.status, server.healthy = 500, False
+    line = "2026-11-20T10:00:00Z RuntimeError: CUDA error: an illegal memory access\n"
+    with load.cluster.head.state("docker") as docker:
+        docker["behaviour"] = {SERVER: {"log": line}}
     with pytest.raises(VerificationFailed, match="ended under 4 requests at once") as caught:
-        loaded(Play(), server)
+        load()
     assert "illegal memory access" in caught.value.message
 
 
 def test_an_answer_that_takes_long_is_cut_off(
-    server: Server, monkeypatch: pytest.MonkeyPatch
+    load: Loaded, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is a load all the same, and nothing to complain of."""
-    monkeypatch.setattr(short_load, "LIMIT_S", 0.3)
+    monkeypatch.setattr(short_load, "LIMIT_S", 1.0)  # two readings
     server.together = threading.Barrier(short_load.AT_ONCE + 1)  # one more than ever comes
-    play, began = Play(), time.monotonic()
-    result = loaded(play, server)
+    began = time.monotonic()
+    result = load()
     assert time.monotonic() - began < 15
-    assert (play.notes, result.under_load[0].used_mib > 1000) == ([], True)
+    assert (load.cluster.notes, result.under_load[0].used_mib > 1000) == ([], True)
     server.together.abort()

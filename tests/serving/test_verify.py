@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -13,18 +12,20 @@ from unittest.mock import Mock
 import pytest
 from chat_server import ChatServer, Node, Reply
 from factories import make_node
-from waiting import HANG_S
+from fake_cluster import FakeCluster, Make
+from fake_programs import Said
+from waiting import until
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.facts.model import Process
 from spark_cluster.inference.containers import NEEDS
+from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import verify, vram
+from spark_cluster.serving import verify
 from spark_cluster.serving.checks import every
+from spark_cluster.serving.proxy import DESCRIPTION
 from spark_cluster.serving.verify import RunningServer, Selection, Verification
-from spark_cluster.serving.vram import NodeVram
 
 FLAGS = {"tool-call-parser": "gemma4", "reasoning-parser": "gemma4"}
 
@@ -122,34 +123,7 @@ def test_a_selection_by_check_and_by_rung(server: ChatServer) -> None:
 # -- the server that runs --------------------------------------------------------------------------
 
 
-def inspected(status: str = "running", **labels: str) -> str:
-    command = ["serve", "/srv/models/gemma", "--tool-call-parser", "gemma4", "--enforce-eager"]
-    container = {
-        "Name": "/spark-vllm",
-        "State": {"Status": status, "ExitCode": 0},
-        "Config": {"Labels": labels, "Cmd": command},
-    }
-    return json.dumps([container])
-
-
-def head(stdout: str, description: str | None = None, **others: str) -> Play:
-    """A head; `others` are what Docker on other nodes prints."""
-
-    def session(printed: str) -> SimpleNamespace:
-        def request(_op: str, **_asked: Any) -> dict[str, Any]:
-            found = {"stdout": printed, "stderr": "", "status": 0} if printed else None
-            return {"commands": {"inspect": found}, "files": {"endpoint": description}}
-
-        return SimpleNamespace(request=request)
-
-    sessions = {name: session(printed) for name, printed in others.items()}
-    return SimpleNamespace(
-        head=make_node("spark1"),
-        session=lambda _node: session(stdout),
-        connections=SimpleNamespace(session=sessions.__getitem__),
-    )
-
-
+COMMAND = ["serve", "/srv/models/gemma", "--tool-call-parser", "gemma4", "--enforce-eager"]
 LABELS = {
     "spark-cluster.endpoint": "http://127.0.0.1:8000/v1",
     "spark-cluster.model": "gemma",
@@ -158,25 +132,30 @@ LABELS = {
 }
 
 
-def test_the_running_server_tells_what_it_is() -> None:
-    found = verify.running_server(head(inspected(**LABELS)), None)
+@pytest.fixture
+def cluster(fake_cluster: Make) -> FakeCluster:
+    return fake_cluster("spark1", "spark2")
+
+
+def test_the_running_server_tells_what_it_is(cluster: FakeCluster) -> None:
+    cluster.head.run_container(SERVER, LABELS, COMMAND)
+    found = verify.running_server(cluster.play, None)
     assert (found.recipe, found.tp, found.kind) == ("r", 2, "chat")
     assert found.endpoint.model == "gemma"
     assert found.flags == {"tool-call-parser": "gemma4", "enforce-eager": ""}
 
 
-@pytest.mark.parametrize(
-    ("stdout", "text"),
-    [
-        ("", "nothing serves"),
-        (inspected("exited", **LABELS), "the server is exited"),
-        (inspected(), "names no endpoint"),
-    ],
-)
-def test_without_a_server(stdout: str, text: str) -> None:
-    with pytest.raises(Failed, match=text) as caught:
-        verify.running_server(head(stdout), None)
-    assert "spark-cluster up" in caught.value.hint
+def test_without_a_server(cluster: FakeCluster) -> None:
+    def refused(text: str) -> None:
+        with pytest.raises(Failed, match=text) as caught:
+            verify.running_server(cluster.play, None)
+        assert "spark-cluster up" in caught.value.hint
+
+    refused("nothing serves")
+    cluster.head.run_container(SERVER, LABELS, COMMAND, status="exited")
+    refused("the server is exited")
+    cluster.head.run_container(SERVER, {}, COMMAND)
+    refused("names no endpoint")
 
 
 MODEL = {"node": "spark2", "address": "192.168.177.12", "port": 18001, "kind": "chat"}
@@ -192,19 +171,25 @@ SEVERAL = json.dumps(
 
 
 @pytest.mark.parametrize("name", ["gemma", "g"])
-def test_one_of_several_models_is_asked_through_the_endpoint(name: str) -> None:
-    play = head("", SEVERAL, spark2=inspected(**LABELS))
-    found = verify.running_server(play, None, name)
+def test_one_of_several_models_is_asked_through_the_endpoint(
+    cluster: FakeCluster, name: str
+) -> None:
+    cluster.head.put(DESCRIPTION, SEVERAL)
+    cluster.nodes["spark2"].run_container("spark-vllm-r", LABELS, COMMAND)
+    found = verify.running_server(cluster.play, None, name)
     assert (found.recipe, found.program) == ("r", "spark-vllm-r")
     assert (found.endpoint.url, found.endpoint.model) == ("http://10.0.0.1:8000/v1", "gemma")
 
 
 @pytest.mark.parametrize("status", ["created", "exited"])
-def test_one_that_is_loaded_on_request_is_to_be_asked_for_first(status: str) -> None:
+def test_one_that_is_loaded_on_request_is_to_be_asked_for_first(
+    cluster: FakeCluster, status: str
+) -> None:
+    cluster.head.put(DESCRIPTION, SEVERAL)
     labels = {**LABELS, NEEDS: "15.7"}
-    play = head("", SEVERAL, spark2=inspected(status, **labels))
+    cluster.nodes["spark2"].run_container("spark-vllm-r", labels, COMMAND, status=status)
     with pytest.raises(Failed, match="g is loaded on request, and is not loaded now") as caught:
-        verify.running_server(play, None, "g")
+        verify.running_server(cluster.play, None, "g")
     assert "ask the endpoint for it" in caught.value.hint
 
 
@@ -217,10 +202,13 @@ def test_one_that_is_loaded_on_request_is_to_be_asked_for_first(status: str) -> 
     ],
 )
 def test_the_model_must_be_named_where_there_are_several(
-    description: str | None, name: str | None, text: str
+    cluster: FakeCluster, description: str | None, name: str | None, text: str
 ) -> None:
+    cluster.head.run_container(SERVER, LABELS, COMMAND)
+    if description is not None:
+        cluster.head.put(DESCRIPTION, description)
     with pytest.raises(UsageError, match=text):
-        verify.running_server(head(inspected(**LABELS), description), None, name)
+        verify.running_server(cluster.play, None, name)
 
 
 def test_answers_at_two_sizes_are_compared(server: ChatServer, tmp_path: Path) -> None:
@@ -243,40 +231,28 @@ def test_answers_at_two_sizes_are_compared(server: ChatServer, tmp_path: Path) -
 
 
 def test_the_memory_that_is_held_meanwhile(
-    server: ChatServer, monkeypatch: pytest.MonkeyPatch
+    server: ChatServer, fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The largest reading of each node; a reading that fails ends no check."""
-    told = [
-        NodeVram("spark1", (Process(7, "VLLM::Worker", used),), 1000, 100) for used in (5, 9, 7)
-    ]
-    readings = iter(told)
-
-    def sample(_sessions: object) -> list[NodeVram]:
-        if (reading := next(readings, None)) is None:
-            raise Failed("nvidia-smi does not answer")
-        return [reading]
-
-    monkeypatch.setattr(vram, "sample", sample)
     monkeypatch.setattr(verify, "MEMORY_EVERY_S", 0.001)
-    notes: list[str] = []
-    gone = threading.Event()
+    cluster = fake_cluster("spark1")
+    readings = iter([5, 9, 7])
 
-    def note(text: str, *, warning: bool) -> None:
-        notes.append(text)
-        gone.set()
+    def nvidia_smi(_words: list[str], _stdin: str) -> Said:
+        used = next(readings, None)
+        if used is None:
+            return Said(stderr="NVRM: no answer\n", status=9)
+        return Said(f"7, VLLM::Worker, {used}\n")
 
-    play = SimpleNamespace(
-        sessions={},
-        note=note,
-        together=lambda *jobs: Play.together(None, *jobs),  # type: ignore[arg-type]
-    )
+    cluster.head.programs["nvidia-smi"] = nvidia_smi
     whole = verified(server)
 
     def check() -> Verification:
-        assert gone.wait(HANG_S)
+        until(lambda: bool(cluster.notes), what="a reading that fails")
         return whole
 
-    found = verify.with_memory(play, check)  # type: ignore[arg-type]
+    found = verify.with_memory(cluster.play, check)
     assert [one.used_mib for one in found.under_load] == [9]
-    assert notes == ["no further readings of GPU memory: nvidia-smi does not answer"]
+    (note,) = cluster.notes
+    assert note.startswith("no further readings of GPU memory: nvidia-smi does not answer")
     assert found.to_dict()["under_load"][0]["used_mib"] == 9

@@ -2,70 +2,56 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
+import os
 
 import pytest
-from factories import make_inventory, make_node
+from fake_cluster import FakeCluster
 
+from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.transfer import caches as module
-from spark_cluster.transfer.copy import Copied
 
-HOSTS = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n  spark2: {address: 10.0.0.2}\n"
-
-
-def play(tmp_path: Path, entries: list[dict[str, Any]], gpus: tuple[str, str]) -> Any:
-    nodes = [make_node(name) for name in ("spark1", "spark2")]
-    nodes = [
-        replace(node, facts=replace(node.facts, gpu=SimpleNamespace(name=gpu)))
-        for node, gpu in zip(nodes, gpus, strict=True)
-    ]
-    session = SimpleNamespace(request=lambda *_op, **_what: {"entries": entries})
-    return SimpleNamespace(
-        nodes=nodes, inventory=make_inventory(tmp_path, HOSTS), session=lambda _node: session
-    )
+IMAGE = f"{CACHE_ROOT}/images/0123456789ab"
+H100 = "NVIDIA H100 80GB HBM3, 9.0, 580.95.05, 40, 10.0, 2400, 1000, 80000"
 
 
-def entry(kind: str, files: int = 3, above: str = "images/0123456789ab/") -> dict[str, Any]:
-    return {"kind": kind, "files": files, "path": f"{above}{kind}/x"}
+TRITON, COMPILED = "triton/AB2C", "vllm/torch_compile_cache/0123456789"
+FLASHINFER = "flashinfer/.cache/flashinfer/0.6.1/121a/cached_ops"
 
 
-@pytest.fixture
-def copied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, list[str]]]:
-    calls: list[tuple[str, str, list[str]]] = []
-
-    def copy_folder(_play: Any, path: str, source: Any, targets: Any, **how: Any) -> list[Copied]:
-        _, _, name = path.partition("/images/0123456789ab/")
-        name += " with times" if how["exact"] else ""
-        calls.append((name, source.name, [node.name for node in targets]))
-        return [Copied(node.name, source.name, 5) for node in targets]
-
-    monkeypatch.setattr(module, "copy_folder", copy_folder)
-    return calls
+def cached(cluster: FakeCluster, *folders: str) -> None:
+    """Have a file in these folders of the head's caches, of an old time."""
+    for folder in folders:
+        os.utime(cluster.head.put(f"{folder}/rank_0_0/kernel.cubin", "x"), (1e9, 1e9))
 
 
-def test_caches_that_are_there_are_copied(tmp_path, copied):
-    entries = [entry("triton"), entry("compile"), entry("flashinfer"), entry("inductor", 0)]
-    entries.append(entry("inductor", above=""))  # of before images had their own: nobody reads it
-    done = module.copy_caches(play(tmp_path, entries, ("GB10", "GB10")), "spark1")
-    names = ["triton", "vllm/torch_compile_cache", "flashinfer with times"]
-    assert copied == [(name, "spark1", ["spark2"]) for name in names]
+def test_caches_that_are_there_are_copied(linked: FakeCluster) -> None:
+    kinds = (TRITON, COMPILED, FLASHINFER)
+    shared = f"{CACHE_ROOT}/torchinductor/x"  # of before images had their own: nobody reads it
+    cached(linked, *(f"{IMAGE}/{kind}" for kind in kinds), shared, f"{IMAGE}/huggingface/hub")
+    done = module.copy_caches(linked.play, "spark1", ("spark2",))
     assert [one.to_dict()["kind"] for one in done] == ["triton", "compile", "flashinfer"]
+    assert {(one.copied.sender, one.copied.node) for one in done} == {("spark1", "spark2")}
+    place = linked.nodes["spark2"].root / IMAGE.lstrip("/")
+    there = {kind: place / f"{kind}/rank_0_0/kernel.cubin" for kind in kinds}
+    assert set(linked.nodes["spark2"].root.rglob("*.cubin")) == set(there.values())
+    kept = [kind for kind, file in there.items() if file.stat().st_mtime == 1e9]
+    assert kept == [FLASHINFER], "it is built again when the time of a file is another one"
 
 
-def test_another_gpu_is_refused(tmp_path, copied):
-    with pytest.raises(Refused, match="spark2 has H100, and spark1 has GB10"):
-        module.copy_caches(play(tmp_path, [entry("triton")], ("GB10", "H100")), "spark1")
-    assert not copied
+def test_another_gpu_is_refused(linked: FakeCluster) -> None:
+    linked.nodes["spark2"].gpu = H100
+    cached(linked, f"{IMAGE}/{TRITON}")
+    with pytest.raises(Refused, match="spark2 has NVIDIA H100 80GB HBM3, and spark1 has NVIDIA GB"):
+        module.copy_caches(linked.play, "spark1")
+    assert not list(linked.nodes["spark2"].root.rglob("*.cubin"))
 
 
-def test_nothing_to_copy_is_refused(tmp_path, copied):
+def test_nothing_to_copy_is_refused(linked: FakeCluster) -> None:
+    cached(linked, f"{IMAGE}/huggingface/hub")
     with pytest.raises(Refused, match="has no triton or inductor or compile"):
-        module.copy_caches(play(tmp_path, [entry("huggingface")], ("GB10", "GB10")), "spark1")
+        module.copy_caches(linked.play, "spark1")
     with pytest.raises(Refused, match="no other node"):
-        module.copy_caches(play(tmp_path, [], ("GB10", "GB10")), "spark1", ("spark1",))
+        module.copy_caches(linked.play, "spark1", ("spark1",))
     with pytest.raises(UsageError, match="spark9"):
-        module.copy_caches(play(tmp_path, [], ("GB10", "GB10")), "spark9")
+        module.copy_caches(linked.play, "spark9")

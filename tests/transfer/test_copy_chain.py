@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import random
 from dataclasses import replace
 from functools import partial
@@ -13,7 +12,7 @@ from typing import Any
 
 import pytest
 from factories import make_inventory
-from free_ports import free_port
+from stored_models import COMMIT, model
 
 from spark_cluster.agent import model_copy
 from spark_cluster.errors import Failed, Refused, UsageError
@@ -32,24 +31,8 @@ from spark_cluster.transfer import copy as copying
 from spark_cluster.transfer.certificate import make_certificate
 from spark_cluster.transfer.folders import bring_folder, copy_folder, uploads
 
-COMMIT = "c" * 40
 HUB = "/hub"
 INVENTORY = "nodes:\n  spark1: {address: 127.0.1.1, roles: [head]}\n"
-
-
-def model(root: Path, repository: str = "org/model") -> Manifest:
-    """A model of three files in a hub cache."""
-    cache, files = HubCache(root), []
-    for path, size in (("empty", 0), ("config.bin", 1), ("model.safetensors", 9_000_000)):
-        content = random.Random(size).randbytes(size)
-        name = hashlib.sha256(content).hexdigest()
-        blob = cache.blob(repository, name)
-        blob.parent.mkdir(parents=True, exist_ok=True)
-        blob.write_bytes(content)
-        files.append({"path": path, "size": size, "blob": name, "algorithm": "sha256"})
-    manifest = Manifest.from_document({"repository": repository, "commit": COMMIT, "files": files})
-    cache.publish(manifest, "main")
-    return manifest
 
 
 def spark(number: int) -> Node:
@@ -110,8 +93,7 @@ class Laptop:
 
 
 @pytest.fixture
-def laptop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Laptop:
-    monkeypatch.setattr(copying, "COPIES", (free_port(), free_port()))
+def laptop(tmp_path: Path, own_ports: None) -> Laptop:
     for number in (1, 2, 3):
         (tmp_path / f"spark{number}" / "hub").mkdir(parents=True)
     return Laptop(tmp_path)
@@ -189,29 +171,19 @@ def test_a_plain_folder_goes_to_all_also_where_an_old_file_is(laptop, nodes):
     assert [what["what"] for what in laptop.asked][-3:] == ["folder", "lacking", "lacking"]
 
 
-def test_a_folder_of_the_laptop_goes_to_the_first_node_and_on(laptop, nodes, tmp_path, monkeypatch):
+def test_a_folder_of_the_laptop_goes_to_the_first_node_and_on(linked, tmp_path):
     local = tmp_path / "model"
     (local / ".cache").mkdir(parents=True)
     (local / ".cache/note").write_text("left out")
     (local / "sub").mkdir()
     (local / "sub/a.bin").write_bytes(b"a")
-    applied: list[tuple[list[str], list[Any]]] = []
-
-    def apply(of, resources):
-        if isinstance(resources, RoleCall):
-            return
-        applied.append(([node.name for node in of], resources))
-        there = laptop.root(nodes[0]) / "srv/model/sub"
-        there.mkdir(parents=True)
-        (there / "a.bin").write_bytes(b"a")
-
-    monkeypatch.setattr(laptop, "apply", apply, raising=False)
-    done = bring_folder(laptop, nodes[:2], local, "/srv/model")
-    ((names, resources),) = applied
-    assert names == ["spark1"]
-    paths = [resource.path for resource in resources]
-    assert paths == ["/srv/model", "/srv/model/sub", "/srv/model/sub/a.bin"]
+    for node in linked.nodes.values():
+        (node.root / "srv").mkdir()
+    done = bring_folder(linked.play, linked.play.nodes[:2], local, "/srv/model")
+    names = ("Directory:/srv/model", "Directory:/srv/model/sub", "File:/srv/model/sub/a.bin")
+    assert linked.applied() == [f"spark1 {name}" for name in names]
     assert [(one.node, one.moved) for one in done] == [("spark2", 1)]
+    assert linked.nodes["spark2"].text("/srv/model/sub/a.bin") == "a"
 
 
 def test_a_folder_that_cannot_be_sent_is_refused(tmp_path):

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 from factories import make_inventory
-from free_ports import free_port
 from waiting import HANG_S, until
 
 from spark_cluster.errors import Failed
@@ -115,11 +114,8 @@ class Copy:
 
 
 @pytest.fixture
-def copy(
-    tmp_path: Path, pipes: Any, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., Copy]]:
+def copy(tmp_path: Path, pipes: Any, own_ports: None) -> Iterator[Callable[..., Copy]]:
     """A copy that has begun, with its real agents and processes."""
-    monkeypatch.setattr(copying, "COPIES", tuple(free_port() for _ in range(3)))
     inventory = make_inventory(tmp_path, INVENTORY)
     bus = Bus()
     connections = pipes(inventory.nodes, bus, "run1", command="test", change=True)

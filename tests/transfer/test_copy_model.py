@@ -2,100 +2,82 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
-
 import pytest
-from factories import make_inventory, make_node
+from fake_cluster import FakeCluster, FakeNode, Make
+from stored_models import COMMIT, model
 
+from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.errors import Refused, UsageError
-from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.layout import OURS
+from spark_cluster.runner.options import Options
 from spark_cluster.transfer import copy_model as module
 from spark_cluster.transfer.copy import Copied
-from spark_cluster.transfer.state import Have, Wanted
+from spark_cluster.transfer.state import Wanted, hub_folder
 
-NAMES = ("spark1", "spark2", "spark3")
-FILES = [{"path": "a", "size": 1, "blob": "a" * 64, "algorithm": "sha256"}]
-MANIFEST = Manifest.from_document({"repository": "org/model", "commit": "c" * 40, "files": FILES})
 WANTED = Wanted("org/model")
+UNVERIFIED = "org/model@cccccccccccc is not verified against the hub"
 
 
-def have(*, whole: bool, problem: str = "") -> Have:
-    manifest, missing = (MANIFEST, ()) if whole else (MANIFEST, ("a",))
-    size = 0 if whole else 3_000_000_000
-    return Have("c" * 40, manifest, missing, size, 0, (), problem, "", None, 1 << 40)
-
-
-@pytest.fixture
-def play(tmp_path: Path) -> Any:
-    head = {"spark1": ", roles: [head]"}
-    hosts = "".join(
-        f"  {name}: {{address: 10.0.0.{n}{head.get(name, '')}}}\n"
-        for n, name in enumerate(NAMES, 1)
-    )
-    inventory = make_inventory(tmp_path, f"nodes:\n{hosts}")
-    return SimpleNamespace(
-        nodes=[make_node(name) for name in NAMES], inventory=inventory, check=False
-    )
+def cache_of(node: FakeNode) -> HubCache:
+    return HubCache(node.root / hub_folder(CACHE_ROOT).lstrip("/"), node.root / OURS.lstrip("/"))
 
 
 @pytest.fixture
-def copied(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, list[str], dict[str, Any]]]:
-    """The copies that were asked for; only spark2 has the model whole."""
-    calls: list[tuple[str, list[str], dict[str, Any]]] = []
-
-    def states(_play: Any, nodes: Any, _wanted: Wanted, _hub: str) -> dict[str, Have]:
-        return {node.name: have(whole=node.name == "spark2") for node in nodes}
-
-    def copy(_play: Any, manifest: Manifest, source: Any, targets: Any, **how: Any) -> list[Any]:
-        assert manifest == MANIFEST
-        calls.append((source.name, [node.name for node in targets], how))
-        return []
-
-    monkeypatch.setattr(module, "models_on", states)
-
-    def compare(_play: Any, _manifest: Manifest, source: Any, receiver: Any) -> None:
-        calls.append((source.name, [receiver.name], {"compared": True}))
-
-    monkeypatch.setattr(module, "copy", copy)
-    monkeypatch.setattr(module, "must_be_the_hubs", compare)
-    return calls
+def linked(linked: FakeCluster) -> FakeCluster:
+    """The nodes, of which only spark2 has the model whole; no hub is reached from them."""
+    there = cache_of(linked.nodes["spark2"])
+    model(there.root, WANTED.repository, there.ours)
+    for node in linked.nodes.values():
+        cache_of(node).root.mkdir(parents=True, exist_ok=True)
+    return linked
 
 
-def test_by_default_who_has_it_sends_to_all_others(play, copied):
-    module.copy_model(play, WANTED)
-    (compared, (source, targets, how)) = copied
-    assert compared == ("spark2", ["spark1"], {"compared": True})
-    assert (source, targets) == ("spark2", ["spark1", "spark3"])
-    assert how["hub"].endswith("/huggingface/hub")
-    assert how["encrypt"] is True
+def ways(done: list[Copied]) -> list[tuple[str, str]]:
+    return [(one.sender, one.node) for one in done]
 
 
-def test_targets_are_those_that_are_named_once(play, copied):
-    module.copy_model(play, WANTED, targets=("spark3", "spark3"))
-    assert [one[1] for one in copied] == [["spark3"], ["spark3"]]
+def test_by_default_who_has_it_sends_to_all_others(linked: FakeCluster) -> None:
+    done = module.copy_model(linked.play, WANTED)
+    assert ways(done) == [("spark2", "spark1"), ("spark1", "spark3")], "on, in a chain"
+    assert all(one.fabric for one in done)
+    for node in linked.nodes.values():
+        assert cache_of(node).commit_of(WANTED.repository, "main") == COMMIT
+    (note,) = linked.notes
+    assert note.startswith(f"spark2: {UNVERIFIED}"), "what it has is compared before"
 
 
-def test_a_source_that_does_not_have_it_says_what_it_lacks(play, copied):
-    with pytest.raises(Refused, match=r"spark1: 3\.0 GB are missing") as error:
-        module.copy_model(play, WANTED, source="spark1")
+def test_targets_are_those_that_are_named_once(linked: FakeCluster) -> None:
+    done = module.copy_model(linked.play, WANTED, targets=("spark3", "spark3"))
+    assert ways(done) == [("spark2", "spark3")]
+    assert cache_of(linked.nodes["spark1"]).commit_of(WANTED.repository, "main") is None
+
+
+def test_a_source_that_does_not_have_it_says_what_it_lacks(linked: FakeCluster) -> None:
+    with pytest.raises(Refused, match=r"no node has org/model@main whole \(spark1: not") as error:
+        module.copy_model(linked.play, WANTED, source="spark1")
     assert "models pull" in error.value.hint
-    assert not copied
 
 
-def test_a_node_that_is_not_there_is_named(play, copied):
+def test_a_node_that_is_not_there_is_named(linked: FakeCluster) -> None:
     with pytest.raises(UsageError, match="spark9 is not in this run"):
-        module.copy_model(play, WANTED, targets=("spark9",))
+        module.copy_model(linked.play, WANTED, targets=("spark9",))
 
 
-def test_one_node_alone_has_nobody_to_copy_to(play, copied):
-    play.nodes = [node for node in play.nodes if node.name == "spark2"]
+def test_one_node_alone_has_nobody_to_copy_to(linked: FakeCluster) -> None:
     with pytest.raises(UsageError, match="no other node"):
-        module.copy_model(play, WANTED)
+        module.copy_model(linked.play.part(["spark2"]), WANTED)
 
 
-def test_what_was_done_is_said_in_a_line():
+def test_in_check_mode_nothing_is_copied_nor_asked_of_the_hub(fake_cluster: Make) -> None:
+    cluster = fake_cluster(options=Options(check=True))
+    there = cache_of(cluster.head)
+    model(there.root, WANTED.repository, there.ours)
+    assert module.copy_model(cluster.play, WANTED) == []
+    assert cluster.notes == []
+
+
+def test_what_was_done_is_said_in_a_line() -> None:
     moved = Copied("spark2", "spark1", 8_000_000_000, 1_000_000_000, 4.0, True)
     assert str(moved) == (
         "spark2: 8.0 GB from spark1 over the fabric in 4.0 s, 2.0 GB/s; 1.0 GB were there"
@@ -106,24 +88,26 @@ def test_what_was_done_is_said_in_a_line():
 @pytest.mark.parametrize(
     ("given", "sent"),
     [
-        ({}, ("spark1", ["spark2", "spark3"])),
-        ({"source": "spark3", "targets": ("spark1", "spark1", "spark3")}, ("spark3", ["spark1"])),
+        ({}, [("spark1", "spark2"), ("spark1", "spark3")]),
+        (
+            {"source": "spark3", "targets": ("spark1", "spark1", "spark3")},
+            [("spark3", "spark1")],
+        ),
     ],
 )
-def test_a_folder_goes_from_the_first_node_or_the_one_named(play, monkeypatch, given, sent):
-    calls: list[Any] = []
+def test_a_folder_goes_from_the_first_node_or_the_one_named(
+    linked: FakeCluster, given: dict[str, str], sent: list[tuple[str, str]]
+) -> None:
+    for node in linked.nodes.values():
+        (node.root / "srv").mkdir()
+    linked.nodes[sent[0][0]].put("/srv/model/config.json", "{}")
+    done = module.copy_path(linked.play, "/srv/model", **given)
+    assert ways(done) == sent
+    assert all(linked.nodes[name].text("/srv/model/config.json") == "{}" for _, name in sent)
 
-    def copy_folder(_play: Any, path: str, source: Any, targets: Any, **_how: Any) -> list[Any]:
-        calls.append((path, source.name, [node.name for node in targets]))
-        return []
 
-    monkeypatch.setattr(module, "copy_folder", copy_folder)
-    module.copy_path(play, "/srv/model", **given)
-    assert calls == [("/srv/model", *sent)]
-
-
-def test_a_folder_has_to_go_to_another_node(play):
+def test_a_folder_has_to_go_to_another_node(linked: FakeCluster) -> None:
     with pytest.raises(UsageError, match="no other node"):
-        module.copy_path(play, "/srv/model", source="spark2", targets=("spark2",))
+        module.copy_path(linked.play, "/srv/model", source="spark2", targets=("spark2",))
     with pytest.raises(UsageError, match="spark9 is not in this run"):
-        module.copy_path(play, "/srv/model", source="spark9")
+        module.copy_path(linked.play, "/srv/model", source="spark9")

@@ -57,6 +57,7 @@ class Cluster:
         self.notes: list[str] = []
         self.compared: list[tuple[str, str]] = []
         self.pulled = NEW
+        self.refusal: Failed | None = None
         self.described = threading.Event()
         self.options = Options()
 
@@ -86,6 +87,8 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return Preview(NEW, SIZE, SIZE, 1 << 40)
 
     def pull(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> Manifest:
+        if play.refusal is not None:
+            raise play.refusal
         assert play.described.wait(10)
         play.done.append(("pull", node.name))
         return manifest(play.pulled)
@@ -206,14 +209,11 @@ def test_bytes_that_are_there_need_no_room(cluster):
     assert ("pull", "spark1") not in two.done, "spark2 has more of it"
 
 
-def test_the_pulls_reason_is_the_one_that_is_told(cluster, monkeypatch):
-    def pull(*_given: Any, **_how: Any) -> Manifest:
-        raise Failed("the licence is not accepted", where="spark1")
-
-    monkeypatch.setattr(hub_models, "pull", pull)
-    monkeypatch.setattr(hub_models, "models_on", lambda *_: {"spark1": have()})
+def test_the_pulls_reason_is_the_one_that_is_told(cluster):
+    two = cluster(spark1=have(), spark2=have())
+    two.refusal = Failed("the licence is not accepted", where="spark1")
     with pytest.raises(Failed, match="licence"):
-        cluster(spark1=have(), spark2=have()).bring()
+        two.bring()
 
 
 def test_without_the_hub_each_nodes_lack_is_told(cluster):

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
+from functools import partial
+from ipaddress import IPv4Interface
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +17,7 @@ from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.options import Selection
 from spark_cluster.runner.play import Play
+from spark_cluster.topology import Link, Node
 from spark_cluster.transfer import images as module
 from spark_cluster.transfer.copy import Copied
 from spark_cluster.transfer.images import ImageOnNode
@@ -40,13 +44,21 @@ VERBOSE = json.dumps(
 """What `docker manifest inspect --verbose` prints of an index with two platforms."""
 
 
+def spark(number: int, *, fabric: bool) -> Node:
+    """A node, with its address on the link where there is one."""
+    address = f"192.168.177.{10 + number}/24"
+    own = (f"10.0.0.{number}/24", *([address] if fabric else []))
+    node = make_node(f"spark{number}", head=number == 1, address=f"10.0.0.{number}", own=own)
+    return replace(node, links=(Link("eth0", IPv4Interface(address)),) if fabric else ())
+
+
 class Cluster:
     """Two nodes; roles that are applied give the image, and what agents are asked is noted."""
 
     check = False
 
-    def __init__(self, folder: Path, settings: str = "") -> None:
-        self.nodes = [make_node("spark1"), make_node("spark2", head=False)]
+    def __init__(self, folder: Path, settings: str = "", *, fabric: bool = True) -> None:
+        self.nodes = [spark(1, fabric=fabric), spark(2, fabric=fabric)]
         hosts = "spark1: {address: 10.0.0.1, roles: [head]}, spark2: {address: 10.0.0.2}"
         text = f"nodes: {{{hosts}}}\n" + (f"settings: {{images: {settings}}}\n" if settings else "")
         self.inventory = make_inventory(folder, text)
@@ -138,8 +150,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return [Copied(name, source.name, 5_000_000_000, 0, 5.0, fabric=True) for name in names]
 
     monkeypatch.setattr(module, "copy", copy)
-    monkeypatch.setattr(module, "route", lambda *_: SimpleNamespace(fabric=True))
-    return lambda settings="": Cluster(tmp_path, settings)
+    return partial(Cluster, tmp_path)
 
 
 COPIED = [
@@ -245,12 +256,11 @@ def test_layers_that_are_there_are_not_sent(cluster):
     assert any(done.endswith("; 1 of 2 layers were there") for done in two.done)
 
 
-def test_without_a_fabric_each_pulls_and_all_must_be_equal(cluster, monkeypatch):
-    monkeypatch.setattr(module, "route", lambda *_: SimpleNamespace(fabric=False))
-    two = cluster()
+def test_without_a_fabric_each_pulls_and_all_must_be_equal(cluster):
+    two = cluster(fabric=False)
     two.bring()
     assert two.done == ["pull spark1", "pull spark2"]
-    other = cluster()
+    other = cluster(fabric=False)
     other.pulled["spark2"] = image("3")
     with pytest.raises(Failed, match="is not the same image on all nodes") as caught:
         other.bring()

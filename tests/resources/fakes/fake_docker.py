@@ -1,11 +1,13 @@
 """docker over images, a registry and containers that are given as data.
 
 `images` ref to what inspect tells; `registry` ref to image or to the text of a failure; `archives`
-name of a file to {ref: image}; `behaviour` container to {dies: status, log, refuses: text}.
+name of a file to {ref: image}; `behaviour` container to {dies: status, log, refuses: text};
+`manifests` ref to what the registry tells of it. `pids` of a container are its processes.
 """
 
 import hashlib
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,7 +26,7 @@ LABELS_OFF = ("label=disable",)
 
 
 def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> None:
-    for key in ("images", "registry", "archives", "containers", "behaviour"):
+    for key in ("images", "registry", "archives", "containers", "behaviour", "manifests"):
         state.setdefault(key, {})
     if state.get("down"):
         raise Refuse(
@@ -39,23 +41,24 @@ def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> No
             "unix:///var/run/docker.sock",
         )
     action, *rest = argv
-    if action in ("image", "container"):
-        assert rest[0] == "inspect"
-        inspect(state, action, rest[1:])
+    if rest and rest[0] == "inspect":
+        {"image": inspect, "container": inspect, "manifest": manifest}[action](
+            state, action, rest[1:]
+        )
         return
-    known = (pull, load, tag, build, run, stop, rm, logs)
+    known = (pull, load, tag, build, run, stop, rm, logs, top, version, container, update)
     {one.__name__: one for one in known}[action](state, root, rest)
 
 
 def inspect(state: dict[str, Any], kind: str, rest: list[str]) -> None:
-    found, (name,) = options(rest, (), ("-f",))
+    found, (name,) = options(rest, (), ("-f", "--format"))
     things = state["images" if kind == "image" else "containers"]
     if name not in things:
         sys.stdout.write("" if found else "[]\n")
         raise Refuse(1, f"Error response from daemon: No such {kind}: {name}")
     if found:
-        assert found["-f"] == ["{{.Id}}"]
-        print(things[name]["Id"])
+        ((shown,),) = found.values()
+        print(things[name][re.fullmatch(r"\{\{\.(Id|Image)\}\}", shown)[1]])
         return
     thing = things[name]
     if kind == "container" and thing.get("left") is not None:
@@ -64,6 +67,45 @@ def inspect(state: dict[str, Any], kind: str, rest: list[str]) -> None:
             thing["State"] = {"Status": "restarting" if restarts else "exited", "ExitCode": 3}
         thing["left"] -= 1
     print(json.dumps([thing]))
+
+
+def manifest(state: dict[str, Any], _kind: str, rest: list[str]) -> None:
+    _, (ref,) = options(rest, ("--verbose",), ())
+    if ref not in state["manifests"]:
+        raise Refuse(1, f"no such manifest: {ref}")
+    print(state["manifests"][ref])
+
+
+def container(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    action, *words = rest
+    assert action == "ls", rest
+    found, _ = options(words, ("--all",), ("--filter", "--format"))
+    assert found["--format"] == ["{{.Names}}"]
+    for name, one in state["containers"].items():
+        wanted = (text.partition("=") for text in found["--filter"])
+        labels = one["Config"]["Labels"]
+        known = {"label": labels.__contains__, "name": lambda text, own=name: re.search(text, own)}
+        if all(known[kind](text) for kind, _, text in wanted):
+            print(name)
+
+
+def version(_state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    assert rest == ["--format", "{{.Server.Version}}"]
+    print("28.3.3")
+
+
+def update(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    found, (name,) = options(rest, (), ("--restart",))
+    state["containers"][name]["restart"] = found["--restart"][0]
+
+
+def top(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    name, *columns = rest
+    assert columns == ["-eo", "pid"], rest
+    known = state["containers"].get(name)
+    if known is None or known["State"]["Status"] != "running":
+        raise Refuse(1, f"Error response from daemon: container {name} is not running")
+    print("PID", *known.get("pids", []), sep="\n")
 
 
 def pull(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
@@ -175,5 +217,5 @@ def rm(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
 
 
 def logs(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
-    _, (name,) = options(rest, (), ("--tail",))
+    _, (name,) = options(rest, ("--timestamps",), ("--tail",))
     sys.stderr.write(state["behaviour"].get(name, {}).get("log", ""))

@@ -31,6 +31,8 @@ def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> No
     name = rest[-1] if "--now" in rest else rest[0]
     unit = units.get(name, {})
     if action == "show":
+        if rest[0] == "--property=Listen":
+            return
         assert rest[1] == "-p", argv
         show(unit, rest[2].split(","))
         return

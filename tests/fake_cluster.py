@@ -1,0 +1,383 @@
+"""A cluster for tests: the real play, connections, sessions and agents over nodes whose root is a
+folder of this machine, and whose hardware and programs are what the test says.
+
+Nothing of ours is replaced: what a playbook does is seen in the nodes' files, in the calls of their
+programs (`docker`, `nvidia-smi`, `systemctl`, ...) and in the run's events, as on a Spark.
+"""
+
+from __future__ import annotations
+
+import importlib
+import io
+import json
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import (
+    AbstractContextManager,
+    contextmanager,
+    nullcontext,
+    redirect_stderr,
+    redirect_stdout,
+)
+from functools import partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from factories import GIB_KIB, SPARK_GIB, make_inventory, put
+from fake_programs import Programs, Said
+from pipe_channel import PipeChannel
+
+from spark_cluster.facts.model import Process
+from spark_cluster.loader.project import Project
+from spark_cluster.runner import payload
+from spark_cluster.runner.connections import Connections
+from spark_cluster.runner.events import Bus, Event, Note, Result, StageStarted
+from spark_cluster.runner.options import Options
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
+
+FAKES = Path(__file__).parent / "resources/fakes"
+KEPT = {"docker": "docker", "systemctl": "systemd", "journalctl": "systemd", "nft": "nft"}
+"""Programs that keep their state in a file, and the module of `resources/fakes` that they are."""
+NOT_THERE = {
+    *("apt-cache", "apt-get", "apt-mark", "dpkg", "dpkg-query", "ethtool", "haproxy", "modprobe"),
+    *("netplan", "rdma", "reboot", "shutdown", "sshd", "sysctl", "systemd-run", "useradd"),
+    *("usermod", "groupadd"),
+}
+"""Programs of a node that a fake one lacks unless a test gives it one: never this machine's."""
+ROLE = """\
+from pathlib import Path
+from factories import SHIPPED
+from fake_cluster import given
+from spark_cluster.resources import File
+
+Settings = SHIPPED.load_role("{name}").settings_model
+
+def role(node, settings):
+    given(Path(__file__), node.name, settings)
+    yield File("/roles/{name}", content="")
+"""
+HEAD = ", roles: [head]"
+
+_given: dict[Path, dict[str, Any]] = {}
+
+
+def given(role: Path, node: str, settings: Any) -> None:
+    """Keep the settings that a role of `FakeCluster.marked` was applied with last, by node."""
+    _given.setdefault(role, {})[node] = settings
+
+
+_one_at_a_time = threading.Lock()
+"""Held while a kept program prints, for which this process' outputs are taken."""
+
+
+class FakeNode:
+    """A node: a folder, its memory, GPU and network, and its programs.
+
+    Attributes:
+        programs: functions by name; a test may replace or add some at any time.
+        available_gib: memory that nothing holds but containers, GiB.
+        held: what the GPU's processes hold.
+        when_read: is called before nvidia-smi tells that, and may change it.
+        gpu: the line that nvidia-smi prints of it.
+        addresses: of its interface `eth0`.
+        fabric: its address on the link; empty without a cable.
+    """
+
+    def __init__(self, folder: Path, name: str, number: int) -> None:
+        self.name, self.root = name, folder / name
+        self.root.mkdir()
+        self.programs = Programs(folder / f"{name}-calls", self.root / "usr/local/bin", NOT_THERE)
+        self.programs["nvidia-smi"] = self._nvidia_smi
+        self.programs["ip"] = self._ip
+        self.programs["ibdev2netdev"] = self._ibdev2netdev
+        self.programs["ss"] = lambda _words, _stdin: ""  # nothing listens
+        for command in KEPT:
+            self.programs[command] = partial(self._kept, command)
+        self.gpu = "NVIDIA GB10, 12.1, 580.95.05, 40, 10.0, 2400, [N/A], [N/A]"
+        self.held: list[Process] = []
+        self.when_read: Callable[[], object] = lambda: None
+        self.addresses = [f"10.0.0.{number}/24"]
+        self.fabric = f"192.168.177.{10 + number}/24"
+        self.available_gib = 118.0
+
+    @property
+    def available_gib(self) -> float:
+        return self._available_gib
+
+    @available_gib.setter
+    def available_gib(self, gib: float) -> None:
+        self._available_gib = gib
+        self._tell_memory()
+
+    def _tell_memory(self) -> None:
+        with self.state("docker") as docker:
+            known = docker.get("containers", {}).values()
+            runs = [one for one in known if one["State"]["Status"] == "running"]
+            available = self._available_gib - sum(one.get("holds_gib", 0) for one in runs)
+        kib = {"MemTotal": SPARK_GIB, "MemAvailable": available, "Cached": 0}
+        lines = (f"{name}: {round(gib * GIB_KIB)} kB\n" for name, gib in kib.items())
+        self.put("/proc/meminfo", "".join(lines))
+
+    def put(self, path: str, content: str | bytes = "", mode: int = 0o644) -> Path:
+        """Write a file of the node."""
+        return put(self.root / path.lstrip("/"), content, mode)
+
+    def text(self, path: str) -> str | None:
+        """Return the text of a file of the node; None where there is none."""
+        file = self.root / path.lstrip("/")
+        return file.read_text() if file.exists() else None
+
+    @contextmanager
+    def state(self, fake: str) -> Iterator[dict[str, Any]]:
+        """The state of `docker`, `systemd` or `nft`, to look at and to set."""
+        with _one_at_a_time:
+            file = self.root / f"fakes/{fake}.json"
+            found = json.loads(file.read_text()) if file.exists() else {}
+            yield found
+            put(file, json.dumps(found))
+
+    def run_container(
+        self,
+        name: str,
+        labels: dict[str, str] | None = None,
+        command: Sequence[str] = (),
+        *,
+        status: str = "running",
+        exit_code: int = 0,
+        pids: Sequence[int] = (),
+        restarts: int = 0,
+        holds_gib: float = 0,
+    ) -> None:
+        """Have a container as Docker describes it.
+
+        Args:
+            pids: its processes, as the host numbers them.
+            holds_gib: memory that it takes from what is available while it runs.
+        """
+        with self.state("docker") as docker:
+            containers = docker.setdefault("containers", {})
+            containers[name] = {
+                "Name": f"/{name}",
+                "Id": f"{len(containers) + 1:064x}",
+                "Image": f"sha256:{'1' * 64}",
+                "RestartCount": restarts,
+                "State": {"Status": status, "ExitCode": exit_code},
+                "Config": {"Labels": labels or {}, "Cmd": list(command), "Env": []},
+                "restart": "unless-stopped",
+                "pids": list(pids),
+                "holds_gib": holds_gib,
+            }
+        self._tell_memory()
+
+    def have_image(self, ref: str, *digests: str, number: str = "1") -> None:
+        """Have an image of this machine's architecture in Docker, with these digests."""
+        repository = ref.rpartition(":")[0]
+        machine = os.uname().machine
+        with self.state("docker") as docker:
+            docker.setdefault("images", {})[ref] = {
+                "Id": f"sha256:{number * 64}",
+                "RepoDigests": [f"{repository}@{one}" for one in digests],
+                "RootFS": {"Layers": ["sha256:a"]},
+                "Size": 5_000_000_000,
+                "Os": "linux",
+                "Architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
+            }
+
+    def remove_container(self, name: str) -> None:
+        """Have a container no more, as when someone else removes it."""
+        with self.state("docker") as docker:
+            del docker["containers"][name]
+        self._tell_memory()
+
+    @property
+    def containers(self) -> dict[str, str]:
+        """Container to its status."""
+        with self.state("docker") as docker:
+            known = docker.get("containers", {})
+            return {name: one["State"]["Status"] for name, one in known.items()}
+
+    def calls(self, program: str) -> list[list[str]]:
+        """Return the words of each call of a program, without its name."""
+        return [words for name, *words in self.programs.calls if name == program]
+
+    def close(self) -> None:
+        self.programs.close()
+        assert not self.programs.faults, self.programs.faults[0]
+
+    def _nvidia_smi(self, words: list[str], _stdin: str) -> str:
+        if words[0].startswith("--query-gpu"):
+            return f"{self.gpu}\n"
+        assert words[0].startswith("--query-compute-apps"), words
+        self.when_read()
+        return "".join(f"{p.pid}, {p.name}, {p.used_mib or '[N/A]'}\n" for p in self.held)
+
+    def _ip(self, words: list[str], _stdin: str) -> str:
+        assert words == ["-j", "addr"], words
+        links = {"eth0": self.addresses, **({"enp1s0f1np1": [self.fabric]} if self.fabric else {})}
+        rows = []
+        for name, addresses in links.items():
+            given = [one.split("/") for one in addresses]
+            info = [{"family": "inet", "local": ip, "prefixlen": int(n)} for ip, n in given]
+            up = {"operstate": "UP", "flags": ["UP", "LOWER_UP"], "mtu": 9000}
+            rows.append({"ifname": name, **up, "addr_info": info})
+        return json.dumps(rows)
+
+    def _ibdev2netdev(self, _words: list[str], _stdin: str) -> str:
+        return f"rocep1s0f1 port 1 ==> enp1s0f1np1 ({'Up' if self.fabric else 'Down'})\n"
+
+    def _kept(self, command: str, words: list[str], stdin: str) -> Said:
+        """Answer as the fake of `resources/fakes` does."""
+        fake = KEPT[command]
+        out, err = io.StringIO(), io.StringIO()
+        given = mock.patch.object(sys, "stdin", io.StringIO(stdin))
+        path = mock.patch.object(sys, "path", [str(FAKES), *sys.path])
+        with _one_at_a_time, path, redirect_stdout(out), redirect_stderr(err), given:
+            common, module = (importlib.import_module(n) for n in ("common", f"fake_{fake}"))
+            status = common.run(module.main, str(self.root), fake, command, words)
+        if command == "docker" and words[0] in ("rm", "stop", "start"):
+            self._tell_memory()
+        return Said(out.getvalue(), err.getvalue(), status)
+
+
+class Piped:
+    """A connection to a node of this machine: its agents are processes here."""
+
+    user = "nvidia"
+
+    def __init__(self, cluster: FakeCluster, name: str) -> None:
+        self._cluster, self._name = cluster, name
+
+    def session(self, run: str, *, become: bool = True) -> Session:
+        channel = PipeChannel(payload.argv(run))
+        self._cluster.channels.append(channel)
+        root = str(self._cluster.nodes[self._name].root)
+        return Session(self._name, channel, as_root=False, root=root)
+
+    def host_key(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+
+class LocalConnections(Connections):
+    """Connections to nodes that are this machine: no tunnel leads to their ports."""
+
+    def forward(self, name: str, port: int) -> AbstractContextManager[int]:
+        return nullcontext(port)
+
+
+class FakeCluster:
+    """Nodes and a play over them, connected.
+
+    Args:
+        folder: where its files are; made.
+        names: of the nodes; the first one is the head.
+        more: further lines of the inventory.
+        options: of the run.
+
+    Attributes:
+        project: the user's project folder, before what is shipped.
+        events: of the run.
+        on_event: is given each event, while the run waits.
+    """
+
+    def __init__(
+        self, folder: Path, names: Sequence[str], more: str = "", options: Options | None = None
+    ) -> None:
+        folder.mkdir()
+        self.nodes = {name: FakeNode(folder, name, n) for n, name in enumerate(names, 1)}
+        self.channels: list[PipeChannel] = []
+        self.events: list[Event] = []
+        self.on_event: Callable[[Event], None] = lambda _event: None
+        self.project = folder / "project"
+        self.project.mkdir()
+        hosts = "".join(
+            f"  {name}: {{address: 10.0.0.{n}{HEAD if n == 1 else ''}}}\n"
+            for n, name in enumerate(names, 1)
+        )
+        inventory = make_inventory(self.project, f"nodes:\n{hosts}{more}")
+        bus = Bus(self)
+        connections = LocalConnections(
+            inventory.nodes.values(), bus, "r1", command="test", change=True, gather_facts=False,
+            dial=lambda node: Piped(self, node.name),
+        )  # fmt: skip
+        failed = connections.open()
+        assert not failed, failed
+        self.play = Play(inventory, Project(self.project), connections, bus, options)
+
+    @property
+    def head(self) -> FakeNode:
+        """The first node."""
+        return next(iter(self.nodes.values()))
+
+    def take(self, event: Event) -> None:
+        """Keep an event of the run, and hand it to `on_event`."""
+        self.events.append(event)
+        self.on_event(event)
+
+    def close(self) -> None:
+        """End the agents, each of which has to go by itself, then the programs."""
+        self.play.connections.close()
+        assert not any(channel.was_killed for channel in self.channels), "an agent hung"
+        for node in self.nodes.values():
+            node.close()
+
+    @property
+    def containers(self) -> dict[str, list[str]]:
+        """Node to its containers."""
+        return {name: sorted(node.containers) for name, node in self.nodes.items()}
+
+    # -- what the run did ------------------------------------------------------------------------
+
+    @property
+    def notes(self) -> list[str]:
+        """What the user was told, with the node before it."""
+        told = [event for event in self.events if isinstance(event, Note)]
+        return [f"{one.node}: {one.text}" if one.node else one.text for one in told]
+
+    @property
+    def stages(self) -> list[str]:
+        """The stages of the run."""
+        return [event.stage for event in self.events if isinstance(event, StageStarted)]
+
+    def applied(self, of: str = "") -> list[str]:
+        """Return node and id of each resource that was applied, in the order of the results.
+
+        Args:
+            of: the resource's id contains this.
+        """
+        found = [event for event in self.events if isinstance(event, Result)]
+        return [f"{one.node} {one.resource}" for one in found if of in one.resource]
+
+    # -- a user's project ------------------------------------------------------------------------
+
+    def marked(self, *roles: str) -> None:
+        """Have roles of the project's own that only leave a file in /roles, where the shipped ones
+        need more of a node than a fake one has."""
+        for node in self.nodes.values():
+            (node.root / "roles").mkdir(exist_ok=True)
+        for name in roles:
+            put(self.project / f"roles/{name}/__init__.py", ROLE.format(name=name))
+
+    def roles(self, node: str = "") -> list[str]:
+        """Return the roles of `marked` that were applied on a node, the head if none is named."""
+        start = f"{node or self.head.name} File:/roles/"
+        return [one.removeprefix(start) for one in self.applied() if one.startswith(start)]
+
+    def settings(self, role: str, node: str = "") -> Any:
+        """Return the settings that a role of `marked` was given last, for the head if no node is
+        named."""
+        return _given[self.project / f"roles/{role}/__init__.py"][node or self.head.name]
+
+    def playbook(self, name: str, text: str) -> None:
+        """Have a playbook of the project's own."""
+        put(self.project / f"playbooks/{name}.py", text)
+
+
+Make = Callable[..., FakeCluster]
+"""The fixture `fake_cluster`: names of nodes, and options of FakeCluster."""
