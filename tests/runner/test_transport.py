@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import paramiko
 import pytest
 from free_ports import free_port
-from own_sshd import keygen, start_sshd
+from own_sshd import keygen, public, start_sshd
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.errors import Unreachable
@@ -168,6 +168,81 @@ def test_the_jump_hosts_key_is_checked_too(ssh, sshd, second_sshd, trusted):
     assert "not known" in error.message
 
 
+JUMP_KNOWN = {
+    "unknown": ("", "the host key of the jump host {J} is not known"),
+    "changed": ("{J} {N}\n", "THE HOST KEY HAS CHANGED: from the jump host {J}"),
+    "another kind is known": ("{J} {RSA}\n", "THE HOST KEY HAS CHANGED: from the jump host {J}"),
+    "revoked": ("{J} {K}\n@revoked * {K}\n", "REVOKED HOST KEY: the jump host {J} shows"),
+    "hashed": ("{J} {K}\n", ""),
+}
+"""What known_hosts says of a jump host (`{J}` its name, `{K}` its key, `{N}` the node's), and the
+beginning of the error; empty where it is let through."""
+
+
+def as_known(known, trusted, hop, node, rsa, *, hashed=False):
+    """Write known_hosts: the node's key, and what `known` says of the jump host before it."""
+    words = {
+        "{J}": f"[127.0.0.1]:{hop.port}",
+        "{K}": public(hop.folder / "host_key"),
+        "{N}": public(node.folder / "host_key"),
+        "{RSA}": public(rsa),
+    }
+    for name, value in words.items():
+        known = known.replace(name, value)
+    trusted.write_text(known + node.host_line)
+    if hashed:
+        argv = ["ssh-keygen", "-q", "-H", "-f", str(trusted)]
+        subprocess.run(argv, check=True, capture_output=True)
+        assert words["{J}"] not in trusted.read_text()
+
+
+@pytest.mark.parametrize("of_config", [False, True], ids=["inventory", "ssh_config"])
+@pytest.mark.parametrize("case", JUMP_KNOWN)
+def test_the_key_of_a_jump_host(ssh, sshd, second_sshd, trusted, home, tmp_path, case, of_config):
+    """As strict as for the node, wherever the jump host is named."""
+    known, expected = JUMP_KNOWN[case]
+    rsa = keygen(tmp_path / "rsa", kind="rsa") if "{RSA}" in known else sshd.key
+    as_known(known, trusted, second_sshd, sshd, rsa, hashed=case == "hashed")
+    jump = f"{ME}@127.0.0.1:{second_sshd.port}"
+    if of_config:
+        loose = "StrictHostKeyChecking no\n  NoHostAuthenticationForLocalhost yes"
+        (home / ".ssh/config").write_text(
+            f"Host node\n  HostName 127.0.0.1\n  ProxyJump {jump}\n"
+            f"Host *\n  IdentityFile {sshd.key}\n  {loose}\n"
+        )
+    connection = ssh(host="node") if of_config else ssh(jump=jump)
+    if expected:
+        where = f"[127.0.0.1]:{second_sshd.port}"
+        assert refusal(connection).message.startswith(expected.replace("{J}", where))
+    else:
+        assert run(connection, "echo", "x") == "x\n"
+
+
+@pytest.mark.parametrize("listed", ["plain", "krl"])
+def test_a_jump_hosts_key_in_a_list_of_revoked_ones(ssh, sshd, second_sshd, trusted, home, listed):
+    trusted.write_text(sshd.host_line + second_sshd.host_line)
+    revoked, key = home / "revoked", f"{second_sshd.folder}/host_key.pub"
+    if listed == "krl":
+        subprocess.run(["ssh-keygen", "-q", "-k", "-f", str(revoked), key], check=True)
+    else:
+        revoked.write_text("# stolen\n" + Path(key).read_text())
+    (home / ".ssh/config").write_text(f"Host *\n  RevokedHostKeys {revoked}\n")
+    error = refusal(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"))
+    assert f"REVOKED HOST KEY: the jump host [127.0.0.1]:{second_sshd.port} shows" in error.message
+    assert f"revoked by {revoked}" in error.message
+
+
+def test_each_of_two_jump_hosts_is_checked(ssh, sshd, second_sshd, trusted):
+    """The first of them, and one that is reached through another."""
+    first, second = (f"{ME}@127.0.0.1:{one.port}" for one in (second_sshd, sshd))
+    connection = ssh(jump=f"{first},{second}")
+    assert f"jump host [127.0.0.1]:{second_sshd.port} is not" in refusal(connection).message
+    trusted.write_text(second_sshd.host_line)
+    assert f"jump host [127.0.0.1]:{sshd.port} is not" in refusal(connection).message
+    trusted.write_text(second_sshd.host_line + sshd.host_line)
+    assert run(connection, "echo", "x") == "x\n"
+
+
 def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
     """The window of a channel is full for longer than a read waits: nothing of it may be lost."""
     channel = ssh().channel(["sh", "-c", "echo ready; sleep 0.4; wc -c"])
@@ -289,13 +364,6 @@ def test_a_revoked_key_is_refused(ssh, sshd, trusted):
     assert "ssh-keygen -A" in error.hint
     shown = hostkeys.show(ssh().target)
     assert (shown.verdict, shown.place) == ("revoked", f"{trusted}:2")
-
-
-def test_a_revoked_key_of_a_jump_host(ssh, sshd, second_sshd, trusted):
-    key = second_sshd.host_line.split(" ", 1)[1]
-    trusted.write_text(f"@revoked * {key}{sshd.host_line}{second_sshd.host_line}")
-    error = refusal(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"))
-    assert f"REVOKED HOST KEY: the jump host [127.0.0.1]:{second_sshd.port} shows" in error.message
 
 
 def test_the_inventorys_known_hosts_wins_over_an_older_one_of_the_user(

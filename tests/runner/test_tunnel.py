@@ -376,12 +376,26 @@ def test_an_unknown_host_key_is_refused_whatever_the_configuration_says(target, 
     assert "Host key verification failed" in unreachable(target()).message
 
 
+@pytest.mark.parametrize("known", ["", "{J} {N}\n", "{J} {K}\n@revoked * {K}\n"])
 def test_the_host_key_of_a_jump_host_is_asked_for_as_strictly(
-    target, sshd, second_sshd, trusted, endpoint
+    target, sshd, second_sshd, trusted, home, known
 ):
+    """Unknown, changed, revoked; whatever ssh_config says of jump hosts."""
+    (home / ".ssh" / "config").write_text(
+        "Host *\n  StrictHostKeyChecking no\n  NoHostAuthenticationForLocalhost yes\n"
+    )
+    node, hop = public(sshd.folder / "host_key"), public(second_sshd.folder / "host_key")
+    known = known.replace("{J}", f"[127.0.0.1]:{second_sshd.port}").replace("{K}", hop)
+    trusted.write_text(known.replace("{N}", node) + sshd.host_line)
     jump = f"{getpass.getuser()}@127.0.0.1:{second_sshd.port}"
     assert "Host key verification failed" in unreachable(target(jump=jump)).message
+
+
+def test_a_tunnel_goes_through_a_jump_host(target, sshd, second_sshd, trusted, endpoint):
+    """Also one whose name is hashed in known_hosts."""
     trusted.write_text(sshd.host_line + second_sshd.host_line)
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", trusted], check=True, capture_output=True)
+    jump = f"{getpass.getuser()}@127.0.0.1:{second_sshd.port}"
     with forward(target(jump=jump), "127.0.0.1", endpoint) as port:
         url = f"http://127.0.0.1:{port}/jumped"
         assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/jumped"
