@@ -26,8 +26,7 @@ def run(app: App, port: int | None, *, with_token: bool, open_it: bool) -> None:
         open_it: open the page in the browser.
     """
     from spark_cluster.runner import connections, head_start
-    from spark_cluster.runner.ssh_forward import free_port
-    from spark_cluster.runner.tunnel import Tunnel, TunnelEvent
+    from spark_cluster.runner.tunnel import Tunnel, TunnelEvent, free_port
 
     there, token = _asked(app)
     head = app.inventory.head

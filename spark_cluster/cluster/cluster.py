@@ -116,11 +116,12 @@ class Cluster(Opened):
             with cluster.group() as group:
                 group.run("uptime")
         """
-        from spark_cluster.runner import connections, fabric_connection
+        from fabric import ThreadingGroup
 
-        return fabric_connection.group(
-            fabric_connection.over(connections.ssh(node), node.name, owned=True)
-            for node in self.nodes
+        from spark_cluster.runner import connections, transport
+
+        return ThreadingGroup.from_connections(
+            transport.over(connections.ssh(node), node.name, owned=True) for node in self.nodes
         )
 
     def ping(self) -> PingResult:

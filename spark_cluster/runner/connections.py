@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.runner.fabric_connection import Connection
     from spark_cluster.runner.node_connection import NodeConnection
-    from spark_cluster.runner.transport import Target
+    from spark_cluster.runner.ssh import Connection
+    from spark_cluster.runner.ssh_config import Target
 
 BOOT_S = 60.0
 """Seconds that a node which answers again may take to start the rest of its services."""
@@ -39,7 +39,7 @@ BOOT_S = 60.0
 
 def target(node: InventoryNode) -> Target:
     """Return how the transport reaches a node of the inventory."""
-    from spark_cluster.runner.transport import Target
+    from spark_cluster.runner.ssh_config import Target
 
     become = node.become
 
@@ -87,12 +87,12 @@ def forward_to(node: InventoryNode, port: int) -> Iterator[int]:
     if node.is_this_machine:
         yield port
     elif node.namespaces_of is not None:
-        from spark_cluster.runner.namespace_forward import forward_into
+        from spark_cluster.runner.namespaces import forward_into
 
         with forward_into(node.name, node.namespaces_of, port) as found:
             yield found
     else:
-        from spark_cluster.runner.ssh_forward import forward
+        from spark_cluster.runner.tunnel import forward
 
         with forward(target(node), LOOPBACK, port) as found:
             yield found
@@ -230,9 +230,9 @@ class Connections:
         """
         if name not in self._connections:
             raise Unreachable("not connected", where=name)
-        from spark_cluster.runner import fabric_connection
+        from spark_cluster.runner import transport
 
-        return fabric_connection.over(self._connections[name], name, owned=False)
+        return transport.over(self._connections[name], name, owned=False)
 
     def forward(self, name: str, port: int) -> AbstractContextManager[int]:
         """Lead a port of this machine's loopback to one of a node's; see `forward_to`."""
@@ -315,14 +315,14 @@ class Connections:
         """
         from spark_cluster.facts.parsers import public_keys
         from spark_cluster.resources.host_keys import PREPARED
-        from spark_cluster.runner import host_key_change
+        from spark_cluster.runner import trust
 
         if self.nodes[name].is_local:
             return Path(), []
         answer = self._sessions[name].request("gather", trees={"next": f"{PREPARED}/*/key.pub"})
         keys = public_keys(answer["trees"]["next"].values())
         wanted = target(self.nodes[name])
-        return host_key_change.announce(wanted, keys, self.facts_of(name).host_keys)
+        return trust.announce(wanted, keys, self.facts_of(name).host_keys)
 
     def verify_host_keys(self, name: str) -> bool:
         """Connect once more, and when the new host keys are shown, remove those they replace.
@@ -345,15 +345,15 @@ class Connections:
 
     def _forget_replaced(self, name: str, connection: NodeConnection) -> bool:
         from spark_cluster.facts.parsers import public_keys
-        from spark_cluster.runner import host_key_change
+        from spark_cluster.runner import trust
 
         wanted, shown = target(self.nodes[name]), connection.host_key()
-        if shown is None or not host_key_change.is_under_way(wanted):
+        if shown is None or not trust.is_under_way(wanted):
             return False
         trees = {"keys": gather.TREES["host_keys"]}
         answer = self._sessions[name].request("gather", trees=trees)
         current = public_keys(answer["trees"]["keys"].values())
-        return bool(host_key_change.forget_replaced(wanted, shown, current))
+        return bool(trust.forget_replaced(wanted, shown, current))
 
     def verify_new_login(self, name: str, path: str) -> None:
         """Leave a file on a node over a new connection, as a proof that it still lets one in.

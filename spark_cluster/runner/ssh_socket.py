@@ -11,48 +11,64 @@ import threading
 from typing import Any
 
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner.ssh_route import Hop, Target
+from spark_cluster.runner.ssh_config import Hop
 
 DEAD_PEER_MS = 15_000
-"""TCP_USER_TIMEOUT, milliseconds: sent data unanswered for so long ends the connection."""
+"""TCP_USER_TIMEOUT, milliseconds: sent data unanswered for so long ends the connection. paramiko's
+keepalives do not find a dead peer."""
 
 PROXY_GRACE_S = 2.0
 """Seconds that a ProxyCommand has to end in when its connection is closed."""
 
 
-def socket_to(hop: Hop, target: Target) -> socket.socket:
+def socket_to(hop: Hop) -> socket.socket:
     """A socket to the first host of a route: TCP, or the user's ProxyCommand.
 
     Raises:
         Unreachable: no such name, refused, no answer.
     """
-    if hop.settings.proxy_command:
-        return _proxy(hop.settings.proxy_command)
-    return tcp(hop.settings.host, hop.settings.port, target)
+    return _ProxySocket(hop.proxy_command) if hop.proxy_command else _tcp(hop)
 
 
-def _proxy(command: str) -> socket.socket:
-    """The other end of a program; it ends when the socket is closed.
+def _tcp(hop: Hop) -> socket.socket:
+    """A TCP connection that does not wait to send, and notices a dead peer."""
+    host: Any = hop.host.encode() if hop.host.isascii() else hop.host  # text costs a codec, 10 ms
+    limit_s, hint = hop.target.connect_timeout_s, "check that it is on and on this network, and "
+    hint += "its `address` in the inventory"
+    try:
+        sock = socket.create_connection((host, hop.port), timeout=limit_s)
+    except socket.gaierror:
+        what = f"no address is known for {hop.host!r}"
+        hint = "check `address` in the inventory, or the host's entry in ~/.ssh/config"
+    except ConnectionRefusedError:
+        what = f"{hop.place} refused the connection"
+        hint = "the machine is up, but no sshd listens there: check the port, and sshd on it"
+    except TimeoutError:
+        what = f"{hop.place} did not answer within {limit_s:g} s"
+    except OSError as error:
+        what = f"{hop.place}: {(error.strerror or str(error)).lower()}"
+    else:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
+        return sock
+    raise Unreachable(what, where=hop.target.name, hint=hint)
+
+
+class _ProxySocket(socket.socket):
+    """A socket to a ProxyCommand, which is ended, as ssh ends it, when the socket is closed.
 
     paramiko's own ProxyCommand waits up to 0.1 s for each packet, spins when the program has
     ended, and runs no shell, as ssh does.
     """
-    ours, theirs = socket.socketpair()
-    with theirs:
-        end = theirs.fileno()
-        process = subprocess.Popen(
-            ["/bin/sh", "-c", f"exec {command}"], stdin=end, stdout=end, start_new_session=True
-        )
-    return _ProxySocket(ours, process)
 
-
-class _ProxySocket(socket.socket):
-    """A socket to a program that is ended, as ssh ends it, when the socket is closed."""
-
-    def __init__(self, ours: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, command: str) -> None:
+        ours, theirs = socket.socketpair()
         super().__init__(fileno=ours.detach())
-        self._process = process
-        threading.Thread(target=process.wait, daemon=True).start()
+        with theirs:
+            argv, end = ["/bin/sh", "-c", f"exec {command}"], theirs.fileno()
+            self._process = subprocess.Popen(argv, stdin=end, stdout=end, start_new_session=True)
+        threading.Thread(target=self._process.wait, daemon=True).start()
 
     def close(self) -> None:
         super().close()
@@ -63,47 +79,3 @@ class _ProxySocket(socket.socket):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(wait_s)
                 return
-
-
-def tcp(host: str, port: int, target: Target) -> socket.socket:
-    """A TCP connection that does not wait to send, and notices a dead peer.
-
-    Raises:
-        Unreachable: no such name, refused, no answer.
-    """
-    where = f"{host}:{port}"
-    try:
-        sock = socket.create_connection(_address(host, port), timeout=target.connect_timeout_s)
-    except socket.gaierror:
-        raise Unreachable(
-            f"no address is known for {host!r}",
-            where=target.name,
-            hint="check `address` in the inventory, or the host's entry in ~/.ssh/config",
-        ) from None
-    except ConnectionRefusedError:
-        raise Unreachable(
-            f"{where} refused the connection",
-            where=target.name,
-            hint="the machine is up, but no sshd listens there: check the port, and sshd on it",
-        ) from None
-    except TimeoutError:
-        raise Unreachable(
-            f"{where} did not answer within {target.connect_timeout_s:g} s",
-            where=target.name,
-            hint="check that it is on and on this network, and its `address` in the inventory",
-        ) from None
-    except OSError as error:
-        raise Unreachable(
-            f"{where}: {(error.strerror or str(error)).lower()}",
-            where=target.name,
-            hint="check that it is on and on this network, and its `address` in the inventory",
-        ) from None
-    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    if hasattr(socket, "TCP_USER_TIMEOUT"):
-        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
-    return sock
-
-
-def _address(host: str, port: int) -> Any:
-    """Return an address for `socket`, which imports a codec of 10 ms for a host that is text."""
-    return (host.encode("ascii") if host.isascii() else host, port)

@@ -12,8 +12,8 @@ from factories import put
 from spark_cluster import Cluster
 from spark_cluster.errors import Refused, Unreachable
 from spark_cluster.facts.model import Facts
-from spark_cluster.runner.fabric_connection import Connection, over
 from spark_cluster.runner.local_connection import LocalConnection
+from spark_cluster.runner.transport import over
 from spark_cluster.topology import Node
 
 ME = getpass.getuser()
@@ -27,7 +27,7 @@ def where(c, name="it"):
 
 
 def test_run_get_and_put(ssh, trusted, tmp_path):
-    with Connection(ssh(), owned=True) as connection:
+    with over(ssh(), "spark1", owned=True) as connection:
         assert isinstance(connection, fabric.Connection)
         assert connection.run("echo $0 hello", hide=True).stdout.endswith("hello\n")
         with pytest.raises(invoke.UnexpectedExit):
@@ -41,14 +41,14 @@ def test_run_get_and_put(ssh, trusted, tmp_path):
 
 
 def test_each_time_it_connects_the_host_is_verified(ssh, sshd, second_sshd, trusted):
-    connection = Connection(ssh(), owned=True)
+    connection = over(ssh(), "spark1", owned=True)
     connection.open()
     connection.close()
     trusted.write_text("")
     with pytest.raises(Unreachable, match="is not known"):
         connection.run("true")
     trusted.write_text(sshd.host_line)
-    jumped = Connection(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"), owned=True)
+    jumped = over(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"), "spark1", owned=True)
     with pytest.raises(Unreachable, match=r"host key of the jump host .* is not known"):
         jumped.run("true")
     trusted.write_text(sshd.host_line + second_sshd.host_line)
@@ -58,7 +58,7 @@ def test_each_time_it_connects_the_host_is_verified(ssh, sshd, second_sshd, trus
 def test_a_connection_of_a_run_stays(ssh, trusted):
     """What a playbook closes is not the connection over which its agent is reached."""
     mine = ssh()
-    with Connection(mine, owned=False) as connection:
+    with over(mine, "spark1", owned=False) as connection:
         connection.run("true", hide=True)
         connection.sftp()
     assert mine.open().transport.is_active()

@@ -21,11 +21,12 @@ from own_sshd import keygen, public, start_sshd
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner import hostkeys, payload
+from spark_cluster.runner import payload, trust
 from spark_cluster.runner import session as session_module
 from spark_cluster.runner.session import Session
-from spark_cluster.runner.ssh import CIPHERS, Target
-from spark_cluster.runner.transport import SshChannel, SshConnection
+from spark_cluster.runner.ssh import CIPHERS, Connection, SshChannel
+from spark_cluster.runner.ssh_config import node_of, route
+from spark_cluster.runner.transport import Target
 
 ME = getpass.getuser()
 
@@ -319,9 +320,9 @@ def test_another_kind_of_key_is_known(ssh, sshd, trusted, tmp_path):
     trusted.write_text(f"[127.0.0.1]:{sshd.port} {kind} {blob}\n")
     connection = ssh()
     assert "HOST KEY HAS CHANGED" in refusal(connection).message
-    shown = hostkeys.show(connection.target)
+    shown = trust.show(route(connection.target))
     assert shown.verdict == "changed"
-    hostkeys.write(trusted, [shown])
+    trust.write(trusted, shown)
     assert run(connection, "echo", "x") == "x\n"
 
 
@@ -333,7 +334,7 @@ def test_a_known_rsa_key_of_a_host_that_has_others_too(ssh, sshd, trusted, tmp_p
     try:
         trusted.write_text(f"[127.0.0.1]:{server.port} {kind} {blob}\n")
         connection = ssh(port=server.port)
-        assert hostkeys.show(connection.target).verdict == "trusted"
+        assert trust.show(route(connection.target)).verdict == "trusted"
         assert run(connection, "echo", "x") == "x\n"
         connection.close()
     finally:
@@ -362,8 +363,8 @@ def test_a_revoked_key_is_refused(ssh, sshd, trusted):
     assert f"revoked by {trusted}:2" in error.message
     assert "possible man-in-the-middle" in error.hint
     assert "ssh-keygen -A" in error.hint
-    shown = hostkeys.show(ssh().target)
-    assert (shown.verdict, shown.place) == ("revoked", f"{trusted}:2")
+    shown = trust.show(route(ssh().target))
+    assert (shown.verdict, shown.line.place) == ("revoked", f"{trusted}:2")
 
 
 def test_the_inventorys_known_hosts_wins_over_an_older_one_of_the_user(
@@ -373,9 +374,9 @@ def test_the_inventorys_known_hosts_wins_over_an_older_one_of_the_user(
     other = second_sshd.host_line.split(" ", 1)[1]
     trusted.write_text(f"[127.0.0.1]:{sshd.port} {other}")
     connection = ssh(known_hosts=tmp_path / "known")
-    shown = hostkeys.show(connection.target)
+    shown = trust.show(route(connection.target))
     assert shown.verdict == "changed"
-    hostkeys.write(hostkeys.file_of(connection.target), [shown])
+    trust.write(trust.file_of(node_of(connection.target)), shown)
     assert run(connection, "echo", "x") == "x\n"
 
 
@@ -459,13 +460,13 @@ def test_a_jump_host_that_refuses(ssh, trusted):
 
 def test_trust_of_a_new_host(ssh, sshd, home):
     connection = ssh()
-    shown = hostkeys.show(connection.target)
+    shown = trust.show(route(connection.target))
     assert (shown.verdict, shown.fingerprint) == ("new", _fingerprint(sshd))
-    path = hostkeys.file_of(connection.target)
+    path = trust.file_of(node_of(connection.target))
     assert path == home / ".ssh/known_hosts"
-    hostkeys.write(path, [shown])
+    trust.write(path, shown)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert hostkeys.show(connection.target).verdict == "trusted"
+    assert trust.show(route(connection.target)).verdict == "trusted"
     assert run(connection, "echo", "x") == "x\n"
 
 
@@ -480,9 +481,9 @@ def test_trust_of_a_changed_host_keeps_all_else(ssh, sshd, second_sshd, home, tm
     assert name not in hashed
     path.write_text(hashed + f"plain.example.org {other}@revoked * {other}")
     connection = ssh()
-    shown = hostkeys.show(connection.target)
-    assert (shown.verdict, shown.known) == ("changed", _fingerprint(second_sshd))
-    hostkeys.write(path, [shown])
+    shown = trust.show(route(connection.target))
+    assert (shown.verdict, shown.line.fingerprint) == ("changed", _fingerprint(second_sshd))
+    trust.write(path, shown)
     lines = path.read_text().splitlines()
     assert lines[-1] == sshd.host_line.strip()
     assert len(lines) == len(hashed.splitlines()) + 2
@@ -492,14 +493,14 @@ def test_trust_of_a_changed_host_keeps_all_else(ssh, sshd, second_sshd, home, tm
         )
         assert found.stdout
     assert "# a comment" in lines
-    assert hostkeys.show(connection.target).verdict == "trusted"
+    assert trust.show(route(connection.target)).verdict == "trusted"
     assert run(connection, "echo", "x") == "x\n"
 
 
 def test_trust_into_the_inventorys_file(ssh, home, tmp_path):
     connection = ssh(known_hosts=tmp_path / "folder" / "known")
-    path = hostkeys.file_of(connection.target)
-    hostkeys.write(path, [hostkeys.show(connection.target)])
+    path = trust.file_of(node_of(connection.target))
+    trust.write(path, trust.show(route(connection.target)))
     assert run(connection, "echo", "x") == "x\n"
     assert not (home / ".ssh/known_hosts").exists()
 
@@ -508,17 +509,17 @@ def test_trust_through_a_jump_host(ssh, sshd, second_sshd, home):
     path = home / ".ssh/known_hosts"
     path.write_text(second_sshd.host_line)
     connection = ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}")
-    shown = hostkeys.show(connection.target)
+    shown = trust.show(route(connection.target))
     assert shown.fingerprint == _fingerprint(sshd)
-    hostkeys.write(path, [shown])
+    trust.write(path, shown)
     assert run(connection, "echo", "x") == "x\n"
 
 
 def test_trust_of_what_does_not_answer(ssh, home):
     with pytest.raises(Unreachable, match="refused"):
-        hostkeys.show(ssh(port=free_port()).target)
+        trust.show(route(ssh(port=free_port()).target))
     with silent() as port, pytest.raises(Unreachable):
-        hostkeys.show(ssh(port=port, connect_timeout_s=0.4).target)
+        trust.show(route(ssh(port=port, connect_timeout_s=0.4).target))
 
 
 @pytest.mark.parametrize("when", ["open_session", "exec_command"])
@@ -530,8 +531,8 @@ def test_a_connection_that_ended_just_before(when):
 
     channel = SimpleNamespace(exec_command=ended)
     opens = ended if when == "open_session" else lambda **_options: channel
-    connection = SshConnection(Target("spark1", "127.0.0.1"))
-    connection._login = SimpleNamespace(transport=SimpleNamespace(open_session=opens))
+    connection = Connection(route(Target("spark1", "127.0.0.1")), shared=True)
+    connection._set(transport=SimpleNamespace(active=True, open_session=opens))
     with pytest.raises(Unreachable, match="the connection was cut"):
         connection.channel(["true"])
 

@@ -27,11 +27,10 @@ from waiting import HANG_S, until
 
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.errors import Unreachable, UsageError
-from spark_cluster.runner import ssh_forward, tunnel
-from spark_cluster.runner.ssh_forward import SshForward, forward, must_be_free
-from spark_cluster.runner.ssh_route import Target
+from spark_cluster.runner import tunnel
+from spark_cluster.runner.ssh_config import Target
 from spark_cluster.runner.transport import SshConnection
-from spark_cluster.runner.tunnel import Tunnel, TunnelEvent
+from spark_cluster.runner.tunnel import SshForward, Tunnel, TunnelEvent, forward, must_be_free
 from spark_cluster.serving.proxy import Access
 from spark_cluster.serving.tunnel_end import url_on_head
 
@@ -246,7 +245,7 @@ def test_the_port_is_on_the_loopback_only(target, endpoint):
 
 
 def test_a_server_that_is_silent_is_taken_to_be_cut(run, endpoint, monkeypatch):
-    monkeypatch.setattr(ssh_forward, "KEEPALIVE_S", 1)
+    monkeypatch.setattr(tunnel, "KEEPALIVE_S", 1)
     running, relay = run(endpoint)
     running.next("open")
     relay.hold()
@@ -315,7 +314,6 @@ def group_of(pid):
 
 def test_a_forward_ends_with_its_block_and_all_of_its_processes(target, endpoint):
     with SshForward(target(), free_port(), "127.0.0.1", endpoint) as found:
-        found.wait_until_open()
         processes = group_of(found._process.pid)
         assert found._process.pid in processes
         url = f"http://127.0.0.1:{found.port}/x"
@@ -325,9 +323,8 @@ def test_a_forward_ends_with_its_block_and_all_of_its_processes(target, endpoint
 
 
 def test_a_forward_that_hangs_is_killed(target, endpoint, monkeypatch):
-    monkeypatch.setattr(ssh_forward, "ENDS_WITHIN_S", 0.2)
+    monkeypatch.setattr(tunnel, "ENDS_WITHIN_S", 0.2)
     with SshForward(target(), free_port(), "127.0.0.1", endpoint) as found:
-        found.wait_until_open()
         processes = group_of(found._process.pid)
         os.killpg(found._process.pid, signal.SIGSTOP)
     until(lambda: all(is_gone(pid) for pid in processes))
@@ -336,12 +333,11 @@ def test_a_forward_that_hangs_is_killed(target, endpoint, monkeypatch):
 KILLED = """\
 import json, os, sys
 from pathlib import Path
-from spark_cluster.runner.ssh_forward import SshForward, free_port
-from spark_cluster.runner.ssh_route import Target
+from spark_cluster.runner.tunnel import SshForward, free_port
+from spark_cluster.runner.ssh_config import Target
 port, key, to = sys.argv[1:]
 target = Target("spark1", "127.0.0.1", port=int(port), identity_file=Path(key))
 with SshForward(target, free_port(), "127.0.0.1", int(to)) as found:
-    found.wait_until_open()
     print(found._process.pid, flush=True)
     os.kill(os.getpid(), 9)
 """
@@ -361,9 +357,9 @@ def unreachable(target):
     """Return why a tunnel is refused."""
     with (
         pytest.raises(Unreachable) as caught,
-        SshForward(target, free_port(), "127.0.0.1", 1) as found,
+        SshForward(target, free_port(), "127.0.0.1", 1),
     ):
-        found.wait_until_open()
+        raise AssertionError("it opened")
     return caught.value
 
 
@@ -426,14 +422,13 @@ def test_where_it_leads_is_an_address(target):
 def test_a_forward_that_ssh_config_has_already_does_no_harm_or_is_said(target, home, endpoint):
     taken, config = free_port(), home / ".ssh" / "config"
     config.write_text(f"Host *\n  LocalForward {taken} 127.0.0.1:1\n")
-    with SshForward(target(), taken, "127.0.0.1", endpoint) as found:
-        found.wait_until_open()
+    with SshForward(target(), taken, "127.0.0.1", endpoint):
         url = f"http://127.0.0.1:{taken}/ours"
         assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/ours"
     config.write_text(f"Host *\n  LocalForward 127.0.0.1:{taken} 127.0.0.1:1\n")
     with (
         pytest.raises(UsageError, match=f"cannot listen on port {taken}") as caught,
-        SshForward(target(), taken, "127.0.0.1", endpoint) as found,
+        SshForward(target(), taken, "127.0.0.1", endpoint),
     ):
-        found.wait_until_open()
+        raise AssertionError("it opened")
     assert "LocalForward" in caught.value.hint
