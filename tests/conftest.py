@@ -22,7 +22,7 @@ from spark_cluster.loader.project import Project
 from spark_cluster.runner import head_start, payload
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.session import Session
-from spark_cluster.runner.ssh_config import Target
+from spark_cluster.runner.ssh_route import Target
 
 pytest_plugins = ["hang_limit"]
 

@@ -26,7 +26,7 @@ def run(app: App, port: int | None, *, with_token: bool, open_it: bool) -> None:
         open_it: open the page in the browser.
     """
     from spark_cluster.runner import connections, head_start
-    from spark_cluster.runner.tunnel import Tunnel, TunnelEvent, free_port
+    from spark_cluster.runner.tunnel import TunnelEvent, free_port, keep_open
 
     there, token = _asked(app)
     head = app.inventory.head
@@ -62,7 +62,8 @@ def run(app: App, port: int | None, *, with_token: bool, open_it: bool) -> None:
                 threading.Event().wait()
         target, here = connections.target(head), port or free_port()
         url = f"http://{LOOPBACK}:{there}"
-        Tunnel(target, head_start.connection, lambda _: url, here, report).run()
+        for event in keep_open(target, head_start.connection, lambda _: url, here):
+            report(event)
 
 
 def _asked(app: App) -> tuple[int, str]:

@@ -16,7 +16,7 @@ from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 
 if TYPE_CHECKING:
     from spark_cluster.runner.known_hosts import HostKey
-    from spark_cluster.runner.ssh_config import Hop, Target
+    from spark_cluster.runner.ssh_route import Hop, Target
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,7 +73,7 @@ def command(ctx: click.Context, replace: bool, yes: bool) -> None:
     """
     from spark_cluster.runner.connections import target
     from spark_cluster.runner.parallel import in_parallel
-    from spark_cluster.runner.ssh_config import route
+    from spark_cluster.runner.ssh_route import route
 
     app: App = ctx.obj
     targets = {node.name: target(node) for node in app.nodes if not node.is_local}

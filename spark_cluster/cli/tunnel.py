@@ -74,19 +74,17 @@ def _run(app: App, head: InventoryNode, port: int) -> None:
     import contextlib
 
     from spark_cluster.runner import connections, head_start
-    from spark_cluster.runner.tunnel import Tunnel
+    from spark_cluster.runner.tunnel import keep_open
     from spark_cluster.serving.tunnel_end import ask_head, url_on_head
 
     def find(connection: SshConnection) -> str:
         access = ask_head(connection) if app.port is None else None
         return url_on_head(access, app.inventory.serve, head)
 
-    def report(event: TunnelEvent) -> None:
-        _show(event, as_json=app.as_json)
-
-    tunnel = Tunnel(connections.target(head), head_start.connection, find, port, report)
+    events = keep_open(connections.target(head), head_start.connection, find, port)
     with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
-        tunnel.run()
+        for event in events:
+            _show(event, as_json=app.as_json)
 
 
 def _show(event: TunnelEvent, *, as_json: bool) -> None:

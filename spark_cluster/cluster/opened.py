@@ -179,7 +179,7 @@ class Opened:
         if not found:
             return
         from spark_cluster.runner import head_start
-        from spark_cluster.runner.ssh_config import Target
+        from spark_cluster.runner.ssh_route import Target
 
         targets = [Target.of(name, settings) for name, settings in found.items()]
         agent = head_start.Agent(label or self._early_id, become)

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.runner.node_connection import NodeConnection
     from spark_cluster.runner.ssh import Connection
-    from spark_cluster.runner.ssh_config import Target
+    from spark_cluster.runner.ssh_route import Target
 
 BOOT_S = 60.0
 """Seconds that a node which answers again may take to start the rest of its services."""
@@ -39,7 +39,7 @@ BOOT_S = 60.0
 
 def target(node: InventoryNode) -> Target:
     """Return how the transport reaches a node of the inventory."""
-    from spark_cluster.runner.ssh_config import Target
+    from spark_cluster.runner.ssh_route import Target
 
     become = node.become
 

@@ -15,8 +15,7 @@ from spark_cluster.runner.parallel import in_parallel
 
 _COMMANDS: dict[str, Any] = {
     **cable.COMMANDS,
-    "user": ("id", "-u"),
-    "sudo": ("sudo", "-n", "true"),
+    "sudo": ("sh", "-c", '[ "$(id -u)" = 0 ] || exec sudo -n true'),
 }
 
 
@@ -58,11 +57,5 @@ def _ask(node: InventoryNode) -> FirstLogin:
         session.close()
     finally:
         connection.close()
-    return FirstLogin(_sudo_asks(answer), tuple(cable.peers(answer)))
-
-
-def _sudo_asks(answer: dict[str, Any]) -> bool:
-    user, sudo = answer["commands"].get("user"), answer["commands"].get("sudo")
-    if user is not None and user["stdout"].strip() == "0":
-        return False
-    return sudo is None or sudo["status"] != 0
+    sudo = answer["commands"].get("sudo")
+    return FirstLogin(sudo is None or sudo["status"] != 0, tuple(cable.peers(answer)))

@@ -15,7 +15,7 @@ from functools import partial
 
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.parallel import start
-from spark_cluster.runner.ssh_config import Target
+from spark_cluster.runner.ssh_route import Target
 from spark_cluster.runner.transport import SshConnection
 
 SWITCH_S = 0.0002

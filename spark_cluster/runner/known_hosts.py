@@ -28,7 +28,7 @@ from typing import Literal
 
 from spark_cluster.errors import Failed
 from spark_cluster.facts.public_keys import is_whole, kind_of
-from spark_cluster.runner.ssh_config import Hop
+from spark_cluster.runner.ssh_route import Hop
 
 LIMIT_S = 30.0
 """For ssh-keygen, seconds."""

@@ -24,7 +24,6 @@ import paramiko
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.channel import must_take
 from spark_cluster.runner.known_hosts import HostKey, HostKeyCheck
-from spark_cluster.runner.ssh_config import Hop
 from spark_cluster.runner.ssh_errors import (
     NEXT_HOST,
     HostKeyRefused,
@@ -32,7 +31,7 @@ from spark_cluster.runner.ssh_errors import (
     NoAnswer,
     explained,
 )
-from spark_cluster.runner.ssh_socket import socket_to
+from spark_cluster.runner.ssh_route import Hop, socket_to
 
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
 CHANNEL_TRIES = 5
@@ -63,12 +62,15 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
     `in_stream=` says so. The files that fabric reads, such as ~/.fabric.yaml, count; ssh_config is
     read by ssh itself.
 
+    Attributes:
+        hop: the host at the end of the way.
+
     Args:
         hops: the way.
         shared: it belongs to a run: `close` ends what was opened over it, and not it.
     """
 
-    _hop: Hop | None = None
+    hop: Hop
     _shared = False
 
     def __init__(self, hops: Sequence[Hop], *, shared: bool) -> None:
@@ -79,18 +81,12 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
             overrides={"run": {"in_stream": False}}, ssh_config=paramiko.SSHConfig()
         )
         super().__init__(hop.host, hop.user, hop.port, config, gateway=gateway)
-        self._set(_hop=hop, _shared=shared, original_host=hop.target.name)
+        self._set(hop=hop, _shared=shared, original_host=hop.target.name)
         self.client.set_missing_host_key_policy(StrictPolicy())
         self.connect_kwargs.update(
             transport_factory=partial(Transport, hop=hop),
             key_filename=[str(path) for path in hop.identity_files],
         )
-
-    @property
-    def hop(self) -> Hop:
-        """The host at the end of the way."""
-        assert self._hop is not None  # noqa: S101  (set by __init__)
-        return self._hop
 
     def open(self) -> None:
         """Connect, if that is not done yet; as `log_in`."""

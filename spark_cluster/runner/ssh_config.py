@@ -1,4 +1,4 @@
-"""The way to a node, its jump hosts and then the node, as OpenSSH reads the user's ssh_config.
+"""The user's ssh_config for a host, as OpenSSH's own client reads it.
 
 `ssh -G` is asked, because the configuration is a language of its own (Include, Match exec, tokens,
 time formats, quoting), of which paramiko's reader knows a part: it has no Include, takes `[` in
@@ -8,278 +8,36 @@ patterns for a class of characters, and a time such as `5m` for no number.
 from __future__ import annotations
 
 import contextlib
-import getpass
 import glob
 import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Failed, InvalidFile
 
-if TYPE_CHECKING:
-    from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.config.ssh_settings import SshSettings
-
 FILES = ("~/.ssh/config", "/etc/ssh/ssh_config")
 USER_KNOWN_HOSTS = ("~/.ssh/known_hosts", "~/.ssh/known_hosts2")
-MOST_HOPS = 16
+
 LIMIT_S = 60.0
 """For `ssh -G`, seconds: a `Match exec` may run a program of the user's, or ask a name server."""
 
-_DEFAULT_KEYS = re.compile(r"~/\.ssh/id_(rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk|xmss)")
-_JUMP = re.compile(
-    r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<ip>[^]]+)\]|(?P<host>[^:/]+))(?::(?P<port>\d{1,5}))?/?"
-)
 
-
-@dataclass(frozen=True)
-class Target:
-    """The address of one node, and how to reach it.
+def asked(host: str, user: str | None, port: int | None) -> dict[str, list[str]]:
+    """Return what ssh would use for a host: the values of each keyword; `none` is empty.
 
     Args:
-        name: as in the inventory; for messages.
-        host: address, name, or alias of the user's ssh_config.
-        user, port: None leaves it to ssh_config (and then the local user, 22).
-        identity_file: a private key to offer first.
-        known_hosts: a file of host keys next to the user's own.
-        jump: `[user@]host[:port]` to go through; None leaves it to ssh_config.
-        connect_timeout_s: seconds for each of TCP, banner and key exchange, authentication, a
-            session and the start of a command in it.
-        sudo_password: asked for when it is needed; returns None when there is none.
-        login_password: asked for when the node takes no key, for a first contact; it goes to this
-            node only, never to a jump host. Returns None when there is none.
-    """
-
-    name: str
-    host: str
-    user: str | None = None
-    port: int | None = None
-    identity_file: Path | None = None
-    known_hosts: Path | None = None
-    jump: str | None = None
-    connect_timeout_s: float = 10.0
-    sudo_password: Callable[[], str | None] = field(default=lambda: None, compare=False)
-    login_password: Callable[[], str | None] = field(default=lambda: None, compare=False)
-
-    @classmethod
-    def of(cls, name: str, settings: SshSettings | InventoryNode) -> Target:
-        """Return the target that the inventory's settings of a node make."""
-        return cls(
-            name=name,
-            host=settings.address,
-            user=settings.user,
-            port=settings.port,
-            identity_file=settings.identity_file,
-            known_hosts=settings.known_hosts,
-            jump=settings.jump,
-            connect_timeout_s=settings.connect_timeout_s,
-        )
-
-
-@dataclass(frozen=True)
-class Hop:
-    """A host on the way to a node, or the node itself, with what ssh_config says of it.
-
-    Attributes:
-        target: the node at the end of the way.
-        is_node: it is the node, not a jump host.
-        host: the address or name that is connected to.
-        user, port: to log in as, and at.
-        key_alias: the HostKeyAlias, or empty.
-        identity_files: private keys to offer, next to the usual ones of ~/.ssh.
-        proxy_jump: `[user@]host[:port],...`, or empty.
-        proxy_command: a command line for the shell, without tokens, or empty.
-        own_known_hosts: files of host keys that the user writes, the first one first.
-        global_known_hosts: those of the whole machine, which are read only.
-        revoked_host_keys: files of keys that are never accepted.
-        host_key_algorithms: in the order of preference; empty leaves it to the SSH library.
-    """
-
-    target: Target
-    is_node: bool
-    host: str
-    user: str
-    port: int
-    key_alias: str
-    identity_files: tuple[Path, ...]
-    proxy_jump: str
-    proxy_command: str
-    own_known_hosts: tuple[Path, ...]
-    global_known_hosts: tuple[Path, ...]
-    revoked_host_keys: tuple[Path, ...]
-    host_key_algorithms: tuple[str, ...]
-
-    @property
-    def place(self) -> str:
-        """`host:port`."""
-        return f"{self.host}:{self.port}"
-
-    @property
-    def known_as(self) -> str:
-        """The name in known_hosts: `host`, `[host]:port` unless it is 22, or the HostKeyAlias."""
-        plain = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
-        return (self.key_alias or plain).lower()
-
-
-def route(target: Target) -> tuple[Hop, ...]:
-    """Return the hosts to go through, in order, and the node last.
+        host: address, name or alias.
+        user, port: given by the user elsewhere; they come before those of the configuration.
 
     Raises:
-        InvalidFile: ssh_config cannot be read, or its jump hosts lead back to each other.
-        Failed: there is no ssh here, or a KnownHostsCommand, which is not run.
+        InvalidFile: the configuration cannot be read, with file and line as ssh gives them.
+        Failed: there is no ssh here.
     """
-    node = node_of(target)
-    if target.jump is not None:
-        return (*_jumps(target, target.jump, target.identity_file, ()), node)
-    return (*_jumps(target, node.proxy_jump, None, ()), node)
-
-
-def node_of(target: Target) -> Hop:
-    """Return the node itself; raises as `route`."""
-    return _hop(target, target.host, target.user, target.port, target.identity_file, is_node=True)
-
-
-def _jumps(target: Target, text: str, key: Path | None, seen: tuple[str, ...]) -> tuple[Hop, ...]:
-    """The hosts of a ProxyJump: the first of them may have jump hosts of its own."""
-    if not text:
-        return ()
-    before, _, last = text.rpartition(",")
-    found = _JUMP.fullmatch(last.strip())
-    if found is None:
-        raise InvalidFile(
-            f"jump host {last.strip()!r}: expected [user@]host[:port]",
-            where="ssh_config or inventory",
-        )
-    host, port = found["ip"] or found["host"], found["port"]
-    hop = _hop(target, host, found["user"], int(port) if port else None, key, is_node=False)
-    if before or not hop.proxy_jump:
-        return (*_jumps(target, before, key, seen), hop)
-    if last in seen or len(seen) >= MOST_HOPS:
-        raise InvalidFile(
-            f"circular reference of jump hosts: {' - '.join((*seen, last))}",
-            where="ssh_config",
-            hint=f"give {host} an entry of its own, above the others, with `ProxyJump none`",
-        )
-    return (*_jumps(target, hop.proxy_jump, None, (*seen, last)), hop)
-
-
-# -- what ssh prints -------------------------------------------------------------------------------
-
-
-def _hop(
-    target: Target,
-    alias: str,
-    user: str | None,
-    port: int | None,
-    key: Path | None,
-    *,
-    is_node: bool,
-) -> Hop:
-    printed: dict[str, list[str]] = {}
-    for line in _ask_ssh(alias, user, port).splitlines():
-        keyword, _, value = line.partition(" ")
-        printed.setdefault(keyword.lower(), []).append("" if value.lower() == "none" else value)
-
-    def one(keyword: str) -> str:
-        return printed.get(keyword, [""])[0]
-
-    host, key_alias = one("hostname") or alias, one("hostkeyalias").lower()
-    if one("knownhostscommand"):  # a key that it would call revoked must not be accepted
-        raise Failed(
-            f"KnownHostsCommand is not supported ({one('knownhostscommand')})",
-            where="ssh_config",
-            hint=f"for host {host} set it to none, and put the keys into known_hosts",
-        )
-    tokens = {
-        "%": "%", "h": host, "k": key_alias or alias, "n": alias, "p": one("port"),
-        "r": one("user"), "u": getpass.getuser(), "d": str(Path.home()), "i": str(os.getuid()),
-        "l": socket.gethostname(), "L": socket.gethostname().split(".")[0],
-    }  # fmt: skip
-    own = [] if target.known_hosts is None else [target.known_hosts]
-    return Hop(
-        target,
-        is_node,
-        host=host,
-        user=one("user"),
-        port=int(one("port") or 22),
-        key_alias=key_alias,
-        identity_files=tuple(_identities(key, printed.get("identityfile", []), tokens)),
-        proxy_jump=one("proxyjump"),
-        proxy_command=_expand(one("proxycommand"), tokens),
-        own_known_hosts=tuple(dict.fromkeys((*own, *_paths(one("userknownhostsfile"))))),
-        global_known_hosts=tuple(_paths(one("globalknownhostsfile"))),
-        revoked_host_keys=tuple(_paths(one("revokedhostkeys"))),
-        host_key_algorithms=tuple(filter(None, one("hostkeyalgorithms").split(","))),
-    )
-
-
-def _identities(first: Path | None, named: list[str], tokens: dict[str, str]) -> Iterator[Path]:
-    """The usual ones are tried by paramiko itself, after the agent's, which need no passphrase."""
-    if first is not None:
-        yield first
-    for name in named:
-        path = _home_expanded(_expand(name, tokens))
-        if name and not _DEFAULT_KEYS.fullmatch(name) and path.is_file():
-            yield path
-
-
-def _expand(text: str, tokens: dict[str, str]) -> str:
-    return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
-
-
-def _paths(text: str) -> Iterator[Path]:
-    """The files of a line of `ssh -G`, which prints names with spaces in them without quotes."""
-    for name in re.split(r" (?=[/~])", text) if text else ():
-        whole = _home_expanded(name)
-        words = [_home_expanded(word) for word in name.split()]
-        several = not whole.exists() and any(word.exists() for word in words)
-        yield from words if several else (whole,)
-
-
-def _home_expanded(name: str) -> Path:
-    """`~` and `~user`; as it is where there is no such user."""
-    with contextlib.suppress(RuntimeError):
-        return Path(name).expanduser()
-    return Path(name)
-
-
-# -- asking ssh ------------------------------------------------------------------------------------
-
-
-@contextlib.contextmanager
-def configuration(first: str = "") -> Iterator[str]:
-    """Yield a file by which ssh reads the configuration of $HOME's user and of the machine.
-
-    By itself ssh goes by the user database, not by $HOME, and gives its jump hosts the file of -F,
-    but none of the options.
-
-    Args:
-        first: lines that count before all others: the first value that ssh reads is taken.
-    """
-    known = " ".join(f'"{Path(name).expanduser()}"' for name in USER_KNOWN_HOSTS)
-    with tempfile.NamedTemporaryFile("w", prefix="spark-cluster-ssh-") as file:
-        file.write(first)
-        for name in FILES:
-            file.write(f'Include "{glob.escape(str(Path(name).expanduser()))}"\n')
-        file.write(f"Host *\n  UserKnownHostsFile {known}\n")
-        file.flush()
-        yield file.name
-
-
-def _ask_ssh(host: str, user: str | None, port: int | None) -> str:
-    if shutil.which("ssh") is None:
-        raise Failed(
-            "there is no program `ssh` here, which reads ssh_config",
-            hint="install OpenSSH's client (package openssh-client)",
-        )
     given = [*(["-l", user] if user else []), *(["-p", str(port)] if port else [])]
     try:
         with configuration() as file:
@@ -292,7 +50,39 @@ def _ask_ssh(host: str, user: str | None, port: int | None) -> str:
         ) from None
     if status != 0:
         raise _invalid(host, err.decode(errors="replace").strip())
-    return os.fsdecode(out)
+    printed: dict[str, list[str]] = {}
+    for line in os.fsdecode(out).splitlines():
+        keyword, _, value = line.partition(" ")
+        printed.setdefault(keyword.lower(), []).append("" if value.lower() == "none" else value)
+    return printed
+
+
+@contextlib.contextmanager
+def configuration(first: str = "") -> Iterator[str]:
+    """Yield a file by which ssh reads the configuration of $HOME's user and of the machine.
+
+    By itself ssh goes by the user database, not by $HOME, and gives its jump hosts the file of -F,
+    but none of the options.
+
+    Args:
+        first: lines that count before all others: the first value that ssh reads is taken.
+
+    Raises:
+        Failed: there is no ssh here.
+    """
+    if shutil.which("ssh") is None:
+        raise Failed(
+            "there is no program `ssh` here, which reads ssh_config",
+            hint="install OpenSSH's client (package openssh-client)",
+        )
+    known = " ".join(f'"{Path(name).expanduser()}"' for name in USER_KNOWN_HOSTS)
+    with tempfile.NamedTemporaryFile("w", prefix="spark-cluster-ssh-") as file:
+        file.write(first)
+        for name in FILES:
+            file.write(f'Include "{glob.escape(str(Path(name).expanduser()))}"\n')
+        file.write(f"Host *\n  UserKnownHostsFile {known}\n")
+        file.flush()
+        yield file.name
 
 
 def _run(argv: list[str]) -> tuple[int, bytes, bytes]:

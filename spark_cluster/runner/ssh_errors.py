@@ -10,7 +10,7 @@ import paramiko
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.known_hosts import HostKey
-from spark_cluster.runner.ssh_config import Hop
+from spark_cluster.runner.ssh_route import Hop
 
 REVOKED_HINT = (
     "a key is revoked when others may hold its private half: possible man-in-the-middle. "

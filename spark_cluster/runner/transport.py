@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from spark_cluster.errors import Refused
 from spark_cluster.runner.agent_errors import why_no_agent
 from spark_cluster.runner.node_connection import NodeConnection, agent_argv
-from spark_cluster.runner.ssh_config import Target, route
-from spark_cluster.runner.ssh_socket import socket_to
+from spark_cluster.runner.ssh_route import Target, route, socket_to
 
 if TYPE_CHECKING:
     from spark_cluster.runner.session import Session

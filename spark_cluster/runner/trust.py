@@ -14,7 +14,7 @@ from pathlib import Path
 
 from spark_cluster.errors import Failed
 from spark_cluster.runner.known_hosts import HostKey, PublicKey, of_host, update, without
-from spark_cluster.runner.ssh_config import Hop, Target, node_of
+from spark_cluster.runner.ssh_route import Hop, Target, node_of
 
 _KIND = re.compile(r"[A-Za-z0-9@.-]+")
 _NAME = re.compile(r"[\w.:%\[\]~-][\w.:%\[\]~+@/=-]*")

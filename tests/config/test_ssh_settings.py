@@ -9,7 +9,7 @@ import pytest
 from spark_cluster.config.inventory import checked
 from spark_cluster.config.ssh_settings import unchecked
 from spark_cluster.loader.inventory_source import read_source
-from spark_cluster.runner.ssh_config import Target
+from spark_cluster.runner.ssh_route import Target
 
 FULL = """\
 ssh: {user: nvidia, port: 2222, known_hosts: known}

@@ -20,7 +20,7 @@ from waiting import HANG_S, until, with_a_limit
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner import ssh as ssh_module
 from spark_cluster.runner import trust
-from spark_cluster.runner.ssh_config import route
+from spark_cluster.runner.ssh_route import route
 from spark_cluster.runner.transport import SshConnection, Target
 
 

@@ -25,7 +25,7 @@ from spark_cluster.runner import payload, trust
 from spark_cluster.runner import session as session_module
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh import CIPHERS, Connection, SshChannel
-from spark_cluster.runner.ssh_config import node_of, route
+from spark_cluster.runner.ssh_route import node_of, route
 from spark_cluster.runner.transport import Target
 
 ME = getpass.getuser()
