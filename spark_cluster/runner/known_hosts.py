@@ -14,6 +14,7 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
+import errno
 import hashlib
 import os
 import re
@@ -148,20 +149,26 @@ def _judged(blob: bytes, name: str, lines: list[Line]) -> HostKey:
     return HostKey(blob, name, *(("changed", others[0]) if others else ("new", None)))
 
 
-def _read(path: Path, name: str) -> Iterator[Line]:
-    """Yield the keys that a file gives a host or revokes; damaged lines are skipped."""
+@contextlib.contextmanager
+def _readable(path: Path, what: str = "") -> Iterator[None]:
+    """Give up when a file cannot be read; a file of known hosts need not be there."""
     try:
-        content = path.read_bytes()
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return
+        yield
     except OSError as error:
         raise Failed(
-            f"cannot be read: {error.strerror}",
+            f"{what}cannot be read: {error.strerror}",
             where=str(path),
             hint="it may say that a host key is revoked, so nothing is accepted without it",
         ) from None
-    lines = content.split(b"\n")
-    for number, marker in _numbers_of(name, content).items():
+
+
+def _read(path: Path, name: str) -> Iterator[Line]:
+    """Yield the keys that a file gives a host or revokes; damaged lines are skipped."""
+    lines: list[bytes] = []
+    missing = (FileNotFoundError, NotADirectoryError, IsADirectoryError)
+    with _readable(path), contextlib.suppress(*missing):
+        lines = path.read_bytes().split(b"\n")
+    for number, marker in _markers(name, lines).items():
         blob = _key_in(lines[number - 1])
         if blob is not None and marker != "CA":
             yield Line(blob, f"{path}:{number}", marker == "REVOKED")
@@ -169,32 +176,29 @@ def _read(path: Path, name: str) -> Iterator[Line]:
 
 def _revoked(path: Path, blob: bytes) -> Line | None:
     """Return the line of a file of revoked keys that has a key; the file may be a binary list."""
-    hint = "no host key is accepted without it, as with ssh"
-    try:
+    with _readable(path, "RevokedHostKeys "):
         content = path.read_bytes()
-    except OSError as error:
-        what = f"RevokedHostKeys cannot be read: {error.strerror}"
-        raise Failed(what, where=str(path), hint=hint) from None
-    if content.startswith(_REVOCATION_LIST):
-        key = f"{PublicKey(blob).text}\n".encode()
-        done = _ssh_keygen("-Q", "-f", str(path), "/dev/stdin", given=key)
-        if done.returncode != 0 and b"REVOKED" not in done.stdout:
-            what = "RevokedHostKeys cannot be read by ssh-keygen"
-            raise Failed(what, where=str(path), hint=hint)
-        return Line(blob, str(path), True) if done.returncode != 0 else None
+        if content.startswith(_REVOCATION_LIST):
+            key = f"{PublicKey(blob).text}\n".encode()
+            done = _ssh_keygen("-Q", "-f", str(path), "/dev/stdin", given=key)
+            if done.returncode == 0:
+                return None
+            if b"REVOKED" in done.stdout:
+                return Line(blob, str(path), True)
+            raise OSError(errno.EINVAL, "ssh-keygen does not take it for a list of revoked keys")
     for number, line in enumerate(content.split(b"\n"), start=1):
         if _key_in(b"* " + line) == blob:
             return Line(blob, f"{path}:{number}", True)
     return None
 
 
-def _numbers_of(name: str, content: bytes) -> dict[int, str]:
-    """Return the lines of a file's content that apply to a host: number, from 1, to the marker that
-    ssh-keygen sees: empty, `REVOKED` or `CA`.
+def _markers(name: str, lines: list[bytes]) -> dict[int, str]:
+    """Return the lines that apply to a host: number, from 1, to the marker that ssh-keygen sees:
+    empty, `REVOKED` or `CA`.
     """
-    if not content.strip():
+    if not any(line.strip() for line in lines):
         return {}
-    out = _ssh_keygen("-F", name, "-f", "/dev/stdin", given=content).stdout
+    out = _ssh_keygen("-F", name, "-f", "/dev/stdin", given=b"\n".join(lines)).stdout
     found = filter(None, map(_FOUND.match, out.split(b"\n")))
     return {int(match[1]): (match[2] or b"").decode() for match in found}
 
@@ -233,7 +237,7 @@ def of_host(lines: list[bytes], name: str) -> list[tuple[bytes, PublicKey | None
     Raises:
         Failed: there is no ssh-keygen here.
     """
-    markers = _numbers_of(name, b"\n".join(lines))
+    markers = _markers(name, lines)
     blobs = (_key_in(line) if markers.get(n) == "" else None for n, line in enumerate(lines, 1))
     keys = (None if blob is None else PublicKey(blob) for blob in blobs)
     return list(zip(lines, keys, strict=True))
@@ -245,12 +249,8 @@ def without(line: bytes, name: str) -> bytes | None:
     Only the name itself and its hash go: a pattern such as `*.lan` speaks of others too.
     """
     names = line.split(None, 1)[0]
-    if names.startswith(b"|"):
-        return None
     gone = name.lower().encode("utf-8", "surrogateescape")
-    kept = [one for one in names.split(b",") if one.lower() != gone]
-    if len(kept) == names.count(b",") + 1:
-        return line
+    kept = [one for one in names.split(b",") if one.lower() != gone and not one.startswith(b"|")]
     if all(one.startswith(b"!") for one in kept):
         return None
     return line.replace(names, b",".join(kept), 1)
@@ -267,26 +267,26 @@ def update(path: Path, change: Change) -> None:
     """
     try:
         path = path.resolve()
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         with _one_at_a_time:
-            path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-            for _ in range(TRIES):
-                if _replaced(path, change):
-                    return
+            is_done = any(_replaced(path, change) for _ in range(TRIES))
     except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        why = error.strerror if isinstance(error, OSError) else str(error)
+        why = getattr(error, "strerror", None) or str(error)
         raise Failed(f"cannot be written: {why}", where=str(path)) from None
-    raise Failed("other programs keep on changing it", where=str(path), hint="try again")
+    if not is_done:
+        raise Failed("other programs keep on changing it", where=str(path), hint="try again")
 
 
 def _replaced(path: Path, change: Change) -> bool:
     """Replace the file; return False when the file was changed meanwhile."""
-    old, found = _content(path)
+    found = path.stat() if path.exists() else None
     if found is not None and not stat.S_ISREG(found.st_mode):
         raise Failed(
             "no host key can be written there: it is not a regular file",
             where=str(path),
             hint="give `known_hosts` in the inventory, or another UserKnownHostsFile in ssh_config",
         )
+    old = path.read_bytes() if found else b""
     lines = change(old.removesuffix(b"\n").split(b"\n") if old else [])
     new = b"".join(line + b"\n" for line in lines)
     if new == old:
@@ -299,21 +299,12 @@ def _replaced(path: Path, change: Change) -> bool:
             out.flush()
             if found is not None:
                 if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
-                    os.fchown(out.fileno(), found.st_uid, found.st_gid)
-                os.fchmod(out.fileno(), stat.S_IMODE(found.st_mode))
-            os.fsync(out.fileno())
-        if _content(path)[0] != old:
+                    os.fchown(handle, found.st_uid, found.st_gid)
+                os.fchmod(handle, stat.S_IMODE(found.st_mode))
+            os.fsync(handle)
+        if (path.read_bytes() if path.exists() else b"") != old:
             return False
         staged.replace(path)
         return True
     finally:
-        with contextlib.suppress(FileNotFoundError):
-            staged.unlink()
-
-
-def _content(path: Path) -> tuple[bytes, os.stat_result | None]:
-    try:
-        found = path.stat()
-        return (path.read_bytes() if stat.S_ISREG(found.st_mode) else b""), found
-    except FileNotFoundError:
-        return b"", None
+        staged.unlink(missing_ok=True)

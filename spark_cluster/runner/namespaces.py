@@ -45,14 +45,11 @@ def leader(node: str, file: Path, proc: Path = PROC) -> int:
     words = _words(node, file)
     try:
         stat = (proc / words[0] / "stat").read_text(errors="replace")
+        own_users = _has_own_users(words[0], proc)
     except OSError:
         raise _is_off(node) from None
     if len(words) == 2 and stat.rpartition(")")[2].split()[START] != words[1]:
         raise _is_off(node)
-    try:
-        own_users = _has_own_users(words[0], proc)
-    except OSError:
-        raise _is_off(node) from None
     if own_users:
         raise Refused(
             f"process {words[0]}, which {file} names, is in a user namespace of its own; "
@@ -73,17 +70,19 @@ def _words(node: str, file: Path) -> list[str]:
                 found, advice = problem
                 message = f"namespaces_of is not used: {found}; root enters what that file names"
                 raise Refused(message, where=node, hint=advice)
-        words = real.read_text().split()
+        words = real.read_text(errors="replace").split()
     except FileNotFoundError:
-        raise _is_off(node) from None
+        words = []
     except OSError as error:
         raise Unreachable(f"{file} cannot be read: {error.strerror}", where=node) from None
-    except UnicodeDecodeError:
-        raise _no_number(node, file, "bytes that are no text") from None
     if not words:
         raise _is_off(node)
     if len(words) > 2 or not all(word.isascii() and word.isdecimal() for word in words):
-        raise _no_number(node, file, repr(" ".join(words)[:60]))
+        raise InvalidFile(
+            f"found {' '.join(words)[:60]!r}, expected the number of a process",
+            where=str(file),
+            hint=f"namespaces_of of {node} names this file",
+        )
     return words
 
 
@@ -96,11 +95,8 @@ def _has_own_users(pid: str, proc: Path) -> bool:
     try:
         return (proc / pid / "ns/user").readlink() != (proc / "self/ns/user").readlink()
     except PermissionError:
-        return _users(pid, proc) != _users("self", proc)
-
-
-def _users(pid: str, proc: Path) -> list[str]:
-    return (proc / pid / "uid_map").read_text().split()
+        mine, theirs = ((proc / one / "uid_map").read_text().split() for one in ("self", pid))
+        return mine != theirs
 
 
 def enter(pid: int, proc: Path = PROC) -> list[str]:
@@ -175,11 +171,3 @@ def forward_into(node: str, namespaces_of: Path, port: int) -> Iterator[int]:
 
 def _is_off(node: str) -> Unreachable:
     return Unreachable("is not running", where=node, hint=START_IT)
-
-
-def _no_number(node: str, file: Path, found: str) -> InvalidFile:
-    return InvalidFile(
-        f"found {found}, expected the number of a process",
-        where=str(file),
-        hint=f"namespaces_of of {node} names this file",
-    )

@@ -8,7 +8,6 @@ tunnel is such a port to the endpoint, connected again when the SSH link is cut.
 from __future__ import annotations
 
 import contextlib
-import errno
 import math
 import os
 import re
@@ -78,25 +77,6 @@ def free_port() -> int:
     with socket.create_server((LOOPBACK, 0)) as listener:
         port: int = listener.getsockname()[1]
         return port
-
-
-def must_be_free(port: int) -> None:
-    """Look whether a port of the loopback can be listened on.
-
-    Raises:
-        UsageError: the port is taken, or only root may use it.
-    """
-    try:
-        socket.create_server((LOOPBACK, port)).close()
-    except OSError as error:
-        reason = {
-            errno.EADDRINUSE: "another program listens there",
-            errno.EACCES: "only root may listen there",
-        }.get(error.errno or 0, (error.strerror or str(error)).lower())
-        raise UsageError(
-            f"port {port} of this machine cannot be used: {reason}",
-            hint="give another one: --port PORT",
-        ) from None
 
 
 Find = Callable[["SshConnection"], str]
@@ -226,7 +206,6 @@ def carried(target: Target, port: int, host: str, to_port: int) -> Iterator[News
     """
     if not re.fullmatch(r"[A-Za-z0-9_.:%-]+", host):
         raise Unreachable(f"{host!r} is not an address or a host name", where=target.name)
-    must_be_free(port)
     spec = f"{LOOPBACK}:{port}:{f'[{host}]' if ':' in host else host}:{to_port}"
     mark = f"open-{secrets.token_hex(8)}"  # which no banner of the node's can say
     pipe = subprocess.PIPE
@@ -289,9 +268,9 @@ def _news(heard: Iterator[str], where: str) -> News:
 def _not_open(target: Target, port: int, why: str) -> SparkClusterError:
     if "local forwarding" in why:
         return UsageError(
-            f"ssh cannot listen on port {port} of this machine",
-            hint="another program has taken it, or a LocalForward of ssh_config has: "
-            "give another one with --port PORT",
+            f"port {port} of this machine cannot be used: another program listens there, "
+            "or a LocalForward of ssh_config",
+            hint="give another one: --port PORT",
         )
     return Unreachable(
         f"ssh made no tunnel: {why}",
