@@ -14,7 +14,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from functools import partial
 from typing import Any
 
@@ -24,13 +24,7 @@ import paramiko
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.channel import must_take
 from spark_cluster.runner.known_hosts import HostKey, HostKeyCheck
-from spark_cluster.runner.ssh_errors import (
-    NEXT_HOST,
-    HostKeyRefused,
-    KeysRefused,
-    NoAnswer,
-    explained,
-)
+from spark_cluster.runner.ssh_errors import KeysRefused, explained, refused_host_key, silent
 from spark_cluster.runner.ssh_route import Hop, socket_to
 
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
@@ -82,7 +76,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
         )
         super().__init__(hop.host, hop.user, hop.port, config, gateway=gateway)
         self._set(hop=hop, _shared=shared, original_host=hop.target.name)
-        self.client.set_missing_host_key_policy(StrictPolicy())
+        self.client.set_missing_host_key_policy(StrictPolicy(hop))
         self.connect_kwargs.update(
             transport_factory=partial(Transport, hop=hop),
             key_filename=[str(path) for path in hop.identity_files],
@@ -148,7 +142,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
         self.open()
         with explained(self.hop):
             session = self._session()
-            with limited(self.transport, self.hop.target.connect_timeout_s, "start a command"):
+            with self.transport.limited("start a command"):
                 session.exec_command(shlex.join(argv))
         return SshChannel(session)
 
@@ -220,8 +214,8 @@ class SshChannel:
     def close(self) -> None:
         # What is said at the end waits for what is being sent, which a node may never take.
         with (
-            contextlib.suppress(OSError, EOFError, NoAnswer),  # the connection has ended already
-            limited(self._channel.get_transport(), CLOSES_WITHIN_S, "take the end"),
+            contextlib.suppress(OSError, EOFError, Unreachable),  # the connection has ended already
+            limited(self._channel.get_transport(), CLOSES_WITHIN_S, Unreachable("it hangs")),
         ):
             self._channel.close()
 
@@ -234,7 +228,8 @@ class Transport(paramiko.Transport):
 
     A node out of memory or processes, or with a stopped sshd, still acknowledges in its kernel: no
     time-out of TCP ends the wait for what its sshd does not say. paramiko has no limit for the key
-    exchange after its first message, nor for the start of a command.
+    exchange after its first message, nor for the start of a command. What a silent server raises
+    here is none of paramiko's errors, which its client takes for a refused key, to try the next.
 
     Args:
         hop: the host; its known_hosts files are read now.
@@ -242,7 +237,7 @@ class Transport(paramiko.Transport):
 
     def __init__(self, sock: Any, *, hop: Hop, **options: Any) -> None:
         super().__init__(sock, **options)
-        limit_s = hop.target.connect_timeout_s
+        self._hop, limit_s = hop, hop.target.connect_timeout_s
         self.banner_timeout = self.auth_timeout = self.channel_timeout = limit_s
         self.handshake_timeout = 2 * limit_s + NEXT_LINE_S
         security = self.get_security_options()
@@ -256,51 +251,58 @@ class Transport(paramiko.Transport):
         """Host key algorithms; paramiko's own property adds certificates behind all others."""
         return self._algorithms
 
-    def start_client(self, event: threading.Event | None = None, timeout: Any = None) -> None:
-        """Exchange banners and keys; each may take the limit.
+    def limited(self, step: str) -> AbstractContextManager[None]:
+        """Close the connection when a step takes longer than the node's limit.
 
         Raises:
-            NoAnswer: the server was silent for so long.
+            Unreachable: it did, as in "sshd did not ...".
         """
+        return limited(self, self._hop.target.connect_timeout_s, silent(self._hop, step))
+
+    def start_client(self, event: threading.Event | None = None, timeout: Any = None) -> None:
+        """Exchange banners and keys; each may take the limit."""
+        error = silent(self._hop, "finish the key exchange")
         try:
-            with limited(self, self.handshake_timeout, "finish the key exchange"):
+            with limited(self, self.handshake_timeout, error):
                 super().start_client(event, timeout)
         finally:
             self.packetizer.complete_handshake()  # its timer would hold up the program's end
 
     def auth_publickey(self, *args: Any, **options: Any) -> list[str]:
-        with limited(self, self.auth_timeout, "answer the login"):
+        with self.limited("answer the login"):
             return super().auth_publickey(*args, **options)
 
     def auth_password(self, *args: Any, **options: Any) -> list[str]:
-        with limited(self, self.auth_timeout, "answer the login"):
+        with self.limited("answer the login"):
             return super().auth_password(*args, **options)
 
-    def open_channel(self, kind: str, *args: Any, **options: Any) -> paramiko.Channel:
-        step = NEXT_HOST if kind == "direct-tcpip" else "open a session"
-        with limited(self, self.channel_timeout, step):
-            return super().open_channel(kind, *args, **options)
+    def open_session(self, *args: Any, **options: Any) -> paramiko.Channel:
+        with self.limited("open a session"):
+            return super().open_session(*args, **options)
 
 
 class StrictPolicy(paramiko.MissingHostKeyPolicy):
     """Judges every key, because its client knows none."""
 
+    def __init__(self, hop: Hop) -> None:
+        self._hop = hop
+
     def missing_host_key(self, client: Any, _hostname: str, key: paramiko.PKey) -> None:
-        """Raise HostKeyRefused unless the key is known."""
+        """Raise Unreachable unless the key is known."""
         judged = client.get_transport().check.judge(key.asbytes())
         if judged.verdict != "trusted":
-            raise HostKeyRefused(judged)
+            raise refused_host_key(self._hop, judged)
 
 
 @contextlib.contextmanager
-def limited(transport: paramiko.Transport, limit_s: float, step: str) -> Iterator[None]:
+def limited(transport: paramiko.Transport, limit_s: float, error: Unreachable) -> Iterator[None]:
     """Close the connection when what is done with it takes longer than `limit_s` seconds.
 
     Not only the channel: to close one takes a message, which may not get out either. The limits
     that paramiko has of its own are the same, and may end it first.
 
     Raises:
-        NoAnswer: it took so long.
+        Unreachable: the given error; it took so long.
     """
     until, expired = time.monotonic() + limit_s, threading.Event()
 
@@ -316,8 +318,8 @@ def limited(transport: paramiko.Transport, limit_s: float, step: str) -> Iterato
     except (paramiko.SSHException, OSError, EOFError):
         if not expired.is_set() and time.monotonic() < until:
             raise
-        raise NoAnswer(step) from None
+        raise error from None
     finally:
         timer.cancel()
     if expired.is_set():
-        raise NoAnswer(step)
+        raise error

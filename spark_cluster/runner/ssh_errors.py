@@ -17,9 +17,6 @@ REVOKED_HINT = (
     "Give the node a new key, at its own console (rm /etc/ssh/ssh_host_*_key*; ssh-keygen -A; "
     "systemctl restart ssh), then accept that one with `spark-cluster trust --replace`"
 )
-NEXT_HOST = "connect to the next host"
-"""The step of a jump host."""
-
 _NOTHING_ACCEPTED = re.compile(
     r"encountered \w+ key, expected \w+ key|No authentication methods available"
 )
@@ -28,28 +25,6 @@ _NOTHING_ACCEPTED = re.compile(
 
 class KeysRefused(Unreachable):
     """The node was reached, but takes none of the keys; a password may do."""
-
-
-class HostKeyRefused(Exception):
-    """A host's key that is not accepted."""
-
-    def __init__(self, key: HostKey) -> None:
-        super().__init__(key.verdict)
-        self.key = key
-
-
-class NoAnswer(Exception):
-    """A server that is silent in the middle of a step.
-
-    It is none of paramiko's errors, which its client takes for a refused key, to try the next one.
-
-    Attributes:
-        step: what the server did not do, as in "sshd did not ...".
-    """
-
-    def __init__(self, step: str) -> None:
-        super().__init__(step)
-        self.step = step
 
 
 @contextlib.contextmanager
@@ -67,10 +42,6 @@ def explained(hop: Hop, password: str | None = None) -> Iterator[None]:
     try:
         yield
         return
-    except HostKeyRefused as error:
-        what, hint = _refused_host_key(error.key, hop)
-    except NoAnswer as error:
-        what, hint = _silent(error.step, hop)
     except paramiko.ChannelException as error:
         what = f"the jump host does not reach {hop.place}: {error.text}"
         hint = "check on the jump host that it can: its sshd may forbid AllowTcpForwarding"
@@ -84,6 +55,10 @@ def explained(hop: Hop, password: str | None = None) -> Iterator[None]:
         refused = isinstance(error, paramiko.AuthenticationException)
         if refused or _NOTHING_ACCEPTED.fullmatch(str(error)):
             kind, what, hint = _refused_login(hop, password)
+        elif str(error) == "Timeout opening channel.":
+            limit_s = hop.target.connect_timeout_s
+            what = f"the jump host did not reach {hop.place} within {limit_s:g} s"
+            hint = "check that it is on, and on the jump host that it answers from there"
         else:
             what = f"SSH failed: {str(error) or 'the connection was cut'}"
             hint = (
@@ -108,19 +83,24 @@ def _refused_login(hop: Hop, password: str | None) -> tuple[type[Unreachable], s
     return KeysRefused, f"{where} accepts none of the offered keys", hint
 
 
-def _silent(step: str, hop: Hop) -> tuple[str, str]:
-    limit = f"within {hop.target.connect_timeout_s:g} s"
-    if step == NEXT_HOST:
-        hint = "check that it is on, and on the jump host that it answers from there"
-        return f"the jump host did not reach {hop.place} {limit}", hint
+def silent(hop: Hop, step: str) -> Unreachable:
+    """The error of a server that does not answer in the middle of a step: "sshd did not ..."."""
     where = "" if hop.is_node else f" of the jump host {hop.place}"
-    return f"sshd{where} did not {step} {limit}", (
-        "the network reaches it, so it hangs or is overloaded: look at its console for want "
-        "of memory or a full process table; a reboot may be all that helps"
+    return Unreachable(
+        f"sshd{where} did not {step} within {hop.target.connect_timeout_s:g} s",
+        where=hop.target.name,
+        hint="the network reaches it, so it hangs or is overloaded: look at its console for want "
+        "of memory or a full process table; a reboot may be all that helps",
     )
 
 
-def _refused_host_key(key: HostKey, hop: Hop) -> tuple[str, str]:
+def refused_host_key(hop: Hop, key: HostKey) -> Unreachable:
+    """The error of a connection that ends for its host key."""
+    what, hint = _unlike(key, hop)
+    return Unreachable(what, where=hop.target.name, hint=hint)
+
+
+def _unlike(key: HostKey, hop: Hop) -> tuple[str, str]:
     host = key.host if hop.is_node else f"the jump host {key.host}"
     shown, known = f"{key.kind} {key.fingerprint}", key.line
     if known is None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -532,7 +532,8 @@ def test_a_connection_that_ended_just_before(when):
     channel = SimpleNamespace(exec_command=ended)
     opens = ended if when == "open_session" else lambda **_options: channel
     connection = Connection(route(Target("spark1", "127.0.0.1")), shared=True)
-    connection._set(transport=SimpleNamespace(active=True, open_session=opens))
+    stand_in = SimpleNamespace(active=True, open_session=opens, limited=lambda _: nullcontext())
+    connection._set(transport=stand_in)
     with pytest.raises(Unreachable, match="the connection was cut"):
         connection.channel(["true"])
 
