@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -89,7 +90,7 @@ def _run(app: App, head: InventoryNode, port: int) -> None:
 
 def _show(event: TunnelEvent, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(event.to_dict()))
+        click.echo(json.dumps(asdict(event)))
     elif event.event == "open":
         click.echo(visible(f"{event.url} leads to {event.to} of {event.node}"))
     else:

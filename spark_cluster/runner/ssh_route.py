@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.ssh_settings import SshSettings
 
 MOST_HOPS = 16
+Place = tuple[str | None, str, int | None]
 
 DEAD_PEER_MS = 15_000
 """TCP_USER_TIMEOUT, milliseconds: sent data unanswered for so long ends the connection. paramiko's
@@ -81,13 +82,16 @@ class Target:
         )
 
 
-@dataclass(frozen=True)
 class Hop:
     """A host on the way to a node, or the node itself, with what ssh_config says of it.
 
-    Attributes:
+    Args:
         target: the node at the end of the way.
+        place: the user, the address, name or alias, and the port, as far as they are given.
+        key: a private key to offer first.
         is_node: it is the node, not a jump host.
+
+    Attributes:
         host: the address or name that is connected to.
         user, port: to log in as, and at.
         key_alias: the HostKeyAlias, or empty.
@@ -98,21 +102,42 @@ class Hop:
         global_known_hosts: those of the whole machine, which are read only.
         revoked_host_keys: files of keys that are never accepted.
         host_key_algorithms: in the order of preference; empty leaves it to the SSH library.
+
+    Raises:
+        InvalidFile: ssh_config cannot be read.
+        Failed: there is no ssh here, or a KnownHostsCommand, which is not run.
     """
 
-    target: Target
-    is_node: bool
-    host: str
-    user: str
-    port: int
-    key_alias: str
-    identity_files: tuple[Path, ...]
-    proxy_jump: str
-    proxy_command: str
-    own_known_hosts: tuple[Path, ...]
-    global_known_hosts: tuple[Path, ...]
-    revoked_host_keys: tuple[Path, ...]
-    host_key_algorithms: tuple[str, ...]
+    def __init__(self, target: Target, place: Place, key: Path | None, *, is_node: bool) -> None:
+        user, alias, port = place
+        printed = ssh_config.asked(alias, user, port)
+
+        def one(keyword: str) -> str:
+            return printed.get(keyword, [""])[0]
+
+        self.target, self.is_node = target, is_node
+        self.host, self.user, self.port = one("hostname") or alias, one("user"), int(one("port"))
+        if command := one("knownhostscommand"):  # a key that it revokes must not be accepted
+            raise Failed(
+                f"KnownHostsCommand is not supported ({command})",
+                where="ssh_config",
+                hint=f"for host {self.host} set it to none, and put the keys into known_hosts",
+            )
+        self.key_alias = one("hostkeyalias").lower()
+        tokens = {
+            "%": "%", "h": self.host, "k": self.key_alias or alias, "n": alias, "p": one("port"),
+            "r": self.user, "u": getpass.getuser(), "d": str(Path.home()), "i": str(os.getuid()),
+            "l": socket.gethostname(), "L": socket.gethostname().split(".")[0],
+        }  # fmt: skip
+        self.identity_files = [] if key is None else [key]
+        self.identity_files += _identities(printed.get("identityfile", []), tokens)
+        self.proxy_jump, self.proxy_command = one("proxyjump"), _expand(one("proxycommand"), tokens)
+        self.own_known_hosts = _paths(one("userknownhostsfile"))
+        if (file := target.known_hosts) is not None:
+            self.own_known_hosts = [file, *(own for own in self.own_known_hosts if own != file)]
+        self.global_known_hosts = _paths(one("globalknownhostsfile"))
+        self.revoked_host_keys = _paths(one("revokedhostkeys"))
+        self.host_key_algorithms = [*filter(None, one("hostkeyalgorithms").split(","))]
 
     @property
     def place(self) -> str:
@@ -142,7 +167,7 @@ def route(target: Target) -> tuple[Hop, ...]:
 def node_of(target: Target) -> Hop:
     """Return the node itself; raises as `route`."""
     place = target.user, target.host, target.port
-    return _hop(target, place, target.identity_file, is_node=True)
+    return Hop(target, place, target.identity_file, is_node=True)
 
 
 def _jumps(target: Target, text: str, key: Path | None, seen: tuple[str, ...]) -> tuple[Hop, ...]:
@@ -157,7 +182,7 @@ def _jumps(target: Target, text: str, key: Path | None, seen: tuple[str, ...]) -
             where="ssh_config or inventory",
         )
     host, port = found["ip"] or found["host"], int(found["port"] or 0) or None
-    hop = _hop(target, (found["user"], host, port), key, is_node=False)
+    hop = Hop(target, (found["user"], host, port), key, is_node=False)
     if before or not hop.proxy_jump:
         return (*_jumps(target, before, key, seen), hop)
     if last in seen or len(seen) >= MOST_HOPS:
@@ -169,49 +194,8 @@ def _jumps(target: Target, text: str, key: Path | None, seen: tuple[str, ...]) -
     return (*_jumps(target, hop.proxy_jump, None, (*seen, last)), hop)
 
 
-def _hop(
-    target: Target, place: tuple[str | None, str, int | None], key: Path | None, *, is_node: bool
-) -> Hop:
-    user, alias, port = place
-    printed = ssh_config.asked(alias, user, port)
-
-    def one(keyword: str) -> str:
-        return printed.get(keyword, [""])[0]
-
-    host, key_alias = one("hostname") or alias, one("hostkeyalias").lower()
-    if one("knownhostscommand"):  # a key that it would call revoked must not be accepted
-        raise Failed(
-            f"KnownHostsCommand is not supported ({one('knownhostscommand')})",
-            where="ssh_config",
-            hint=f"for host {host} set it to none, and put the keys into known_hosts",
-        )
-    tokens = {
-        "%": "%", "h": host, "k": key_alias or alias, "n": alias, "p": one("port"),
-        "r": one("user"), "u": getpass.getuser(), "d": str(Path.home()), "i": str(os.getuid()),
-        "l": socket.gethostname(), "L": socket.gethostname().split(".")[0],
-    }  # fmt: skip
-    own = [] if target.known_hosts is None else [target.known_hosts]
-    return Hop(
-        target,
-        is_node,
-        host=host,
-        user=one("user"),
-        port=int(one("port") or 22),
-        key_alias=key_alias,
-        identity_files=tuple(_identities(key, printed.get("identityfile", []), tokens)),
-        proxy_jump=one("proxyjump"),
-        proxy_command=_expand(one("proxycommand"), tokens),
-        own_known_hosts=tuple(dict.fromkeys((*own, *_paths(one("userknownhostsfile"))))),
-        global_known_hosts=tuple(_paths(one("globalknownhostsfile"))),
-        revoked_host_keys=tuple(_paths(one("revokedhostkeys"))),
-        host_key_algorithms=tuple(filter(None, one("hostkeyalgorithms").split(","))),
-    )
-
-
-def _identities(first: Path | None, named: list[str], tokens: dict[str, str]) -> Iterator[Path]:
+def _identities(named: list[str], tokens: dict[str, str]) -> Iterator[Path]:
     """The usual ones are tried by paramiko itself, after the agent's, which need no passphrase."""
-    if first is not None:
-        yield first
     for name in named:
         path = _home_expanded(_expand(name, tokens))
         if name and not _DEFAULT_KEYS.fullmatch(name) and path.is_file():
@@ -222,13 +206,15 @@ def _expand(text: str, tokens: dict[str, str]) -> str:
     return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
 
 
-def _paths(text: str) -> Iterator[Path]:
+def _paths(text: str) -> list[Path]:
     """The files of a line of `ssh -G`, which prints names with spaces in them without quotes."""
+    found: list[Path] = []
     for name in re.split(r" (?=[/~])", text) if text else ():
         whole = _home_expanded(name)
         words = [_home_expanded(word) for word in name.split()]
         several = not whole.exists() and any(word.exists() for word in words)
-        yield from words if several else (whole,)
+        found += words if several else [whole]
+    return found
 
 
 def _home_expanded(name: str) -> Path:
@@ -251,8 +237,8 @@ def socket_to(hop: Hop) -> socket.socket:
 def _tcp(hop: Hop) -> socket.socket:
     """A TCP connection that does not wait to send, and notices a dead peer."""
     host: Any = hop.host.encode() if hop.host.isascii() else hop.host  # text costs a codec, 10 ms
-    limit_s, hint = hop.target.connect_timeout_s, "check that it is on and on this network, and "
-    hint += "its `address` in the inventory"
+    hint = "check that it is on and on this network, and its `address` in the inventory"
+    limit_s = hop.target.connect_timeout_s
     try:
         sock = socket.create_connection((host, hop.port), timeout=limit_s)
     except socket.gaierror:

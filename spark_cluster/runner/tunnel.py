@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from spark_cluster.config.ports import LOOPBACK
@@ -109,10 +109,6 @@ class TunnelEvent:
     retry_s: float | None = None
     hint: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `tunnel --json` prints it."""
-        return dict(vars(self))
-
 
 def keep_open(
     target: Target, dial: Callable[[Target], SshConnection], find: Find, port: int
@@ -135,7 +131,9 @@ def keep_open(
     pause, event = 0.0, partial(TunnelEvent, node=target.name)
     while True:
         try:
-            to, told = _found(dial(target), find), ""
+            with contextlib.closing(dial(target)) as connection:
+                connection.open()
+                to, told = find(connection), ""
             there = urlsplit(to)
             host, to_port = there.hostname or LOOPBACK, there.port or 80
             with carried(target, port, host, to_port) as news:
@@ -155,17 +153,6 @@ def keep_open(
             pause = min(2 * pause, PAUSES_S[1])
             yield event("cut", message=error.message, retry_s=pause, hint=error.hint)
         time.sleep(pause)
-
-
-def _found(connection: SshConnection, find: Find) -> str:
-    """Return the endpoint's base URL as the node reaches it."""
-    try:
-        connection.open()
-        return find(connection)
-    except EOFError:
-        raise Unreachable("the connection was cut", where=connection.target.name) from None
-    finally:
-        connection.close()
 
 
 @contextlib.contextmanager
