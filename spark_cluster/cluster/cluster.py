@@ -111,6 +111,7 @@ class Cluster(Opened):
 
         Raises:
             Refused: a node is not reached over SSH.
+            InvalidFile: ssh_config cannot be read.
 
         Example:
             with cluster.group() as group:
