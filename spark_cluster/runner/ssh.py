@@ -105,6 +105,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
                 self.log_in(None, sock)
                 return
             sock = None
+        self.hang_up()  # what is left of an earlier connection
         keys = password is None
         self.connect_kwargs.update(password=password, allow_agent=keys, look_for_keys=keys)
         try:
@@ -137,9 +138,8 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
         """Start a command (an argument list; it is quoted for the remote shell).
 
         Raises:
-            Unreachable: the connection was cut, or the node is silent.
+            Unreachable: the connection was cut, which is not made again here, or the node hangs.
         """
-        self.open()
         with explained(self.hop):
             session = self._session()
             with self.transport.limited("start a command"):

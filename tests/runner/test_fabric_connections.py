@@ -55,6 +55,29 @@ def test_each_time_it_connects_the_host_is_verified(ssh, sshd, second_sshd, trus
     assert jumped.run("echo through", hide=True).stdout == "through\n"
 
 
+def test_a_connection_that_was_cut_is_made_again_with_its_jump_host(
+    ssh, sshd, second_sshd, trusted
+):
+    """As fabric does it; the jump host's connection, which is open still, is not left behind."""
+    trusted.write_text(sshd.host_line + second_sshd.host_line)
+    jumped = over(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"), "spark1", owned=True)
+    with jumped:
+        assert jumped.run("echo once", hide=True).stdout == "once\n"
+        before = jumped.gateway.transport
+        jumped.transport.close()
+        assert jumped.run("echo again", hide=True).stdout == "again\n"
+        assert not before.is_active()
+    assert not jumped.gateway.is_connected
+
+
+def test_a_cut_connection_of_a_run_starts_no_command(ssh, trusted):
+    """A run notices the end, and connects again by itself."""
+    mine = ssh()
+    mine.open().transport.close()
+    with pytest.raises(Unreachable, match="SSH"):
+        mine.channel(["true"])
+
+
 def test_a_connection_of_a_run_stays(ssh, trusted):
     """What a playbook closes is not the connection over which its agent is reached."""
     mine = ssh()
