@@ -25,8 +25,7 @@ def run(app: App, port: int | None, *, with_token: bool, open_it: bool) -> None:
         with_token: print the cluster's token.
         open_it: open the page in the browser.
     """
-    from spark_cluster.runner.ssh_forward import free_port
-    from spark_cluster.runner.tunnel import Tunnel, TunnelEvent
+    from spark_cluster.runner.tunnel import TunnelEvent, free_port, keep_open
 
     there, token = _asked(app)
     head, dialer = app.inventory.head, app.cluster.dialer
@@ -62,7 +61,8 @@ def run(app: App, port: int | None, *, with_token: bool, open_it: bool) -> None:
                 threading.Event().wait()
         target, here = dialer.target(head), port or free_port()
         url = f"http://{LOOPBACK}:{there}"
-        Tunnel(target, dialer.connection, lambda _: url, here, report).run()
+        for event in keep_open(target, dialer.connection, lambda _: url, here):
+            report(event)
 
 
 def _asked(app: App) -> tuple[int, str]:

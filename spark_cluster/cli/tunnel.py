@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
@@ -73,25 +74,23 @@ def command(
 def _run(app: App, head: InventoryNode, port: int) -> None:
     import contextlib
 
-    from spark_cluster.runner.tunnel import Tunnel
+    from spark_cluster.runner.tunnel import keep_open
     from spark_cluster.serving.tunnel_end import ask_head, url_on_head
 
     def find(connection: SshConnection) -> str:
         access = ask_head(connection) if app.port is None else None
         return url_on_head(access, app.inventory.serve, head)
 
-    def report(event: TunnelEvent) -> None:
-        _show(event, as_json=app.as_json)
-
     dialer = app.cluster.dialer
-    tunnel = Tunnel(dialer.target(head), dialer.connection, find, port, report)
+    events = keep_open(dialer.target(head), dialer.connection, find, port)
     with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
-        tunnel.run()
+        for event in events:
+            _show(event, as_json=app.as_json)
 
 
 def _show(event: TunnelEvent, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(event.to_dict()))
+        click.echo(json.dumps(asdict(event)))
     elif event.event == "open":
         click.echo(visible(f"{event.url} leads to {event.to} of {event.node}"))
     else:

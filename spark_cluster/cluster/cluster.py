@@ -111,16 +111,18 @@ class Cluster(Opened):
 
         Raises:
             Refused: a node is not reached over SSH.
+            InvalidFile: ssh_config cannot be read.
 
         Example:
             with cluster.group() as group:
                 group.run("uptime")
         """
-        from spark_cluster.runner import fabric_connection
+        from fabric import ThreadingGroup
 
-        return fabric_connection.group(
-            fabric_connection.over(self.dialer.dial(node), node.name, owned=True)
-            for node in self.nodes
+        from spark_cluster.runner import transport
+
+        return ThreadingGroup.from_connections(
+            transport.over(self.dialer.dial(node), node.name, owned=True) for node in self.nodes
         )
 
     def ping(self) -> PingResult:

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.runner.fabric_connection import Connection
     from spark_cluster.runner.node_connection import NodeConnection
+    from spark_cluster.runner.ssh import Connection
 
 BOOT_S = 60.0
 """Seconds that a node which answers again may take to start the rest of its services."""
@@ -118,9 +118,9 @@ class Connections:
         """
         if name not in self._connections:
             raise Unreachable("not connected", where=name)
-        from spark_cluster.runner import fabric_connection
+        from spark_cluster.runner import transport
 
-        return fabric_connection.over(self._connections[name], name, owned=False)
+        return transport.over(self._connections[name], name, owned=False)
 
     def forward(self, name: str, port: int) -> AbstractContextManager[int]:
         """Lead a port of this machine's loopback to one of a node's; see `Dialer`."""
@@ -206,14 +206,14 @@ class Connections:
         """
         from spark_cluster.facts.parsers import public_keys
         from spark_cluster.resources.host_keys import PREPARED
-        from spark_cluster.runner import host_key_change
+        from spark_cluster.runner import trust
 
         if self.nodes[name].is_local:
             return Path(), []
         answer = self._sessions[name].request("gather", trees={"next": f"{PREPARED}/*/key.pub"})
         keys = public_keys(answer["trees"]["next"].values())
         wanted = self.dialer.target(self.nodes[name])
-        return host_key_change.announce(wanted, keys, self.facts_of(name).host_keys)
+        return trust.announce(wanted, keys, self.facts_of(name).host_keys)
 
     def verify_host_keys(self, name: str) -> bool:
         """Connect once more, and when the new host keys are shown, remove those they replace.
@@ -233,15 +233,15 @@ class Connections:
 
     def _forget_replaced(self, name: str, connection: NodeConnection) -> bool:
         from spark_cluster.facts.parsers import public_keys
-        from spark_cluster.runner import host_key_change
+        from spark_cluster.runner import trust
 
         wanted, shown = self.dialer.target(self.nodes[name]), connection.host_key()
-        if shown is None or not host_key_change.is_under_way(wanted):
+        if shown is None or not trust.is_under_way(wanted):
             return False
         trees = {"keys": gather.TREES["host_keys"]}
         answer = self._sessions[name].request("gather", trees=trees)
         current = public_keys(answer["trees"]["keys"].values())
-        return bool(host_key_change.forget_replaced(wanted, shown, current))
+        return bool(trust.forget_replaced(wanted, shown, current))
 
     def verify_new_login(self, name: str, path: str) -> None:
         """Leave a file on a node over a new connection, as a proof that it still lets one in.

@@ -19,7 +19,8 @@ from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.prompts import Prompts
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.parallel import all_of, start
-from spark_cluster.runner.transport import SshConnection, Target
+from spark_cluster.runner.ssh_route import Target
+from spark_cluster.runner.transport import SshConnection
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
@@ -167,12 +168,12 @@ class Dialer:
         if node.is_this_machine:
             yield port
         elif node.namespaces_of is not None:
-            from spark_cluster.runner.namespace_forward import forward_into
+            from spark_cluster.runner.namespaces import forward_into
 
             with forward_into(node.name, node.namespaces_of, port) as found:
                 yield found
         else:
-            from spark_cluster.runner.ssh_forward import forward
+            from spark_cluster.runner.tunnel import forward
 
             with forward(self.target(node), LOOPBACK, port) as found:
                 yield found

@@ -16,8 +16,7 @@ from spark_cluster.runner.parallel import in_parallel
 
 _COMMANDS: dict[str, Any] = {
     **cable.COMMANDS,
-    "user": ("id", "-u"),
-    "sudo": ("sudo", "-n", "true"),
+    "sudo": ("sh", "-c", '[ "$(id -u)" = 0 ] || exec sudo -n true'),
 }
 
 
@@ -52,11 +51,5 @@ def _ask(dialer: Dialer, node: InventoryNode) -> FirstLogin:
     """
     with dialer.session(node, "setup", become=False) as session:
         answer = session.request("gather", commands=_COMMANDS)
-    return FirstLogin(_sudo_asks(answer), tuple(cable.peers(answer)))
-
-
-def _sudo_asks(answer: dict[str, Any]) -> bool:
-    user, sudo = answer["commands"].get("user"), answer["commands"].get("sudo")
-    if user is not None and user["stdout"].strip() == "0":
-        return False
-    return sudo is None or sudo["status"] != 0
+    sudo = answer["commands"].get("sudo")
+    return FirstLogin(sudo is None or sudo["status"] != 0, tuple(cable.peers(answer)))

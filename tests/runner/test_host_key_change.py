@@ -15,13 +15,15 @@ from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts.model import Facts
 from spark_cluster.resources.host_keys import PREPARED
-from spark_cluster.runner import host_key_change
+from spark_cluster.runner import trust
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.events import Bus
-from spark_cluster.runner.hostkeys import known_hosts_line
+from spark_cluster.runner.known_hosts import PublicKey
 from spark_cluster.runner.transport import SshConnection, Target
+from spark_cluster.runner.trust import known_hosts_line
 
 ME = getpass.getuser()
+KEY = PublicKey(b"\0\0\0\x0bssh-ed25519")
 
 
 class Site:
@@ -60,7 +62,7 @@ class Site:
         return True
 
     def announce(self):
-        return host_key_change.announce(self.target, [public(self.new)], [public(self.old)])
+        return trust.announce(self.target, [public(self.new)], [public(self.old)])
 
     def forget(self):
         """As seen over a connection of now."""
@@ -68,7 +70,7 @@ class Site:
         shown = connection.open().transport.get_remote_server_key().asbytes()
         connection.close()
         on_disk = [public(self.folder / "host_key")]
-        return host_key_change.forget_replaced(self.target, shown, on_disk)
+        return trust.forget_replaced(self.target, shown, on_disk)
 
 
 @pytest.fixture
@@ -113,19 +115,19 @@ def test_a_key_whose_kind_holds_more_lines(home):
     known = home / ".ssh/known_hosts"
     known.write_text("github.com ssh-ed25519 AAAA\n")
     with pytest.raises(Failed, match="not a type of host key"):
-        host_key_change.announce(Target("spark1", "127.0.0.1"), [key], [])
+        trust.announce(Target("spark1", "127.0.0.1"), [key], [])
     assert known.read_text() == "github.com ssh-ed25519 AAAA\n"
 
 
 @pytest.mark.parametrize("host", ["a b", "a\n@revoked *", "*", "a,b", "!a", "@a", "#a", "|1|x", ""])
 def test_a_host_that_would_be_more_than_a_name(host):
     with pytest.raises(Failed, match="not a name for known_hosts"):
-        known_hosts_line(host, "ssh-ed25519", b"")
+        known_hosts_line(host, KEY)
 
 
 @pytest.mark.parametrize("host", ["spark1", "10.0.0.1", "[10.0.0.1]:22022", "fe80::1%eth0", "a_b"])
 def test_a_line_of_known_hosts(host):
-    assert known_hosts_line(host, "ssh-ed25519", b"abc") == f"{host} ssh-ed25519 YWJj"
+    assert known_hosts_line(host, KEY) == f"{host} ssh-ed25519 AAAAC3NzaC1lZDI1NTE5".encode()
 
 
 def test_a_key_that_is_in_force_on_the_disk_only(site):
@@ -134,7 +136,7 @@ def test_a_key_that_is_in_force_on_the_disk_only(site):
     shown = SshConnection(site.target)
     blob = shown.open().transport.get_remote_server_key().asbytes()
     shown.close()
-    assert host_key_change.forget_replaced(site.target, blob, [public(site.new)]) == []
+    assert trust.forget_replaced(site.target, blob, [public(site.new)]) == []
     assert site.is_reached()
 
 

@@ -283,7 +283,7 @@ def test_a_node_that_is_off(process, tmp_path: Path) -> None:
     with pytest.raises(InvalidFile, match="found 'gpu1', expected the number of a process"):
         namespaces.leader("gpu1", file)
     file.write_bytes(b"\xff\xfe")
-    with pytest.raises(InvalidFile, match="found bytes that are no text, expected the number"):
+    with pytest.raises(InvalidFile, match=r"found .*, expected the number"):
         namespaces.leader("gpu1", file)
 
 
