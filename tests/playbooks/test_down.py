@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 from factories import SHIPPED
 
-from spark_cluster.errors import VerificationFailed
+from spark_cluster.errors import Refused, VerificationFailed
 from spark_cluster.facts.model import Facts, Gpu, Process
+from spark_cluster.inference.job import Job
 from spark_cluster.runner.events import Bus
-from spark_cluster.serving import admission, holders, vram
+from spark_cluster.serving import admission, holders, ray_cluster, vram
 from spark_cluster.serving.memory_phases import MemoryPhases
 from spark_cluster.serving.vram import NodeVram
 
@@ -29,6 +30,8 @@ class Play:
     def __init__(self, gpu: str = "NVIDIA GB10") -> None:
         facts = Facts(gpu=Gpu(gpu, "12.1", "580"))
         self.nodes = [SimpleNamespace(name=name, facts=facts) for name in ("spark1", "spark2")]
+        self.head = self.nodes[0]
+        self.jobs: list[Job] = []
         self.servers: dict[str, str] = {}
         self.applied: list[str] = []
         self.notes: list[str] = []
@@ -66,6 +69,7 @@ def readings(monkeypatch: pytest.MonkeyPatch) -> list[list[NodeVram]]:
     told: list[list[NodeVram]] = []
     monkeypatch.setattr(vram, "sample", lambda _sessions: told.pop(0) if told[1:] else told[0])
     monkeypatch.setattr(vram.time, "sleep", lambda _seconds: None)
+    monkeypatch.setattr(ray_cluster, "running_jobs", lambda play: play.jobs)
     return told
 
 
@@ -86,6 +90,19 @@ def test_it_waits_until_the_memory_is_back(readings: list[list[NodeVram]]) -> No
     assert play.applied[2 : 2 + len(first)] == first
     assert "spark2 Container:spark-ray" in play.applied
     assert play.applied[-2:] == ["spark1 role firewall", "spark2 role firewall"], "and it last"
+
+
+def test_running_jobs_are_ended_only_on_request(readings: list[list[NodeVram]]) -> None:
+    readings += [FREE]
+    play = Play()
+    play.jobs = [Job("job-1", "RUNNING")]
+    for given, hint in (({"end_jobs": False}, True), ({}, False)):
+        with pytest.raises(Refused, match="job job-1 is running on Ray") as caught:
+            down(play, **given)
+        assert ("--end-jobs" in caught.value.hint) is hint, "where the command has it"
+    assert play.applied == []
+    down(play, end_jobs=True)
+    assert "spark1 Container:spark-ray" in play.applied
 
 
 def test_memory_that_does_not_come_back(

@@ -23,7 +23,8 @@ from spark_cluster.errors import (
     VerificationFailed,
 )
 from spark_cluster.inference.containers import OVERRIDES, ContainerState
-from spark_cluster.serving import admission, logs, readiness
+from spark_cluster.inference.job import Job
+from spark_cluster.serving import admission, logs, ray_cluster, readiness
 from spark_cluster.serving.former import Former, former_of
 from spark_cluster.transfer.stored import Stored
 
@@ -46,6 +47,7 @@ class Play:
         self.inventory = inventory_of(*self.nodes)
         self.description: str | None = None
         self.done: list[str] = []
+        self.jobs: list[Job] = []
         self.seconds: dict[str, float] = {}
         self.notes: list[str] = []
         self.playbooks = {"up": up, "down": down}
@@ -114,6 +116,7 @@ def swap(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
         function = SHIPPED.load_playbook("swap").function
         monkeypatch.setattr(readiness, "container_state", lambda *_: running)
+        monkeypatch.setattr(ray_cluster, "running_jobs", lambda play: play.jobs)
         monkeypatch.setattr(
             logs, "read", lambda _session, name, lines: log if "ray" in name else ""
         )
@@ -141,7 +144,19 @@ def test_the_memory_of_others_may_stay_and_models_are_unloaded(swap):
     given: dict[str, Any] = {}
     play = Play(fine, lambda **more: given.update(more) or fine())
     swap(play, runs(), unload=("ollama",))
-    assert given == {"unload": ("ollama",), "keep_others": True}
+    assert given == {"unload": ("ollama",), "keep_others": True, "end_jobs": False}
+
+
+def test_running_jobs_stop_nothing_without_the_flag(swap):
+    ended: list[bool] = []
+    play = Play(fine, lambda **given: ended.append(given["end_jobs"]) or fine())
+    play.jobs = [Job("job-1", "RUNNING")]
+    with pytest.raises(Refused, match="job job-1 is running on Ray") as caught:
+        swap(play, runs())
+    assert "--end-jobs" in caught.value.hint
+    assert play.done == []
+    swap(play, runs(), end_jobs=True)
+    assert ended == [True]
 
 
 @pytest.mark.parametrize(
