@@ -336,8 +336,8 @@ def _bring_back(
     measuring = False
     for loader in loaders:
         try:
-            found = on_node.fetch(loader.session, folder, into / loader.name, loader.user)
-            too_large[loader.name] = found
+            with play.connections.files(loader.name) as files:
+                too_large[loader.name] = on_node.fetch(files, folder, into / loader.name)
             measuring |= on_node.is_measuring(loader.session, folder)
         except SparkClusterError as error:
             text = f"{loader.name}: its results stay there: {error.message}"

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.runner.fabric_connection import Connection
     from spark_cluster.runner.node_connection import NodeConnection
+    from spark_cluster.runner.node_files import NodeFiles
     from spark_cluster.runner.transport import Target
 
 BOOT_S = 60.0
@@ -233,6 +234,24 @@ class Connections:
         from spark_cluster.runner import fabric_connection
 
         return fabric_connection.over(self._connections[name], name, owned=False)
+
+    @contextlib.contextmanager
+    def files(self, name: str) -> Iterator[NodeFiles]:
+        """Return the files of a connected node that its login user may read, for the block.
+
+        Raises:
+            Unreachable: its connection was lost, or the node hangs.
+            Failed: it offers no SFTP.
+        """
+        from spark_cluster.runner import node_files
+        from spark_cluster.runner.local_connection import LocalConnection
+
+        connection = self._connections.get(name)
+        if isinstance(connection, LocalConnection):
+            yield node_files.LocalFiles(name, connection.files_root())
+        else:
+            with node_files.over(self.fabric(name)) as files:
+                yield files
 
     def forward(self, name: str, port: int) -> AbstractContextManager[int]:
         """Lead a port of this machine's loopback to one of a node's; see `forward_to`."""

@@ -186,6 +186,12 @@ class LocalConnection:
             return []
         return namespaces.enter(namespaces.leader(self.node, self._namespaces_of))
 
+    def files_root(self) -> str:
+        """Return where the node's file system begins on this machine."""
+        if self._namespaces_of is None:
+            return self._root
+        return f"/proc/{namespaces.leader(self.node, self._namespaces_of)}/root"
+
     def host_key(self) -> bytes | None:
         return None
 

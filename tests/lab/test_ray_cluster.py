@@ -158,7 +158,7 @@ def test_a_model_takes_the_place_of_jobs_on_request_only(user):
     user("ray", "up")
     name = user("ray", "submit", "--no-wait", "--", "sleep", "600").out.strip()
     assert f"job {name} is running on Ray" in user("up", "--tp", "2", status=4).err
-    assert f"ended job {name}" in user("up", "--tp", "2", "--end-jobs").err
+    assert f"ended job {name}" in user("up", "--tp", "2", "--end-jobs").out
     under = user("ray", "submit", "--no-wait", "--", "sleep", "600").out.strip()
     assert user.json("up", "--tp", "2")["changed"] == 0, "the job goes on beside the model"
     for words in ("up --tp 2 --recipe lab-paris-short", "swap lab-paris-short", "down"):
