@@ -99,6 +99,8 @@ class SftpFiles:
 
     def sizes(self, folder: str) -> dict[str, int]:
         with self._said(folder), contextlib.suppress(FileNotFoundError):
+            if not stat.S_ISDIR(self._sftp.lstat(folder).st_mode or 0):
+                raise ValueError("it is not a folder")
             found = self._sftp.listdir_iter(folder, read_aheads=2)
             return _regular((one.filename, one.st_mode, one.st_size) for one in found)
         return {}
@@ -172,12 +174,12 @@ def _regular(entries: Iterable[tuple[str, int | None, int | None]]) -> dict[str,
     for count, (name, mode, size) in enumerate(entries):
         if count >= MOST_FILES:
             raise ValueError(f"more than {MOST_FILES} files")
-        if is_name(name) and stat.S_ISREG(mode or 0) and size is not None:
+        if _is_name(name) and stat.S_ISREG(mode or 0) and size is not None:
             found[name] = size
     return found
 
 
-def is_name(text: str) -> bool:
+def _is_name(text: str) -> bool:
     """Return whether a text can be the name of a file in a folder, here and on a screen."""
     is_short = len(text.encode(errors="replace")) <= NAME_BYTES
     return is_short and text not in ("", ".", "..") and "/" not in text and text.isprintable()

@@ -12,9 +12,9 @@ import sys
 import time
 from collections.abc import Iterable
 
-VERSION, STATUS, HANDLE, DATA, NAME = 2, 101, 102, 103, 104
-INIT, OPEN, READ, OPENDIR, READDIR = 1, 3, 5, 11, 12
-FILE, LINK, FIFO = 0o100644, 0o120777, 0o010644
+VERSION, STATUS, HANDLE, DATA, NAME, ATTRS = 2, 101, 102, 103, 104, 105
+INIT, OPEN, READ, LSTAT, OPENDIR, READDIR = 1, 3, 5, 7, 11, 12
+FILE, LINK, FIFO, FOLDER = 0o100644, 0o120777, 0o010644, 0o040755
 
 NAMES = (
     b"../evil", b"/etc/evil", b"a/b", b"", b".", b"..", b"x" * 256, b"\x1b[2Jx", b"a\nb", b"a\0b",
@@ -63,6 +63,8 @@ def main(attack: str) -> None:
             sys.stdout.buffer.flush()
         elif kind == INIT:
             say(VERSION, struct.pack(">I", 3))
+        elif kind == LSTAT:
+            say(ATTRS, number, struct.pack(">II", 0x4, FOLDER))
         elif kind in (OPEN, OPENDIR):
             say(HANDLE, number, text(b"h"))
         elif kind == READDIR and (not listed or attack == "endless"):

@@ -65,6 +65,17 @@ def test_the_connection_of_the_run_goes_on(ssh: Any, trusted: Path, folder: Path
     assert mine.open().transport.is_active()
 
 
+def test_a_link_in_the_place_of_a_folder_is_not_followed(
+    ssh: Any, trusted: Path, folder: Path
+) -> None:
+    (folder / "raw").symlink_to("/etc")
+    with (
+        node_files.over(Connection(ssh(), owned=False)) as files,
+        pytest.raises(Failed, match=r"reading .*/raw: it is not a folder"),
+    ):
+        files.sizes(f"{folder}/raw")
+
+
 def test_a_link_of_a_node_on_this_machine_ends_in_the_node(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "root/srv").mkdir(parents=True)
     (tmp_path / "root/results").symlink_to("/srv")
