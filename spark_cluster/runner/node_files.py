@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Protocol
 
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.node import safe_paths
-from spark_cluster.node.values import ResourceError
 
 if TYPE_CHECKING:
     import paramiko
@@ -64,7 +63,7 @@ class LocalFiles:
 
     def sizes(self, folder: str) -> dict[str, int]:
         with (
-            self._said(folder),
+            _named(self._node, folder),
             contextlib.suppress(FileNotFoundError),
             safe_paths.folder(Path(folder), self._root) as place,
             os.scandir(place) as entries,
@@ -74,15 +73,8 @@ class LocalFiles:
         return {}
 
     def read(self, path: str, size: int) -> bytes:
-        with self._said(path), safe_paths.file(Path(path), self._root) as file:
+        with _named(self._node, path), safe_paths.file(Path(path), self._root) as file:
             return file.read(size)
-
-    @contextlib.contextmanager
-    def _said(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except (OSError, ResourceError, ValueError) as error:
-            raise Failed(f"reading {path}: {error}", where=self._node) from None
 
 
 class SftpFiles:
@@ -98,7 +90,7 @@ class SftpFiles:
         self._sftp = sftp
 
     def sizes(self, folder: str) -> dict[str, int]:
-        with self._said(folder), contextlib.suppress(FileNotFoundError):
+        with _named(self._node, folder), contextlib.suppress(FileNotFoundError):
             if not stat.S_ISDIR(self._sftp.lstat(folder).st_mode or 0):
                 raise ValueError("it is not a folder")
             found = self._sftp.listdir_iter(folder, read_aheads=2)
@@ -106,17 +98,9 @@ class SftpFiles:
         return {}
 
     def read(self, path: str, size: int) -> bytes:
-        with self._said(path), self._sftp.open(path, "rb") as file:
+        with _named(self._node, path), self._sftp.open(path, "rb") as file:
             file.prefetch(size)
             return file.read(size)
-
-    @contextlib.contextmanager
-    def _said(self, path: str) -> Iterator[None]:
-        try:
-            yield
-        except Exception as error:  # noqa: BLE001  (what a node can make paramiko raise)
-            why = str(error) or type(error).__name__
-            raise Failed(f"reading {path}: {why[:200]}", where=self._node) from None
 
 
 @contextlib.contextmanager
@@ -149,6 +133,20 @@ def over(connection: Connection) -> Iterator[NodeFiles]:
             where=node,
             hint="run the same command again when it answers",
         ) from None
+
+
+@contextlib.contextmanager
+def _named(node: str, path: str) -> Iterator[None]:
+    """Name the node and the file in any error of reading it.
+
+    Raises:
+        Failed: in place of the error.
+    """
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001  (what a node can make paramiko raise)
+        why = str(error) or type(error).__name__
+        raise Failed(f"reading {path}: {why[:200]}", where=node) from None
 
 
 def _sftp(connection: Connection, node: str) -> paramiko.SFTPClient:

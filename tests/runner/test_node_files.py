@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from spark_cluster.bench import on_node
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.runner import node_files
 from spark_cluster.runner.fabric_connection import Connection
+from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.runner.node_files import LocalFiles, NodeFiles
 
 
@@ -84,6 +86,26 @@ def test_a_link_of_a_node_on_this_machine_ends_in_the_node(tmp_path: Path, folde
     assert local.sizes("/results") == {"a.json": 2}
     (tmp_path / "root/out").symlink_to(f"../..{folder}")
     assert local.sizes("/out") == {}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root is needed")
+def test_files_of_a_node_of_namespaces_are_its_own(tmp_path: Path) -> None:
+    script = (
+        "mount -t tmpfs -o mode=755 none /mnt && mkdir /mnt/b && echo 1 >/mnt/b/a && "
+        "ln -s /mnt/b /mnt/c && echo $$ && exec sleep 600"
+    )
+    argv = ["unshare", "--mount", "sh", "-c", script]
+    process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        leader = put(tmp_path / "leader", process.stdout.readline())
+        local = LocalFiles("gpu1", LocalConnection("gpu1", namespaces_of=leader).files_root())
+        assert local.sizes("/mnt/c") == {"a": 2}, "a link of its root leads to its own files"
+        assert local.read("/mnt/c/a", 2) == b"1\n"
+    finally:
+        process.kill()
+        process.communicate()
+    assert not Path("/mnt/b").exists()
 
 
 @pytest.fixture
