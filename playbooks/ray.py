@@ -23,6 +23,7 @@ def main(
     ray_cluster.must_serve_nothing(play, plan.nodes, "ray up")
     guarded = ray_cluster.prepare_ray(play, plan)
     with play.stage("start"):
-        ray_cluster.must_keep_its_jobs(play, plan, guarded, end_jobs=end_jobs)
+        jobs = ray_cluster.running_jobs(play)
+        ray_cluster.must_keep_its_jobs(play, jobs, plan, guarded, ALONE, end_jobs=end_jobs)
         start_ray_alone(play, plan, guarded, ALONE)
     return None if play.check or play.options.selection.partial else ray_cluster.look(play)

@@ -8,8 +8,10 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.inference.process import SERVER
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import (
+    admission,
     dead_engine,
     model_servers,
+    ray_cluster,
     readiness,
     replicas,
     short_load,
@@ -20,7 +22,6 @@ from spark_cluster.serving import (
 )
 from spark_cluster.serving.prepare import announce, prepare
 from spark_cluster.serving.proxy import models_of, replicas_of
-from spark_cluster.serving.ray_cluster import must_have_no_jobs
 from spark_cluster.serving.replicas import Group, Member
 from spark_cluster.serving.result import Served, served
 from spark_cluster.serving.start import bring_up, end_server
@@ -38,22 +39,24 @@ def main(
     offline: bool = False,
     count: int = 1,
     load: bool = True,
-    end_jobs: bool = False,
+    end_jobs: bool | None = None,
 ) -> Served | None:
     """Serve `recipe` over `tp` nodes; None where nothing can be verified (check mode, --tags).
 
     With `force` also what the plan says cannot work; with `offline` from what the nodes have. With
     a `count` of replicas, each on one node. With `load` a server that was started is put under a
-    short load, for its GPU memory. With `end_jobs` jobs on Ray are ended.
+    short load, for its GPU memory. With `end_jobs` jobs on Ray are ended; None where the command
+    has no flag for it.
     """
     group = replicas.resolve_group(recipe, play.inventory, play.nodes, count, tp)
     plan = group.whole
-    found, before, models, text, kernels = play.together(
+    found, before, models, text, kernels, jobs = play.together(
         lambda: replicas.members(play, group),
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: stored(play, recipe, plan.nodes),
         lambda: replicas.behind(play),
         lambda: tuned.look(play, plan, plan.nodes),
+        lambda: ray_cluster.running_jobs(play),
     )
     if group.is_one and (note := replicas.taken_away(replicas_of(text), tp)):
         play.note(note)
@@ -69,8 +72,9 @@ def main(
     vram.record(play.bus, "before", before)
     ended = [one.program for one in former]
     new = any(one.running.status != "running" for one in found)
-    if new:
-        must_have_no_jobs(play, end_jobs=end_jobs)
+    begins = new or any(not admission.serves(one.running, one.plan) for one in found)
+    if begins:
+        ray_cluster.must_have_no_jobs(play, jobs, end_jobs=end_jobs)
     there = models.there(recipe.model.name)
     replicas.must_work(found, there, force=force, offline=offline, ended=ended)
     if not ended and new:
@@ -78,6 +82,8 @@ def main(
         taken_ports.must_be_free(play, plan)
     with play.stage("prepare"):
         guarded = prepare(play, plan)
+        if not begins and plan.deployment.on_ray:
+            ray_cluster.must_keep_its_jobs(play, jobs, plan, guarded, end_jobs=end_jobs)
     with play.stage("fetch"):
         plan = fetch(play, plan, models, offline=offline)
     with play.stage("start"):

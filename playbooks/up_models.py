@@ -7,12 +7,11 @@ from dataclasses import replace
 from functools import partial
 
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import model_loading, model_servers, replicas, vram
+from spark_cluster.serving import model_loading, model_servers, ray_cluster, replicas, vram
 from spark_cluster.serving.model_admission import Starting, admit
 from spark_cluster.serving.models import ServedModel, resolve_models
 from spark_cluster.serving.prepare import announce, announce_recipe, prepare
 from spark_cluster.serving.proxy import models_of, replicas_of
-from spark_cluster.serving.ray_cluster import must_have_no_jobs
 from spark_cluster.serving.result import ServedTogether, served_together
 from spark_cluster.transfer.fetch import fetch, must_be_there
 from spark_cluster.transfer.hub_models import mark_used
@@ -47,7 +46,7 @@ def main(
             must_be_there(plan.recipe, there, adopt=play.options.may_adopt)
     vram.record(play.bus, "before", before)
     if any(one.running.status != "running" for one in found):
-        must_have_no_jobs(play, end_jobs=end_jobs)
+        ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=end_jobs)
     former = model_servers.stale(group, models_of(text), replicas_of(text))
     starting = [
         Starting(model, member, there.there(model.recipe.model.name))

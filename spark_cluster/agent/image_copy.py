@@ -26,18 +26,6 @@ Request = Mapping[str, Any]
 Reply = dict[str, Any]
 
 
-def answer(host: Host, request: Request) -> Reply:
-    """Carry out `what` of a request: state, common, export, load, clean, list or remove.
-
-    Raises:
-        ResourceError: it cannot be done, or is unknown here.
-    """
-    action = ACTIONS.get(str(request.get("what")))
-    if action is None:
-        raise ResourceError(f"this agent's `image` has no action {str(request.get('what'))[:60]!r}")
-    return action(host, request)
-
-
 def _state(host: Host, request: Request) -> Reply:
     """Return what Docker has under a name; `image` is null where it, or Docker, is not there.
 

@@ -224,26 +224,18 @@ def _pruning(pruning: Pruning) -> Reply:
     }
 
 
-ACTIONS: dict[str, Callable[[Store], Reply]] = {
-    "state": Store.state,
-    "usage": Store.usage,
-    "pin": Store.pin,
-    "unpin": Store.unpin,
-    "used": Store.used,
-    "prune": Store.prune,
-    "verify": Store.verify,
-    "adopt": Store.adopt,
-    "remove_damaged": Store.remove_damaged,
+def _on_store(method: Callable[[Store], Reply]) -> Callable[[Host, Request], Reply]:
+    return lambda host, request: method(Store(host, request))
+
+
+ACTIONS: dict[str, Callable[[Host, Request], Reply]] = {
+    "state": _on_store(Store.state),
+    "usage": _on_store(Store.usage),
+    "pin": _on_store(Store.pin),
+    "unpin": _on_store(Store.unpin),
+    "used": _on_store(Store.used),
+    "prune": _on_store(Store.prune),
+    "verify": _on_store(Store.verify),
+    "adopt": _on_store(Store.adopt),
+    "remove_damaged": _on_store(Store.remove_damaged),
 }
-
-
-def answer(host: Host, request: Request) -> Reply:
-    """Carry out `what` of a request.
-
-    Raises:
-        ResourceError: it cannot be done, or is unknown here.
-    """
-    action = ACTIONS.get(str(request.get("what")))
-    if action is None:
-        raise ResourceError(f"this agent's `store` has no action {str(request.get('what'))!r}")
-    return action(Store(host, request))

@@ -18,8 +18,7 @@ from spark_cluster.bench.fabric_verdict import judged
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.inference.job_client import ray_jobs
 from spark_cluster.runner.events import Progress
-from spark_cluster.serving import vram
-from spark_cluster.serving.ray_cluster import must_have_no_jobs, must_serve_nothing, must_suit
+from spark_cluster.serving import ray_cluster, vram
 
 if TYPE_CHECKING:
     from spark_cluster.runner.play import Play
@@ -49,9 +48,9 @@ def must_be_possible(play: Play, plan: ServePlan) -> None:
         Refused: as `must_suit`, or the nodes are at work: a server or a job holds the GPUs' memory,
             and disturbs the figures.
     """
-    must_suit(plan.recipe, len(plan.nodes), COMMAND)
-    must_serve_nothing(play, plan.nodes, COMMAND)
-    must_have_no_jobs(play)
+    ray_cluster.must_suit(plan.recipe, len(plan.nodes), COMMAND)
+    ray_cluster.must_serve_nothing(play, plan.nodes, COMMAND)
+    ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=None)
     for node in plan.nodes:
         if on_node.is_busy(play.session(node)):
             raise Refused(

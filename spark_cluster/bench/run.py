@@ -28,6 +28,7 @@ from spark_cluster.bench import (
     telemetry_parts,
 )
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
+from spark_cluster.bench.node_files import files_of
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.reading import moment, number, read_json
 from spark_cluster.bench.reading import result as cell_result
@@ -45,7 +46,6 @@ from spark_cluster.bench.sampling import rows_of
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.errors import InvalidFile, Refused, SparkClusterError
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Session
 from spark_cluster.serving import vram
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.serving.result import Served
@@ -316,11 +316,11 @@ def engine_base(plan: ServePlan) -> str:
     return plan.endpoint.of_engine.path("")
 
 
-def collect(run: BenchRun, step: Step, session: Session, head: Node) -> None:
+def collect(play: Play, run: BenchRun, step: Step, head: Node) -> None:
     """Bring back the results that are on the node, and add them to the record."""
     into = run.raw(step)
-    owner = generators.owner(run.suite, head.user)
-    too_large = on_node.fetch(session, run.on_node(step), into, owner)
+    with files_of(play.connections, head.name) as files:
+        too_large = on_node.fetch(files, run.on_node(step), into)
     found = []
     for cell in step.cells:
         ended = read_json(into / "cells" / f"{cell.id}.json")
@@ -352,7 +352,7 @@ def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Re
     recording.fetch(run.raw(step))
     if not on_node.is_measuring(session, run.on_node(step)):
         recording.stop()
-    collect(run, step, session, head)
+    collect(play, run, step, head)
 
 
 def results_of(

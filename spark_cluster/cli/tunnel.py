@@ -11,6 +11,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.ended_by_signals import ended_by_signals
+from spark_cluster.cli.serving_options import local_port
 from spark_cluster.cli.visible import visible
 from spark_cluster.errors import UsageError
 
@@ -21,12 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="Port of this machine (default: the endpoint's own).",
-)
+@local_port("the endpoint's own")
 @click.option(
     "--remote-port",
     type=click.IntRange(1, 65535),

@@ -9,7 +9,7 @@ import click
 from spark_cluster.cli import up_models
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.override_options import overriding, with_port
-from spark_cluster.cli.serving_options import adopting, forced, sized
+from spark_cluster.cli.serving_options import adopting, ending_jobs, forced, sized
 from spark_cluster.cluster.served_models import OVERRIDE, must_be_for_all, serves_several
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Ask no hub: serve from what the nodes have; copies between them are made.",
 )
-@click.option("--end-jobs", is_flag=True, help="Go on although jobs run on Ray, and end them.")
+@ending_jobs
 @adopting
 @overriding
 @with_port

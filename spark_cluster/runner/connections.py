@@ -116,11 +116,19 @@ class Connections:
             Unreachable: its connection was lost.
             Refused: the node is not reached over SSH.
         """
-        if name not in self._connections:
-            raise Unreachable("not connected", where=name)
         from spark_cluster.runner import transport
 
-        return transport.over(self._connections[name], name, owned=False)
+        return transport.over(self.connection(name), name, owned=False)
+
+    def connection(self, name: str) -> NodeConnection:
+        """Return the connection to a node.
+
+        Raises:
+            Unreachable: it was lost.
+        """
+        if name not in self._connections:
+            raise Unreachable("not connected", where=name)
+        return self._connections[name]
 
     def forward(self, name: str, port: int) -> AbstractContextManager[int]:
         """Lead a port of this machine's loopback to one of a node's; see `Dialer`."""

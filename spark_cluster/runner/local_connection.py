@@ -181,6 +181,12 @@ class LocalConnection:
             return []
         return namespaces.enter(namespaces.leader(self.node, self.namespaces_of))
 
+    def files_root(self) -> str:
+        """Return where the node's file system begins on this machine."""
+        if self.namespaces_of is None:
+            return self.root
+        return f"/proc/{namespaces.leader(self.node, self.namespaces_of)}/root"
+
     def host_key(self) -> bytes | None:
         return None
 

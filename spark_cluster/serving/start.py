@@ -66,11 +66,16 @@ def start(play: Play, plan: ServePlan, share: float | None, guarded: str) -> boo
         Whether the server was started; else it ran as it should.
     """
     nodes = plan.nodes
-    ray_token = token(play.session(nodes[0])) if plan.deployment.on_ray else None
-    deployment = plan.starting(share=share, guarded=guarded, ray_token=ray_token)
+    deployment = _with_ray(play, plan, share, guarded)
     _start_ray(play, nodes, deployment)
     with logs.explained():
         return _start_server(play, plan, deployment)
+
+
+def _with_ray(play: Play, plan: ServePlan, share: float | None, guarded: str) -> Deployment:
+    """Return a plan's deployment with the token of its Ray, where it needs one."""
+    ray_token = token(play.session(plan.nodes[0])) if plan.deployment.on_ray else None
+    return plan.starting(share=share, guarded=guarded, ray_token=ray_token)
 
 
 def _start_server(play: Play, plan: ServePlan, deployment: Deployment) -> bool:
@@ -124,11 +129,23 @@ def start_ray_alone(
     _start_ray(play, plan.nodes, _ray_alone(play, plan, guarded, labels or {}))
 
 
-def ray_would_restart(play: Play, plan: ServePlan, guarded: str, labels: Mapping[str, str]) -> bool:
-    """Return whether `start_ray_alone` would start a Ray that runs again, and change nothing."""
+def ray_would_restart(
+    play: Play, plan: ServePlan, guarded: str, labels: Mapping[str, str] | None
+) -> bool:
+    """Return whether a start of Ray would restart one that runs, and change nothing.
+
+    Args:
+        guarded: whether there is a firewall, for the containers' label.
+        labels: more labels of a Ray without a model; None for the Ray under the plan's server.
+    """
     options = replace(play.options, check=True)
     checking = Play(play.inventory, play.project, play.connections, Bus(), options)
-    role = checking.role("ray", deployment=_ray_alone(play, plan, guarded, labels))
+    wanted = (
+        _with_ray(play, plan, None, guarded)
+        if labels is None
+        else _ray_alone(play, plan, guarded, labels)
+    )
+    role = checking.role("ray", deployment=wanted)
     made = checking.apply(plan.nodes, role)
     return any(runtime.changed(made.changes(node.name), RAY) for node in plan.nodes)
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from factories import put
 
-from spark_cluster.agent import load_guard as operation
+from spark_cluster.agent import operations
 from spark_cluster.agent.messages import reply_to
 from spark_cluster.agent.shape import check
 from spark_cluster.node import load_guard
@@ -28,8 +28,8 @@ def host(systemd: Any) -> Host:
 
 
 def ask(host: Host, what: str, **told: Any) -> dict[str, Any]:
-    request = {"what": what, **told}
-    reply = operation.answer(host, request)
+    request = {"op": "load_guard", "what": what, **told}
+    reply = operations.act(host, request)
     check(reply, reply_to("load_guard", request))
     return reply
 
@@ -81,8 +81,3 @@ def test_names_are_those_of_programs(host: Host, name: str) -> None:
             ask(host, "begin", **told)
     with pytest.raises(ResourceError, match="is not the name of a program of ours"):
         ask(host, "end", server=name)
-
-
-def test_an_unknown_action(host: Host) -> None:
-    with pytest.raises(ResourceError, match="has no action 'dance'"):
-        operation.answer(host, {"what": "dance"})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
+from ray_server import ray_server
 
 from spark_cluster.config import overrides
 from spark_cluster.errors import (
@@ -110,7 +111,21 @@ def test_what_can_be_fetched_is_fetched_before_the_stop(swap: Swap) -> None:
 
 def test_the_memory_of_others_may_stay_and_models_are_unloaded(swap: Swap) -> None:
     swap(unload=("ollama",))
-    assert swap.given("down") == [repr({"unload": ("ollama",), "keep_others": True})]
+    given = {"unload": ("ollama",), "keep_others": True, "end_jobs": False}
+    assert swap.given("down") == [repr(given)]
+
+
+def test_running_jobs_stop_nothing_without_the_flag(swap: Swap, tmp_path: Path) -> None:
+    with ray_server(tmp_path / "ray", token="") as server:
+        server.job("job-1", "RUNNING")
+        swap.cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(server.port)})
+        with pytest.raises(Refused, match="job job-1 is running on Ray") as caught:
+            swap()
+        assert "--end-jobs" in caught.value.hint
+        assert swap.done == []
+        swap(end_jobs=True)
+    (given,) = swap.given("down")
+    assert "'end_jobs': True" in given
 
 
 def test_with_nothing_to_stop_it_is_up(fake_cluster: Make) -> None:
