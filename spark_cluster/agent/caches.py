@@ -18,7 +18,7 @@ LOG_S = 30.0
 """Seconds that reading a server's log may take."""
 
 
-def caches(host: Host, request: Mapping[str, Any]) -> Reply:
+def answer(host: Host, request: Mapping[str, Any]) -> Reply:
     """Answer one question; `what` is state, tuned, known, record, usage, written or remove."""
     question = QUESTIONS.get(str(request.get("what")))
     if question is None:

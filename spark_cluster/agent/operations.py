@@ -9,6 +9,7 @@ import queue
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from spark_cluster.node.host import SEARCH_PATH, Cancelled, Host, Processes
 from spark_cluster.node.masking import secrets_in
 from spark_cluster.node.project_code import project_place
 from spark_cluster.node.values import Blob, ResourceError
-from spark_cluster.resources.base import from_wire
+from spark_cluster.resources.base import from_wire, module_name
 
 Request = Mapping[str, Any]
 Reply = dict[str, Any]
@@ -53,11 +54,21 @@ class Laptop:
     taken: queue.Queue[int]
 
 
+def _is_here(_module: str) -> None:
+    return None
+
+
 @dataclass
 class Node:
-    """The state that the operations of one agent share."""
+    """The state that the operations of one agent share.
+
+    Attributes:
+        need: has a module of ours, by its name, on the node before it is imported: see
+            agent/own_code.py. In a checkout all are.
+    """
 
     root: Path = Path("/")
+    need: Callable[[str], None] = _is_here
     processes: Processes = field(default_factory=Processes)
     overlays: dict[str, Any] = field(default_factory=dict)
     lock: NodeLock = field(init=False)
@@ -92,12 +103,14 @@ class Node:
 def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
     """Run a document of resources; events as they happen, then whether all went well."""
     try:
+        for document in request["resources"]:
+            node.need(f"spark_cluster.resources.{module_name(str(document['type']))}")
         resources = [from_wire(dict(d)) for d in request["resources"]]
     except (LookupError, TypeError, ValueError) as error:
         place = project_place(error)
         text = f"{place}: {error}" if place else str(error)
         return {"error": f"the document does not fit this agent: {text}"}
-    document = Document(
+    return Document(
         resources,
         node.host(request, laptop),
         laptop.emit,
@@ -105,8 +118,7 @@ def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
         ask=laptop.ask if request.get("step") else None,
         rebooted=request.get("rebooted"),
         left_out=request.get("left_out") or {},
-    )
-    return document.apply()
+    ).apply()
 
 
 def do_lock(node: Node, request: Request, _laptop: Laptop) -> Reply:
@@ -245,55 +257,31 @@ def do_http(_node: Node, request: Request, _laptop: Laptop) -> Reply:
     return ask(request)
 
 
-def do_store(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Answer about the models on this node, or change them: `what` of agent/model_store.py."""
-    from spark_cluster.agent import model_store  # late: few runs want it
+def _late(module: str) -> Callable[[Node, Request, Laptop], Reply]:
+    """Return an operation that is the `answer` of a module, imported when it is asked for."""
 
-    return model_store.answer(node.host(request, laptop), request)
+    def operation(node: Node, request: Request, laptop: Laptop) -> Reply:
+        node.need(module)
+        reply: Reply = import_module(module).answer(node.host(request, laptop), request)
+        return reply
 
-
-def do_copy(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Do this node's part in the copy of a model: `what` of agent/model_copy.py."""
-    from spark_cluster.agent import model_copy  # late: few runs want it
-
-    return model_copy.answer(node.host(request, laptop), request)
-
-
-def do_caches(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Answer a question about the engine's caches, or remove parts of them."""
-    from spark_cluster.agent.caches import caches  # late: few runs want it
-
-    return caches(node.host(request, laptop), request)
-
-
-def do_image(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Do this node's part in the copy of a container image: `what` of agent/image_copy.py."""
-    from spark_cluster.agent import image_copy  # late: few runs want it
-
-    return image_copy.answer(node.host(request, laptop), request)
-
-
-def do_load_guard(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Prepare this node's memory for a load, or guard it: `what` of agent/load_guard.py."""
-    from spark_cluster.agent import load_guard  # late: few runs want it
-
-    return load_guard.answer(node.host(request, laptop), request)
+    return operation
 
 
 OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "apply": do_apply,
-    "caches": do_caches,
-    "copy": do_copy,
+    "caches": _late("spark_cluster.agent.caches"),
+    "copy": _late("spark_cluster.agent.model_copy"),
     "gather": do_gather,
     "history": do_history,
     "http": do_http,
-    "image": do_image,
-    "load_guard": do_load_guard,
+    "image": _late("spark_cluster.agent.image_copy"),
+    "load_guard": _late("spark_cluster.agent.load_guard"),
     "lock": do_lock,
     "reboot": do_reboot,
     "revert": do_revert,
     "run": do_run,
-    "store": do_store,
+    "store": _late("spark_cluster.agent.model_store"),
     "stream": do_stream,
     "telemetry": do_telemetry,
 }

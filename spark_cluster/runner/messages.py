@@ -38,7 +38,7 @@ _OF_RESULT: dict[str, Shape] = {
 
 _OF_SESSION: Mapping[str, Shape] = {
     "ready": {},
-    "need_code": {},
+    "need_code": {"part": Maybe(str)},
     "alive": {},
     "too_old": {"python": str},
     "no_room": {"error": str},
@@ -176,6 +176,7 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
             "kept": [{"repository": str, "commit": str, "reason": str}],
             "freed": int,
         },
+        "preview": {"commit": str, **dict.fromkeys(("size", "missing", "free"), NUMBER)},
         "verify": {**{key: [str] for key in ("damaged", "missing", "unchecked")}, "read": NUMBER},
         "remove_damaged": {"removed": NUMBER, "links": NUMBER},
     },

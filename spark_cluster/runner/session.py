@@ -98,7 +98,7 @@ class Session:
         self._reader: threading.Thread | None = None
         self._error: SparkClusterError | None = None
         self._spoken = False
-        self._has_code = False
+        self._sent_code: set[str] = set()
         self._closing = False
         self._buffer = FrameBuffer()
 
@@ -312,11 +312,12 @@ class Session:
                 held, self._held = b"".join(self._held or []), None
                 self._channel.send(held)
         elif kind == "need_code":
-            if self._has_code:
-                raise ValueError("it asks for the code again")
-            self._has_code = True
+            part = event.get("part", "")
+            if part in self._sent_code or part not in payload.PARTS:
+                raise ValueError(f"it asks for the code {part!r} again, or there is none")
+            self._sent_code.add(part)
             with self._lock:
-                self._channel.send(frames.pack(payload.code()))
+                self._channel.send(payload.sent(part))
         elif kind == "alive":
             with self._lock:
                 self._channel.send(frames.pack({"op": "alive"}))

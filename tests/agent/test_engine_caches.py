@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.agent.caches import caches
+from spark_cluster.agent.caches import answer as caches
 from spark_cluster.node import cache_usage, durable, launch_records
 from spark_cluster.node.host import Host
 from spark_cluster.node.launch_records import LaunchRecord

@@ -11,7 +11,7 @@ import pytest
 from hostile import container
 from hostile.container import FILE_TRICKS, FOLDER_TRICKS, exchanged, leave, untouched
 
-from spark_cluster.agent.caches import caches
+from spark_cluster.agent.caches import answer as caches
 from spark_cluster.node import tuned_kernels
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.host import Host

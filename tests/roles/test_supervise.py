@@ -18,11 +18,12 @@ def test_on_the_head(role):
     assert Limits(**config["limits"]).misses == 3
     assert set(config["requests"]) == {"chat", "embedding", "reranking", "transcription"}
     unit = one(resources, "File", "/etc/systemd/system/").content
-    assert (
-        f"ExecStart=/usr/bin/python3 -I -S -B {supervision.PROGRAM.start} {supervision.CONFIG}"
-        in unit
-    )
+    program = one(resources, "File", f"{supervision.FOLDER}/")
+    starts = f"{program.path}/spark_cluster/node spark_cluster.node.supervision.main:main"
+    assert f"ExecStart=/usr/bin/python3 -I -S -B {starts} {supervision.CONFIG}\n" in unit
     service = one(resources, "Service")
+    assert program.id in service.triggers()
+    assert ids(resources)[-1] == f"UnusedPrograms:{supervision.FOLDER}"
     assert (service.running, service.enabled) == (True, False)
     assert f"File:{supervision.CONFIG}" in service.triggers()
 
