@@ -87,15 +87,24 @@ def digest() -> str:
 def program(folder: str, *modules: str) -> File:
     """Return the file by which modules with a `main` run without the agent, in units.
 
-    It is an archive of all that they import, named by its hash, so that it is another file when,
+    It is an archive that is named by its hash, so that it is another file when,
     and only when, the program is another one. `own_program.entry` starts it; `UnusedPrograms`
     removes the one before.
 
     Args:
         folder: on the node; only root may write there.
     """
-    content = _program(modules)
+    content = archive(*modules)
     return File(f"{folder}/{hashlib.sha256(content).hexdigest()}.pyz", content=content)
+
+
+@cache
+def archive(*modules: str) -> bytes:
+    """Return an archive of programs: modules with a `main`, and all that they import."""
+    files = imported(*modules, "spark_cluster.node.__main__")
+    files["spark_cluster/__init__.py"] = b""  # or a new version alone would be another program
+    # Not compressed: the same files are the same archive, whatever zlib this machine has.
+    return _packed(files.items(), zipfile.ZIP_STORED)
 
 
 def imported(*modules: str) -> dict[str, bytes]:
@@ -139,14 +148,6 @@ def _file_of(module: str) -> Path | None:
     path = PACKAGE.parent / module.replace(".", "/")
     files = (path.with_suffix(".py"), path / "__init__.py")
     return next((file for file in files if file.is_file()), None)
-
-
-@cache
-def _program(modules: tuple[str, ...]) -> bytes:
-    files = imported(*modules, "spark_cluster.node.__main__")
-    files["spark_cluster/__init__.py"] = b""  # or a new version alone would be another program
-    # Not compressed: the same files are the same archive, whatever zlib this machine has.
-    return _packed(files.items(), zipfile.ZIP_STORED)
 
 
 @cache

@@ -51,7 +51,7 @@ def fetch(session: Any, into: Path) -> list[str]:
 
 def test_only_what_was_asked_for_is_written(tmp_path):
     sent = archive(**{"raw/a.json": b"{}", "../../etc/passwd": b"x", "raw/b.json": b"no"})
-    session = FakeSession("2 raw/a.json\n9 worker.py\n", sent)
+    session = FakeSession("2 raw/a.json\n9 programs.pyz\n", sent)
     assert fetch(session, tmp_path / "in") == []
     found = {str(p.relative_to(tmp_path)) for p in tmp_path.rglob("*") if p.is_file()}
     assert found == {"in/raw/a.json"}
@@ -103,7 +103,7 @@ def test_a_member_that_comes_twice_is_refused(tmp_path):
     assert list(tmp_path.rglob("*")) == []
 
 
-@pytest.mark.parametrize("name", ["raw/a", "raw/other", "worker.py"])
+@pytest.mark.parametrize("name", ["raw/a", "raw/other", "programs.pyz"])
 def test_an_archive_without_end_is_given_up(tmp_path, name):
     """Zeros are packed a thousandfold: an answer that arrives can stand for gigabytes."""
     sent = of_members(*[member(name, on_node.LARGEST_BYTES)] * 10)

@@ -103,7 +103,7 @@ def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
     monkeypatch.setattr(payload, "PACKAGE", copy)
 
     def paths():
-        payload._program.cache_clear()
+        payload.archive.cache_clear()
         modules = ("supervision.main", "supervision.start_limit", "model_loader.main")
         return [payload.program("/x", f"spark_cluster.node.{name}").path for name in modules]
 
@@ -119,7 +119,7 @@ def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
     assert changed("node/model_loader/policy.py") == [False, False, True]
     assert changed("__init__.py") == [False, False, False]
     assert changed("node/units.py") == [False, False, False]
-    payload._program.cache_clear()
+    payload.archive.cache_clear()
 
 
 ONLY_TYPES = "if TYPE_CHECKING"
