@@ -16,7 +16,7 @@ from typing import Any
 from spark_cluster.agent.apply import Document
 from spark_cluster.agent.gathering import Gathering
 from spark_cluster.agent.lock import Locked, NodeLock
-from spark_cluster.node import locks
+from spark_cluster.node import locks, own_program
 from spark_cluster.node.faults import explain, unforeseen
 from spark_cluster.node.host import SEARCH_PATH, Cancelled, Host, Processes
 from spark_cluster.node.masking import secrets_in
@@ -156,9 +156,16 @@ def _machine(root: Path) -> Reply:
 
 
 def do_run(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Run one command: status and outputs, and how many bytes were too many to keep."""
+    """Run one command, or a program of ours: status and outputs, and how many bytes were too many.
+
+    With `program`, a module with `main`, `argv` are its words.
+    """
+    argv = request["argv"]
+    if program := request.get("program"):
+        node.need(str(program))
+        argv = own_program.argv(str(program), *argv)
     done = node.host(request, laptop).run(
-        request["argv"],
+        argv,
         stdin=str(request.get("stdin", "")).encode(),
         env=request.get("env"),
         timeout=float(request.get("timeout", 60.0)),

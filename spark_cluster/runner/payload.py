@@ -42,6 +42,7 @@ CORE = ""
 
 PARTS: dict[str, tuple[str, ...]] = {
     CORE: ("spark_cluster/agent/", "spark_cluster/node/", "spark_cluster/resources/"),
+    "probes": ("spark_cluster/node/probes/",),
     "store": (
         "spark_cluster/agent/image_copy.py",
         "spark_cluster/agent/model_copy.py",
