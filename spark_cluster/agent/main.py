@@ -114,7 +114,7 @@ class Agent:
     def __init__(self, stream: frames.Reader, handle: int, root: Path) -> None:
         self.stream = stream
         self.writer = Writer(handle)
-        self.node = Node(root, OwnCode(self._fetch_code).need)
+        self.node = Node(root)
         self.heard = time.monotonic()
         self._workers: list[threading.Thread] = []
         self._pieces: dict[tuple[int, str], queue.Queue[bytes]] = {}
@@ -229,7 +229,7 @@ class Agent:
         taken = self._taken.setdefault(number, queue.Queue())
         return Laptop(emit, fetch, ask, taken)
 
-    def _fetch_code(self, part: str) -> bytes:
+    def fetch_code(self, part: str) -> bytes:
         """Return a part of the code, a zip, from the laptop; one is asked for at a time."""
         self.writer.send({"event": "need_code", "part": part})
         return self._wait(self._code)
@@ -287,7 +287,9 @@ def main(
     signal.signal(signal.SIGTERM, _ended)
     if new:
         forget_others(new, root)
-    Agent(stream, handle, Path(root)).serve(first)
+    agent = Agent(stream, handle, Path(root))
+    sys.meta_path.insert(0, OwnCode(agent.fetch_code))
+    agent.serve(first)
     os._exit(0)  # whatever thread still waits for something, no one waits for it
 
 

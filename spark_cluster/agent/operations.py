@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ from spark_cluster.node.host import SEARCH_PATH, Cancelled, Host, Processes
 from spark_cluster.node.masking import secrets_in
 from spark_cluster.node.project_code import project_place
 from spark_cluster.node.values import Blob, ResourceError
-from spark_cluster.resources.base import from_wire, module_name
+from spark_cluster.resources.base import from_wire
 
 Request = Mapping[str, Any]
 Reply = dict[str, Any]
@@ -54,21 +55,11 @@ class Laptop:
     taken: queue.Queue[int]
 
 
-def _is_here(_module: str) -> None:
-    return None
-
-
 @dataclass
 class Node:
-    """The state that the operations of one agent share.
-
-    Attributes:
-        need: has a module of ours, by its name, on the node before it is imported: see
-            agent/own_code.py. In a checkout all are.
-    """
+    """The state that the operations of one agent share."""
 
     root: Path = Path("/")
-    need: Callable[[str], None] = _is_here
     processes: Processes = field(default_factory=Processes)
     overlays: dict[str, Any] = field(default_factory=dict)
     lock: NodeLock = field(init=False)
@@ -103,8 +94,6 @@ class Node:
 def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
     """Run a document of resources; events as they happen, then whether all went well."""
     try:
-        for document in request["resources"]:
-            node.need(f"spark_cluster.resources.{module_name(str(document['type']))}")
         resources = [from_wire(dict(d)) for d in request["resources"]]
     except (LookupError, TypeError, ValueError) as error:
         place = project_place(error)
@@ -161,9 +150,9 @@ def do_run(node: Node, request: Request, laptop: Laptop) -> Reply:
     With `program`, a module with `main`, `argv` are its words.
     """
     argv = request["argv"]
-    if program := request.get("program"):
-        node.need(str(program))
-        argv = own_program.argv(str(program), *argv)
+    if program := str(request.get("program", "")):
+        find_spec(program)  # also brings it, where it is in a part of the code that is not here
+        argv = own_program.argv(program, *argv)
     done = node.host(request, laptop).run(
         argv,
         stdin=str(request.get("stdin", "")).encode(),
@@ -268,7 +257,6 @@ def _late(module: str) -> Callable[[Node, Request, Laptop], Reply]:
     """Return an operation that is the `answer` of a module, imported when it is asked for."""
 
     def operation(node: Node, request: Request, laptop: Laptop) -> Reply:
-        node.need(module)
         reply: Reply = import_module(module).answer(node.host(request, laptop), request)
         return reply
 

@@ -21,7 +21,9 @@ _VERSION = re.compile(r"[0-9a-f]{64}(?:\.([0-9]+)(?:\.damaged)?)?")
 
 
 class OwnCode:
-    """The code that this process runs, some of which comes when it is first needed.
+    """A finder of imports (`sys.meta_path`) that brings a part of this code before it is imported.
+
+    So nothing else has to know what is in a part, and a project's own resource can import it too.
 
     Args:
         fetch: brings a part, by its name, from the laptop: a zip.
@@ -35,21 +37,27 @@ class OwnCode:
         self._folder = folder
         self._lock = threading.Lock()
         self._came: dict[str, bytes] = {}
-        self._parts = bootstrap.parts_of(str(folder))
+        self._lacking = bootstrap.parts_of(str(folder))
+        """Parts that were not needed yet; whether they are on this node is not known."""
 
-    def need(self, module: str) -> None:
-        """Have the part that holds a module on this node, whole; most modules are in none.
+    def find_spec(self, fullname: str, _path: object, _target: object = None) -> None:
+        """Have the part that holds a module on this node, whole; the next finder finds it.
 
         Raises:
-            ResourceError: what is on the disk is not what was sent.
+            ResourceError: what is on the disk is not what was sent, or the laptop is gone.
             OSError: there is no room for it.
         """
-        path = f"{module.replace('.', '/')}.py"
+        if not self._lacking or not fullname.startswith("spark_cluster."):
+            return
+        path = fullname.replace(".", "/")
         with self._lock:
-            for name, part in self._parts.items():
-                if path in part["files"] and not self._is_here(part):
+            for name, part in list(self._lacking.items()):
+                if {f"{path}.py", f"{path}/__init__.py"}.isdisjoint(part["files"]):
+                    continue
+                if not self._is_here(part):
                     self._keep(name, part)
                     importlib.invalidate_caches()
+                del self._lacking[name]
 
     def _is_here(self, part: bootstrap.Part) -> bool:
         try:
