@@ -97,7 +97,7 @@ def forget_others(folder: str, root: str) -> None:
         folder: of the code of this version; the others are beside it.
         root: where the node's file system begins; "/" but in tests.
     """
-    units = Path(root, paths.TRANSIENT_UNITS.lstrip("/")).glob(paths.OWN_UNITS)
+    units = Path(root, paths.TRANSIENT_UNITS.lstrip("/")).glob(own_program.UNITS)
     running = b"".join(unit.read_bytes() for unit in units)
     versions = []
     for path in Path(folder).parent.iterdir():

@@ -21,6 +21,9 @@ HERE = str(Path(__file__).resolve().parents[2])
 STARTER = "spark_cluster/node"
 """In a folder or archive: the package whose `__main__.py` starts a program."""
 
+UNITS = "spark-cluster*.service"
+"""Names of the files of our own units, which may run programs of ours."""
+
 
 def bytecode() -> list[str]:
     """Return the interpreter's options for compiled modules: an agent's are kept, so that they are

@@ -42,8 +42,6 @@ DROP_CACHES = "/usr/local/sbin/spark-drop-caches"
 SYSTEMD_UNITS = "/etc/systemd/system"
 TRANSIENT_UNITS = "/run/systemd/transient"
 """Folder of the units that `systemd-run` starts."""
-OWN_UNITS = "spark-cluster*.service"
-"""Names of our own units."""
 
 # -- records ------------------------------------------------------------------------------------
 

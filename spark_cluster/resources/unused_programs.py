@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_cluster.node import paths
+from spark_cluster.node import own_program, paths
 from spark_cluster.node.values import ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
 
@@ -67,6 +67,6 @@ class UnusedPrograms(Resource):
 def _own_units(host: Host) -> Iterator[str]:
     """Yield the texts of the files of our units; a masked unit runs nothing."""
     for folder in (paths.SYSTEMD_UNITS, paths.TRANSIENT_UNITS):
-        for path in sorted(host.path(folder).glob(paths.OWN_UNITS)):
+        for path in sorted(host.path(folder).glob(own_program.UNITS)):
             with contextlib.suppress(ResourceError):
                 yield (host.read(f"{folder}/{path.name}") or b"").decode(errors="replace")
