@@ -7,15 +7,17 @@ import hashlib
 import io
 import json
 import re
-import zipfile
 from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spark_cluster.agent import bootstrap, frames
 from spark_cluster.loader.resources import ProjectFiles, loaded_files
 from spark_cluster.node import paths
-from spark_cluster.resources.file import File
+
+if TYPE_CHECKING:
+    from spark_cluster.resources.file import File
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -95,6 +97,8 @@ def program(folder: str, *modules: str) -> File:
     Args:
         folder: on the node; only root may write there.
     """
+    from spark_cluster.resources.file import File  # late, as is zipfile: few commands want them
+
     content = archive(*modules)
     return File(f"{folder}/{hashlib.sha256(content).hexdigest()}.pyz", content=content)
 
@@ -105,7 +109,7 @@ def archive(*modules: str) -> bytes:
     files = imported(*modules, "spark_cluster.node.__main__")
     files["spark_cluster/__init__.py"] = b""  # or a new version alone would be another program
     # Not compressed: the same files are the same archive, whatever zlib this machine has.
-    return _packed(files.items(), zipfile.ZIP_STORED)
+    return _packed(files.items(), compressed=False)
 
 
 def imported(*modules: str) -> dict[str, bytes]:
@@ -177,10 +181,13 @@ def _part_of(path: str) -> str:
 @cache
 def _zip(part: str, own: ProjectFiles) -> bytes:
     files = {**_shipped()[part], **(dict(own) if part == CORE else {})}
-    return _packed(files.items(), zipfile.ZIP_DEFLATED)
+    return _packed(files.items(), compressed=True)
 
 
-def _packed(files: Iterable[tuple[str, bytes]], compression: int) -> bytes:
+def _packed(files: Iterable[tuple[str, bytes]], *, compressed: bool) -> bytes:
+    import zipfile
+
+    compression = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
     buffer = io.BytesIO()
     with zipfile.ZipFile(buffer, "w") as archive:
         for name, data in files:
