@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from spark_cluster.bench import vllm_runs
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.inference.process import RAY
 from spark_cluster.inference.ray_node import RAY_HOME
 from spark_cluster.inference.runtime import absent
 from spark_cluster.node import kernel_tuner
+from spark_cluster.node.bench import vllm_runs
 from spark_cluster.resources import Container, Directory
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, holders, ray_cluster, vram

@@ -39,7 +39,7 @@ _OF_RESULT: dict[str, Shape] = {
 
 OF_AGENT: Mapping[str, Shape] = {
     "ready": {},
-    "need_code": {},
+    "need_code": {"part": Maybe(str)},
     "alive": {},
     "too_old": {"python": str},
     "no_room": {"error": str},
@@ -177,6 +177,7 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
             "kept": [{"repository": str, "commit": str, "reason": str}],
             "freed": int,
         },
+        "preview": {"commit": str, **dict.fromkeys(("size", "missing", "free"), COUNT)},
         "verify": {**{key: [str] for key in ("damaged", "missing", "unchecked")}, "read": COUNT},
         "remove_damaged": {"removed": COUNT, "links": COUNT},
     },

@@ -10,13 +10,14 @@ import queue
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent.apply import Document
 from spark_cluster.agent.gathering import Gathering
 from spark_cluster.agent.lock import Locked, NodeLock
-from spark_cluster.node import locks
+from spark_cluster.node import locks, own_program
 from spark_cluster.node.faults import explain, unforeseen
 from spark_cluster.node.host import SEARCH_PATH, Cancelled, Host, Processes
 from spark_cluster.node.masking import secrets_in
@@ -99,7 +100,7 @@ def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
         place = project_place(error)
         text = f"{place}: {error}" if place else str(error)
         return {"error": f"the document does not fit this agent: {text}"}
-    document = Document(
+    return Document(
         resources,
         node.host(request, laptop),
         laptop.emit,
@@ -107,8 +108,7 @@ def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
         ask=laptop.ask if request.get("step") else None,
         rebooted=request.get("rebooted"),
         left_out=request.get("left_out") or {},
-    )
-    return document.apply()
+    ).apply()
 
 
 def do_lock(node: Node, request: Request, _laptop: Laptop) -> Reply:
@@ -146,9 +146,16 @@ def _machine(root: Path) -> Reply:
 
 
 def do_run(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Run one command: status and outputs, and how many bytes were too many to keep."""
+    """Run one command, or a program of ours: status and outputs, and how many bytes were too many.
+
+    With `program`, a module with `main`, `argv` are its words.
+    """
+    argv = request["argv"]
+    if program := str(request.get("program", "")):
+        find_spec(program)  # also brings it, where it is in a part of the code that is not here
+        argv = own_program.argv(program, *argv)
     done = node.host(request, laptop).run(
-        request["argv"],
+        argv,
         stdin=str(request.get("stdin", "")).encode(),
         env=request.get("env"),
         timeout=float(request.get("timeout", 60.0)),

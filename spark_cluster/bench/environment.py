@@ -25,17 +25,7 @@ LONGEST = 200
 
 TRIES = 9
 
-ROUND_TRIP = """\
-import socket, statistics, sys, time
-host, port, tries = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-taken = []
-for _ in range(tries):
-    began = time.perf_counter()
-    socket.create_connection((host, port), 5).close()
-    taken.append(time.perf_counter() - began)
-print(1e3 * statistics.median(taken))
-"""
-"""A TCP connection is made in one round trip."""
+ROUND_TRIP = "spark_cluster.node.probes.round_trip"
 
 VERSIONS = """\
 import ctypes, importlib.metadata as metadata
@@ -92,9 +82,9 @@ def round_trip_ms(session: Session, url: str) -> float | None:
     """
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    argv = ["python3", "-c", ROUND_TRIP, str(parts.hostname), str(port), str(TRIES)]
+    words = [str(parts.hostname), str(port), str(TRIES)]
     try:
-        found = number(float(_output(session, argv)))
+        found = number(float(_output(session, words, program=ROUND_TRIP)))
     except ValueError:
         return None
     return None if found is None or found < 0 else round(found, 4)
@@ -165,10 +155,10 @@ def _short(text: str) -> str:
     return printable(text.strip())[:LONGEST]
 
 
-def _output(session: Session, argv: list[str]) -> str:
-    """Return what a command prints; empty when it fails."""
+def _output(session: Session, argv: list[str], *, program: str = "") -> str:
+    """Return what a command, or a program of ours, prints; empty when it fails."""
     with contextlib.suppress(SparkClusterError):
-        done = session.run(argv, timeout=ASK_S)
+        done = session.run(argv, timeout=ASK_S, program=program)
         if done.status == 0:
             return done.stdout.strip()
     return ""

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.bench import replica_group, replica_worker, worker
 from spark_cluster.errors import Failed
-from spark_cluster.node import paths
+from spark_cluster.node import own_program, paths
+from spark_cluster.node.bench import worker
 from spark_cluster.resources import Command, Directory, File, Resource, Secret
+from spark_cluster.runner import payload
 from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
@@ -36,6 +37,12 @@ exec setpriv --reuid "$user" --regid "$(id --group "$user")" --init-groups -- "$
 """
 """Runs a program as a user who cannot open the lock that it holds."""
 
+ARCHIVE = "programs.pyz"
+"""In a folder of a run: the programs that measure there. The name is not their hash: by its command
+a unit is found again that was started by another version."""
+
+MAIN, ASK, VLLM_RUNS = (f"spark_cluster.node.bench.{name}" for name in ("main", "ask", "vllm_runs"))
+
 LARGEST_BYTES = 5 * 1024 * 1024
 """A larger file of a load generator is left on the node."""
 
@@ -53,13 +60,13 @@ class Job:
     Attributes:
         folder: on the node.
         health: URL that answers with 200 while the server is up.
-        cells: for worker.py: `id`, `argv`, `env`, `result`, `timeout_s`.
+        cells: for node/bench/worker.py: `id`, `argv`, `env`, `result`, `timeout_s`.
         links: paths below the folder to what they point to.
         user: of the node, as whom the load generator runs and whose the folders are; root only
             where it must be (`generators.owner`), and then nobody else writes to them.
         files: more files for the folder, by name.
-        replicas: for replica_worker.py: `index`, `names`, `address`, `port`, `token`; empty for a
-            server that is measured alone.
+        replicas: for node/bench/replica_worker.py: `index`, `names`, `address`, `port`, `token`;
+            empty for a server that is measured alone.
     """
 
     folder: str
@@ -87,9 +94,9 @@ class Job:
             Directory(FOLDER, mode=0o755),
             Directory(LOCK, mode=0o700, owner="root"),
             *[Directory(folder, mode=0o755, owner=self.user) for folder in self._parents()],
-            File(f"{self.folder}/worker.py", content=Path(worker.__file__).read_bytes()),
+            File(f"{self.folder}/{ARCHIVE}", content=programs()),
             *[File(f"{self.folder}/{name}", content=c) for name, c in self.files.items()],
-            *self._plan(plan),
+            self._plan(plan),
             Command(
                 f"measure {self.folder.removeprefix(f'{FOLDER}/')}",
                 measure_command(self.folder, self.user, LOCK),
@@ -100,25 +107,32 @@ class Job:
             ),
         ]
 
-    def _plan(self, plan: dict[str, Any]) -> list[Resource]:
+    def _plan(self, plan: dict[str, Any]) -> Resource:
         path = f"{self.folder}/plan.json"
         if not self.replicas:
-            return [File(path, content=json.dumps(plan, indent=1).encode())]
+            return File(path, content=json.dumps(plan, indent=1).encode())
         text = Secret(json.dumps({**plan, "replicas": dict(self.replicas)}, indent=1))
-        sources = [Path(str(module.__file__)) for module in (replica_group, replica_worker)]
-        return [
-            *[File(f"{self.folder}/{file.name}", content=file.read_bytes()) for file in sources],
-            File(path, content=text, mode=0o600, owner=self.user),  # it has the token
-        ]
+        return File(path, content=text, mode=0o600, owner=self.user)  # it has the token
 
     def _parents(self) -> list[str]:
         parts = self.folder.removeprefix(f"{FOLDER}/").split("/")
         return ["/".join((FOLDER, *parts[: n + 1])) for n in range(len(parts))]
 
 
+def programs() -> bytes:
+    """Return the archive that a folder of a run gets."""
+    return payload.archive(MAIN, ASK, VLLM_RUNS)
+
+
 def measure_command(folder: str, user: str, lock: str) -> tuple[str, ...]:
     """Return the command that root runs to measure the cells of a folder as a user."""
-    return ("sh", "-c", LOCKED, lock, user, "python3", f"{folder}/worker.py", folder)
+    return ("sh", "-c", LOCKED, lock, user, *command(folder, MAIN))
+
+
+def command(folder: str, module: str, *words: str) -> tuple[str, ...]:
+    """Return the command that runs one of the programs in a folder of a run."""
+    started = own_program.entry(f"{folder}/{ARCHIVE}", module)
+    return ("python3", "-I", "-S", "-B", *started, folder, *words)
 
 
 def is_measuring(session: Session, folder: str) -> bool:

@@ -22,13 +22,13 @@ from spark_cluster.bench.expansion import Step
 from spark_cluster.bench.node_files import files_of
 from spark_cluster.bench.reading import read_json
 from spark_cluster.bench.record import CellResult, ReplicaServer, Setup
-from spark_cluster.bench.replica_group import MEETING
 from spark_cluster.bench.replica_results import ReplicaPart, combined
 from spark_cluster.bench.run import ROLE, BenchRun, engine_base
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.config.ports import REPLICAS
 from spark_cluster.errors import Failed, Refused, SparkClusterError
 from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.node.bench.replica_group import MEETING
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session

@@ -224,9 +224,16 @@ class Session(Wire):
         stdin: str = "",
         timeout: float = 60.0,
         user: str | None = None,
+        program: str = "",
     ) -> Output:
-        """Run one command on the node and wait (`timeout` seconds)."""
-        reply = self.request("run", argv=argv, stdin=stdin, timeout=timeout, user=user)
+        """Run one command on the node and wait (`timeout` seconds).
+
+        Args:
+            program: a module of `node` with a `main`, which gets `argv`.
+        """
+        reply = self.request(
+            "run", argv=argv, stdin=stdin, timeout=timeout, user=user, program=program
+        )
         left_out = reply.get("left_out", 0)
         return Output(reply["status"], reply["stdout"], reply["stderr"], left_out)
 

@@ -54,7 +54,7 @@ class Wire(ABC):
     _reasons: list[SparkClusterError] = field(default_factory=list, init=False)
     """To end, of which the first one counts."""
     _spoken: bool = field(default=False, init=False)
-    _has_code: bool = field(default=False, init=False)
+    _sent_code: set[str] = field(default_factory=set, init=False)
     _closing: bool = field(default=False, init=False)
     _data: bytearray = field(default_factory=bytearray, init=False)
     _taken: int = field(default=0, init=False)
@@ -210,10 +210,11 @@ class Wire(ABC):
                 held, self._held = b"".join(self._held or []), None
                 self._put(held)
         elif kind == "need_code":
-            if self._has_code:
-                raise ValueError("it asks for the code again")
-            self._has_code = True
-            self.put(frames.pack(payload.code()))
+            part = event.get("part", "")
+            if part in self._sent_code or part not in payload.PARTS:
+                raise ValueError(f"it asks for the code {part!r} again, or there is none")
+            self._sent_code.add(part)
+            self.put(payload.sent(part))
         elif kind == "alive":
             self.put(frames.pack({"op": "alive"}))
         elif kind == "too_old":

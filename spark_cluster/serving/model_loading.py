@@ -18,7 +18,6 @@ from spark_cluster.serving.endpoint import Endpoint
 from spark_cluster.serving.kind_probe import probe_once
 from spark_cluster.serving.proxy import ModelServer
 from spark_cluster.serving.replicas import Member
-from spark_cluster.serving.unit_program import UnitProgram
 from spark_cluster.topology import Node
 
 FOLDER = paths.MODEL_LOADER
@@ -33,19 +32,7 @@ STOP_S = 60.0
 POLL_S = 1.0
 """Seconds between two requests for a model that is loading."""
 
-PROGRAM = UnitProgram(
-    FOLDER,
-    "spark_cluster.node.model_loader.main",
-    (
-        *supervision.MODULES,
-        "node/model_loader/__init__",
-        "node/model_loader/haproxy",
-        "node/model_loader/load_queue",
-        "node/model_loader/main",
-        "node/model_loader/policy",
-        "node/model_loader/servers",
-    ),
-)
+PROGRAM = "spark_cluster.node.model_loader.main"
 
 
 def configuration(

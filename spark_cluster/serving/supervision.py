@@ -19,7 +19,6 @@ from spark_cluster.resources.unit import DECLARED
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import endpoint, kind_probe, proxy
-from spark_cluster.serving.unit_program import UnitProgram
 from spark_cluster.topology import Node
 
 UNIT = "spark-cluster-supervise"
@@ -34,50 +33,9 @@ STATE = f"{FOLDER}/state/state.json"
 QUESTION = "Answer with one word: what is the capital of France?"
 TOKENS = 8
 
-MODULES = (
-    "__init__",
-    "node/__init__",
-    "node/durable",
-    "node/engine_metrics",
-    "node/faults",
-    "node/http",
-    "node/load_guard",
-    "node/load_watch",
-    "node/locks",
-    "node/memory",
-    "node/nvidia_smi",
-    "node/own_program",
-    "node/paths",
-    "node/project_code",
-    "node/supervision/__init__",
-    "node/supervision/loading",
-    "node/supervision/look",
-    "node/temporary_names",
-    "node/values",
-)
-"""What a program needs that looks at a server on its node, and guards its load."""
+PROGRAM = "spark_cluster.node.supervision.main"
 
-PROGRAM = UnitProgram(
-    FOLDER,
-    "spark_cluster.node.supervision.main",
-    (*MODULES, "node/supervision/main", "node/supervision/policy"),
-)
-
-START_LIMIT = UnitProgram(
-    paths.START_LIMIT,
-    "spark_cluster.node.supervision.start_limit",
-    (
-        "__init__",
-        "node/__init__",
-        "node/engine_metrics",
-        "node/http",
-        "node/memory",
-        "node/nvidia_smi",
-        "node/supervision/__init__",
-        "node/supervision/look",
-        "node/supervision/start_limit",
-    ),
-)
+START_LIMIT = "spark_cluster.node.supervision.start_limit"
 """The program that stops a server that ends again and again; it needs no supervision."""
 
 

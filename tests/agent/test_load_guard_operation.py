@@ -55,7 +55,7 @@ def test_a_guard_is_a_unit_of_which_nothing_stays(host: Host, systemd: Any) -> N
     """P06: the next run takes the place of a guard that an earlier one has left."""
     ask(host, "begin", **TOLD)
     (unit,) = systemd.units()
-    assert unit["argv"][-2] == load_guard.PROGRAM
+    assert unit["argv"][-2] == f"{load_guard.PROGRAM}:main"
     settings = json.loads(unit["argv"][-1])
     assert settings == {**TOLD, "health": "", "root": str(host.root)}
     reason = put(host.root / load_guard.reason_file("spark-vllm").lstrip("/"), "{}")

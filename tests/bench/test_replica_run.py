@@ -142,7 +142,7 @@ def test_the_token_is_in_a_file_of_the_users_own_only():
     settings = {"index": 0, "token": "s3cret"}
     job = on_node.Job(f"{on_node.FOLDER}/r/s", "http://x", (), {}, "nvidia", replicas=settings)
     files = {r.path.rpartition("/")[2]: r for r in job.resources if isinstance(r, File)}
-    assert set(files) == {"worker.py", "replica_worker.py", "replica_group.py", "plan.json"}
+    assert set(files) == {on_node.ARCHIVE, "plan.json"}
     plan = files["plan.json"]
     assert isinstance(plan.content, Secret)
     assert json.loads(plan.content)["replicas"] == settings

@@ -268,6 +268,15 @@ def test_code_of_the_project_that_was_damaged_is_sent_again(
     assert damaged.read_bytes() == whole
 
 
+def test_a_resource_of_the_project_can_use_any_module_of_ours(
+    folder: Path, node: ScratchNode
+) -> None:
+    """Also one of a part of the code that the agent gets when it is first imported."""
+    models = "from spark_cluster.node.store.layout import HUB\nassert HUB\n"
+    load(folder, broken=models + BROKEN.replace('{}["nothing"]', "1"))
+    assert run(folder, node, resources.Broken("/observe")) == {"Broken:/observe": "ok"}
+
+
 def test_an_agent_without_them_says_so(folder: Path, node: ScratchNode) -> None:
     load(folder, broken=BROKEN)
     broken = resources.Broken("/x")

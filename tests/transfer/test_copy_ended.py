@@ -96,7 +96,7 @@ class Copy:
         for place in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 words = place.read_bytes().decode(errors="replace").split("\0")
-                if copy_work.__name__ in words and (part := PART.search(" ".join(words))):
+                if f"{copy_work.__name__}:main" in words and (part := PART.search(" ".join(words))):
                     own = part["repository"] == self.manifest.repository
                     if own and node in ("", NEXT[part["before"]]):
                         found.append(int(place.parent.name))

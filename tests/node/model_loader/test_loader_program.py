@@ -8,7 +8,6 @@ import os
 import socket
 import socketserver
 import subprocess
-import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import Any
 import kept_docker
 import pytest
 from factories import make_node, put
+from unit_programs import installed
 from waiting import until
 
 from spark_cluster.inference.containers import NEEDS
@@ -319,10 +319,7 @@ def test_the_installed_files_answer_and_load_by_themselves(node, tmp_path):
     node.write()
     # This machine's caches are its own; test_supervisor.py runs the same files on a scratch root.
     put(tmp_path / "config.json", json.dumps({**node.config, "unified_memory": False}))
-    for path, text in model_loading.PROGRAM.files().items():
-        put(tmp_path / path.removeprefix("/"), text)
-    start = tmp_path / model_loading.PROGRAM.start.removeprefix("/")
-    argv = [sys.executable, "-I", "-S", "-B", str(start), str(tmp_path / "config.json")]
+    argv = installed(tmp_path, model_loading.PROGRAM, str(tmp_path / "config.json"))
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
         until((tmp_path / "http.sock").exists)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import kept_docker
 import pytest
 from factories import put
+from unit_programs import installed
 from waiting import until
 
 from spark_cluster.node.supervision import start_limit
@@ -117,15 +117,12 @@ def test_a_docker_that_is_down_is_waited_for(node):
 
 
 def test_the_program_runs_with_nothing_else_of_the_package(tmp_path: Path) -> None:
-    for path, text in supervision.START_LIMIT.files().items():
-        put(tmp_path / path.removeprefix("/"), text)
-    start = tmp_path / supervision.START_LIMIT.start.removeprefix("/")
     config: dict[str, Any] = supervision.start_limit_configuration()
     told = put(tmp_path / "config.json", json.dumps({**config, "unit_folder": str(tmp_path)}))
     looked = tmp_path / "looked"
     put(tmp_path / "bin/docker", f"#!/bin/sh\n: > {looked}\n", 0o755)
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-B", start, told],
+        installed(tmp_path, supervision.START_LIMIT, str(told)),
         env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:

@@ -17,6 +17,7 @@ from typing import Any
 import kept_docker
 import pytest
 from factories import make_node, put
+from unit_programs import installed
 from waiting import HANG_S
 
 from spark_cluster.node import load_guard, memory, own_program
@@ -321,12 +322,12 @@ def test_a_gpu_with_memory_of_its_own_is_left_alone(node, engine):
     assert node.memory == []
 
 
-def must_guard(code: Path, root: Path) -> None:
+def must_guard(code: str, root: Path) -> None:
     """Run the installed guard to its limit, and drop the caches of a node that has none."""
     told = Settings("spark-vllm", ("spark-vllm",), 0.0, root=str(root))
     put(root / "proc/sys/vm/drop_caches", "0")
     for program, word in ((PROGRAM, json.dumps(asdict(told))), (memory.__name__, str(root))):
-        argv = [sys.executable, "-I", "-S", "-B", "-c", own_program.CODE, str(code), program, word]
+        argv = [sys.executable, "-I", "-S", "-B", *own_program.entry(code, program), word]
         subprocess.run(argv, check=True, timeout=HANG_S)
     assert (root / "proc/sys/vm/drop_caches").read_text() == "3"
 
@@ -334,11 +335,8 @@ def must_guard(code: Path, root: Path) -> None:
 def test_the_installed_files_are_all_that_it_needs(node, tmp_path):
     """Run as on the node: by its own interpreter, with nothing of this checkout."""
     put(tmp_path / "config.json", json.dumps({**node.config, "folder": str(tmp_path / "kept")}))
-    for path, text in supervision.PROGRAM.files().items():
-        put(tmp_path / path.removeprefix("/"), text)
-    start = tmp_path / supervision.PROGRAM.start.removeprefix("/")
-    argv = [sys.executable, "-I", "-S", "-B", str(start), str(tmp_path / "config.json")]
-    must_guard(start.parent, tmp_path)
+    argv = installed(tmp_path, supervision.PROGRAM, str(tmp_path / "config.json"))
+    must_guard(argv[4].removesuffix(f"/{own_program.STARTER}"), tmp_path)
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -1,23 +1,17 @@
-"""Measure the cells of a benchmark one by one, on a node: `python3 worker.py FOLDER`.
+"""Measure the cells of a benchmark one by one, on a node.
 
-It is sent to the node as one file and runs there in a systemd unit of its own, so it has the
-standard library only. `FOLDER/plan.json` names the cells; a cell that has its `cells/ID.json` is
-done and is not measured again, so after a cut, a crash or a reboot the cell in progress alone is
-lost. `FOLDER/stop` ends it.
+A cell that has its `cells/ID.json` is done and is not measured again, so after a cut, a crash or a
+reboot the cell in progress alone is lost. `FOLDER/stop` ends it.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
-import fcntl
 import glob
-import importlib.util
 import json
 import os
 import signal
 import subprocess
-import sys
 import time
 import urllib.error
 import urllib.request
@@ -58,55 +52,6 @@ class Ended(Exception):
         self.status = status
 
 
-def main(folder: Path) -> int:
-    """Measure what is not measured yet; returns the exit status."""
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    with _own_lock(folder / "lock") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return _end(BUSY, f"{folder}: another process measures these cells")
-        try:
-            if "replicas" in plan:
-                next_to_this("replica_worker").measure_all(sys.modules[__name__], folder, plan)
-            else:
-                _measure_all(folder, plan)
-        except Ended as error:
-            return _end(error.status, str(error))
-        except OSError as error:
-            if error.errno not in (errno.ENOSPC, errno.EDQUOT):
-                raise
-            return _end(NO_SPACE, f"no space is left below {folder}")
-    return DONE
-
-
-def _end(status: int, why: str) -> int:
-    print(why, file=sys.stderr, flush=True)
-    return status
-
-
-def next_to_this(name: str) -> Any:
-    """Return the module in the file next to this one, here as on a node."""
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    if spec is None or spec.loader is None:
-        raise ImportError(name)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # dataclasses look for it there
-    spec.loader.exec_module(module)
-    return module
-
-
-@contextlib.contextmanager
-def _own_lock(path: Path) -> Iterator[int]:
-    """Open a file to lock that no other user can open, and so none can hold."""
-    handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        os.fchmod(handle, 0o600)
-        yield handle
-    finally:
-        os.close(handle)
-
-
 @contextlib.contextmanager
 def _opened(path: Path) -> Iterator[int]:
     handle = os.open(path, os.O_RDONLY)
@@ -116,7 +61,12 @@ def _opened(path: Path) -> Iterator[int]:
         os.close(handle)
 
 
-def _measure_all(folder: Path, plan: dict[str, Any]) -> None:
+def measure_all(folder: Path, plan: dict[str, Any]) -> None:
+    """Measure the cells of a plan that have no result yet.
+
+    Raises:
+        Ended: the work ends before its last cell.
+    """
     cells = plan["cells"]
     prepare(folder, plan)
     for number, cell in enumerate(cells, 1):
@@ -322,8 +272,3 @@ def write_durably(path: Path, text: str) -> None:
     new.replace(path)
     with _opened(path.parent) as handle:
         os.fsync(handle)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(STOPPED))
-    sys.exit(main(Path(sys.argv[1])))

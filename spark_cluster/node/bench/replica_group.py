@@ -2,8 +2,7 @@
 
 That of the first replica listens on an address that the others reach; each message goes to it, and
 from it to all. It listens until all others have come, and takes those only who prove by HMAC that
-they know the token. It is sent to the nodes next to replica_worker.py, so it has the standard
-library only.
+they know the token.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Ask a server questions one after the other, on a node: `python3 ask.py FOLDER ID`.
+"""Ask a server questions one after the other, on a node: the program `ask FOLDER ID`.
 
-It is sent to the node as one file, so it has the standard library only, and runs as the login
-user. `FOLDER/questions.json` has the questions; what was answered, and how long that took, goes to
-`FOLDER/raw/ID.json`. Whether the answers are right is judged on the laptop (`answers.py`).
+It runs as the login user. `FOLDER/questions.json` has the questions; what was answered, and how
+long that took, goes to `FOLDER/raw/ID.json`. Whether the answers are right is judged on the laptop
+(`answers.py`).
 
 It goes to the engine itself on the loopback, which asks for no key, and through no proxy.
 """
@@ -29,7 +29,13 @@ BODY_BYTES = 4 * 1024 * 1024
 """Of an answer that is read."""
 
 
-def main(folder: Path, cell: str) -> int:
+def main(folder: str, cell: str) -> int:
+    """Ask the questions of a cell, until they are answered or SIGTERM comes."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    return ask_all(Path(folder), cell)
+
+
+def ask_all(folder: Path, cell: str) -> int:
     """Ask all questions of a cell, each as often as it has runs; returns the exit status."""
     work = json.loads((folder / QUESTIONS).read_text(encoding="utf-8"))["cells"][cell]
     answers = []
@@ -250,8 +256,3 @@ def _said(body: bytes) -> str:
     data = _decoded(body)
     text = _text(at(data, "error", "message")) or _text(at(data, "message"))
     return " ".join((text or body.decode("utf-8", "replace")).split())[:300] or "nothing"
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))

@@ -1,4 +1,4 @@
-"""Have workers on several nodes measure the same cells at the same time; sent next to worker.py.
+"""Have workers on several nodes measure the same cells at the same time.
 
 Each replica's load generator runs on the replica's own node, next to its server: the server is
 bound to the loopback there, so nothing of it is opened to the network, no key or certificate is
@@ -20,18 +20,17 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.node.bench import worker
+from spark_cluster.node.bench.replica_group import Group, Lost
 
-def measure_all(worker: Any, folder: Path, plan: dict[str, Any]) -> None:
+
+def measure_all(folder: Path, plan: dict[str, Any]) -> None:
     """Measure the cells that a replica has no result of yet, all replicas at the same time.
-
-    Args:
-        worker: the module worker.py.
 
     Raises:
         worker.Ended: this replica or another one cannot go on.
     """
     worker.prepare(folder, plan)
-    replicas = worker.next_to_this("replica_group")
 
     def check() -> None:
         if (folder / "stop").exists():
@@ -39,15 +38,15 @@ def measure_all(worker: Any, folder: Path, plan: dict[str, Any]) -> None:
 
     try:
         check()
-        with replicas.Group(plan["replicas"], check) as group:
-            while _measure_next(worker, folder, plan, group):
+        with Group(plan["replicas"], check) as group:
+            while _measure_next(folder, plan, group):
                 pass
             worker.write_durably(folder / worker.COMPLETE, "")
-    except replicas.Lost as error:
+    except Lost as error:
         raise worker.Ended(worker.NO_REPLICA, f"another replica is lost: {error}") from None
 
 
-def _measure_next(worker: Any, folder: Path, plan: dict[str, Any], group: Any) -> bool:
+def _measure_next(folder: Path, plan: dict[str, Any], group: Group) -> bool:
     """Measure the first cell that any replica has no result of; returns False without one."""
     cells = plan["cells"]
     results = {cell["id"]: folder / "cells" / f"{cell['id']}.json" for cell in cells}

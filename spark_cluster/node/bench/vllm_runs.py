@@ -1,10 +1,9 @@
-"""Run the repetitions of a cell of `vllm bench serve`: `python3 vllm_runs.py FOLDER ID`.
+"""Run the repetitions of a cell of `vllm bench serve`: the program `vllm_runs FOLDER ID`.
 
-It is sent to a node as one file, so it has the standard library only. It runs as root, because
-only root may be sure to start a container; all that it reads and writes lies in folders of root,
-but for `FOLDER/out`, where the program leaves its result: from there one plain file of a limited
-size is taken, and no link is followed. The program itself has fewer rights: in a container those
-that the image's own files need, without one those of the login user.
+It runs as root, because only root may be sure to start a container; all that it reads and writes
+lies in folders of root, but for `FOLDER/out`, where the program leaves its result: from there one
+plain file of a limited size is taken, and no link is followed. The program itself has fewer rights:
+in a container those that the image's own files need, without one those of the login user.
 
 `FOLDER/vllm.json` says what is run. A repetition without a result ends the cell; what it means is
 for the reader of the results, as is the program's exit status.
@@ -63,8 +62,13 @@ class Ended(Exception):
     """A repetition has no result; the text says why."""
 
 
-def main(folder: Path, cell: str) -> int:
+def main(folder: str, cell: str) -> int:
     """Run all repetitions of a cell; returns the exit status."""
+    signal.signal(signal.SIGTERM, _stop)
+    return _run_all(Path(folder), cell)
+
+
+def _run_all(folder: Path, cell: str) -> int:
     plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
     work = plan["cells"][cell]
     for old in (folder / "raw").glob(f"{glob.escape(cell)}.*.json"):
@@ -274,8 +278,3 @@ def _stop(*_: object) -> None:
     """End at a first SIGTERM; those that follow must not cut off what is cleaned up."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     sys.exit(1)
-
-
-if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, _stop)
-    sys.exit(main(Path(sys.argv[1]), sys.argv[2]))
