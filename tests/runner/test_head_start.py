@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 from dataclasses import replace
 
+import fabric
 import pytest
 from free_ports import free_port
 from waiting import HANG_S
@@ -12,7 +13,7 @@ from waiting import HANG_S
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner import head_start
 from spark_cluster.runner.head_start import Agent
-from spark_cluster.runner.transport import SshConnection, Target
+from spark_cluster.runner.transport import SshConnection, Target, over
 
 ME = getpass.getuser()
 AGENT = Agent("early", become=False)
@@ -52,6 +53,19 @@ def test_an_agent_that_was_begun_is_used(target, channels):
     assert connection.target.sudo_password() == "secret"
     assert said_by(connection, "early") == "x\n"
     assert len(channels) == 1
+
+
+def test_fabric_gets_the_passwords_that_are_known_later(target, monkeypatch):
+    """What was begun early knows none; root needs none, so another user stands for it here."""
+    given = []
+    monkeypatch.setattr(fabric.Connection, "sudo", lambda *_, **options: given.append(options))
+    head_start.begin([target])
+    connection = head_start.connection(replace(target, sudo_password=lambda: "secret"))
+    login = over(connection, "spark1", owned=False)
+    login.user = "someone"
+    login.sudo("id")
+    connection.close()
+    assert given == [{"password": "secret"}]
 
 
 def test_another_label_is_another_agent(target, channels):
