@@ -25,7 +25,7 @@ from spark_cluster.errors import Unreachable
 from spark_cluster.runner.channel import must_take
 from spark_cluster.runner.known_hosts import HostKey, HostKeyCheck
 from spark_cluster.runner.ssh_errors import KeysRefused, explained, refused_host_key, silent
-from spark_cluster.runner.ssh_route import Hop, socket_to
+from spark_cluster.runner.ssh_route import Hop, Target, socket_to
 
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
 CHANNEL_TRIES = 5
@@ -58,6 +58,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
 
     Attributes:
         hop: the host at the end of the way.
+        target: the node, with what asks for its passwords.
 
     Args:
         hops: the way.
@@ -65,6 +66,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
     """
 
     hop: Hop
+    target: Target
     _shared = False
 
     def __init__(self, hops: Sequence[Hop], *, shared: bool) -> None:
@@ -75,7 +77,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
             overrides={"run": {"in_stream": False}}, ssh_config=paramiko.SSHConfig()
         )
         super().__init__(hop.host, hop.user, hop.port, config, gateway=gateway)
-        self._set(hop=hop, _shared=shared, original_host=hop.target.name)
+        self._set(hop=hop, target=hop.target, _shared=shared, original_host=hop.target.name)
         self.client.set_missing_host_key_policy(StrictPolicy(hop))
         self.connect_kwargs.update(
             transport_factory=partial(Transport, hop=hop),
@@ -85,7 +87,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
     def open(self) -> None:
         """Connect, if that is not done yet; as `log_in`."""
         if not self.is_connected:
-            self.log_in(self.hop.target.login_password() if self.hop.is_node else None)
+            self.log_in(self.target.login_password() if self.hop.is_node else None)
 
     def log_in(self, password: str | None, sock: socket.socket | None = None) -> None:
         """Connect, through the gateway, which is opened first.
@@ -158,7 +160,7 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
 
     def sudo(self, command: str, **options: Any) -> Any:
         """Run a command as root, or as `user`, through sudo; otherwise as in fabric."""
-        password = None if self.user == "root" else self.hop.target.sudo_password()
+        password = None if self.user == "root" else self.target.sudo_password()
         if password is not None:
             options.setdefault("password", password)
         return super().sudo(command, **options)

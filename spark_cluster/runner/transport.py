@@ -47,6 +47,7 @@ class SshConnection:
                 login = ssh.Connection(hops, shared=True)
                 login.log_in(password, sock)
                 self._login = login
+            self._login._set(target=self.target)  # one begun early knew of no passwords
             return self._login
 
     def channel(self, argv: Sequence[str]) -> SshChannel:

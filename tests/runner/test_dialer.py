@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 from dataclasses import replace
 
+import fabric
 import pytest
 from free_ports import free_port
 from waiting import HANG_S
@@ -15,7 +16,7 @@ from spark_cluster.config.prompts import Prompts
 from spark_cluster.config.secret import Secret
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.transport import SshConnection, Target
+from spark_cluster.runner.transport import SshConnection, Target, over
 
 ME = getpass.getuser()
 
@@ -51,6 +52,19 @@ def said_by(connection, label):
     finally:
         session.close()
         connection.close()
+
+
+def test_fabric_gets_the_passwords_that_are_known_later(dialer, target, monkeypatch):
+    """What was begun early knows none; root needs none, so another user stands for it here."""
+    given = []
+    monkeypatch.setattr(fabric.Connection, "sudo", lambda *_, **options: given.append(options))
+    dialer.begin([target])
+    connection = dialer.connection(replace(target, sudo_password=lambda: "secret"))
+    login = over(connection, "spark1", owned=False)
+    login.user = "someone"
+    login.sudo("id")
+    connection.close()
+    assert given == [{"password": "secret"}]
 
 
 def test_an_agent_that_was_begun_is_used(dialer, target, channels):
