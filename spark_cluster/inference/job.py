@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.inference.replies import at, short, text_of
+from spark_cluster.node.replies import at, short, text_of
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 """States of a job that has ended; before that it is PENDING or RUNNING."""

@@ -28,8 +28,8 @@ from spark_cluster.bench.fabric_run import messages, must_be_possible, record_of
 from spark_cluster.bench.fabric_verdict import judged, rdma_devices, uses_rdma
 from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
 from spark_cluster.facts.model import Process
-from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import SERVER
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.serving import ray_cluster, readiness
 from spark_cluster.serving.vram import NodeVram
 from spark_cluster.topology import Link

@@ -15,10 +15,10 @@ from serve_plans import inventory_of, plan_for
 
 from spark_cluster.bench import fabric_end, fabric_run
 from spark_cluster.errors import Failed
-from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import Process
 from spark_cluster.inference.ray_node import MEASURING
 from spark_cluster.inference.runtime import RUNTIMES
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.session import Output
 from spark_cluster.serving import readiness, start
 from spark_cluster.topology import Link

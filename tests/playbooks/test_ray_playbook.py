@@ -13,9 +13,9 @@ from factories import SHIPPED, make_node, make_recipe
 from serve_plans import inventory_of
 
 from spark_cluster.errors import Refused
-from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import SERVER
 from spark_cluster.inference.ray_node import ALONE
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.serving import ray_cluster, readiness, start
 from spark_cluster.topology import Link
 

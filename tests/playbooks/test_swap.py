@@ -22,7 +22,7 @@ from spark_cluster.errors import (
     UsageError,
     VerificationFailed,
 )
-from spark_cluster.inference.containers import OVERRIDES, ContainerState
+from spark_cluster.node.containers import OVERRIDES, ContainerState
 from spark_cluster.serving import admission, logs, readiness
 from spark_cluster.serving.former import Former, former_of
 from spark_cluster.transfer.stored import Stored

@@ -15,9 +15,9 @@ from spark_cluster.config import overrides
 from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.facts.model import Gpu, Memory, Process
-from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.models.checkpoint import Checkpoint
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.planning.room import of_facts
 from spark_cluster.runner.events import Bus
 from spark_cluster.serving import admission, model_lookup, vram

@@ -13,6 +13,7 @@ from factories import make_recipe
 
 from spark_cluster.inference.engine import engine as engine_named
 from spark_cluster.inference.process import SERVER
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.serving import dead_engine
 from spark_cluster.serving.endpoint import Endpoint
 
@@ -35,13 +36,13 @@ def is_dead(endpoint: Endpoint, *states: tuple[str, str, int]) -> bool:
         states: node, status and restarts of a program; others run. Of each node the first is what
             it is at the beginning, and the last stays.
     """
-    left: dict[str, list[SimpleNamespace]] = {}
+    left: dict[str, list[ContainerState]] = {}
     for node, status, restarts in states:
-        left.setdefault(node, []).append(SimpleNamespace(status=status, restarts=restarts))
+        left.setdefault(node, []).append(ContainerState(status, restarts=restarts))
 
-    def state(_play: Any, name: str, node: str) -> SimpleNamespace:
+    def state(_play: Any, name: str, node: str) -> ContainerState:
         assert name == SERVER
-        known = left.get(node, [SimpleNamespace(status="running", restarts=0)])
+        known = left.get(node, [ContainerState()])
         return known.pop(0) if len(known) > 1 else known[0]
 
     play = SimpleNamespace(head=SimpleNamespace(name="spark1"), session=lambda _node: Node())

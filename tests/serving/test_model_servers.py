@@ -12,9 +12,9 @@ from factories import make_node, make_recipe
 from serve_plans import inventory_of
 
 from spark_cluster.errors import DoesNotFit, Refused
-from spark_cluster.inference.containers import NEEDS, ContainerState
 from spark_cluster.inference.process import PAUSE, RAY, SERVER
 from spark_cluster.loader.project import Project
+from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.planning.room import SPARK, NodeMemory
 from spark_cluster.planning.together import Placed
 from spark_cluster.serving import model_admission, model_loading, model_servers

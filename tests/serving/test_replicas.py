@@ -13,9 +13,9 @@ from factories import make_node, make_recipe
 from serve_plans import inventory_of
 
 from spark_cluster.errors import DoesNotFit, Refused
-from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import PAUSE, RAY, SERVER
 from spark_cluster.loader.project import Project
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.resources import File
 from spark_cluster.serving import proxy, replicas
 from spark_cluster.serving.plan import ServePlan, resolve

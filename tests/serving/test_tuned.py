@@ -49,7 +49,7 @@ class Play:
 
         def request(_op: str, **what: Any) -> Any:
             self.asked.append("image")
-            done = {"status": 0, "stdout": f"{IMAGE}\n"}
+            done = {"status": 0, "stdout": json.dumps([{"Id": IMAGE}])}
             return {"commands": {"image": done}, "files": self.files}
 
         return SimpleNamespace(submit=submit, request=request)

@@ -48,15 +48,11 @@ def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> No
 
 
 def inspect(state: dict[str, Any], kind: str, rest: list[str]) -> None:
-    found, (name,) = options(rest, (), ("-f",))
+    (name,) = rest
     things = state["images" if kind == "image" else "containers"]
     if name not in things:
-        sys.stdout.write("" if found else "[]\n")
+        sys.stdout.write("[]\n")
         raise Refuse(1, f"Error response from daemon: No such {kind}: {name}")
-    if found:
-        assert found["-f"] == ["{{.Id}}"]
-        print(things[name]["Id"])
-        return
     thing = things[name]
     if kind == "container" and thing.get("left") is not None:
         if thing["left"] == 0:
