@@ -9,8 +9,8 @@ from typing import Any
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import SparkClusterError, Unreachable
-from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import SERVER
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import (
     admission,

@@ -80,7 +80,7 @@ def answer(folder: str, words: Sequence[str]) -> str | None:
     if words[0] in known.get("fails", ()):
         return None
     known[name]["State"]["Status"] = {"stop": "exited", "start": "running"}[words[0]]
-    known[name]["State"]["StartedAt"] += words[0]
+    known[name]["State"]["StartedAt"] = f"2026-11-20T10:00:{len(known['acts']):02}Z"
     known["acts"].append(f"{words[0]} {name}")
     whole = file.with_suffix(".new")
     whole.write_text(json.dumps(known))

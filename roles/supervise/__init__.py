@@ -11,6 +11,7 @@ from pydantic import BaseModel, Field
 
 from spark_cluster.loader.template import render
 from spark_cluster.node import own_program, paths
+from spark_cluster.node.health import MANY_RESTARTS
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
 from spark_cluster.runner import payload
 from spark_cluster.serving import supervision
@@ -36,7 +37,7 @@ class Settings(BaseModel):
         default=1800, ge=1, description="seconds until a server that was started must answer"
     )
     crashes: int = Field(
-        default=3,
+        default=MANY_RESTARTS,
         ge=1,
         description="times that Docker or systemd starts a server again before it answers, after "
         "which it is stopped",

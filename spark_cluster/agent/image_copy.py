@@ -16,7 +16,7 @@ from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.image_blobs import common_layers
 from spark_cluster.node.store.layout import KEPT_FREE, OURS
 from spark_cluster.node.values import Missing, ResourceError
-from spark_cluster.resources.docker import CONTAINERD_STORE, STORE, docker, inspect
+from spark_cluster.resources.docker import CONTAINERD_STORE, STORE, docker, image
 
 LIMIT_S = 4 * 3600.0
 """Seconds for writing an image to the disk, or for reading it."""
@@ -32,18 +32,17 @@ def _state(host: Host, request: Request) -> Reply:
     `left`: files of its copy are there still.
     """
     try:
-        found = inspect(host, "image", str(request["ref"]))
+        found = image(host, str(request["ref"]))
     except Missing:
         found = None
     if found is None:
         return {"image": None}
-    layers = found.get("RootFS", {}).get("Layers") or []
-    copied = image_digests.remembered(host.path(image_digests.FILE), str(found.get("Id")))
+    copied = image_digests.remembered(host.path(image_digests.FILE), found.id)
     about = {
-        "id": str(found.get("Id")),
-        "digests": [str(one) for one in (*(found.get("RepoDigests") or ()), *copied)],
-        "layers": [str(layer) for layer in layers],
-        "size": int(found.get("Size") or 0),
+        "id": found.id,
+        "digests": [*found.digests, *copied],
+        "layers": list(found.layers),
+        "size": found.size,
         "left": _is_left(host, request),
     }
     return {"image": about}
@@ -55,12 +54,7 @@ def _common(host: Host, request: Request) -> Reply:
     driver = docker(host, *STORE[1:]).check("docker info")
     if CONTAINERD_STORE in driver.stdout:
         return {"count": 0, "containerd": True}
-    listed = docker(host, "image", "ls", "--quiet", "--no-trunc").stdout.split()
-    images = list(dict.fromkeys(listed))
-    known: list[list[str]] = []
-    if images:
-        shown = docker(host, "image", "inspect", "--format", "{{json .RootFS.Layers}}", *images)
-        known = [json.loads(line) or [] for line in shown.stdout.splitlines() if line.strip()]
+    known = [one.layers for one in docker_images.stored(host)]
     layers = [str(layer) for layer in request["layers"]]
     return {"count": common_layers(layers, known), "containerd": False}
 

@@ -14,6 +14,7 @@ from spark_cluster.bench.reading import number
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.process import SERVER
+from spark_cluster.node.images import parse_images, question
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
 
@@ -111,9 +112,11 @@ def repo_digest(session: Session, image_id: str, reference: str) -> str:
     """
     if not image_id:
         return ""
-    argv = ["docker", "image", "inspect", "--format", image_pins.FORMAT, image_id]
-    image = image_pins.image_of(_output(session, argv))
-    return image_pins.of_repository(image.repo_digests, reference)
+    try:
+        (image,) = parse_images(_output(session, question(image_id)))
+    except ValueError:  # it is not there, or Docker is down
+        return ""
+    return image_pins.of_repository(image.digests, reference)
 
 
 def firmware(session: Session, node: Node) -> Firmware:

@@ -29,9 +29,10 @@ from spark_cluster.bench.run import (
 )
 from spark_cluster.config.flags import words
 from spark_cluster.errors import Failed, Refused, SparkClusterError
-from spark_cluster.inference import runtime, unit_state
-from spark_cluster.inference.containers import RECIPE, ContainerState
+from spark_cluster.inference import runtime
 from spark_cluster.inference.process import SERVER
+from spark_cluster.node import unit_state
+from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.runner.play import Play
 from spark_cluster.serving.former import former_of
 from spark_cluster.serving.proxy import DESCRIPTION, models_of
@@ -126,8 +127,7 @@ def _take_down_last(play: Play, run: BenchRun) -> None:
     answer = play.session(play.head).request(
         "gather", commands={SERVER: runtime.question(SERVER)}, files={"endpoint": DESCRIPTION}
     )
-    asked = answer["commands"][SERVER]
-    running = unit_state.parse(asked["stdout"] if asked is not None else "")
+    running = unit_state.answered(answer["commands"][SERVER])
     other = ", ".join(one.model for one in models_of(answer["files"]["endpoint"]))
     if running.status != "absent" and not is_of(measured[-1], running):
         other = running.labels.get(RECIPE, "another server")

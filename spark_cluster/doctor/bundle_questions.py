@@ -7,8 +7,9 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.inference import runtime, unit_state
+from spark_cluster.inference import runtime
 from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.node import unit_state
 from spark_cluster.serving.proxy import UNIT
 
 if TYPE_CHECKING:

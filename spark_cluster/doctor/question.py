@@ -12,10 +12,10 @@ from spark_cluster.config.ports import EnginePorts
 from spark_cluster.doctor import scripts
 from spark_cluster.doctor.scripts import shell
 from spark_cluster.facts import gather
-from spark_cluster.inference import ray, unit_state
+from spark_cluster.inference import ray
 from spark_cluster.inference.process import PROGRAMS
 from spark_cluster.known_issues.entries import shipped
-from spark_cluster.node import container_gpu
+from spark_cluster.node import container_gpu, unit_state
 from spark_cluster.node.nvidia_smi import THROTTLE
 from spark_cluster.resources import docker
 from spark_cluster.resources.unit import FOLDER

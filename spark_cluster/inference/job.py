@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.errors import UsageError
-from spark_cluster.inference.replies import at, short, text_of
+from spark_cluster.node.replies import at, short, text_of
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 """States of a job that has ended; before that it is PENDING or RUNNING."""

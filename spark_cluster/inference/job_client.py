@@ -25,7 +25,7 @@ from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, UsageError
 from spark_cluster.inference.job import LARGEST_FOLDER, Job, job_of, must_be_an_id, newest_first
 from spark_cluster.inference.ray import TOKEN_FILE
-from spark_cluster.inference.replies import short
+from spark_cluster.node.replies import short
 from spark_cluster.runner.parallel import start
 
 if TYPE_CHECKING:

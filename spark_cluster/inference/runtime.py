@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from spark_cluster.inference import unit_state
-from spark_cluster.inference.containers import RECIPE
 from spark_cluster.inference.process import (
     PAUSE,
     RAY,
@@ -19,7 +17,8 @@ from spark_cluster.inference.process import (
     WITH_SECRET_ENV,
     Process,
 )
-from spark_cluster.node import confinement
+from spark_cluster.node import confinement, unit_state
+from spark_cluster.node.containers import RECIPE
 from spark_cluster.node.engine_caches import of_environment
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.node.values import Secret

@@ -13,9 +13,9 @@ from spark_cluster.config import overrides
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, UsageError
 from spark_cluster.inference import runtime
-from spark_cluster.inference.containers import OVERRIDES, ContainerState
 from spark_cluster.inference.process import PROGRAMS, RAY, SERVER
 from spark_cluster.models.memory import LOWEST, utilization
+from spark_cluster.node.containers import OVERRIDES, ContainerState
 from spark_cluster.planning.room import NodeMemory, of_facts
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import load_guard, vram

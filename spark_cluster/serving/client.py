@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.inference import completion, replies
+from spark_cluster.inference import completion
 from spark_cluster.inference.completion import Completion
+from spark_cluster.node import replies
 from spark_cluster.runner.session import Answer
 from spark_cluster.serving.endpoint import Asker, Endpoint
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import time
 
+from spark_cluster.node.health import Life, judge
 from spark_cluster.runner.play import Play
+from spark_cluster.serving.kind_probe import probe_once
 from spark_cluster.serving.plan import ServePlan
-from spark_cluster.serving.readiness import ask_once, container_state
+from spark_cluster.serving.readiness import container_state
 
 LOOKS_S = 20.0
 """Seconds in which one of the signs must be seen; vLLM's API outlives its engine by up to 40 s and
@@ -15,9 +17,6 @@ fails with 500 meanwhile (source: make gpu)."""
 EVERY_S = 2.0
 ANSWER_S = 5.0
 """Seconds for an answer: one that comes later says nothing, as the server may have a queue."""
-
-FAILS = (0, 500)
-"""Status of a completion, within that time, when the API has ended or its engine has died."""
 
 TIMES = 2
 """Completions one after the other that must fail."""
@@ -29,25 +28,24 @@ def is_dead(play: Play, plan: ServePlan) -> bool:
     Signs: its program, or that of a rank, ends or is restarted; /health says so (`Engine.died`);
     completions fail at once, twice in turn.
     """
+    session, endpoint = play.session(play.head), plan.endpoint.of_engine
     nodes = (play.head.name, *plan.ranks)
-    restarts: dict[str, int] = {}
+    first = {name: container_state(play, plan.server, name) for name in nodes}
     deadline = time.monotonic() + LOOKS_S
     failed = 0
     while time.monotonic() < deadline:
-        for name in nodes:
-            now = container_state(play, plan.server, name)
-            if now.status != "running" or now.restarts > restarts.setdefault(name, now.restarts):
+        for name, before in first.items():
+            now = container_state(play, plan.server, name).watched(before)
+            if judge(now).gone:
                 return True
-        session, endpoint = play.session(play.head), plan.endpoint.of_engine
-        health = endpoint.request(session, plan.engine.health, timeout=ANSWER_S)
-        if plan.engine.died is not None and health.status == plan.engine.died:
+        health = endpoint.health(session, plan.engine.health).status
+        if judge(None, health, died=plan.engine.died).gone:
             return True
-        asked = time.monotonic()
-        reply = ask_once(session, endpoint, plan.recipe.probe, timeout=ANSWER_S)
-        if reply.status == 200:
+        reply = probe_once(session, endpoint, plan.recipe.kind, plan.recipe.probe, timeout=ANSWER_S)
+        life = judge(None, None, reply).life
+        if life is Life.SERVING:
             return False
-        at_once = time.monotonic() - asked < ANSWER_S
-        failed = failed + 1 if at_once and reply.status in FAILS else 0
+        failed = failed + 1 if life is Life.FAILING else 0
         if failed >= TIMES:
             return True
         time.sleep(EVERY_S)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.config import overrides
 from spark_cluster.errors import Refused, SparkClusterError
-from spark_cluster.inference.containers import OVERRIDES, ContainerState
+from spark_cluster.node.containers import OVERRIDES, ContainerState
 from spark_cluster.runner.play import Play
 from spark_cluster.serving.plan import ServePlan, resolve
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from spark_cluster.errors import Failed
 from spark_cluster.facts.model import Process
-from spark_cluster.inference import replies
 from spark_cluster.inference.process import TITLE
+from spark_cluster.node import replies
 from spark_cluster.runner.session import Session
 from spark_cluster.serving.vram import NodeVram, Pids, holding
 

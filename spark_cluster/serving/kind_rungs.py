@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_cluster.inference import replies
+from spark_cluster.node import replies
 from spark_cluster.serving import vector_checks
 from spark_cluster.serving.audio import FORM_TYPE, form, tone
 from spark_cluster.serving.checks.check import Check

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.config.flags import words
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.inference import compile_key, runtime, unit_state
-from spark_cluster.node import launch_records
+from spark_cluster.inference import compile_key, runtime
+from spark_cluster.node import images, launch_records, unit_state
 from spark_cluster.node.engine_caches import of_environment
 from spark_cluster.node.launch_records import LaunchRecord, short
 from spark_cluster.serving import logs, tuned, warmth
@@ -18,7 +18,7 @@ from spark_cluster.serving.startup_log import BEGINNING
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
-    from spark_cluster.inference.containers import ContainerState
+    from spark_cluster.node.containers import ContainerState
     from spark_cluster.runner.play import Play
     from spark_cluster.runner.session import Pending, Session
     from spark_cluster.serving.plan import ServePlan
@@ -94,9 +94,10 @@ class Asked:
 
     def _judged(self, launch: LaunchRecord) -> NodeWarmth:
         state = self.state.wait()
-        done = self.image.wait()["commands"]["image"] if self.image is not None else None
-        if done is not None and done["status"] == 0:
-            launch = replace(launch, image=done["stdout"].strip())
+        asked = self.image.wait()["commands"]["image"] if self.image is not None else None
+        image = images.answered(asked)
+        if image is not None:
+            launch = replace(launch, image=image.id)
         found = (launch_records.from_dict(one) for one in state["launches"])
         records = [record for record in found if record is not None]
         files = [
@@ -122,8 +123,8 @@ def ask(session: Session, folder: str, reference: str, model: str, venv: str = "
     state = session.submit("caches", what="state", folder=folder)
     if not reference:
         return Asked(state, None, model, of_environment(venv) if venv else "")
-    inspect = ["docker", "image", "inspect", "--format", "{{.Id}}", reference]
-    return Asked(state, session.submit("gather", commands={"image": inspect}), model)
+    asked = {"image": images.question(reference)}
+    return Asked(state, session.submit("gather", commands=asked), model)
 
 
 @dataclass(frozen=True)
@@ -225,8 +226,7 @@ def unrecorded(play: Play, plan: ServePlan) -> LaunchRecord | None:
 
 def _unrecorded(session: Session, plan: ServePlan) -> LaunchRecord | None:
     asked = session.request("gather", commands={"inspect": runtime.question(plan.server)})
-    done = asked["commands"]["inspect"]
-    state = unit_state.parse(done["stdout"] if done is not None else "")
+    state = unit_state.answered(asked["commands"]["inspect"])
     run = f"{state.id[:12]} {state.started}".strip()
     answer = session.request(
         "caches",

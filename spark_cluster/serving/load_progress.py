@@ -10,9 +10,10 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
-from spark_cluster.inference import runtime, unit_state
+from spark_cluster.inference import runtime
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.process import RAY, server_name
+from spark_cluster.node import unit_state
 from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import logs
@@ -128,7 +129,7 @@ def look(play: Play, deployment: Deployment) -> Seen:
         told = session.request("gather", commands=asked)["commands"]
         printed = {name: done["stdout"] if done else "" for name, done in told.items()}
         found[f"compilers on {node.name}"] = _compilers([printed[f"cpu {n}"] for n in programs])
-        states = [unit_state.parse(printed[name]) for name in programs]
+        states = [unit_state.answered(told[name]) for name in programs]
         image = next((state.image for state in states if state.image), "")
         folder = short(image) if image else of_environment(deployment.venv)
         root = deployment.cache_root

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Failed
-from spark_cluster.inference import runtime, unit_state
+from spark_cluster.inference import runtime
 from spark_cluster.logs import lines
+from spark_cluster.node import unit_state
 from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:

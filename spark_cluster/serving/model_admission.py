@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, UsageError
-from spark_cluster.inference.containers import NEEDS
 from spark_cluster.inference.process import PROGRAMS
 from spark_cluster.models.memory import RESERVE_GIB
+from spark_cluster.node.containers import NEEDS
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, model_lookup, vram
 from spark_cluster.serving.models import ServedModel, placed

@@ -9,9 +9,10 @@ from typing import Any
 
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.inference import runtime
-from spark_cluster.inference.containers import NEEDS
 from spark_cluster.models.memory import RESERVE_GIB
 from spark_cluster.node import paths
+from spark_cluster.node.containers import NEEDS
+from spark_cluster.node.health import judge
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, proxy, supervision, vram
 from spark_cluster.serving.endpoint import Endpoint
@@ -47,7 +48,7 @@ def configuration(
         stays_s: seconds that a model stays after it was loaded.
     """
     known = supervision.configuration({}, head)
-    shared = ("unit_folder", "declared", "requests", "unified_memory")
+    shared = ("unit_folder", "requests", "unified_memory")
     return {
         **{name: known[name] for name in shared},
         "labels": {**known["labels"], "needs": NEEDS},
@@ -105,7 +106,7 @@ def load(play: Play, endpoint: Endpoint, one: Member) -> None:
     session = play.session(play.head)
     while True:
         reply = probe_once(session, asked, recipe.kind, few, timeout=ANSWER_S)
-        if reply.status == 200 and not reply.why:
+        if judge(None, None, reply).serves:
             return
         failed = "could not be loaded" in reply.why
         if failed or time.monotonic() > deadline:

@@ -9,9 +9,11 @@ from dataclasses import replace
 from functools import partial
 
 from spark_cluster.errors import Refused, VerificationFailed
-from spark_cluster.inference import replies, runtime
-from spark_cluster.inference.containers import NEEDS
+from spark_cluster.inference import runtime
 from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.node import replies
+from spark_cluster.node.containers import NEEDS
+from spark_cluster.node.health import HEALTH_S, judge
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import (
     admission,
@@ -227,8 +229,8 @@ def _until_all_are_behind(play: Play, endpoint: Endpoint) -> None:
     deadline = time.monotonic() + BEHIND_PROXY_S
     session = play.session(play.head)
     while True:
-        answer = endpoint.request(session, "/health", timeout=5)
-        if answer.status == 200:
+        answer = endpoint.request(session, "/health", timeout=HEALTH_S)
+        if judge(None, answer.status).serves:
             return
         if time.monotonic() > deadline:
             raise VerificationFailed(
@@ -262,7 +264,7 @@ def _must_reach(play: Play, endpoint: Endpoint, one: Member) -> None:
     reply = probe_once(
         play.session(play.head), asked, recipe.kind, short(recipe.probe), timeout=ANSWER_S
     )
-    if reply.status != 200 or reply.why:
+    if not judge(None, None, reply).serves:
         raise VerificationFailed(
             f"{asked.model} answers by itself, but through {endpoint.url} {ANSWERS[recipe.kind]} "
             f"does not come: status {reply.status} {reply.why}".rstrip(),

@@ -19,10 +19,10 @@ from spark_cluster.config.recipe_settings import (
     must_be_servable,
 )
 from spark_cluster.config.secret_env import secrets_of_laptop
-from spark_cluster.inference.containers import DATA_PARALLEL, NODES, OVERRIDES, RECIPE
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.engine import Engine, engine
 from spark_cluster.inference.process import server_name
+from spark_cluster.node.containers import DATA_PARALLEL, NODES, OVERRIDES, RECIPE
 from spark_cluster.serving import caches, firewall
 from spark_cluster.serving.endpoint import LABEL, Endpoint, endpoint_of
 from spark_cluster.serving.kind_probe import KIND_LABEL

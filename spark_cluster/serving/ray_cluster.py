@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.inference.containers import RECIPE
 from spark_cluster.inference.job import Job
 from spark_cluster.inference.job_client import ray_jobs
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import RayState, dashboard_port
 from spark_cluster.inference.ray_node import MEASURING
 from spark_cluster.link_cabling import must_be_switched
+from spark_cluster.node.containers import RECIPE
 from spark_cluster.serving import readiness, vram
 from spark_cluster.serving.programs import servers_there
 from spark_cluster.serving.start import guard, ray_would_restart
@@ -128,7 +128,7 @@ def must_serve_nothing(play: Play, nodes: Sequence[Node], command: str) -> None:
     for node in nodes:
         for name in (SERVER, *several.get(node.name, ())):
             state = readiness.container_state(play, name, node.name)
-            if state.status not in ("absent", "exited", "created", "dead"):
+            if not state.holds_nothing:
                 raise Refused(
                     f"{state.labels.get(RECIPE, 'a server')} is up: it holds the GPU's memory",
                     where=node.name,

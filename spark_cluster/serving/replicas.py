@@ -16,8 +16,8 @@ from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused, SparkClusterError, VerificationFailed
 from spark_cluster.inference import runtime
-from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import admission, caches, launches, load_progress, readiness, rungs, vram

@@ -7,14 +7,15 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from spark_cluster.inference import replies
 from spark_cluster.inference.ray import RayState
+from spark_cluster.node import replies
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer
 from spark_cluster.serving import vram
 from spark_cluster.serving.endpoint import Endpoint
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.serving.proxy import Access
+from spark_cluster.serving.readiness import container_state
 from spark_cluster.serving.replicas import Member
 from spark_cluster.serving.vram import NodeVram, sample
 from spark_cluster.serving.vram import peak as largest
@@ -199,18 +200,16 @@ def versions(play: Play, plan: ServePlan) -> tuple[Answer, dict[str, str]]:
     session = play.session(play.head)
     name = plan.deployment.engine
     path, key = plan.engine.version
-    in_container = plan.deployment.runtime == "docker"
-    image = ["docker", "container", "inspect", "-f", "{{.Image}}", plan.server]
-    asked, ray, image = play.together(
+    asked, ray, server = play.together(
         lambda: plan.endpoint.request(session, path),
         lambda: RayState(session, dashboard).version() if dashboard else "",
-        lambda: session.run(image).stdout.strip() if in_container else "",
+        lambda: container_state(play, plan.server),
     )
     facts = play.head.facts
     found = {
         name: _field(asked, key),
         "ray": ray,
-        "image": image,
+        "image": server.image,
         "docker": facts.docker or "",
         "driver": facts.gpu.driver if facts.gpu else "",
         "dgx": facts.dgx_version or "",

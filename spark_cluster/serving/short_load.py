@@ -6,20 +6,20 @@ its profile of the memory did not foresee. On a Spark that memory is the machine
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
+from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.inference import replies
-from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.inference.process import SERVER
+from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Completion, judge
 from spark_cluster.runner.play import Play
-from spark_cluster.serving import kind_probe, logs, readiness, vram
+from spark_cluster.serving import logs, readiness, vram
 from spark_cluster.serving.checks.filler import filler
+from spark_cluster.serving.kind_probe import probe_once
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.serving.result import Served
 from spark_cluster.serving.vram import NodeVram
@@ -42,16 +42,12 @@ LIMIT_S = 10.0
 EVERY_S = 0.5
 """Seconds between two readings of GPU memory."""
 
-PROMPT = f"{filler(30)}\nSay in a few sentences what is in each room."
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """A request of the load: its status (0 without an answer), why it failed, if it was cut off."""
-
-    status: int
-    reason: str = ""
-    at_limit: bool = False
+PROMPT = Probe(
+    question=f"{filler(30)}\nSay in a few sentences what is in each room.",
+    expect="room",
+    max_tokens=MAX_TOKENS,
+)
+"""Of a chat model; what it answers is not judged."""
 
 
 def under_load(play: Play, plan: ServePlan, result: Served) -> Served:
@@ -64,7 +60,7 @@ def under_load(play: Play, plan: ServePlan, result: Served) -> Served:
     """
     ended = threading.Event()
 
-    def load() -> list[_Sent]:
+    def load() -> list[Completion]:
         try:
             return _load(play, plan)
         finally:
@@ -73,7 +69,7 @@ def under_load(play: Play, plan: ServePlan, result: Served) -> Served:
     note = partial(play.note, warning=True)
     course = vram.Course(play.bus, "under_load")
     read = partial(vram.peak_until, play.sessions, ended, note, EVERY_S, course.take)
-    sent: list[_Sent]
+    sent: list[Completion]
     peak: list[NodeVram]
     with play.stage(STAGE):
         sent, peak = play.together(load, read)
@@ -81,66 +77,40 @@ def under_load(play: Play, plan: ServePlan, result: Served) -> Served:
     return replace(result, under_load=peak)
 
 
-def _load(play: Play, plan: ServePlan) -> list[_Sent]:
+def _load(play: Play, plan: ServePlan) -> list[Completion]:
     """Send requests from several threads until `LASTS_S` are over."""
     began = time.monotonic()
-    ask = _asker(play, plan, began + LIMIT_S)
+    session, endpoint, kind = play.session(play.head), plan.endpoint, plan.recipe.kind
 
-    def one_after_the_other() -> list[_Sent]:
+    def ask() -> Completion:
+        left = max(0.5, began + LIMIT_S - time.monotonic())
+        return probe_once(session, endpoint, kind, PROMPT, timeout=left)
+
+    def one_after_the_other() -> list[Completion]:
         found = [ask()]
-        while found[-1].status == 200 and time.monotonic() < began + LASTS_S:
+        while found[-1].came and time.monotonic() < began + LASTS_S:
             found.append(ask())
         return found
 
-    count = AT_ONCE * max(1, len(plan.endpoint.replicas))
-    rounds: list[list[_Sent]] = play.together(*[one_after_the_other] * count)
+    count = AT_ONCE * max(1, len(endpoint.replicas))
+    rounds: list[list[Completion]] = play.together(*[one_after_the_other] * count)
     return [sent for found in rounds for sent in found]
 
 
-def _asker(play: Play, plan: ServePlan, until: float) -> Callable[[], _Sent]:
-    path, body, content_type = _request(plan)
-    session = play.session(play.head)
-
-    def ask() -> _Sent:
-        left = max(0.5, until - time.monotonic())
-        answer = plan.endpoint.request(
-            session, path, method="POST", body=body, timeout=left, content_type=content_type
-        )
-        why = "" if answer.status == 200 else replies.error(answer.body) or answer.reason
-        return _Sent(answer.status, why, at_limit=time.monotonic() >= until)
-
-    return ask
-
-
-def _request(plan: ServePlan) -> tuple[str, str | bytes, str]:
-    """Return path, body and content type of a request to a model of the recipe's kind."""
-    model, kind = plan.endpoint.model, plan.recipe.kind
-    if kind != "chat":
-        return kind_probe.request_of(kind, model)
-    asked: dict[str, Any] = {
-        "model": model,
-        "messages": [{"role": "user", "content": PROMPT}],
-        "max_tokens": MAX_TOKENS,
-        "temperature": 0,
-    }
-    return "/v1/chat/completions", json.dumps(asked), "application/json"
-
-
-def _must_be_there(play: Play, plan: ServePlan, sent: Sequence[_Sent]) -> None:
-    failed = [one for one in sent if one.status != 200 and not one.at_limit]
+def _must_be_there(play: Play, plan: ServePlan, sent: Sequence[Completion]) -> None:
+    failed = [one for one in sent if not (one.came or one.late)]
     if not failed:
         return
-    session, why = play.session(play.head), failed[0].reason or f"status {failed[0].status}"
-    health = plan.endpoint.request(session, plan.engine.health, timeout=10)
-    if health.status == 200:
+    session, why = play.session(play.head), failed[0].fault
+    health = plan.endpoint.health(session, plan.engine.health, HEALTH_UNDER_LOAD_S)
+    if judge(None, health.status).serves:
         play.note(
             f"{len(failed)} of {len(sent)} requests of a short load were not answered: {why}; "
             "spark-cluster verify looks closer",
             warning=True,
         )
         return
-    written = readiness.program_logs(play, SERVER) | readiness.program_logs(play, RAY)
-    fault = logs.first_error(written)
+    fault = readiness.first_fault(play, SERVER)
     raise VerificationFailed(
         f"every answer was right, but the server ended under {AT_ONCE} requests at once: "
         f"{fault.text if fault else why}",

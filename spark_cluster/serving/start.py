@@ -7,18 +7,16 @@ from dataclasses import replace
 from functools import partial
 
 from spark_cluster.inference import runtime
-from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.deployment import Deployment
 from spark_cluster.inference.process import RAY, SERVER
 from spark_cluster.inference.ray import token
+from spark_cluster.node.containers import ContainerState
+from spark_cluster.node.health import judge
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.play import Play, RoleCall
 from spark_cluster.serving import admission, firewall, launches, load_guard, logs, readiness
 from spark_cluster.serving.plan import ServePlan
 from spark_cluster.topology import Node
-
-HEALTH_S = 5.0
-"""Seconds that /health may take; an engine that hangs is not dead."""
 
 
 def guard(play: Play, plan: ServePlan) -> RoleCall:
@@ -104,9 +102,8 @@ def end_dead_server(play: Play, plan: ServePlan) -> None:
     left_out = play.check or play.options.selection.partial  # it may not be started again
     if left_out or serving.died is None:
         return
-    session = play.session(plan.nodes[0])
-    health = plan.endpoint.of_engine.request(session, serving.health, timeout=HEALTH_S)
-    if health.status == serving.died:
+    health = plan.endpoint.of_engine.health(play.session(plan.nodes[0]), serving.health)
+    if judge(None, health.status, died=serving.died).gone:
         play.note("the engine of the server that runs has died; it is started again")
         end_server(play, plan)
 

@@ -7,10 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.inference.ray import RayNode
-from spark_cluster.serving.model_state import ModelState
 from spark_cluster.serving.node_states import NodeState
 from spark_cluster.serving.proxy import Access
-from spark_cluster.serving.replica_state import ReplicaState
+from spark_cluster.serving.server_states import ModelState, ServerState
 
 if TYPE_CHECKING:
     from spark_cluster.serving.warmth import Warmth
@@ -46,7 +45,7 @@ class Status:
     kind: ModelKind | None = None
     overrides: str = ""
     caches: Warmth | None = None
-    replicas: tuple[ReplicaState, ...] = ()
+    replicas: tuple[ServerState, ...] = ()
     models: tuple[ModelState, ...] = ()
     tuned: tuple[str, ...] = ()
     data_parallel: int = 1

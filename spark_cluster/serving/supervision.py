@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.config.model_kind import ModelKind
-from spark_cluster.inference import replies, runtime
-from spark_cluster.inference.containers import NODES
+from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.inference import runtime
 from spark_cluster.inference.process import RAY, SERVER, TITLE
 from spark_cluster.inference.ray import NODES as RAY_NODES
 from spark_cluster.inference.ray import TOKEN_FILE
-from spark_cluster.node import locks, paths
-from spark_cluster.node.supervision.policy import State
-from spark_cluster.resources.unit import DECLARED
+from spark_cluster.node import locks, paths, replies
+from spark_cluster.node.containers import NODES
+from spark_cluster.node.supervision.policy import SupervisionState
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
 from spark_cluster.runner.session import Session
 from spark_cluster.serving import endpoint, kind_probe, proxy
@@ -30,8 +30,10 @@ FOLDER = paths.SUPERVISION
 CONFIG = paths.SUPERVISE_SETTINGS
 STATE = f"{FOLDER}/state/state.json"
 
-QUESTION = "Answer with one word: what is the capital of France?"
-TOKENS = 8
+PROBE = Probe(
+    question="Answer with one word: what is the capital of France?", expect="Paris", max_tokens=8
+)
+"""The question of the supervision to a chat model; any answer shows that its engine lives."""
 
 PROGRAM = "spark_cluster.node.supervision.main"
 
@@ -42,7 +44,7 @@ START_LIMIT = "spark_cluster.node.supervision.start_limit"
 def start_limit_configuration() -> dict[str, Any]:
     """Return what the program of the start limit is told."""
     known = _known()
-    wanted = ("server", "unit_folder", "declared", "labels", "ray_nodes", "ray_token")
+    wanted = ("server", "unit_folder", "labels", "ray_nodes", "ray_token")
     return {**{name: known[name] for name in wanted}, "servers": runtime.servers_there()}
 
 
@@ -59,7 +61,6 @@ def _known() -> dict[str, Any]:
         "server": SERVER,
         "ray": RAY,
         "unit_folder": UNIT_FOLDER,
-        "declared": DECLARED,
         "lock": locks.RUN,
         "title": TITLE.pattern,
         "labels": {
@@ -80,19 +81,17 @@ def _known() -> dict[str, Any]:
 
 def _requests() -> dict[str, Any]:
     """Return kind of model to the request that shows that it answers, and where its answer is."""
-    message = {"role": "user", "content": QUESTION}
-    chat = {"messages": [message], "max_tokens": TOKENS, "temperature": 0}
-    found: dict[str, Any] = {
-        "chat": {"path": "/v1/chat/completions", "body": chat, "found": ["choices", 0, "message"]},
-        # A form with audio in it: its server's health has to do.
-        "transcription": {"path": "/health", "body": None, "found": []},
-    }
     answers: dict[ModelKind, list[str | int]] = {
+        "chat": ["choices", 0, "message"],
         "embedding": ["data", 0],
         "reranking": ["results", 0],
     }
+    found: dict[str, Any] = {
+        # A form with audio in it: its server's health has to do.
+        "transcription": {"path": "/health", "body": None, "found": []},
+    }
     for kind, where in answers.items():
-        path, body, _ = kind_probe.request_of(kind, "")
+        path, body, _ = kind_probe.request_of(kind, "", PROBE)
         found[kind] = {"path": path, "body": json.loads(body), "found": where}
     return found
 
@@ -113,7 +112,7 @@ class Supervision:
     installed: bool
     active: str
     at_boot: bool
-    state: State
+    state: SupervisionState
     problems: tuple[str, ...] = ()
     events: tuple[tuple[float, str], ...] = ()
 
@@ -150,7 +149,7 @@ def report(session: Session) -> Supervision:
         installed=asked["files"]["config"] is not None,
         active=outputs["active"] or "unknown",
         at_boot=outputs["enabled"] == "enabled",
-        state=State.from_dict(replies.at(document, "state")),
+        state=SupervisionState.from_dict(replies.at(document, "state")),
         problems=tuple(map(str, problems)) if isinstance(problems, list) else (),
         events=tuple(_events(events if isinstance(events, list) else [])),
     )

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from spark_cluster.config.ports import SERVICES
 from spark_cluster.errors import Refused
 from spark_cluster.facts.listeners import EVERYWHERE, LISTENERS, Listener, parse
-from spark_cluster.inference import runtime, unit_state
+from spark_cluster.inference import runtime
 from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.node import unit_state
 from spark_cluster.serving.proxy import UNIT
 
 if TYPE_CHECKING:
@@ -82,7 +83,7 @@ def _wanted(plan: ServePlan, node: Node, answers: Mapping[str, Any]) -> Iterator
 
 
 def _absent(answers: Mapping[str, Any], name: str) -> bool:
-    return unit_state.parse(_output(answers, name)).status in ("absent", "exited", "created")
+    return unit_state.answered(answers[name]).holds_nothing
 
 
 def _output(answers: Mapping[str, Any], name: str) -> str:

@@ -13,9 +13,11 @@ from typing import TYPE_CHECKING, Any, Literal
 from spark_cluster.config import launch as launches
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, VerificationFailed
-from spark_cluster.inference import runtime, unit_state
-from spark_cluster.inference.containers import OVERRIDES
+from spark_cluster.inference import runtime
 from spark_cluster.inference.process import SERVER
+from spark_cluster.node import unit_state
+from spark_cluster.node.containers import OVERRIDES
+from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Life, judge
 from spark_cluster.runner.events import Progress
 from spark_cluster.serving import rungs, vram
 from spark_cluster.serving.checks import every
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 
     from spark_cluster.config.launch import Launch
     from spark_cluster.config.recipe import Recipe
-    from spark_cluster.inference.containers import ContainerState
+    from spark_cluster.node.containers import ContainerState
     from spark_cluster.runner.play import Play
     from spark_cluster.serving.checks.check import Check
     from spark_cluster.serving.client import Client
@@ -42,9 +44,6 @@ VerdictStatus = Literal["ok", "failed", "not applicable", "not run"]
 
 MEMORY_EVERY_S = 1.0
 """Seconds between two readings of GPU memory while the checks run."""
-
-HEALTH_S = 10.0
-"""Seconds that /health may take."""
 
 
 @dataclass(frozen=True)
@@ -197,16 +196,16 @@ def running_server(play: Play, key: str | None, model: str | None = None) -> Run
     elif model is not None:
         raise UsageError(f"--model {model}: the endpoint has one model", hint="leave --model out")
     else:
-        done = answer["commands"]["inspect"]
-        state = unit_state.parse(done["stdout"] if done is not None else "")
-    if state.unloaded:
+        state = unit_state.answered(answer["commands"]["inspect"])
+    life = judge(state).life
+    if life is Life.UNLOADED:
         raise Failed(
             f"{model} is loaded on request, and is not loaded now",
             where=play.head.name,
             hint="ask the endpoint for it first: it answers 503 until it is loaded",
         )
-    if state.status != "running":
-        what = "nothing serves" if state.status == "absent" else f"the server is {state.status}"
+    if life is not Life.SERVING:
+        what = "nothing serves" if life is Life.ABSENT else f"the server is {state.status}"
         raise Failed(what, where=play.head.name, hint="spark-cluster up starts the server")
     endpoint = running(state.labels, answer["files"]["endpoint"], key)
     if endpoint is None:
@@ -375,8 +374,8 @@ def _verdicts(
 
 def _lost(client: Client) -> str:
     """Return why nothing more can be asked; empty when the server is healthy."""
-    answer = client.endpoint.request(client.session, "/health", timeout=HEALTH_S)
-    if answer.status == 200:
+    answer = client.endpoint.health(client.session, timeout=HEALTH_UNDER_LOAD_S)
+    if judge(None, answer.status).serves:
         return ""
     return f"the server is gone: /health answers {answer.status or answer.reason}"
 

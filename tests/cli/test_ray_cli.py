@@ -23,10 +23,10 @@ from spark_cluster.cli.console import Console
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.facts.model import Process
 from spark_cluster.inference import job
-from spark_cluster.inference.containers import ContainerState
 from spark_cluster.inference.job import Job
 from spark_cluster.inference.ray import TOKEN_FILE
 from spark_cluster.inference.ray_node import MEASURING
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.session import Answer
 from spark_cluster.serving import ray_cluster, readiness
 from spark_cluster.serving.ray_cluster import RayMember, RayStatus

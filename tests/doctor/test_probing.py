@@ -115,8 +115,8 @@ def test_a_server_that_is_healthy_and_does_not_answer(
     nodes = [seen(number, tools="docker\nping\n") for number in (1, 2)]
     found = probing.probe(inventory, nodes, sessions, QUESTION)
     assert found.answer is not None
-    assert (found.answer.health, found.answer.status) == (200, 0)
-    assert found.answer.text == "timed out"
+    assert found.answer.health == 200
+    assert (found.answer.completion.status, found.answer.completion.why) == (0, "timed out")
     assert one.requests[0] == "http://127.0.0.1:8000/health"
     assert "secret" not in repr(QUESTION)
 

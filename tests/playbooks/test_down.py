@@ -13,8 +13,8 @@ from ray_server import ray_server
 
 from spark_cluster.errors import Refused, VerificationFailed
 from spark_cluster.facts.model import Process
-from spark_cluster.inference.containers import RECIPE
 from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.node.containers import RECIPE
 from spark_cluster.runner.events import MemoryHeld
 from spark_cluster.runner.options import Options
 from spark_cluster.serving import holders, vram

@@ -21,8 +21,8 @@ from spark_cluster.errors import (
     UsageError,
     VerificationFailed,
 )
-from spark_cluster.inference.containers import OVERRIDES, ContainerState
 from spark_cluster.inference.process import RAY, SERVER
+from spark_cluster.node.containers import OVERRIDES, ContainerState
 from spark_cluster.serving.former import Former, former_of
 from spark_cluster.serving.proxy import DESCRIPTION
 

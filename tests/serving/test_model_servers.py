@@ -16,8 +16,8 @@ from serve_plans import inventory_of
 
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.facts.model import Process
-from spark_cluster.inference.containers import NEEDS, ContainerState
 from spark_cluster.inference.process import SERVER
+from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.serving import model_loading, model_servers
 from spark_cluster.serving.model_admission import Admitted, Starting, admit
 from spark_cluster.serving.models import ServedModel, resolve_models

@@ -20,9 +20,9 @@ from serve_plans import plan_for
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.inference import replies
-from spark_cluster.inference.containers import parse_state
 from spark_cluster.inference.process import SERVER
+from spark_cluster.node import replies
+from spark_cluster.node.containers import parse_state
 from spark_cluster.serving import rungs
 from spark_cluster.serving.checks import pictures
 from spark_cluster.serving.text_checks import incoherent

@@ -19,8 +19,8 @@ from waiting import until
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.inference.containers import NEEDS
 from spark_cluster.inference.process import SERVER
+from spark_cluster.node.containers import NEEDS
 from spark_cluster.runner.play import Play
 from spark_cluster.serving import verify
 from spark_cluster.serving.checks import every

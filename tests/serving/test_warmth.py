@@ -188,7 +188,8 @@ def asked(records: list[LaunchRecord], compiled: list[str], image: str = "") -> 
         "compiled": {image.removeprefix("sha256:")[:12]: compiled},
         "tuned": tuned,
     }
-    inspect = {"status": 0 if image else 1, "stdout": f"{image}\n", "stderr": ""}
+    shown = json.dumps([{"Id": image}])
+    inspect = {"status": 0 if image else 1, "stdout": shown, "stderr": ""}
     return launches.Asked(
         SimpleNamespace(wait=lambda: state),  # type: ignore[arg-type]
         SimpleNamespace(wait=lambda: {"commands": {"image": inspect}}),  # type: ignore[arg-type]
@@ -322,7 +323,7 @@ def test_a_record_that_cannot_be_written_fails_no_launch() -> None:
 
 
 def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
-    from spark_cluster.inference.containers import ContainerState
+    from spark_cluster.node.containers import ContainerState
     from tests.factories import make_node
     from tests.serve_plans import plan_for
 
@@ -338,7 +339,7 @@ def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
                 "launches": [made.to_dict()],
                 "compiled": {"7": [KEY]},
                 "tuned": [],
-                "commands": {"image": {"status": 0, "stdout": image}},
+                "commands": {"image": {"status": 0, "stdout": json.dumps([{"Id": image}])}},
             }
             return SimpleNamespace(wait=lambda: answer)
 
@@ -354,7 +355,7 @@ def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
 
 def test_up_says_why_the_server_had_been_stopped() -> None:
     """P16: with the first error of its log, which the new container takes away."""
-    from spark_cluster.inference.containers import ContainerState
+    from spark_cluster.node.containers import ContainerState
     from tests.factories import make_node
     from tests.serve_plans import plan_for
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spark_cluster.inference import replies
 from spark_cluster.inference.completion import Completion
+from spark_cluster.node import replies
 from spark_cluster.serving.checks import texts
 from spark_cluster.serving.checks.check import Check
 from spark_cluster.serving.checks.filler import filler

@@ -7,7 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from spark_cluster.inference.replies import at, decoded, short, text_of
+from spark_cluster.node.replies import at, decoded, short, text_of
 from spark_cluster.serving.checks.questions import Call, Question
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_cluster.inference import replies
+from spark_cluster.node import replies
 from spark_cluster.serving.checks import texts
 from spark_cluster.serving.checks.check import Check
 from spark_cluster.serving.client import Client, NotApplicable, RequestFailed

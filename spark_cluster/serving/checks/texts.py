@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_cluster.inference import replies
 from spark_cluster.inference.completion import Completion
+from spark_cluster.node import replies
 from spark_cluster.serving.checks.check import Check
 from spark_cluster.serving.client import Client, NotApplicable
 from spark_cluster.serving.text_checks import incoherent

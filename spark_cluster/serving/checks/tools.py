@@ -10,8 +10,8 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.config.model_kind import Rung
-from spark_cluster.inference import replies
 from spark_cluster.inference.completion import Completion
+from spark_cluster.node import replies
 from spark_cluster.serving.checks.check import Check
 from spark_cluster.serving.checks.questions import TOOL_CALLS, Question
 from spark_cluster.serving.checks.right_answer import why_wrong

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from spark_cluster.inference import replies
+from spark_cluster.node import replies
 from spark_cluster.serving.checks.check import Check
 from spark_cluster.serving.checks.questions import VISION, Question
 from spark_cluster.serving.checks.right_answer import why_wrong

@@ -20,8 +20,9 @@ from factories import make_node, put
 from unit_programs import installed
 from waiting import until
 
-from spark_cluster.inference.containers import NEEDS
 from spark_cluster.node import load_guard
+from spark_cluster.node.containers import NEEDS, ContainerState
+from spark_cluster.node.health import State
 from spark_cluster.node.model_loader import main as program
 from spark_cluster.node.model_loader.load_queue import Queue
 from spark_cluster.node.model_loader.main import Loader
@@ -248,13 +249,13 @@ def test_a_stop_that_outlives_the_program_is_no_failure_of_a_load(node, engine, 
     loader = Loader(Servers(node.config), queue)
     loader.go_on()
     node.known["a"]["State"]["Status"] = "exited"
-    look = Servers.answers
+    look = Servers.state
 
-    def answers(servers: Servers, one: Any) -> str:
+    def state(servers: Servers, one: ContainerState) -> State:
         node.write()  # now it has ended
         return look(servers, one)
 
-    monkeypatch.setattr(Servers, "answers", answers)
+    monkeypatch.setattr(Servers, "state", state)
     loader.load_next(0)
     assert queue.ask("a").text == "it is going to be loaded"
     assert node.acts == []

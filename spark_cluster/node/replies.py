@@ -56,6 +56,23 @@ def text_of(value: Any) -> str:
     return value if isinstance(value, str) else ""
 
 
+def listed(text: Any) -> list[dict[str, Any]] | None:
+    """The objects of a JSON list; None where it is anything else."""
+    found = decoded(text)
+    whole = isinstance(found, list) and all(isinstance(one, dict) for one in found)
+    return found if whole else None
+
+
+def texts_of(value: Any) -> tuple[str, ...]:
+    """The items of a list as texts; none where it is anything else."""
+    return tuple(map(str, value)) if isinstance(value, list) else ()
+
+
+def mapping_of(value: Any) -> dict[str, str]:
+    """The values of an object as texts; none where it is anything else."""
+    return {key: str(one) for key, one in value.items()} if isinstance(value, dict) else {}
+
+
 def message(body: str) -> dict[str, Any]:
     """The message of a chat completion.
 

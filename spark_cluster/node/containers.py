@@ -1,8 +1,7 @@
 """Containers of the engine as `docker container inspect` tells them: the one parser of it.
 
 What comes is foreign input: nothing in it is taken for granted, and a field of another type than
-Docker's counts as not there. On the node, `resources/container.py` reads the fields that it
-compares by itself (it has the standard library only, and its own version of this package).
+Docker's counts as not there. Standard library only: programs on the nodes read it, too.
 """
 
 from __future__ import annotations
@@ -13,12 +12,16 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
-from spark_cluster.inference.replies import at, decoded, short, text_of
-from spark_cluster.node.supervision.start_limit import RESTARTS
+from spark_cluster.node.replies import at, decoded, mapping_of, short, text_of, texts_of
 
 _STAMP = re.compile(r"^(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)(?:\.(\d+))?Z ?(.*)$")
 _EARLY = timedelta(milliseconds=50)
 _ANSI = re.compile(r"\x1b\[[0-9;]*m")
+
+RESTART_LIMIT = 5
+"""Restarts within the window of `node/supervision/start_limit.py` after which a server is stopped;
+after a reboot one or two are usual, until its peers are there."""
+
 NODES = "spark-cluster.nodes"
 """Label of how many nodes serve together, where that is not the tensor-parallel size."""
 DATA_PARALLEL = "spark-cluster.data-parallel"
@@ -29,6 +32,9 @@ OVERRIDES = "spark-cluster.overrides"
 """Label of the engine arguments that are not the recipe's own; absent without any."""
 NEEDS = "spark-cluster.needs-gib"
 """Label of a server that is loaded on request: GiB that must be available before it is started."""
+
+LABELS_OFF = "label=disable"
+"""What Docker adds to `security_opt` by itself where containers share ipc or pid."""
 
 _TP = re.compile(r"--(?:tensor-parallel-size|tp|nnodes)[= ](\d+)|-tp[= ]?(\d+)")
 _SERVERS = ("vllm serve", "vllm.entrypoints", "sglang.launch_server", "sglang serve")
@@ -54,12 +60,14 @@ class ContainerState:
         labels, env: as it was started with.
         command: the program and its arguments.
         error: what Docker says of a failed start.
-        name, id, image: its name, its full id, its image's id.
+        name, image: its name, its image's id.
+        id: its full id; of a unit a digest of what was declared. It changes when it is made again.
         started: when it last started, as `LogLine.at`, and no later than its first line.
         devices: of the node, that it was given.
         privileged: it has all of them.
         memlock: its limit in bytes, -1 for none; None for Docker's own.
         mounts: folder of the node to where the container sees it.
+        rights: what it may do, as `rights` says it; empty for a unit.
         log: lines with any of the words that were asked for, oldest first.
         runtime: `docker`, or `venv` for a unit of systemd (whose states are named like Docker's).
     """
@@ -79,6 +87,7 @@ class ContainerState:
     privileged: bool = False
     memlock: int | None = None
     mounts: Mapping[str, str] = field(default_factory=dict)
+    rights: str = ""
     log: tuple[LogLine, ...] = ()
     runtime: Literal["docker", "venv"] = "docker"
 
@@ -87,9 +96,24 @@ class ContainerState:
         return self.status == "running"
 
     @property
+    def kept_up(self) -> bool:
+        """True while it has a process, or its runtime is about to start it again."""
+        return self.status in ("running", "restarting")
+
+    @property
+    def holds_nothing(self) -> bool:
+        """True when it has no process, no port and no memory: it is not there, or has ended."""
+        return self.status in ("absent", "created", "exited", "dead")
+
+    @property
+    def by_hand(self) -> bool:
+        """True when it was stopped on purpose, by a person or by a command."""
+        return self.status == "exited" and not self.error
+
+    @property
     def start_limit_hit(self) -> bool:
         """True when it was stopped because it had ended again and again."""
-        return self.status == "exited" and self.restarts >= RESTARTS
+        return self.status == "exited" and self.restarts >= RESTART_LIMIT
 
     @property
     def in_words(self) -> str:
@@ -116,6 +140,10 @@ class ContainerState:
         """True for an engine's server, or a headless rank of it."""
         return any(server in self.words for server in _SERVERS)
 
+    def label(self, name: str, otherwise: str = "") -> str:
+        """Return a label; another text where there is none."""
+        return self.labels.get(name, otherwise)
+
     @property
     def words(self) -> str:
         """The command in one line."""
@@ -129,6 +157,10 @@ class ContainerState:
             return int(label)
         found = [int(a or b) for a, b in _TP.findall(self.words)]
         return max(found, default=2 if self.is_ray else 1)
+
+    def watched(self, first: ContainerState) -> ContainerState:
+        """Return it as `restarting` where it was started again since a first look."""
+        return replace(self, status="restarting") if self.restarts > first.restarts else self
 
     def since_start(self, line: LogLine) -> bool:
         """Return True when a line was written after the last start."""
@@ -178,6 +210,20 @@ def with_logs(containers: Iterable[ContainerState], logs: str) -> tuple[Containe
     return tuple(replace(c, log=_log(sections.get(c.name, []))) for c in containers)
 
 
+def rights(config: Mapping[str, Any]) -> str:
+    """Return in words what a `HostConfig` gives and takes; capabilities without their `CAP_`."""
+    parts = ["privileged"] if config.get("Privileged") else []
+    for name, key in (
+        ("cap_add", "CapAdd"),
+        ("cap_drop", "CapDrop"),
+        ("security_opt", "SecurityOpt"),
+    ):
+        found = {str(one).removeprefix("CAP_") for one in config.get(key) or ()}
+        values = sorted(found - {LABELS_OFF})
+        parts.append(" ".join([name, *values]) if values else f"no {name}")
+    return ", ".join([*parts, f"pid {config.get('PidMode') or 'of its own'}"])
+
+
 def moment(text: str) -> str:
     """Return a time stamp of Docker's in a form that sorts (Docker drops zeros at the end)."""
     found = _STAMP.match(text)
@@ -212,24 +258,21 @@ def read_sections(text: str) -> dict[str, list[str]]:
 
 
 def _container(one: Any) -> ContainerState:
-    status = text_of(at(one, "State", "Status"))
-    if not status:
-        return ContainerState("unknown")
-    program = [text_of(at(one, "Path")), *_texts(at(one, "Args"))]
+    program = [text_of(at(one, "Path")), *texts_of(at(one, "Args"))]
     limits = {at(u, "Name"): at(u, "Hard") for u in _list(at(one, "HostConfig", "Ulimits"))}
     memlock = limits.get("memlock")
     return ContainerState(
-        status=status,
+        status=text_of(at(one, "State", "Status")) or "unknown",
         exit_code=_number(at(one, "State", "ExitCode")),
         restarts=_number(at(one, "RestartCount")),
-        labels={k: str(v) for k, v in _map(at(one, "Config", "Labels")).items()},
-        command=tuple(program if program[0] else _texts(at(one, "Config", "Cmd"))),
+        labels=mapping_of(at(one, "Config", "Labels")),
+        command=tuple(program if program[0] else texts_of(at(one, "Config", "Cmd"))),
         error=text_of(at(one, "State", "Error")),
         name=text_of(at(one, "Name")).lstrip("/"),
         id=text_of(at(one, "Id")),
         image=text_of(at(one, "Image")),
         started=started_at(text_of(at(one, "State", "StartedAt"))),
-        env=dict(pair.partition("=")[::2] for pair in _texts(at(one, "Config", "Env"))),
+        env=dict(pair.partition("=")[::2] for pair in texts_of(at(one, "Config", "Env"))),
         devices=tuple(
             text_of(at(d, "PathOnHost")) for d in _list(at(one, "HostConfig", "Devices"))
         ),
@@ -240,6 +283,7 @@ def _container(one: Any) -> ContainerState:
             for m in _list(at(one, "Mounts"))
             if at(m, "Source")
         },
+        rights=rights(config) if isinstance(config := at(one, "HostConfig"), dict) else "",
     )
 
 
@@ -259,11 +303,3 @@ def _number(value: Any) -> int:
 
 def _list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
-
-
-def _texts(value: Any) -> list[str]:
-    return [str(item) for item in _list(value)]
-
-
-def _map(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
