@@ -25,7 +25,7 @@ SHARED := $(if $(filter-out 1,$(LABS)),-n $(LABS) --dist loadfile --no-loadscope
 NONE_IS_FINE := || test $$? = 5
 BENCH ?= --tools ours,floor,ansible,mitogen,pyinfra
 
-.PHONY: demo demo-bench test check pure lab-tests gpu soak bench docs env tools clean help
+.PHONY: demo demo-bench test check pure lab-tests gpu soak bench figures docs env tools clean help
 
 help:
 	@echo "make demo       two simulated Sparks, and 'spark-cluster up --tp 2' on them (root, Linux)"
@@ -35,6 +35,7 @@ help:
 	@echo "make gpu        the main job on a real NVIDIA GPU of this machine (docs/gpu.md)"
 	@echo "make soak       the long campaigns: thousands of examples, hundreds of kills (hours)"
 	@echo "make bench      spark-cluster against Ansible, Mitogen and pyinfra, on the lab"
+	@echo "make figures    seconds of commands and of a play on the lab, next to their floors"
 	@echo "make docs       the documentation as a site, in site/; a broken link fails"
 	@echo "make clean      take the lab down and remove what is cached"
 
@@ -78,6 +79,13 @@ check: env
 bench: env
 	@$(RUN) lab up
 	@$(VENV)/bin/python -m benchmarks.engine $(BENCH)
+
+# Seconds of whole commands, and of the play of 50 resources next to a bare loop over paramiko.
+figures: env
+	@$(RUN) lab up
+	@$(RUN) -i lab trust
+	@$(VENV)/bin/python -m benchmarks.commands
+	@$(VENV)/bin/python -m benchmarks.engine --tools ours,floor --nodes 2 --runs 7
 
 # The warning is about the next major version of mkdocs, which the extra `docs` excludes.
 docs: $(VENV)/ready-for-docs

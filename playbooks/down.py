@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from spark_cluster.bench import vllm_runs
-from spark_cluster.engine import admission, holders, vram
+from spark_cluster.engine import admission, holders, ray_cluster, vram
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.programs import programs_there
 from spark_cluster.engine.ray_node import RAY_HOME
@@ -14,6 +13,7 @@ from spark_cluster.engine.runtime import absent
 from spark_cluster.engine.stopped import Stopped
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import kernel_tuner
+from spark_cluster.node.bench import vllm_runs
 from spark_cluster.resources import Container, Directory
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
@@ -29,13 +29,23 @@ TUNER = Container(
 """What `tune` runs; what it has measured is kept."""
 
 
-def main(play: Play, *, unload: Collection[str] = (), keep_others: bool = False) -> Stopped | None:
+def main(
+    play: Play,
+    *,
+    unload: Collection[str] = (),
+    keep_others: bool = False,
+    end_jobs: bool | None = None,
+) -> Stopped | None:
     """Stop load and server with its proxy first, then Ray; None in check mode.
 
     Args:
         unload: programs whose loaded models are unloaded, too (of `holders.HOLDERS`).
         keep_others: the memory of programs that are not ours need not be free.
+        end_jobs: end Ray although jobs are running on it; None where the command has no flag for
+            it.
     """
+    if not end_jobs:
+        ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=end_jobs)
     sessions = {node.name: play.session(node) for node in play.nodes}
     there = programs_there(play)
     names = sorted({name for programs in there.values() for name in programs} - {RAY})

@@ -23,6 +23,8 @@ def main(
     ray_cluster.must_serve_nothing(play, deployment.nodes, "ray up")
     guarded = ray_cluster.prepare_ray(play, deployment)
     with play.stage("start"):
-        ray_cluster.must_keep_its_jobs(play, deployment.first, guarded, end_jobs=end_jobs)
-        start_ray_alone(play, deployment.first, guarded, ALONE)
+        jobs = ray_cluster.running_jobs(play)
+        server = deployment.first
+        ray_cluster.must_keep_its_jobs(play, jobs, server, guarded, ALONE, end_jobs=end_jobs)
+        start_ray_alone(play, server, guarded, ALONE)
     return None if play.check or play.options.selection.partial else ray_cluster.look(play)

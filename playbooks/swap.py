@@ -8,8 +8,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.engine import admission, kept_logs, launches, readiness, short_load, vram
-from spark_cluster.engine.containers import ContainerState
+from spark_cluster.engine import (
+    admission,
+    kept_logs,
+    launches,
+    ray_cluster,
+    readiness,
+    short_load,
+    vram,
+)
 from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.copies.stored import stored
 from spark_cluster.engine.deployment import Deployment
@@ -19,6 +26,7 @@ from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
 from spark_cluster.errors import SparkClusterError, Unreachable
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.play import Play
 
 
@@ -56,6 +64,7 @@ def main(
     force: bool = False,
     restore: bool = True,
     unload: Collection[str] = (),
+    end_jobs: bool = False,
 ) -> Swapped | None:
     """Stop what serves, wait for its memory, and serve `recipe`; None where nothing is verified.
 
@@ -66,6 +75,7 @@ def main(
         force: start also what the plan says cannot work.
         restore: start the old one again when the new one fails.
         unload: programs whose loaded models are unloaded, too.
+        end_jobs: end Ray although jobs are running on it.
     """
     must_serve_one(play, "swap replaces")
     deployment = resolve(recipe, play.inventory, play.nodes, tp)
@@ -74,14 +84,16 @@ def main(
     if former is None or admission.serves(running, deployment.first):
         same = former is not None
         play.note(f"{recipe.name} serves already" if same else "nothing serves: nothing is stopped")
-        served = _up(play, deployment, force=force)
+        served = _up(play, deployment, force=force, end_jobs=end_jobs)
         return Swapped(served) if served is not None else None
+    if not end_jobs:
+        ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=False)
     old = plan_again(play, former, load, running) if restore else None
     play.note(f"swap {former} for {recipe.name} (tp {tp}); by hand back: {former.command}")
     _before_the_stop(play, deployment, running, force=force)
     began = time.monotonic()
     try:
-        stopped = _down(play, unload)
+        stopped = _down(play, unload, end_jobs=end_jobs)
         served = _up(play, deployment, force=force)
     except SparkClusterError as error:
         if old is None:
@@ -113,17 +125,19 @@ def _before_the_stop(
         fetch(play, deployment, {server.recipe.name: models})
 
 
-def _up(play: Play, deployment: Deployment, *, force: bool) -> Served | None:
+def _up(
+    play: Play, deployment: Deployment, *, force: bool, end_jobs: bool = False
+) -> Served | None:
     served: Served | None = play.project.load_playbook("up").function(
-        play, deployment=deployment, force=force
+        play, deployment=deployment, force=force, end_jobs=end_jobs
     )
     return served
 
 
-def _down(play: Play, unload: Collection[str] = ()) -> Any:
+def _down(play: Play, unload: Collection[str] = (), *, end_jobs: bool) -> Any:
     """Stop what serves, and wait for its memory; that of other programs may stay."""
     down = play.project.load_playbook("down").function
-    return down(play, unload=unload, keep_others=True)
+    return down(play, unload=unload, keep_others=True, end_jobs=end_jobs)
 
 
 def _restored(
@@ -144,7 +158,7 @@ def _restored(
     hint = f"the log of the failed server: {log}" if log is not None else error.hint
     try:
         with play.stage("restore"):
-            _down(play)
+            _down(play, end_jobs=True)  # of the Ray that was started for the failed server
             _up(play, old, force=True)
     except SparkClusterError as again:
         return kind(

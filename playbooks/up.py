@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_cluster.engine import launches, short_load, start, taken_ports, tuned
+from spark_cluster.engine import launches, ray_cluster, short_load, start, taken_ports, tuned
 from spark_cluster.engine.admission import admit
 from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.copies.hub_models import mark_used
@@ -10,7 +10,6 @@ from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.look import look
 from spark_cluster.engine.members import with_servers
 from spark_cluster.engine.prepare import announce, prepare
-from spark_cluster.engine.ray_cluster import must_have_no_jobs
 from spark_cluster.engine.ready import ready, verify
 from spark_cluster.engine.result import Served, served
 from spark_cluster.runner.play import Play
@@ -23,27 +22,30 @@ def main(
     force: bool = False,
     offline: bool = False,
     load: bool = True,
-    end_jobs: bool = False,
+    end_jobs: bool | None = None,
 ) -> Served | None:
     """Serve a deployment; None where nothing can be verified (check mode, --tags).
 
     With `force` also what the plan says cannot work; with `offline` from what the nodes have. With
     `load` a server that was started is put under a short load, for its GPU memory. With `end_jobs`
-    jobs on Ray are ended.
+    jobs on Ray are ended; None where the command has no flag for it.
     """
     found = look(play, deployment, offline=offline)
     deployment, former = found.deployment, found.stale
     for note in start.taken_away(deployment, found.replicas, found.models):
         play.note(note)
     announce(play, deployment)
-    if found.starts:
-        must_have_no_jobs(play, end_jobs=end_jobs)
+    if found.begins:
+        ray_cluster.must_have_no_jobs(play, found.jobs, end_jobs=end_jobs)
     ended = sorted({name for programs in former.values() for name in programs})
     admitted = admit(play, found.members, found.there, ended, force=force, offline=offline)
     if found.starts and not ended:  # what will be ended frees ports of its own
         taken_ports.must_be_free(play, deployment)
     with play.stage("prepare"):
         guarded = prepare(play, deployment)
+        if not found.begins and deployment.first.on_ray:
+            server = deployment.first
+            ray_cluster.must_keep_its_jobs(play, found.jobs, server, guarded, end_jobs=end_jobs)
     with play.stage("fetch"):
         deployment = fetch(play, deployment, found.stores, offline=offline)
     with play.stage("start"):

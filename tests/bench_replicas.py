@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import base64
-import gzip
-import io
 import json
 import shutil
-import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +16,7 @@ from factories import SHIPPED, make_node
 from serve_plans import inventory_of, served_by
 
 from spark_cluster.bench.expansion import Step, expand, measurable
+from spark_cluster.bench.node_files import LocalFiles
 from spark_cluster.bench.record import ReplicaServer, Setup
 from spark_cluster.bench.replica_run import Replica
 from spark_cluster.bench.run import BenchRun
@@ -39,26 +38,39 @@ class Session:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.measuring = self.gone = False
+        self.measuring = self.gone = self.is_cut = False
         self.asked: list[list[str]] = []
 
-    def run(self, argv: list[str], *, stdin: str = "", **_: Any) -> Output:
-        self.asked.append(argv)
+    def must_be_there(self) -> None:
         if self.gone:
             raise Unreachable("the connection was lost", where=self.folder.name)
-        if argv[0] == "find":
-            files = (p for p in self.folder.rglob("*") if p.is_file())
-            lines = [f"{p.stat().st_size} {p.relative_to(self.folder)}" for p in files]
-            return Output(0, "\n".join(lines), "")
-        if "flock" in argv[-2]:
-            return Output(1 if self.measuring else 0, "", "")
-        if "tar" in argv[-2]:
-            out = io.BytesIO()
-            with tarfile.open(fileobj=out, mode="w:gz") as made:
-                for name in stdin.split("\0"):
-                    made.add(self.folder / name, name)
-            return Output(0, base64.b64encode(out.getvalue()).decode(), "")
-        return Output(0, base64.b64encode(gzip.compress(b"")).decode(), "")
+
+    def run(self, argv: list[str], **_: Any) -> Output:
+        self.asked.append(argv)
+        self.must_be_there()
+        is_held = self.measuring and "flock" in argv[-2]
+        return Output(1 if is_held else 0, "", "")
+
+
+class StepFiles(LocalFiles):
+    """The files of a node that has the folder of one step, and nothing else.
+
+    Args:
+        session: with `is_cut` its connection ends after the workers' files.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__(session.folder.name, str(session.folder))
+        self.session = session
+
+    def sizes(self, folder: str) -> dict[str, int]:
+        return super().sizes(f"/{PurePosixPath(folder).name}")
+
+    def read(self, path: str, size: int) -> bytes:
+        place, name = PurePosixPath(path).parts[-2:]
+        if self.session.is_cut and place == "raw":
+            raise Unreachable("the connection was lost", where=self.session.folder.name)
+        return super().read(f"/{place}/{name}", size)
 
 
 class Play:
@@ -70,9 +82,14 @@ class Play:
         self.nodes = list(NODES)
         self.inventory = inventory_of(*NODES)
         self.all = {node.name: Session(place / node.name) for node in NODES}
-        self.connections = SimpleNamespace(session=lambda name: self.all[name])
+        self.connections = SimpleNamespace(session=lambda name: self.all[name], files=self._files)
         self.failed_stage = ""
         self.notes: list[str] = []
+
+    @contextmanager
+    def _files(self, name: str) -> Iterator[StepFiles]:
+        self.all[name].must_be_there()
+        yield StepFiles(self.all[name])
 
     @property
     def head(self) -> Any:

@@ -20,7 +20,7 @@ from spark_cluster.errors import Unreachable
 from spark_cluster.facts.model import Facts
 from spark_cluster.loader import own_files
 from spark_cluster.loader.project import Project
-from spark_cluster.runner import head_start, payload
+from spark_cluster.runner import dialer, payload
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh_route import Target
@@ -204,7 +204,7 @@ def pipes(agent: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> typ
 
         def __init__(self, target: Target) -> None:
             self.target = target
-            self.user = target.user
+            self.user = target.user or "nvidia"
 
         def prepare(self, _run: str, *, become: bool) -> None:
             reach(self.target.name)
@@ -215,7 +215,7 @@ def pipes(agent: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> typ
             reach(self.target.name)
             return agent(self.target.name)
 
-    monkeypatch.setattr(head_start, "SshConnection", Dialled)
+    monkeypatch.setattr(dialer, "SshConnection", Dialled)
 
     class Pipes(Connections):
         def _open(self, name: str) -> None:

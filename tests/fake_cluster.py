@@ -30,10 +30,12 @@ from factories import GIB_KIB, SPARK_GIB, make_inventory, put
 from fake_programs import Programs, Said
 from pipe_channel import PipeChannel
 
+from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.facts.model import Process
 from spark_cluster.loader.project import Project
 from spark_cluster.runner import payload
 from spark_cluster.runner.connections import Connections
+from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Bus, Event, Note, Result, StageStarted
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.play import Play
@@ -264,10 +266,17 @@ class Piped:
         return None
 
 
-class LocalConnections(Connections):
-    """Connections to nodes that are this machine: no tunnel leads to their ports."""
+class LocalDialer(Dialer):
+    """Reaches nodes that are this machine: no tunnel leads to their ports."""
 
-    def forward(self, name: str, port: int) -> AbstractContextManager[int]:
+    def __init__(self, cluster: FakeCluster) -> None:
+        super().__init__()
+        self._cluster = cluster
+
+    def dial(self, node: InventoryNode) -> Piped:
+        return Piped(self._cluster, node.name)
+
+    def forward(self, node: InventoryNode, port: int) -> AbstractContextManager[int]:
         return nullcontext(port)
 
 
@@ -302,13 +311,13 @@ class FakeCluster:
         )
         inventory = make_inventory(self.project, f"nodes:\n{hosts}{more}")
         bus = Bus(self)
-        connections = LocalConnections(
-            inventory.nodes.values(), bus, "r1", command="test", change=True, gather_facts=False,
-            dial=lambda node: Piped(self, node.name),
+        connections = Connections(
+            inventory.nodes, bus, "r1", command="test", change=True, gather_facts=False,
+            dialer=LocalDialer(self),
         )  # fmt: skip
         failed = connections.open()
         assert not failed, failed
-        self.play = Play(inventory, Project(self.project), connections, bus, options)
+        self.play = Play(inventory, Project(self.project), connections, bus, options or Options())
 
     @property
     def head(self) -> FakeNode:

@@ -27,6 +27,8 @@ from typing import BinaryIO
 
 from waiting import HANG_S
 
+from spark_cluster.node import own_program
+
 ISOLATED = ("-I", "-S", "-u", "-c")
 """Options of the interpreter that the process here has, and that the agent's command line names."""
 
@@ -243,12 +245,13 @@ def hub_program(name: str, home: str) -> Forked:
     return hub_library_server(home).start(code)
 
 
-def script(path: str, *words: str, stderr: str = "pipe") -> Forked:
-    """Run a program of one file, as `python3 PATH WORDS` does."""
+def program(module: str, *words: str, stderr: str = "pipe") -> Forked:
+    """Run a program of ours, as `own_program.argv` does."""
+    path = f"{own_program.HERE}/{own_program.STARTER}"
+    words = (f"{module}:main", *words)
     code = (
         "import runpy, sys\n"
-        f"sys.argv[0] = {path!r}\n"
-        f"sys.path.insert(0, {str(Path(path).parent)!r})\n"
-        f"runpy.run_path({path!r}, run_name='__main__')\n"
+        f"sys.path.insert(0, {path!r})\n"
+        f"runpy.run_path({path + '/__main__.py'!r}, run_name='__main__')\n"
     )
     return server().start(code, words, stderr=stderr)

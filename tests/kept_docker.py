@@ -49,7 +49,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _of_memory(argv: Sequence[str]) -> str:
     """Return what a command does for the node's memory, in words; empty for another one."""
-    if "spark_cluster.node.memory" in argv:
+    if "spark_cluster.node.memory:main" in argv:
         return "prepare"
     unit = next((word for word in argv if "load-guard" in word), "").removeprefix("--unit=")
     name = unit.removeprefix("spark-cluster-load-guard-").removesuffix(".service")
@@ -80,7 +80,7 @@ def answer(folder: str, words: Sequence[str]) -> str | None:
     if words[0] in known.get("fails", ()):
         return None
     known[name]["State"]["Status"] = {"stop": "exited", "start": "running"}[words[0]]
-    known[name]["State"]["StartedAt"] += words[0]
+    known[name]["State"]["StartedAt"] = f"2026-11-20T10:00:{len(known['acts']):02}Z"
     known["acts"].append(f"{words[0]} {name}")
     whole = file.with_suffix(".new")
     whole.write_text(json.dumps(known))

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from factories import put
 from pipe_channel import PipeChannel
 
+from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Unreachable
 from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.project import Project
 from spark_cluster.runner import payload
 from spark_cluster.runner.connections import Connections
+from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Bus
+from spark_cluster.runner.options import Options
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
@@ -22,7 +27,9 @@ BOOT_ID = "proc/sys/kernel/random/boot_id"
 
 REBOOTS = """\
 import sys, uuid
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 root = Path({root!r})
 (root / "calls").open("a").write(" ".join(sys.argv[1:]) + chr(10))
 if (root / "stubborn").exists():
@@ -57,6 +64,17 @@ class ScratchNode:
 
     def dial(self) -> Dialled:
         return Dialled(self)
+
+
+class Dials(Dialer):
+    """Reaches nodes by `dial` instead of SSH."""
+
+    def __init__(self, dial: Callable[[InventoryNode], Any]) -> None:
+        super().__init__()
+        self._dial = dial
+
+    def dial(self, node: InventoryNode) -> Any:
+        return self._dial(node)
 
 
 class Dialled:
@@ -124,15 +142,15 @@ def play_over(
     events = Events()
     bus = Bus(events)
     connections = Connections(
-        inventory.nodes.values(),
+        inventory.nodes,
         bus,
         run,
         command="test",
         change=change,
         gather_facts=gather_facts,
-        dial=lambda node: nodes[node.name].dial(),
+        dialer=Dials(lambda node: nodes[node.name].dial()),
     )
     failed = connections.open()
-    play = Play(inventory, project, connections, bus, options)
+    play = Play(inventory, project, connections, bus, options or Options())
     play.out.update(failed)
     return play, events

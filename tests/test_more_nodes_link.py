@@ -87,8 +87,8 @@ class Listener:
     def __init__(self, heard: dict[str, tuple[str, ...]] | str) -> None:
         self.heard, self.asked = heard, 0
 
-    def submit(self, op: str, *, argv: list[str], timeout: float) -> Any:
-        assert op == "run"
+    def submit(self, op: str, *, program: str, argv: list[str], timeout: float) -> Any:
+        assert (op, program) == ("run", link_cabling.LISTENER)
         self.asked += 1
         if isinstance(self.heard, str):
             reply = {"stdout": "", "stderr": self.heard}

@@ -45,7 +45,7 @@ def commands(inventory: str, nodes_file: Path) -> list[Command]:
     return [
         Command("floor: click", (sys.executable, "-c", "import click")),
         Command("floor: log in", log_in),
-        Command("--help", (*ours, "--help"), 0.25, "floor: click"),
+        Command("--help", (*ours, "--help"), 0.15, "floor: click"),
         Command("version", (*ours, *version), 0.25, "floor: click"),
         Command("history", (*over, "history"), 0.7, "floor: log in"),
         Command("exec true", (*over, "exec", "true"), 0.7, "floor: log in"),

@@ -11,8 +11,9 @@ from pydantic import BaseModel, Field, InstanceOf
 from spark_cluster.engine import model_loading
 from spark_cluster.engine.proxy import LOADER_UNIT, UNIT, ModelServer
 from spark_cluster.loader.template import render
-from spark_cluster.node import paths
-from spark_cluster.resources import Directory, File, Resource, Service
+from spark_cluster.node import own_program, paths
+from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
+from spark_cluster.runner import payload
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -46,8 +47,9 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
             yield File(path, state="absent")
         yield Directory(model_loading.FOLDER, state="absent", keep=False)
         return
-    program = model_loading.PROGRAM.resources()
-    yield from program
+    program = payload.program(model_loading.FOLDER, model_loading.PROGRAM)
+    yield Directory(model_loading.FOLDER, mode=0o700)
+    yield program
     yield Directory(str(Path(model_loading.CONFIG).parent), mode=0o755)
     told = model_loading.configuration(node, settings.servers, settings.ready_s, settings.stays_s)
     config = File(model_loading.CONFIG, content=json.dumps(told, indent=2) + "\n", mode=0o600)
@@ -56,7 +58,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
         content=render(
             TEMPLATES,
             "model-loader.service.j2",
-            program=model_loading.PROGRAM.start,
+            program=" ".join(own_program.entry(program.path, model_loading.PROGRAM)),
             config=model_loading.CONFIG,
             runtime=LOADER_UNIT,
             proxy=UNIT,
@@ -64,4 +66,5 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
     )
     yield config
     yield unit
-    yield Service(LOADER_UNIT, enabled=True, restart_when=(config, unit, *program))
+    yield Service(LOADER_UNIT, enabled=True, restart_when=(config, unit, program))
+    yield UnusedPrograms(model_loading.FOLDER)

@@ -11,8 +11,9 @@ from pydantic import BaseModel, Field
 
 from spark_cluster.engine import supervision
 from spark_cluster.loader.template import render
-from spark_cluster.node import paths
-from spark_cluster.resources import Directory, File, Resource, Service
+from spark_cluster.node import own_program, paths
+from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
+from spark_cluster.runner import payload
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -35,13 +36,15 @@ def role(_node: Node, settings: Settings) -> Iterator[Resource]:
         yield File(UNIT_FILE, state="absent")
         yield Directory(paths.START_LIMIT, state="absent", keep=False)
         return
-    program = supervision.START_LIMIT.resources()
-    yield from program
+    program = payload.program(paths.START_LIMIT, supervision.START_LIMIT)
+    yield Directory(paths.START_LIMIT, mode=0o700)
+    yield program
     told = json.dumps(supervision.start_limit_configuration(), indent=2) + "\n"
     config = File(paths.START_LIMIT_SETTINGS, content=told)
-    start = supervision.START_LIMIT.start
+    start = " ".join(own_program.entry(program.path, supervision.START_LIMIT))
     values = {"program": start, "config": paths.START_LIMIT_SETTINGS}
     unit = File(UNIT_FILE, content=render(TEMPLATES, "start-limit.service.j2", **values))
     yield config
     yield unit
-    yield Service(UNIT, enabled=True, restart_when=(config, unit, *program))
+    yield Service(UNIT, enabled=True, restart_when=(config, unit, program))
+    yield UnusedPrograms(paths.START_LIMIT)

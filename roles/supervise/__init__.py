@@ -11,8 +11,10 @@ from pydantic import BaseModel, Field
 
 from spark_cluster.engine import supervision
 from spark_cluster.loader.template import render
-from spark_cluster.node import paths
-from spark_cluster.resources import Directory, File, Resource, Service
+from spark_cluster.node import own_program, paths
+from spark_cluster.node.health import MANY_RESTARTS
+from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
+from spark_cluster.runner import payload
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -35,7 +37,7 @@ class Settings(BaseModel):
         default=1800, ge=1, description="seconds until a server that was started must answer"
     )
     crashes: int = Field(
-        default=3,
+        default=MANY_RESTARTS,
         ge=1,
         description="times that Docker or systemd starts a server again before it answers, after "
         "which it is stopped",
@@ -56,8 +58,9 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
             yield File(path, state="absent")
         yield Directory(supervision.FOLDER, state="absent", keep=False)
         return
-    program = supervision.PROGRAM.resources()
-    yield from program
+    program = payload.program(supervision.FOLDER, supervision.PROGRAM)
+    yield Directory(supervision.FOLDER, mode=0o700)
+    yield program
     yield Directory(str(Path(supervision.CONFIG).parent), mode=0o755)
     config = File(supervision.CONFIG, content=json.dumps(_config(node, settings), indent=2) + "\n")
     unit = File(
@@ -65,13 +68,14 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
         content=render(
             TEMPLATES,
             "supervise.service.j2",
-            program=supervision.PROGRAM.start,
+            program=" ".join(own_program.entry(program.path, supervision.PROGRAM)),
             config=supervision.CONFIG,
         ),
     )
     yield config
     yield unit
-    yield Service(supervision.UNIT, enabled=settings.at_boot, restart_when=(config, unit, *program))
+    yield Service(supervision.UNIT, enabled=settings.at_boot, restart_when=(config, unit, program))
+    yield UnusedPrograms(supervision.FOLDER)
 
 
 def _config(node: Node, settings: Settings) -> dict[str, Any]:

@@ -5,12 +5,14 @@ All of it is in the first flight from the laptop, so that a node that knows the 
 then the first request. A node that lacks the code, or has it damaged (a power cut can leave empty
 files), answers `need_code` and gets a zip, which no request (JSON) can be taken for. The code is
 kept in a folder that only its user may write, by the digest of its files, and is checked against it
-at each start. What Python compiles is kept for one boot only: it is not synced. It must run, or say
-why not, on any Python 3.
+at each start. Parts of it come later, when an operation first needs one (agent/own_code.py). What
+Python compiles is kept for one boot only: it is not synced. It must run, or say why not, on any
+Python 3.
 """
 
 import gc
 import hashlib
+import importlib
 import json
 import os
 import struct
@@ -18,23 +20,58 @@ import sys
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import BinaryIO
+    from collections.abc import Iterable
+    from typing import BinaryIO, TypedDict
+
+    class Part(TypedDict):
+        sha256: str
+        files: list[str]
+
+
+PARTS = "spark_cluster/parts.json"
+"""File in the code: each part's name to the digest and the paths of its files."""
+
+
+def digest(files: "Iterable[tuple[str, bytes]]") -> str:
+    """Return the SHA-256 (hex) of the paths and contents of files."""
+    total = hashlib.sha256()
+    for path, data in sorted(files):
+        total.update(("%s %d\n" % (path, len(data))).encode() + data)
+    return total.hexdigest()
 
 
 def digest_of(folder: str) -> str:
-    """Names and contents of all code below a folder in one digest; nothing when unreadable."""
-    total, found = hashlib.sha256(), []
+    """Return the digest of the code in a folder, but for its parts; empty when it is unreadable."""
+    found = []
     for package in ("spark_cluster", "spark_cluster_project"):  # ours, and the user's resources
         for at, _, names in os.walk(os.path.join(folder, package)):
-            found += [os.path.join(at, name) for name in names]
+            found += [os.path.join(at, name)[len(folder) + 1 :] for name in names]
     try:
-        for path in sorted(found):
-            with open(path, "rb") as file:
-                data = file.read()
-            total.update(("%s %d\n" % (path[len(folder) + 1 :], len(data))).encode() + data)
-    except OSError:
+        later = {path for part in parts_of(folder).values() for path in part["files"]}
+        return digest_of_files(folder, [path for path in found if path not in later])
+    except (OSError, ValueError, TypeError, LookupError, AttributeError):  # a torn PARTS, too
         return ""
-    return total.hexdigest()
+
+
+def digest_of_files(folder: str, paths: "Iterable[str]") -> str:
+    """Return the digest of files below a folder. Raises OSError."""
+    files = []
+    for path in paths:
+        with open(os.path.join(folder, path), "rb") as file:
+            files.append((path, file.read()))
+    return digest(files)
+
+
+def parts_of(folder: str) -> "dict[str, Part]":
+    """Return what PARTS says of the code in a folder; a checkout has none, and all of the code.
+
+    Raises:
+        OSError, ValueError: it cannot be read.
+    """
+    if not os.path.exists(os.path.join(folder, PARTS)):
+        return {}
+    with open(os.path.join(folder, PARTS), "rb") as file:
+        return dict(json.loads(file.read().decode()))
 
 
 def keep(code: bytes, folder: str) -> None:
@@ -66,7 +103,6 @@ def keep(code: bytes, folder: str) -> None:
         sync(os.path.dirname(folder))
         if digest_of(folder) != os.path.basename(folder):
             raise OSError(5, "what was written is not what is read back")
-        forget_others(folder)
     finally:
         shutil.rmtree(staged + ".damaged", ignore_errors=True)
         shutil.rmtree(staged, ignore_errors=True)
@@ -78,24 +114,6 @@ def sync(path: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
-
-
-def forget_others(folder: str) -> None:
-    """Remove older versions but the last one, and what was left of an agent that was killed."""
-    import re
-    import shutil
-
-    parent, versions = os.path.dirname(folder), []
-    for name in os.listdir(parent):
-        path = os.path.join(parent, name)
-        found = re.match(r"[0-9a-f]{64}(?:\.([0-9]+)(?:\.damaged)?)?$", name)
-        if found and found.group(1):
-            if not os.path.exists("/proc/" + found.group(1)):
-                shutil.rmtree(path, ignore_errors=True)
-        elif found and path != folder:
-            versions.append((os.stat(path).st_mtime, path))
-    for _, path in sorted(versions)[:-1]:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def compiled(folder: str) -> str:
@@ -135,7 +153,8 @@ def boot(stream: "BinaryIO") -> None:
     head = json.loads(head)
     held = [first]
     folder = os.path.join(os.path.expanduser(head["folder"]), head["sha256"])
-    if digest_of(folder) != head["sha256"]:
+    came = digest_of(folder) != head["sha256"]
+    if came:
         say({"event": "need_code"})
         code = frame()
         while code is not None and code[:1] == b"{":
@@ -150,6 +169,6 @@ def boot(stream: "BinaryIO") -> None:
             return
     sys.pycache_prefix = compiled(folder)
     sys.path.insert(0, folder)
-    from spark_cluster.agent.main import main
-
-    main(stream, [json.loads(request) for request in held], head["root"])
+    agent = importlib.import_module("spark_cluster.agent.main")  # of that folder, not of this text
+    requests = [json.loads(request) for request in held]
+    agent.main(stream, requests, head["root"], folder if came else "")

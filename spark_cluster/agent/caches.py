@@ -18,14 +18,6 @@ LOG_S = 30.0
 """Seconds that reading a server's log may take."""
 
 
-def caches(host: Host, request: Mapping[str, Any]) -> Reply:
-    """Answer one question; `what` is state, tuned, known, record, usage, written or remove."""
-    question = QUESTIONS.get(str(request.get("what")))
-    if question is None:
-        return {"error": f"the operation caches has no question {request.get('what')!r}"}
-    return question(host, request)
-
-
 def _folder(host: Host, request: Mapping[str, Any]) -> Path:
     return host.path(str(request["folder"]))
 
@@ -88,7 +80,7 @@ def _remove(host: Host, request: Mapping[str, Any]) -> Reply:
     return {"removed": cache_usage.remove(_folder(host, request), set(request["paths"]))}
 
 
-QUESTIONS: dict[str, Callable[[Host, Mapping[str, Any]], Reply]] = {
+ACTIONS: dict[str, Callable[[Host, Mapping[str, Any]], Reply]] = {
     "state": _state,
     "tuned": _tuned,
     "known": _known,

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from spark_cluster.node.containers import parse_containers
+from spark_cluster.node.images import DockerImage, parse_images
 from spark_cluster.node.values import ResourceError
 from spark_cluster.resources.docker import docker
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from spark_cluster.node.host import Host
+
+T = TypeVar("T")
 
 REMOVE_S = 600.0
 """Seconds that the removal of an image may take."""
@@ -25,21 +28,25 @@ def images(host: Host) -> list[dict[str, Any]]:
         Missing: there is no Docker, or it does not answer.
         ResourceError: what it prints is not understood.
     """
-    ids = _lines(host, "image", "ls", "--quiet", "--no-trunc")
     users = _users(host)
-    found = _inspected(host, "image", list(dict.fromkeys(ids)))
     return [
         {
-            "id": str(one.get("Id", "")),
-            "names": _texts(one.get("RepoTags")),
-            "digests": _texts(one.get("RepoDigests")),
-            "size": int(one.get("Size") or 0),
-            "created": str(one.get("Created", "")),
-            "layers": _texts((one.get("RootFS") or {}).get("Layers")),
-            "used_by": users.get(str(one.get("Id", "")), []),
+            "id": one.id,
+            "names": list(one.names),
+            "digests": list(one.digests),
+            "size": one.size,
+            "created": one.created,
+            "layers": list(one.layers),
+            "used_by": users.get(one.id, []),
         }
-        for one in found
+        for one in stored(host)
     ]
+
+
+def stored(host: Host) -> tuple[DockerImage, ...]:
+    """Return every image; raises as `images`."""
+    ids = _lines(host, "image", "ls", "--quiet", "--no-trunc")
+    return _understood(parse_images, _inspected(host, "image", list(dict.fromkeys(ids))))
 
 
 def remove(host: Host, image: str, names: Sequence[str]) -> None:
@@ -57,11 +64,10 @@ def remove(host: Host, image: str, names: Sequence[str]) -> None:
 def _users(host: Host) -> dict[str, list[str]]:
     """Return an image's id to the names of its containers, the running ones first."""
     listed = _lines(host, "container", "ls", "--all", "--quiet", "--no-trunc")
+    shown = _understood(parse_containers, _inspected(host, "container", listed))
     found: dict[str, list[str]] = {}
-    shown = _inspected(host, "container", listed)
-    for one in sorted(shown, key=lambda one: not (one.get("State") or {}).get("Running")):
-        name = str(one.get("Name", "")).lstrip("/")
-        found.setdefault(str(one.get("Image", "")), []).append(name)
+    for one in sorted(shown, key=lambda one: not one.running):
+        found.setdefault(one.image, []).append(one.name)
     return found
 
 
@@ -69,18 +75,13 @@ def _lines(host: Host, *words: str) -> list[str]:
     return docker(host, *words).check(f"docker {words[0]} ls").stdout.split()
 
 
-def _inspected(host: Host, kind: str, names: Sequence[str]) -> list[dict[str, Any]]:
-    if not names:
-        return []
-    done = docker(host, kind, "inspect", *names)  # one that has gone meanwhile is left out
+def _inspected(host: Host, kind: str, names: Sequence[str]) -> str:
+    """Return what Docker tells of these objects; one that has gone meanwhile is left out."""
+    return docker(host, kind, "inspect", *names).stdout if names else "[]"
+
+
+def _understood(parse: Callable[[str], tuple[T, ...]], printed: str) -> tuple[T, ...]:
     try:
-        found = json.loads(done.stdout)
-    except ValueError:
-        found = None
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
-        raise ResourceError(f"docker {kind} inspect printed no list of objects")
-    return found
-
-
-def _texts(found: object) -> list[str]:
-    return [str(one) for one in found] if isinstance(found, list) else []
+        return parse(printed)
+    except ValueError as error:
+        raise ResourceError(str(error)) from None

@@ -55,7 +55,7 @@ def read_raw(stream: Reader) -> bytes | None:
         raise ValueError("the stream ended inside a frame")
     (size,) = struct.unpack(">I", head)
     if size > LIMIT:
-        raise ValueError(f"a frame of {size} bytes: this is not the agent's protocol")
+        raise ValueError(f"a frame of {size} bytes, of which none has more than {LIMIT}")
     data = stream.read(size)
     if len(data) < size:
         raise ValueError("the stream ended inside a frame")

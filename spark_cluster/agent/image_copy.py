@@ -16,7 +16,7 @@ from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.image_blobs import common_layers
 from spark_cluster.node.store.layout import KEPT_FREE, OURS
 from spark_cluster.node.values import Missing, ResourceError
-from spark_cluster.resources.docker import CONTAINERD_STORE, STORE, docker, inspect
+from spark_cluster.resources.docker import CONTAINERD_STORE, STORE, docker, image
 
 LIMIT_S = 4 * 3600.0
 """Seconds for writing an image to the disk, or for reading it."""
@@ -26,36 +26,23 @@ Request = Mapping[str, Any]
 Reply = dict[str, Any]
 
 
-def answer(host: Host, request: Request) -> Reply:
-    """Carry out `what` of a request: state, common, export, load, clean, list or remove.
-
-    Raises:
-        ResourceError: it cannot be done, or is unknown here.
-    """
-    action = ACTIONS.get(str(request.get("what")))
-    if action is None:
-        raise ResourceError(f"this agent's `image` has no action {str(request.get('what'))[:60]!r}")
-    return action(host, request)
-
-
 def _state(host: Host, request: Request) -> Reply:
     """Return what Docker has under a name; `image` is null where it, or Docker, is not there.
 
     `left`: files of its copy are there still.
     """
     try:
-        found = inspect(host, "image", str(request["ref"]))
+        found = image(host, str(request["ref"]))
     except Missing:
         found = None
     if found is None:
         return {"image": None}
-    layers = found.get("RootFS", {}).get("Layers") or []
-    copied = image_digests.remembered(host.path(image_digests.FILE), str(found.get("Id")))
+    copied = image_digests.remembered(host.path(image_digests.FILE), found.id)
     about = {
-        "id": str(found.get("Id")),
-        "digests": [str(one) for one in (*(found.get("RepoDigests") or ()), *copied)],
-        "layers": [str(layer) for layer in layers],
-        "size": int(found.get("Size") or 0),
+        "id": found.id,
+        "digests": [*found.digests, *copied],
+        "layers": list(found.layers),
+        "size": found.size,
         "left": _is_left(host, request),
     }
     return {"image": about}
@@ -67,12 +54,7 @@ def _common(host: Host, request: Request) -> Reply:
     driver = docker(host, *STORE[1:]).check("docker info")
     if CONTAINERD_STORE in driver.stdout:
         return {"count": 0, "containerd": True}
-    listed = docker(host, "image", "ls", "--quiet", "--no-trunc").stdout.split()
-    images = list(dict.fromkeys(listed))
-    known: list[list[str]] = []
-    if images:
-        shown = docker(host, "image", "inspect", "--format", "{{json .RootFS.Layers}}", *images)
-        known = [json.loads(line) or [] for line in shown.stdout.splitlines() if line.strip()]
+    known = [one.layers for one in docker_images.stored(host)]
     layers = [str(layer) for layer in request["layers"]]
     return {"count": common_layers(layers, known), "containerd": False}
 

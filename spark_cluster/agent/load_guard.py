@@ -19,18 +19,6 @@ Request = Mapping[str, Any]
 Reply = dict[str, Any]
 
 
-def answer(host: Host, request: Request) -> Reply:
-    """Carry out `what` of a request: prepare, begin or end.
-
-    Raises:
-        ResourceError: it cannot be done, or is unknown here.
-    """
-    action = ACTIONS.get(str(request.get("what")))
-    if action is None:
-        raise ResourceError(f"the operation load_guard has no action {request.get('what')!r}")
-    return action(host, request)
-
-
 def _prepare(host: Host, _request: Request) -> Reply:
     """Give the page cache back and compact memory; return what came of it.
 

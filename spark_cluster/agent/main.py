@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from spark_cluster.agent import frames
 from spark_cluster.agent.operations import Laptop, Node, carry_out
+from spark_cluster.agent.own_code import OwnCode, forget_others
 from spark_cluster.node.masking import mask, secrets_in
 from spark_cluster.node.values import Blob, ResourceError
 
@@ -119,6 +120,7 @@ class Agent:
         self._pieces: dict[tuple[int, str], queue.Queue[bytes]] = {}
         self._answers: dict[int, queue.Queue[str]] = {}
         self._taken: dict[int, queue.Queue[int]] = {}
+        self._code: queue.Queue[bytes] = queue.Queue()
 
     def serve(self, first: list[dict[str, Any]]) -> None:
         """Serve until the stream ends; then `leave`. Only in the main thread, for the signals."""
@@ -166,6 +168,8 @@ class Agent:
         if op == "blob":
             piece = frames.read_raw(self) or b""
             _put(self._pieces.get((number, message.get("sha256", ""))), piece)
+        elif op == "code":
+            self._code.put(frames.read_raw(self) or b"")
         elif op == "answer":
             _put(self._answers.get(number), str(message.get("answer")))
         elif op == "taken":
@@ -225,6 +229,11 @@ class Agent:
         taken = self._taken.setdefault(number, queue.Queue())
         return Laptop(emit, fetch, ask, taken)
 
+    def fetch_code(self, part: str) -> bytes:
+        """Return a part of the code, a zip, from the laptop; one is asked for at a time."""
+        self.writer.send({"event": "need_code", "part": part})
+        return self._wait(self._code)
+
     def _wait(self, waiting: queue.Queue[T]) -> T:
         """Wait for what the laptop sends; it is alive, or `_stay_alive` ends everything."""
         while True:
@@ -258,8 +267,13 @@ def _put(waiting: queue.Queue[T] | None, value: T) -> None:
         waiting.put(value)
 
 
-def main(stream: frames.Reader, first: list[dict[str, Any]], root: str = "/") -> None:
+def main(
+    stream: frames.Reader, first: list[dict[str, Any]], root: str = "/", new: str = ""
+) -> None:
     """Serve on standard input and a private copy of standard output.
+
+    Args:
+        new: folder of this code where it has just come; the folders of others are then removed.
 
     Whatever else in this process writes to standard output goes to standard error, so that it
     cannot be taken for the protocol.
@@ -271,7 +285,11 @@ def main(stream: frames.Reader, first: list[dict[str, Any]], root: str = "/") ->
     os.umask(0o022)
     sys.stdin = open(os.devnull)  # noqa: SIM115, PTH123
     signal.signal(signal.SIGTERM, _ended)
-    Agent(stream, handle, Path(root)).serve(first)
+    if new:
+        forget_others(new, root)
+    agent = Agent(stream, handle, Path(root))
+    sys.meta_path.insert(0, OwnCode(agent.fetch_code))
+    agent.serve(first)
     os._exit(0)  # whatever thread still waits for something, no one waits for it
 
 

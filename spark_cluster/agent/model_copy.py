@@ -8,7 +8,7 @@ import hashlib
 import json
 import os
 import socket
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from spark_cluster.node.durable import write_file
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_work, folder_work, layout, plain_folder
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.node.values import ResourceError
 
 COPIES = paths.COPIES
 """Root-only and in memory: `*.wanted` for each part of a copy, which ends with it, and the secrets
@@ -28,26 +27,6 @@ LIMIT_S = 24 * 3600.0
 
 Request = Mapping[str, Any]
 Reply = dict[str, Any]
-
-
-def answer(host: Host, request: Request) -> Reply:
-    """Carry out `what` of a request: folder, lacking, begin, work, or end.
-
-    Raises:
-        ResourceError: it cannot be done, or is unknown here.
-    """
-    what = request.get("what")
-    if what == "folder":
-        return _folder(host, request)
-    if what == "lacking":
-        return _lacking(host, request)
-    if what == "begin":
-        return _begin(host, request)
-    if what == "work":
-        return _work(host, request)
-    if what == "end":
-        return _end(host, request)
-    raise ResourceError(f"this agent's `copy` has no action {str(what)[:60]!r}")
 
 
 def _manifest(request: Request) -> Manifest:
@@ -160,3 +139,12 @@ def _end(host: Host, request: Request) -> Reply:
     for kind in ("wanted", "json"):
         _place(host, _manifest(request), kind).unlink(missing_ok=True)
     return {}
+
+
+ACTIONS: dict[str, Callable[[Host, Request], Reply]] = {
+    "folder": _folder,
+    "lacking": _lacking,
+    "begin": _begin,
+    "work": _work,
+    "end": _end,
+}

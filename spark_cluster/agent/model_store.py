@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -9,21 +10,26 @@ from dataclasses import asdict
 from typing import Any
 
 from spark_cluster.agent.unit_work import result_of
+from spark_cluster.node import own_program
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import long_work, prune
 from spark_cluster.node.store.adopt import homes
 from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.layout import OURS
+from spark_cluster.node.store.layout import LIBRARY, OURS
 from spark_cluster.node.store.manifest import is_commit, is_repository
 from spark_cluster.node.store.prune import Pruning, Wish
 from spark_cluster.node.store.records import Records
 from spark_cluster.node.store.revision import adopted, manifest_of
 from spark_cluster.node.store.usage import usage
 from spark_cluster.node.values import ResourceError
+from spark_cluster.resources.hub_model import PROGRAM as PULL
 
 LONGEST_S = 6 * 3600.0
 """Seconds that reading a model may take: 400 GB at 20 MB/s."""
+
+PREVIEW_S = 300.0
+"""Seconds for the description of a revision and the look at what is there."""
 
 Request = Mapping[str, Any]
 Reply = dict[str, Any]
@@ -155,6 +161,26 @@ class Store:
         repository, _, revision = name.partition("@")
         return f"{repository}@{self._commit(repository, revision)}" if revision else repository
 
+    def preview(self) -> Reply:
+        """Ask the hub what a pull of `repository` at `revision` would fetch; nothing is fetched.
+
+        Of the request come `token`, `endpoint` and `all_files`, too: see `HubModel`.
+        """
+        repository = str(self.request["repository"])
+        wanted = {
+            "repository": repository,
+            "revision": str(self.request["revision"]),
+            "cache": str(self.cache.root),
+            "ours": str(self.records.folder),
+            "token": str(self.request["token"]["$secret"]),
+            "endpoint": str(self.request["endpoint"]),
+            "all_files": bool(self.request["all_files"]),
+            "preview": True,
+        }
+        argv = own_program.in_environment(LIBRARY, PULL)
+        done = self.host.run(argv, stdin=json.dumps(wanted).encode(), timeout=PREVIEW_S)
+        return own_program.answer_of(done.stdout, done.stderr, f"the pull of {repository}")
+
     def verify(self) -> Reply:
         """Read a revision (`repository`, `commit`) and compare it with its hashes."""
         repository, commit = self._revision()
@@ -224,26 +250,19 @@ def _pruning(pruning: Pruning) -> Reply:
     }
 
 
-ACTIONS: dict[str, Callable[[Store], Reply]] = {
-    "state": Store.state,
-    "usage": Store.usage,
-    "pin": Store.pin,
-    "unpin": Store.unpin,
-    "used": Store.used,
-    "prune": Store.prune,
-    "verify": Store.verify,
-    "adopt": Store.adopt,
-    "remove_damaged": Store.remove_damaged,
+def _on_store(method: Callable[[Store], Reply]) -> Callable[[Host, Request], Reply]:
+    return lambda host, request: method(Store(host, request))
+
+
+ACTIONS: dict[str, Callable[[Host, Request], Reply]] = {
+    "state": _on_store(Store.state),
+    "usage": _on_store(Store.usage),
+    "pin": _on_store(Store.pin),
+    "unpin": _on_store(Store.unpin),
+    "used": _on_store(Store.used),
+    "preview": _on_store(Store.preview),
+    "prune": _on_store(Store.prune),
+    "verify": _on_store(Store.verify),
+    "adopt": _on_store(Store.adopt),
+    "remove_damaged": _on_store(Store.remove_damaged),
 }
-
-
-def answer(host: Host, request: Request) -> Reply:
-    """Carry out `what` of a request.
-
-    Raises:
-        ResourceError: it cannot be done, or is unknown here.
-    """
-    action = ACTIONS.get(str(request.get("what")))
-    if action is None:
-        raise ResourceError(f"this agent's `store` has no action {str(request.get('what'))!r}")
-    return action(Store(host, request))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import codecs
 import contextlib
+import importlib
 import os
 import queue
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent.apply import Document
 from spark_cluster.agent.gathering import Gathering
 from spark_cluster.agent.lock import Locked, NodeLock
-from spark_cluster.node import locks
+from spark_cluster.node import locks, own_program
 from spark_cluster.node.faults import explain, unforeseen
 from spark_cluster.node.host import SEARCH_PATH, Cancelled, Host, Processes
 from spark_cluster.node.masking import secrets_in
@@ -28,6 +30,7 @@ Reply = dict[str, Any]
 Emit = Callable[[Reply], None]
 Fetch = Callable[[Blob], Iterable[bytes]]
 Ask = Callable[[Reply], str]
+Action = Callable[[Host, Request], Reply]
 
 GATHER_S = 20.0
 """Seconds that each reading command may take, unless the laptop says otherwise."""
@@ -97,7 +100,7 @@ def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
         place = project_place(error)
         text = f"{place}: {error}" if place else str(error)
         return {"error": f"the document does not fit this agent: {text}"}
-    document = Document(
+    return Document(
         resources,
         node.host(request, laptop),
         laptop.emit,
@@ -105,8 +108,7 @@ def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
         ask=laptop.ask if request.get("step") else None,
         rebooted=request.get("rebooted"),
         left_out=request.get("left_out") or {},
-    )
-    return document.apply()
+    ).apply()
 
 
 def do_lock(node: Node, request: Request, _laptop: Laptop) -> Reply:
@@ -144,9 +146,16 @@ def _machine(root: Path) -> Reply:
 
 
 def do_run(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Run one command: status and outputs, and how many bytes were too many to keep."""
+    """Run one command, or a program of ours: status and outputs, and how many bytes were too many.
+
+    With `program`, a module with `main`, `argv` are its words.
+    """
+    argv = request["argv"]
+    if program := str(request.get("program", "")):
+        find_spec(program)  # also brings it, where it is in a part of the code that is not here
+        argv = own_program.argv(program, *argv)
     done = node.host(request, laptop).run(
-        request["argv"],
+        argv,
         stdin=str(request.get("stdin", "")).encode(),
         env=request.get("env"),
         timeout=float(request.get("timeout", 60.0)),
@@ -245,57 +254,47 @@ def do_http(_node: Node, request: Request, _laptop: Laptop) -> Reply:
     return ask(request)
 
 
-def do_store(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Answer about the models on this node, or change them: `what` of agent/model_store.py."""
-    from spark_cluster.agent import model_store  # late: few runs want it
-
-    return model_store.answer(node.host(request, laptop), request)
-
-
-def do_copy(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Do this node's part in the copy of a model: `what` of agent/model_copy.py."""
-    from spark_cluster.agent import model_copy  # late: few runs want it
-
-    return model_copy.answer(node.host(request, laptop), request)
+ACTIONS_OF = {
+    "caches": "caches",
+    "copy": "model_copy",
+    "image": "image_copy",
+    "load_guard": "load_guard",
+    "store": "model_store",
+}
+"""Operation to the module of this folder whose `ACTIONS` carry out its `what`."""
 
 
-def do_caches(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Answer a question about the engine's caches, or remove parts of them."""
-    from spark_cluster.agent.caches import caches  # late: few runs want it
-
-    return caches(node.host(request, laptop), request)
+def do_action(node: Node, request: Request, laptop: Laptop) -> Reply:
+    """Carry out the `what` of an operation that has several."""
+    return act(node.host(request, laptop), request)
 
 
-def do_image(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Do this node's part in the copy of a container image: `what` of agent/image_copy.py."""
-    from spark_cluster.agent import image_copy  # late: few runs want it
+def act(host: Host, request: Request) -> Reply:
+    """Carry out the `what` of a request on a node.
 
-    return image_copy.answer(node.host(request, laptop), request)
-
-
-def do_load_guard(node: Node, request: Request, laptop: Laptop) -> Reply:
-    """Prepare this node's memory for a load, or guard it: `what` of agent/load_guard.py."""
-    from spark_cluster.agent import load_guard  # late: few runs want it
-
-    return load_guard.answer(node.host(request, laptop), request)
+    Raises:
+        ResourceError: it cannot be done, or this agent does not know it.
+    """
+    op, what = str(request["op"]), str(request.get("what"))
+    module = importlib.import_module(f"spark_cluster.agent.{ACTIONS_OF[op]}")  # few runs want it
+    action: Action | None = module.ACTIONS.get(what)
+    if action is None:
+        raise ResourceError(f"this agent's `{op}` has no action {what[:60]!r}")
+    return action(host, request)
 
 
 OPERATIONS: dict[str, Callable[[Node, Request, Laptop], Reply]] = {
     "apply": do_apply,
-    "caches": do_caches,
-    "copy": do_copy,
     "gather": do_gather,
     "history": do_history,
     "http": do_http,
-    "image": do_image,
-    "load_guard": do_load_guard,
     "lock": do_lock,
     "reboot": do_reboot,
     "revert": do_revert,
     "run": do_run,
-    "store": do_store,
     "stream": do_stream,
     "telemetry": do_telemetry,
+    **dict.fromkeys(ACTIONS_OF, do_action),
 }
 
 

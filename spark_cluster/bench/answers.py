@@ -16,7 +16,7 @@ from spark_cluster.bench.reading import number, read_json, result
 from spark_cluster.bench.record import CellResult, Metric, MetricName, QuestionResult
 from spark_cluster.engine.checks.questions import Question
 from spark_cluster.engine.checks.right_answer import why_wrong
-from spark_cluster.engine.replies import at, short, text_of
+from spark_cluster.node.replies import at, short, text_of
 
 HINTS = {
     "vision": "the recipe's model takes no pictures, or --language-model-only leaves them out",

@@ -14,6 +14,7 @@ from spark_cluster.bench.reading import number
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.node.images import parse_images, question
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
 
@@ -25,17 +26,7 @@ LONGEST = 200
 
 TRIES = 9
 
-ROUND_TRIP = """\
-import socket, statistics, sys, time
-host, port, tries = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
-taken = []
-for _ in range(tries):
-    began = time.perf_counter()
-    socket.create_connection((host, port), 5).close()
-    taken.append(time.perf_counter() - began)
-print(1e3 * statistics.median(taken))
-"""
-"""A TCP connection is made in one round trip."""
+ROUND_TRIP = "spark_cluster.node.probes.round_trip"
 
 VERSIONS = """\
 import ctypes, importlib.metadata as metadata
@@ -92,9 +83,9 @@ def round_trip_ms(session: Session, url: str) -> float | None:
     """
     parts = urlsplit(url)
     port = parts.port or (443 if parts.scheme == "https" else 80)
-    argv = ["python3", "-c", ROUND_TRIP, str(parts.hostname), str(port), str(TRIES)]
+    words = [str(parts.hostname), str(port), str(TRIES)]
     try:
-        found = number(float(_output(session, argv)))
+        found = number(float(_output(session, words, program=ROUND_TRIP)))
     except ValueError:
         return None
     return None if found is None or found < 0 else round(found, 4)
@@ -121,9 +112,11 @@ def repo_digest(session: Session, image_id: str, reference: str) -> str:
     """
     if not image_id:
         return ""
-    argv = ["docker", "image", "inspect", "--format", image_pins.FORMAT, image_id]
-    image = image_pins.image_of(_output(session, argv))
-    return image_pins.of_repository(image.repo_digests, reference)
+    try:
+        (image,) = parse_images(_output(session, question(image_id)))
+    except ValueError:  # it is not there, or Docker is down
+        return ""
+    return image_pins.of_repository(image.digests, reference)
 
 
 def firmware(session: Session, node: Node) -> Firmware:
@@ -165,10 +158,10 @@ def _short(text: str) -> str:
     return printable(text.strip())[:LONGEST]
 
 
-def _output(session: Session, argv: list[str]) -> str:
-    """Return what a command prints; empty when it fails."""
+def _output(session: Session, argv: list[str], *, program: str = "") -> str:
+    """Return what a command, or a program of ours, prints; empty when it fails."""
     with contextlib.suppress(SparkClusterError):
-        done = session.run(argv, timeout=ASK_S)
+        done = session.run(argv, timeout=ASK_S, program=program)
         if done.status == 0:
             return done.stdout.strip()
     return ""

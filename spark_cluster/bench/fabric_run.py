@@ -15,9 +15,8 @@ from spark_cluster import __version__
 from spark_cluster.bench import fabric_probe, on_node
 from spark_cluster.bench.fabric_record import FabricNode, FabricRecord, Use, all_reduce
 from spark_cluster.bench.fabric_verdict import judged
-from spark_cluster.engine import vram
+from spark_cluster.engine import ray_cluster, vram
 from spark_cluster.engine.job_client import ray_jobs
-from spark_cluster.engine.ray_cluster import must_have_no_jobs, must_serve_nothing, must_suit
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.runner.events import Progress
 
@@ -49,9 +48,9 @@ def must_be_possible(play: Play, server: Server) -> None:
         Refused: as `must_suit`, or the nodes are at work: a server or a job holds the GPUs' memory,
             and disturbs the figures.
     """
-    must_suit(server.recipe, len(server.nodes), COMMAND)
-    must_serve_nothing(play, server.nodes, COMMAND)
-    must_have_no_jobs(play)
+    ray_cluster.must_suit(server.recipe, len(server.nodes), COMMAND)
+    ray_cluster.must_serve_nothing(play, server.nodes, COMMAND)
+    ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=None)
     for node in server.nodes:
         if on_node.is_busy(play.session(node)):
             raise Refused(

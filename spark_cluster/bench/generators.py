@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench import answers, ask, benchy, vllm_bench, vllm_job
+from spark_cluster.bench import answers, benchy, on_node, vllm_bench, vllm_job
 from spark_cluster.bench.benchy import Target
 from spark_cluster.bench.expansion import PlannedCell
 from spark_cluster.bench.on_node import LARGEST_BYTES, SLACK_S, Job
@@ -19,6 +19,7 @@ from spark_cluster.bench.record import CellResult, Tool
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.engine.checks import questions
 from spark_cluster.engine.deployment import Server
+from spark_cluster.node.bench import ask
 
 QUESTIONS = "questions"
 """Name of the tool in the record of a suite of questions."""
@@ -112,14 +113,11 @@ def job(
         }
         for cell in cells
     }
-    sent = {
-        "ask.py": Path(ask.__file__).read_bytes(),
-        ask.QUESTIONS: json.dumps({"cells": plan}).encode(),
-    }
+    sent = {ask.QUESTIONS: json.dumps({"cells": plan}).encode()}
     made = tuple(
         {
             "id": cell.id,
-            "argv": ["python3", f"{folder}/ask.py", folder, cell.id],
+            "argv": list(on_node.command(folder, on_node.ASK, cell.id)),
             "env": {},
             "result": f"raw/{cell.id}.json",
             "timeout_s": cell_limit_s(suite, cell),

@@ -7,17 +7,17 @@ somebody else's: the name stays that of the recipe, so the image comes from its 
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_cluster.bench.printable import printable
 from spark_cluster.bench.record import Setup
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.node.images import DockerImage, answered, question
 from spark_cluster.resources.image import without_tag
 
 if TYPE_CHECKING:
@@ -25,9 +25,6 @@ if TYPE_CHECKING:
     from spark_cluster.runner.session import Session
 
 _REPO_DIGEST = re.compile(r"[^\s@]{1,255}@sha256:[0-9a-f]{64}")
-
-FORMAT = "{{.Id}} {{json .RepoDigests}}"
-"""Of `docker image inspect`: what `image_of` reads."""
 
 REGISTRY = ("docker", "manifest", "inspect")
 """Asks the registry for an image; nothing is pulled."""
@@ -39,21 +36,7 @@ LONGEST = 200
 """Characters of a registry's answer that are shown."""
 
 
-@dataclass(frozen=True)
-class NodeImage:
-    """An image on a node.
-
-    Attributes:
-        id: as Docker names it there.
-        repo_digests: `NAME@sha256:...` under which it was pulled; none for one that was loaded or
-            built.
-    """
-
-    id: str
-    repo_digests: tuple[str, ...] = ()
-
-
-Found = Mapping[str, Mapping[str, NodeImage | None]]
+Found = Mapping[str, Mapping[str, DockerImage | None]]
 """Node, the head first, to reference of an image to what is there; None where it is not there."""
 
 
@@ -80,7 +63,7 @@ def choose(play: Play, setups: Sequence[Setup], recipes: Mapping[str, Recipe]) -
     commands = questions(recipes)
     waiting = {node.name: play.session(node).submit("gather", commands=commands) for node in nodes}
     found: Found = {
-        name: {image: read_image(done) for image, done in pending.wait()["commands"].items()}
+        name: {image: answered(done) for image, done in pending.wait()["commands"].items()}
         for name, pending in waiting.items()
     }
     wanted = pins(setups, recipes, found)
@@ -116,26 +99,7 @@ def _asked(session: Session, image: str) -> str:
 def questions(recipes: Mapping[str, Recipe]) -> dict[str, list[str]]:
     """Return the command that asks a node for each image, by its reference."""
     images = {recipe.image.reference for recipe in recipes.values()} - {""}
-    form = ["docker", "image", "inspect", "--format", FORMAT]
-    return {image: [*form, image] for image in sorted(images)}
-
-
-def read_image(done: Mapping[str, Any] | None) -> NodeImage | None:
-    """Return what a command of `questions` found; None where the image is not there."""
-    found = done is not None and done["status"] == 0
-    return image_of(str(done["stdout"])) if done is not None and found else None
-
-
-def image_of(printed: str) -> NodeImage:
-    """Return the image that Docker described in `FORMAT`; the answer of a node is foreign input."""
-    name, _, rest = printed.strip().partition(" ")
-    try:
-        digests = json.loads(rest or "[]")
-    except (ValueError, RecursionError):
-        digests = []
-    listed = digests if isinstance(digests, list) else []
-    known = (text for text in listed if isinstance(text, str) and _REPO_DIGEST.fullmatch(text))
-    return NodeImage(name, tuple(known))
+    return {image: question(image) for image in sorted(images)}
 
 
 def of_repository(digests: Iterable[str], reference: str) -> str:
@@ -181,9 +145,9 @@ def _used(setup: Setup, found: Found) -> Found:
     return dict(list(found.items())[: setup.tp * setup.replicas])
 
 
-def is_recorded(setup: Setup, image: NodeImage) -> bool:
+def is_recorded(setup: Setup, image: DockerImage) -> bool:
     """Return True where an image on a node is the one of a recorded server."""
-    digests = {text.partition("@")[2] for text in (*image.repo_digests, f"@{image.id}")}
+    digests = {text.partition("@")[2] for text in (*image.digests, f"@{image.id}")}
     recorded = {text.rpartition("@")[2] for text in (setup.image_repo_digest, setup.image_digest)}
     return bool((recorded - {""}) & digests)
 
@@ -238,10 +202,10 @@ def _how(
     return f"is pulled by its tag, which may have moved ({why})"
 
 
-def _other(setup: Setup, image: str, node: str, here: NodeImage, why: str) -> Iterator[str]:
+def _other(setup: Setup, image: str, node: str, here: DockerImage, why: str) -> Iterator[str]:
     recorded = setup.image_repo_digest or setup.image_digest
     if recorded:
-        shown = here.repo_digests[0] if "@" in recorded and here.repo_digests else here.id
+        shown = here.digests[0] if "@" in recorded and here.digests else here.id
         reason = f" ({why})" if why else ""
         yield f"image {image}: {recorded} there, {shown} on {node}{reason}"
 

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
-import gzip
-import io
 import json
-import tarfile
-import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spark_cluster.bench import replica_group, replica_worker, worker
 from spark_cluster.errors import Failed
-from spark_cluster.node import paths
+from spark_cluster.node import own_program, paths
+from spark_cluster.node.bench import worker
 from spark_cluster.resources import Command, Directory, File, Resource, Secret
-from spark_cluster.runner.session import Output, Session
+from spark_cluster.runner import payload
+from spark_cluster.runner.session import Session
+
+if TYPE_CHECKING:
+    from spark_cluster.bench.node_files import NodeFiles
 
 FOLDER = paths.BENCH
 """On the node; each run has a folder of its own, each server of it one below."""
@@ -39,14 +37,17 @@ exec setpriv --reuid "$user" --regid "$(id --group "$user")" --init-groups -- "$
 """
 """Runs a program as a user who cannot open the lock that it holds."""
 
-BATCH_BYTES = 3 * 1024 * 1024
-"""Files are fetched in parts of at most this size, as base64 under the limit of an answer."""
+ARCHIVE = "programs.pyz"
+"""In a folder of a run: the programs that measure there. The name is not their hash: by its command
+a unit is found again that was started by another version."""
+
+MAIN, ASK, VLLM_RUNS = (f"spark_cluster.node.bench.{name}" for name in ("main", "ask", "vllm_runs"))
 
 LARGEST_BYTES = 5 * 1024 * 1024
 """A larger file of a load generator is left on the node."""
 
-MEMBER_BYTES = 4096
-"""Bytes in an archive next to a file's own that are taken: headers, a long name, padding."""
+MOST_BYTES = 1 << 30
+"""Bytes that are taken from one server: the results of a suite are a hundredth of it."""
 
 SLACK_S = 600.0
 """Seconds in addition to the limits of the cells: for waiting until the server answers."""
@@ -59,13 +60,13 @@ class Job:
     Attributes:
         folder: on the node.
         health: URL that answers with 200 while the server is up.
-        cells: for worker.py: `id`, `argv`, `env`, `result`, `timeout_s`.
+        cells: for node/bench/worker.py: `id`, `argv`, `env`, `result`, `timeout_s`.
         links: paths below the folder to what they point to.
         user: of the node, as whom the load generator runs and whose the folders are; root only
             where it must be (`generators.owner`), and then nobody else writes to them.
         files: more files for the folder, by name.
-        replicas: for replica_worker.py: `index`, `names`, `address`, `port`, `token`; empty for a
-            server that is measured alone.
+        replicas: for node/bench/replica_worker.py: `index`, `names`, `address`, `port`, `token`;
+            empty for a server that is measured alone.
     """
 
     folder: str
@@ -93,9 +94,9 @@ class Job:
             Directory(FOLDER, mode=0o755),
             Directory(LOCK, mode=0o700, owner="root"),
             *[Directory(folder, mode=0o755, owner=self.user) for folder in self._parents()],
-            File(f"{self.folder}/worker.py", content=Path(worker.__file__).read_bytes()),
+            File(f"{self.folder}/{ARCHIVE}", content=programs()),
             *[File(f"{self.folder}/{name}", content=c) for name, c in self.files.items()],
-            *self._plan(plan),
+            self._plan(plan),
             Command(
                 f"measure {self.folder.removeprefix(f'{FOLDER}/')}",
                 measure_command(self.folder, self.user, LOCK),
@@ -106,25 +107,32 @@ class Job:
             ),
         ]
 
-    def _plan(self, plan: dict[str, Any]) -> list[Resource]:
+    def _plan(self, plan: dict[str, Any]) -> Resource:
         path = f"{self.folder}/plan.json"
         if not self.replicas:
-            return [File(path, content=json.dumps(plan, indent=1).encode())]
+            return File(path, content=json.dumps(plan, indent=1).encode())
         text = Secret(json.dumps({**plan, "replicas": dict(self.replicas)}, indent=1))
-        sources = [Path(str(module.__file__)) for module in (replica_group, replica_worker)]
-        return [
-            *[File(f"{self.folder}/{file.name}", content=file.read_bytes()) for file in sources],
-            File(path, content=text, mode=0o600, owner=self.user),  # it has the token
-        ]
+        return File(path, content=text, mode=0o600, owner=self.user)  # it has the token
 
     def _parents(self) -> list[str]:
         parts = self.folder.removeprefix(f"{FOLDER}/").split("/")
         return ["/".join((FOLDER, *parts[: n + 1])) for n in range(len(parts))]
 
 
+def programs() -> bytes:
+    """Return the archive that a folder of a run gets."""
+    return payload.archive(MAIN, ASK, VLLM_RUNS)
+
+
 def measure_command(folder: str, user: str, lock: str) -> tuple[str, ...]:
     """Return the command that root runs to measure the cells of a folder as a user."""
-    return ("sh", "-c", LOCKED, lock, user, "python3", f"{folder}/worker.py", folder)
+    return ("sh", "-c", LOCKED, lock, user, *command(folder, MAIN))
+
+
+def command(folder: str, module: str, *words: str) -> tuple[str, ...]:
+    """Return the command that runs one of the programs in a folder of a run."""
+    started = own_program.entry(f"{folder}/{ARCHIVE}", module)
+    return ("python3", "-I", "-S", "-B", *started, folder, *words)
 
 
 def is_measuring(session: Session, folder: str) -> bool:
@@ -168,101 +176,23 @@ def _do(session: Session, user: str, *argv: str) -> None:
         raise Failed(f"{' '.join(argv)}: {done.stderr.strip() or f'status {done.status}'}")
 
 
-def fetch(session: Session, folder: str, into: Path, user: str) -> list[str]:
+def fetch(files: NodeFiles, folder: str, into: Path) -> list[str]:
     """Copy what was measured from the node; returns the files that are too large to copy.
 
     Raises:
         Failed: an answer of the node is not what was asked for.
     """
-    words = ["find", folder, "-type", "f", "-path", f"{folder}/*/*", "-printf", "%s %P\\n"]
-    listed = session.run(words, user=user)
-    if listed.status != 0 and "No such file" not in listed.stderr:
-        raise Failed(f"listing {folder}: {listed.stderr.strip()[:200]}")
-    sizes = _sizes(listed.stdout)
-    wanted = {name: size for name, size in sizes.items() if size <= LARGEST_BYTES}
-    for names in _batches(wanted):
-        _unpack(_archive(session, folder, names, user), set(names), into)
-    return sorted(set(sizes) - set(wanted))
-
-
-def _sizes(text: str) -> dict[str, int]:
-    found = {}
-    for line in text.splitlines():
-        size, _, name = line.partition(" ")
-        place, _, file = name.partition("/")
-        is_plain = "/" not in file and file not in ("", ".", "..")
-        if size.isdigit() and place in ("cells", "raw") and is_plain:
-            found[name] = int(size)
-    return found
-
-
-def _batches(sizes: Mapping[str, int]) -> Iterable[list[str]]:
-    names: list[str] = []
-    total = 0
-    for name, size in sorted(sizes.items()):
-        if names and total + size > BATCH_BYTES:
-            yield names
-            names, total = [], 0
-        names.append(name)
-        total += size
-    if names:
-        yield names
-
-
-def _archive(session: Session, folder: str, names: list[str], user: str) -> bytes:
-    packed = 'cd "$0" && tar --create --gzip --null --files-from=- | base64 --wrap=0'
-    argv = ["sh", "-c", packed, folder]
-    done = session.run(argv, stdin="\0".join(names), timeout=120, user=user)
-    return decoded(done, folder)
-
-
-def decoded(done: Output, what: str) -> bytes:
-    """Return the bytes that a node printed as base64.
-
-    Args:
-        what: was asked for, for the message.
-
-    Raises:
-        Failed: the command failed, its output was cut, or it is no base64.
-    """
-    if done.status != 0 or done.left_out:
-        reason = done.stderr.strip() or "the answer is too long"
-        raise Failed(f"fetching {what}: {reason}")
-    try:
-        return base64.b64decode(done.stdout, validate=True)
-    except binascii.Error as error:
-        raise Failed(f"fetching {what}: the answer is not base64: {error}") from None
-
-
-def _unpack(data: bytes, wanted: set[str], into: Path) -> None:
-    """Write the files that were asked for, and no other: the node's answer is foreign input."""
-    for name, content in _members(data, wanted).items():
-        path = into / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(content)
-
-
-def _members(data: bytes, wanted: set[str]) -> dict[str, bytes]:
-    """Return the files of an archive that were asked for, and are no larger than they may be.
-
-    Raises:
-        Failed: it is not an archive, unpacks to far more than was asked for, or holds one twice.
-    """
-    limit = BATCH_BYTES + LARGEST_BYTES + len(wanted) * MEMBER_BYTES
-    found: dict[str, bytes] = {}
-    try:
-        with gzip.open(io.BytesIO(data)) as packed:
-            plain = packed.read(limit + 1)
-        if len(plain) > limit:
-            raise Failed("fetching from the node: the archive holds more than was asked for")
-        with tarfile.open(fileobj=io.BytesIO(plain), mode="r:") as archive:
-            for member in archive:
-                if member.name in found:
-                    raise Failed(f"fetching from the node: the archive holds {member.name} twice")
-                is_plain = member.isreg() and not member.issparse()
-                if member.name in wanted and is_plain and member.size <= LARGEST_BYTES:
-                    content = archive.extractfile(member)
-                    found[member.name] = content.read() if content else b""
-    except (tarfile.TarError, OSError, zlib.error, EOFError, ValueError) as error:
-        raise Failed(f"fetching from the node: the answer is not a tar archive: {error}") from None
-    return found
+    too_large, total = [], 0
+    for place in ("cells", "raw"):
+        for name, size in sorted(files.sizes(f"{folder}/{place}").items()):
+            if size > LARGEST_BYTES:
+                too_large.append(f"{place}/{name}")
+                continue
+            total += size
+            if total > MOST_BYTES:
+                raise Failed(f"{folder} holds more than {MOST_BYTES >> 20} MiB of results")
+            content = files.read(f"{folder}/{place}/{name}", size)
+            path = into / place / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+    return too_large

@@ -19,9 +19,9 @@ from functools import partial
 from spark_cluster.bench import describe, generators, on_node, replica_split, startup_logs, vllm_job
 from spark_cluster.bench import run as alone
 from spark_cluster.bench.expansion import Step
+from spark_cluster.bench.node_files import files_of
 from spark_cluster.bench.reading import read_json
 from spark_cluster.bench.record import CellResult, ReplicaServer, Setup
-from spark_cluster.bench.replica_group import MEETING
 from spark_cluster.bench.replica_results import ReplicaPart, combined
 from spark_cluster.bench.run import ROLE, BenchRun, engine_base
 from spark_cluster.bench.run_telemetry import Recording
@@ -35,6 +35,7 @@ from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
 from spark_cluster.engine.start import guard
 from spark_cluster.errors import Failed, Refused, SparkClusterError
+from spark_cluster.node.bench.replica_group import MEETING
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -338,8 +339,8 @@ def _bring_back(
     measuring = False
     for loader in loaders:
         try:
-            found = on_node.fetch(loader.session, folder, into / loader.name, loader.user)
-            too_large[loader.name] = found
+            with files_of(play.connections, loader.name) as files:
+                too_large[loader.name] = on_node.fetch(files, folder, into / loader.name)
             measuring |= on_node.is_measuring(loader.session, folder)
         except SparkClusterError as error:
             text = f"{loader.name}: its results stay there: {error.message}"

@@ -28,6 +28,7 @@ from spark_cluster.bench import (
     telemetry_parts,
 )
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
+from spark_cluster.bench.node_files import files_of
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.reading import moment, number, read_json
 from spark_cluster.bench.reading import result as cell_result
@@ -50,7 +51,6 @@ from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
 from spark_cluster.errors import Failed, InvalidFile, Refused, SparkClusterError
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
 
 ROLE = "llama_benchy"
@@ -320,11 +320,11 @@ def engine_base(server: Server) -> str:
     return server.endpoint.of_engine.path("")
 
 
-def collect(run: BenchRun, step: Step, session: Session, head: Node) -> None:
+def collect(play: Play, run: BenchRun, step: Step, head: Node) -> None:
     """Bring back the results that are on the node, and add them to the record."""
     into = run.raw(step)
-    owner = generators.owner(run.suite, head.user)
-    too_large = on_node.fetch(session, run.on_node(step), into, owner)
+    with files_of(play.connections, head.name) as files:
+        too_large = on_node.fetch(files, run.on_node(step), into)
     found = []
     for cell in step.cells:
         ended = read_json(into / "cells" / f"{cell.id}.json")
@@ -356,7 +356,7 @@ def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Re
     recording.fetch(run.raw(step))
     if not on_node.is_measuring(session, run.on_node(step)):
         recording.stop()
-    collect(run, step, session, head)
+    collect(play, run, step, head)
 
 
 def results_of(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import gzip
 import hashlib
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from spark_cluster.bench import on_node
+from spark_cluster.bench.node_files import files_of
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.sampling import start_recording, stop_recording
 from spark_cluster.bench.telemetry import Row
@@ -16,13 +18,17 @@ from spark_cluster.bench.telemetry_flags import attention
 from spark_cluster.bench.telemetry_parts import LINES
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.node import paths
+from spark_cluster.node.telemetry import FILE_LIMIT
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
+
+if TYPE_CHECKING:
+    from spark_cluster.bench.node_files import NodeFiles
 
 PLACE = paths.TELEMETRY
 """On every node; root's own."""
 
-PACK = 'for part in "$1.1" "$1"; do [ ! -f "$part" ] || cat "$part"; done | gzip | base64 --wrap=0'
+FILE = "telemetry.jsonl"
 
 
 class Recording:
@@ -48,7 +54,7 @@ class Recording:
         self.unit = unit_of(folder)
         # Root's own: in the step's folder a link of the load generator's user would be followed.
         self.place = f"{PLACE}/{self.unit}"
-        self.file = f"{self.place}/telemetry.jsonl"
+        self.file = f"{self.place}/{FILE}"
         self.nodes = [node.name for node in play.nodes if node.name in nodes]
         self.metrics = {play.head.name: metrics} if metrics else {}
 
@@ -68,12 +74,18 @@ class Recording:
         into.mkdir(parents=True, exist_ok=True)
         for name in self.nodes:
             try:
-                session = self._session(name)
-                done = session.run(["sh", "-c", PACK, "sh", self.file], timeout=120.0)
-                lines = on_node.decoded(done, self.file)
-                (into / LINES.format(name)).write_bytes(lines)
+                with files_of(self.play.connections, name) as files:
+                    lines = self._lines(files)
+                (into / LINES.format(name)).write_bytes(gzip.compress(lines))
             except SparkClusterError as error:
                 self.play.note(f"{name}: its telemetry stays there: {error.message}", warning=True)
+
+    def _lines(self, files: NodeFiles) -> bytes:
+        """Return the lines of a node, those of an earlier file first."""
+        sizes = files.sizes(self.place)
+        names = [name for name in (f"{FILE}.1", FILE) if name in sizes]
+        parts = [files.read(f"{self.place}/{n}", min(sizes[n], FILE_LIMIT)) for n in names]
+        return b"".join(parts)
 
     def stop(self) -> None:
         """End the samplers; a node that does not answer ends its own later."""

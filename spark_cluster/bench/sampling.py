@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.bench.telemetry import LineReader, Row
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.node.output import LINE_LIMIT
-from spark_cluster.runner.connections import ssh
 from spark_cluster.runner.parallel import in_parallel
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.inventory_schema import ServeEntry
+    from spark_cluster.runner.dialer import Dialer
     from spark_cluster.runner.node_connection import NodeConnection
     from spark_cluster.runner.session import Session
 
@@ -66,11 +66,13 @@ class Sampling:
 
     Args:
         nodes: of the inventory.
+        dialer: reaches them.
         settings: `every`, `slowly`, `metrics` of node/telemetry.py.
     """
 
-    def __init__(self, nodes: Sequence[InventoryNode], **settings: Any) -> None:
+    def __init__(self, nodes: Sequence[InventoryNode], dialer: Dialer, **settings: Any) -> None:
         self._nodes = nodes
+        self._dialer = dialer
         self._settings = settings
         self._updates: queue.Queue[Update | BaseException] = queue.Queue()
         self._ended = threading.Event()
@@ -158,7 +160,7 @@ class Sampling:
 
     def _connected(self, node: InventoryNode) -> Session:
         """Connect, and keep the connection to be closed at the end, unless that has come."""
-        connection = ssh(node)
+        connection = self._dialer.dial(node)
         try:
             session = connection.session(LABEL, become=True)
         except BaseException:

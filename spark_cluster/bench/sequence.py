@@ -28,12 +28,13 @@ from spark_cluster.bench.run import (
     tool_of,
 )
 from spark_cluster.config.flags import words
-from spark_cluster.engine import runtime, unit_state
-from spark_cluster.engine.containers import RECIPE, ContainerState
+from spark_cluster.engine import runtime
 from spark_cluster.engine.former import former_of
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.errors import Failed, Refused, SparkClusterError
+from spark_cluster.node import unit_state
+from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.runner.play import Play
 
 T = TypeVar("T")
@@ -126,8 +127,7 @@ def _take_down_last(play: Play, run: BenchRun) -> None:
     answer = play.session(play.head).request(
         "gather", commands={SERVER: runtime.question(SERVER)}, files={"endpoint": DESCRIPTION}
     )
-    asked = answer["commands"][SERVER]
-    running = unit_state.parse(asked["stdout"] if asked is not None else "")
+    running = unit_state.answered(answer["commands"][SERVER])
     other = ", ".join(one.model for one in models_of(answer["files"]["endpoint"]))
     if running.status != "absent" and not is_of(measured[-1], running):
         other = running.labels.get(RECIPE, "another server")

@@ -11,21 +11,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench import on_node, vllm_bench, vllm_runs
+from spark_cluster.bench import on_node, vllm_bench
 from spark_cluster.bench.benchy import OFFLINE, Target
 from spark_cluster.bench.expansion import REQUESTS, PlannedCell
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.config.caches import CACHES
 from spark_cluster.engine.deployment import Server
 from spark_cluster.node import confinement
+from spark_cluster.node.bench import vllm_runs
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.resources.program import split_mount
 from spark_cluster.runner.session import Session
 
-PROGRAM = "vllm_runs.py"
 OUT = "/spark-bench"
 """Folder for results in the container."""
 
@@ -61,7 +60,7 @@ values that it takes, none for a bare flag."""
 
 
 def cells(measured: Sequence[PlannedCell], folder: str) -> tuple[dict[str, Any], ...]:
-    """Return the cells for worker.py.
+    """Return the cells for node/bench/worker.py.
 
     Args:
         folder: of the step, on the node.
@@ -69,7 +68,7 @@ def cells(measured: Sequence[PlannedCell], folder: str) -> tuple[dict[str, Any],
     return tuple(
         {
             "id": cell.id,
-            "argv": ["python3", f"{folder}/{PROGRAM}", folder, cell.id],
+            "argv": list(on_node.command(folder, on_node.VLLM_RUNS, cell.id)),
             "env": {},
             "result": f"raw/{vllm_bench.file_name(cell, 1)}",
             "timeout_s": limit_s(cell),
@@ -98,7 +97,7 @@ def files(
     folder: str,
     user: str,
 ) -> dict[str, bytes]:
-    """Return what the node gets besides the worker: the program, and what it runs.
+    """Return what the node gets besides the programs: what one of them runs.
 
     Args:
         user: the login user, as whom a program without a container runs.
@@ -129,10 +128,7 @@ def files(
         plan |= {"docker": "docker", "create": list(create(server, folder))}
     else:
         plan |= {"user": user, "env": environment(server, out)}
-    return {
-        PROGRAM: Path(vllm_runs.__file__).read_bytes(),
-        vllm_runs.PLAN: json.dumps(plan, indent=1).encode(),
-    }
+    return {vllm_runs.PLAN: json.dumps(plan, indent=1).encode()}
 
 
 def create(server: Server, folder: str) -> tuple[str, ...]:

@@ -187,6 +187,8 @@ def cli(
     5 verification failed, 130 interrupted.
     """
     app = App(inventory, project, limit, as_json=as_json, verbose=verbose)
+    if isinstance(ctx.obj, App):  # `setup` runs it
+        app.prompts = ctx.obj.prompts
     ctx.obj = app
     ctx.with_resource(watching(app.watch))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from spark_cluster.cli import process_start
+from spark_cluster.config.prompts import Prompts
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class App:
         as_json: one JSON document on standard output and nothing else there.
         verbose: also show what was fine already.
         port: of the endpoint, in place of the inventory's.
+        prompts: asks for secrets; the commands that `setup` runs have those of `setup`.
     """
 
     inventory_name: str | None = None
@@ -52,6 +54,7 @@ class App:
     as_json: bool = field(default=False, kw_only=True)
     verbose: bool = field(default=False, kw_only=True)
     port: int | None = field(default=None, kw_only=True)
+    prompts: Prompts = field(default_factory=Prompts, kw_only=True, repr=False)
 
     def __post_init__(self) -> None:
         self.last_run: WatchedRun | None = None
@@ -69,7 +72,7 @@ class App:
     def cluster(self) -> Cluster:
         """What the commands do is done by this."""
         found = self._opened
-        found.limit, found.port = self.limit, self.port
+        found.limit, found.port, found.prompts = self.limit, self.port, self.prompts
         return found
 
     @property

@@ -60,21 +60,19 @@ def command(app: App, name: str | None, tunnel: bool, port: int | None, show_key
 
 def _target(app: App, port: int | None, *, tunnel: bool, show_key: bool) -> ClientTarget:
     """Ask the head, and save its certificate."""
+    from spark_cluster.config.caches import state_folder
     from spark_cluster.engine.client_target import target_of, write_certificate
     from spark_cluster.engine.current import current
-    from spark_cluster.runner.agents import agents
-    from spark_cluster.runner.connections import ask_secret
-    from spark_cluster.runner.record import state_folder
 
     head, serve = app.inventory.head, app.inventory.serve
-    with agents([head], "clients") as sessions:
+    with app.cluster.dialer.sessions([head], "clients") as sessions:
         found = current(sessions[head.name], head.name)
     ca_file = ""
     if found.certificate:
         ca_file = str(write_certificate(state_folder(), head.name, found.certificate))
     key = ""
-    if show_key and found.access.api_key and serve.api_key is not None:
-        key = serve.api_key.read("the API key", ask_secret())
+    if show_key and found.access.api_key:
+        key = app.inventory.api_key() or ""
     options = {"tunnel": tunnel or port is not None}
     return target_of(found, serve, head.name, ca_file=ca_file, port=port, key=key, **options)
 

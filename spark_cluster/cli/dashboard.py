@@ -51,7 +51,9 @@ def command(app: App, port: int, interval: float, open_it: bool) -> None:
     need_libraries()
     nodes = app.nodes
     feed = Feed([node.name for node in nodes], interval)
-    sampling = Sampling(nodes, every=interval, metrics=metrics_url(app.inventory.serve))
+    sampling = Sampling(
+        nodes, app.cluster.dialer, every=interval, metrics=metrics_url(app.inventory.serve)
+    )
     listener = listen(port)
     runs = app.project.folder / RESULTS
     kept = contextlib.ExitStack()

@@ -14,6 +14,7 @@ from rich.text import Text
 
 from spark_cluster.cli.console import Console, mark, painted, styled
 from spark_cluster.cli.visible import visible
+from spark_cluster.cluster.result import Recap, Tally
 from spark_cluster.runner.events import (
     Applying,
     Changing,
@@ -22,13 +23,11 @@ from spark_cluster.runner.events import (
     NodeFailed,
     Note,
     Progress,
-    Recap,
     Result,
     RunFinished,
     RunStarted,
     StageFinished,
     StageStarted,
-    Tally,
 )
 
 STYLES = {

@@ -53,7 +53,9 @@ def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
     recipe, pins = served_recipe(app), known_pins(app)
     from spark_cluster.known_issues.entries import catalogue
 
-    with examine.Examination(app.inventory, app.nodes, recipe, pins) as examination:
+    with examine.Examination(
+        app.inventory, app.nodes, app.cluster.dialer, recipe, pins
+    ) as examination:
         app.import_meanwhile()
         start(catalogue)  # reads the files of the catalogue meanwhile
         nodes = examination.observe()
@@ -61,7 +63,7 @@ def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
         if probe and nodes:
             spans = recipe.ray.ports.spans if recipe else EnginePorts().spans
             scan = not only or bool({"network", "network.open-ports"} & set(only))
-            asked = Question(_question(recipe), _key(app), scan=scan, spans=spans)
+            asked = Question(_question(recipe), app.inventory.api_key(), scan=scan, spans=spans)
             probed = examination.probe(nodes, asked)
         found = [*examine.judge(nodes, probed), *examination.reachability()]
     diagnosis = examine.Diagnosis(tuple(examine.select(found, only)), examination.unreached)
@@ -100,13 +102,6 @@ def _question(recipe: Recipe | None) -> Probe:
 
     usual: Probe = Recipe.model_fields["probe"].default
     return usual if recipe is None else recipe.probe
-
-
-def _key(app: App) -> str | None:
-    from spark_cluster.runner.connections import ask_secret
-
-    secret = app.inventory.serve.api_key
-    return secret.read("the API key", ask_secret()) if secret else None
 
 
 def _show(app: App, diagnosis: Diagnosis, seconds: float) -> None:

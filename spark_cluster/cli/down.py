@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, changing, leave_with
-from spark_cluster.cli.serving_options import unloading
+from spark_cluster.cli.serving_options import ending_jobs, unloading
 
 if TYPE_CHECKING:
     from spark_cluster.cluster.down import DownResult
@@ -16,16 +16,21 @@ if TYPE_CHECKING:
 
 @click.command()
 @unloading
+@ending_jobs
 @changing
 @click.pass_obj
-def command(app: App, unload: tuple[str, ...], exit_code: bool, options: Options) -> None:
+def command(
+    app: App, unload: tuple[str, ...], end_jobs: bool, exit_code: bool, options: Options
+) -> None:
     """Stop the server and Ray on all nodes.
+
+    Jobs that run on Ray are not ended without --end-jobs.
 
     Succeeds only when `nvidia-smi --query-compute-apps` lists nothing on any of them; otherwise it
     names the process ids and programs that hold memory.
     """
     app.connect_early()
-    found = app.cluster.down(unload=unload, options=options)
+    found = app.cluster.down(unload=unload, end_jobs=end_jobs, options=options)
     show(app, found)
     leave_with(app.last_run, exit_code=exit_code)
 

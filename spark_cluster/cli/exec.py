@@ -35,7 +35,7 @@ def command(ctx: click.Context, become: bool, timeout: float, argv: tuple[str, .
     app.connect_early("exec", become=become)
     from spark_cluster.runner.parallel import in_parallel
 
-    jobs = {node.name: partial(_run, node, list(argv), become, timeout) for node in app.nodes}
+    jobs = {node.name: partial(_run, app, node, list(argv), become, timeout) for node in app.nodes}
     outcomes = in_parallel(jobs)
     if app.as_json:
         app.print_json({"nodes": [_document(name, o) for name, o in outcomes.items()]})
@@ -49,17 +49,9 @@ def command(ctx: click.Context, become: bool, timeout: float, argv: tuple[str, .
     ctx.exit(max(codes))
 
 
-def _run(node: InventoryNode, argv: list[str], become: bool, timeout: float) -> Output:
-    from spark_cluster.runner.connections import ssh
-
-    connection = ssh(node)
-    try:
-        session = connection.session("exec", become=become)
-        output = session.run(argv, timeout=timeout)
-        session.close()
-        return output
-    finally:
-        connection.close()
+def _run(app: App, node: InventoryNode, argv: list[str], become: bool, timeout: float) -> Output:
+    with app.cluster.dialer.session(node, "exec", become=become) as session:
+        return session.run(argv, timeout=timeout)
 
 
 def _document(name: str, outcome: Output | SparkClusterError) -> dict[str, object]:

@@ -142,7 +142,7 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
     if node is not None:
         app.limit = node
     app.connect_early("history")
-    jobs = {n.name: partial(_ask, n, run_id) for n in app.nodes}
+    jobs = {n.name: partial(_ask, app, n, run_id) for n in app.nodes}
     app.import_meanwhile()
     outcomes = in_parallel(jobs)
     errors = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
@@ -165,16 +165,9 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
         ctx.exit(max(error.exit_code for error in errors.values()))
 
 
-def _ask(node: InventoryNode, run_id: str | None) -> dict[str, Any]:
-    from spark_cluster.runner.connections import ssh
-
-    connection = ssh(node)
-    try:
-        session = connection.session("history", become=True)
+def _ask(app: App, node: InventoryNode, run_id: str | None) -> dict[str, Any]:
+    with app.cluster.dialer.session(node, "history") as session:
         answer = session.request("history", of=run_id)
-        session.close()
-    finally:
-        connection.close()
     return {k: v for k, v in answer.items() if k not in ("event", "req")}
 
 

@@ -31,10 +31,9 @@ def command() -> None:
 def _sessions(app: App) -> Iterator[Mapping[str, Session]]:
     """Start agents on the selected nodes; they end with the block."""
     app.connect_early("images")
-    from spark_cluster.runner.agents import agents
 
     app.import_meanwhile()
-    with agents(app.nodes, "images") as found:
+    with app.cluster.dialer.sessions(app.nodes, "images") as found:
         yield found
 
 

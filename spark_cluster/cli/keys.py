@@ -59,10 +59,9 @@ def list_(app: App) -> None:
     is listed as in force until the proxy restarts; `keys revoke` ends it at once.
     """
     from spark_cluster.engine.named_keys import listed
-    from spark_cluster.runner.agents import agents
 
     head = app.inventory.head
-    with agents([head], "keys list") as sessions:
+    with app.cluster.dialer.sessions([head], "keys list") as sessions:
         found = listed(sessions[head.name], head.name)
     if app.as_json:
         app.print_json({"keys": [key.to_dict() for key in found]})

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from spark_cluster.engine.runtime import Name
-    from spark_cluster.runner.pending import Pending
     from spark_cluster.runner.play import Play
+    from spark_cluster.runner.session import Pending
 
 
 AUTOMATIC = "-"

@@ -87,7 +87,9 @@ def _doctor(app: App) -> dict[str, Any]:
     from spark_cluster.doctor import examine
 
     recipe, pins = served_recipe(app), known_pins(app)
-    with examine.Examination(app.inventory, app.nodes, recipe, pins) as examination:
+    with examine.Examination(
+        app.inventory, app.nodes, app.cluster.dialer, recipe, pins
+    ) as examination:
         nodes = examination.observe()
         found = [*examine.judge(nodes), *examination.reachability()]
     diagnosis = examine.Diagnosis(tuple(examine.select(found, ())), examination.unreached)
@@ -135,7 +137,7 @@ def _recipe(app: App) -> Recipe | None:
 
 
 def _records(archive: BundleArchive) -> None:
-    from spark_cluster.runner.record import state_folder
+    from spark_cluster.config.caches import state_folder
 
     records = sorted((state_folder() / "runs").glob("*.jsonl"), reverse=True)
     for path in records[:RECORDS]:

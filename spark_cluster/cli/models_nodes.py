@@ -18,11 +18,10 @@ def model_nodes(app: App) -> Iterator[Nodes]:
     """Start agents on the selected nodes; they end with the block."""
     app.connect_early("models")
     from spark_cluster.engine.copies.upkeep import Nodes
-    from spark_cluster.runner.agents import agents
 
     hubs = hub_folders(app)
     app.import_meanwhile()
-    with agents(app.nodes, "models") as sessions:
+    with app.cluster.dialer.sessions(app.nodes, "models") as sessions:
         yield Nodes(sessions, hubs)
 
 

@@ -12,6 +12,7 @@ import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.groups import Group
+from spark_cluster.cli.serving_options import ending_jobs, local_port
 from spark_cluster.cli.visible import coloured, lines_of, visible
 from spark_cluster.errors import Interrupted, UsageError
 
@@ -23,6 +24,16 @@ if TYPE_CHECKING:
     from spark_cluster.engine.job_client import RayJobs
     from spark_cluster.engine.ray_cluster import RayStatus
     from spark_cluster.runner.options import Options
+
+
+def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+    from spark_cluster.engine.job import must_be_an_id
+
+    must_be_an_id(value)
+    return value
+
+
+of_job = click.argument("job_id", metavar="JOB", callback=_job_id)
 
 
 @click.group(cls=Group)
@@ -41,9 +52,7 @@ def command() -> None:
     metavar="NAME",
     help="Recipe whose image Ray and the jobs run in, instead of the inventory's.",
 )
-@click.option(
-    "--end-jobs", is_flag=True, help="Restart Ray for new settings even if that ends jobs."
-)
+@ending_jobs
 @allowing
 @changing
 @click.pass_obj
@@ -108,8 +117,11 @@ def submit(
     It can use all GPUs, by Ray. Ctrl-C, and closing this machine, leave it running.
     """
     from spark_cluster.cluster.ray import open_jobs
+    from spark_cluster.engine.job import must_be_sendable
 
     variables = _variables(env)
+    if working_dir is not None:
+        must_be_sendable(working_dir)
     name = f"job-{secrets.token_hex(4)}"
     with open_jobs(app.cluster, "ray submit") as jobs:
         try:
@@ -129,7 +141,7 @@ def submit(
 @click.option(
     "-f", "--follow", is_flag=True, help="Follow it to the job's end, and end as it does."
 )
-@click.argument("job_id", metavar="JOB")
+@of_job
 @click.pass_obj
 def logs(app: App, follow: bool, job_id: str) -> None:
     """Show what a job has printed, from its beginning.
@@ -174,7 +186,7 @@ def list_(app: App) -> None:
 
 
 @command.command()
-@click.argument("job_id", metavar="JOB")
+@of_job
 @click.pass_obj
 def stop(app: App, job_id: str) -> None:
     """End a job; Ray asks its processes to end, and kills them after 3 seconds."""
@@ -201,12 +213,7 @@ def down(app: App, exit_code: bool, options: Options) -> None:
 
 
 @command.command()
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="Port of this machine (default: one that is free).",
-)
+@local_port("one that is free")
 @click.option("--token", "with_token", is_flag=True, help="Print the token that the page asks for.")
 @click.option("--open", "open_it", is_flag=True, help="Open the page in the browser.")
 @click.pass_obj
@@ -224,15 +231,17 @@ def _variables(given: Iterable[str]) -> dict[str, str]:
     """Return the variables of --env.
 
     Raises:
-        UsageError: one has no name, or no value here.
+        UsageError: one has no name that a shell knows, or no value here.
     """
     import os
+    import re
 
     found = {}
     for text in given:
         name, separator, value = text.partition("=")
-        if not name or (not separator and name not in os.environ):
-            what = f"{name} is not set here" if name else f"found {text!r}"
+        named = re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) is not None
+        if not named or (not separator and name not in os.environ):
+            what = f"{name} is not set here" if named else f"found {text!r}"
             raise UsageError(f"--env: {what}, expected NAME=VALUE or a variable of this machine")
         found[name] = value if separator else os.environ[name]
     return found

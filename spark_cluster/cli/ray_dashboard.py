@@ -25,12 +25,10 @@ def run(app: App, port: int | None, *, with_token: bool, open_it: bool) -> None:
         with_token: print the cluster's token.
         open_it: open the page in the browser.
     """
-    from spark_cluster.runner import connections, head_start
-    from spark_cluster.runner.ssh_forward import free_port
-    from spark_cluster.runner.tunnel import Tunnel, TunnelEvent
+    from spark_cluster.runner.tunnel import TunnelEvent, free_port, keep_open
 
     there, token = _asked(app)
-    head = app.inventory.head
+    head, dialer = app.inventory.head, app.cluster.dialer
     shown = {"token": token} if with_token else {}
 
     def tell(url: str) -> None:
@@ -58,12 +56,13 @@ def run(app: App, port: int | None, *, with_token: bool, open_it: bool) -> None:
 
     with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
         if head.is_local:
-            with connections.forward_to(head, there) as found:
+            with dialer.forward(head, there) as found:
                 report(TunnelEvent("open", head.name, url=f"http://{LOOPBACK}:{found}"))
                 threading.Event().wait()
-        target, here = connections.target(head), port or free_port()
+        target, here = dialer.target(head), port or free_port()
         url = f"http://{LOOPBACK}:{there}"
-        Tunnel(target, head_start.connection, lambda _: url, here, report).run()
+        for event in keep_open(target, dialer.connection, lambda _: url, here):
+            report(event)
 
 
 def _asked(app: App) -> tuple[int, str]:

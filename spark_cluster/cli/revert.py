@@ -13,7 +13,7 @@ from spark_cluster.cli.app import WOULD_CHANGE, App
 
 if TYPE_CHECKING:
     from spark_cluster.cli.run import Run
-    from spark_cluster.runner.revert import NodeRevert
+    from spark_cluster.cluster.revert import NodeRevert
 
 
 @dataclass(frozen=True)
@@ -69,14 +69,13 @@ def command(app: App, run_id: str, check: bool, diff: bool, exit_code: bool) -> 
     that was killed is continued by the same command. Packages, containers, services and commands
     cannot be reverted; they are listed. A revert is a run like any other, and can be reverted.
     """
+    from spark_cluster.cluster.revert import revert
     from spark_cluster.runner.options import Options
-    from spark_cluster.runner.revert import revert
 
     options = Options(check=check, diff=diff)
     with app.play(f"revert {run_id}", app.nodes, options, gather_facts=False) as run:
         play = run.open(fail_fast=False)
-        names = [node.name for node in play.nodes]
-        done = revert(run.connections, run.bus, options, names, run_id)
+        done = revert(play, run_id)
         errors = {**play.out, **{n: d.error for n, d in done.items() if d.error is not None}}
         first = next(iter(errors.values()), None)
         run.finish(str(first or ""))

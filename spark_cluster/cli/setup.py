@@ -104,9 +104,7 @@ def command(
         flow.show_way_on(stopped)
         status = stopped.status
     finally:
-        from spark_cluster.runner.connections import forget_passwords
-
-        forget_passwords()
+        flow.app.prompts.forget()
     if flow.app.as_json:
         steps = [asdict(step) for step in flow.steps]
         flow.app.print_json({"ok": status == 0, "check": check, "steps": steps})

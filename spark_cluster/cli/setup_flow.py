@@ -161,7 +161,7 @@ class Flow:
         out = io.StringIO() if quiet else sys.stderr if self.app.as_json else sys.stdout
         try:
             with contextlib.redirect_stdout(out):
-                return int(self.root.main(list(words), "spark-cluster", standalone_mode=False) or 0)
+                return int(self._main(words) or 0)
         except SystemExit as ended:
             return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
         except click.ClickException as error:
@@ -174,13 +174,16 @@ class Flow:
             show_error(where + error.message, error.hint)
             return error.exit_code
 
+    def _main(self, words: Sequence[str]) -> Any:
+        """Run a command with the answers that this run has been given."""
+        return self.root.main(list(words), "spark-cluster", standalone_mode=False, obj=self.app)
+
     def document(self, *words: str) -> dict[str, Any] | None:
         """Return what a command that changes nothing prints with --json; None when it fails."""
         out = io.StringIO()
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-                argv = [*self.words(*words), "--json"]
-                self.root.main(argv, "spark-cluster", standalone_mode=False)
+                self._main([*self.words(*words), "--json"])
             found = json.loads(out.getvalue())
         except (SparkClusterError, click.ClickException, SystemExit, ValueError):
             return None

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.secret import Secret
     from spark_cluster.discovery.cable import Peer
+    from spark_cluster.runner.dialer import Dialer
     from spark_cluster.runner.first_login import FirstLogin
 
 TRIES = 3
@@ -51,6 +52,10 @@ class Login:
             return []
         return ["--password-env", self.variable] if self.variable else ["--ask-password"]
 
+    @property
+    def _dialer(self) -> Dialer:
+        return self.flow.app.cluster.dialer
+
     def log_in(self, step: Step) -> None:
         """Log in to every node, and see to what `provision` and `up` need for it.
 
@@ -72,22 +77,21 @@ class Login:
 
     def _all(self, nodes: list[InventoryNode]) -> dict[str, FirstLogin]:
         """Log in everywhere, first by key, then with the password."""
-        from spark_cluster.runner.first_login import log_in
         from spark_cluster.runner.ssh_errors import KeysRefused
 
-        found, refused = self._sorted(log_in(nodes))
+        found, refused = self._logged_in(nodes)
         self._must(refused, only=KeysRefused)
         if refused and not self.variable and self.flow.ask.silent:
             return self._not_asked(found, refused)
         if refused and self._last is not None:  # of the other node: a user has the same on both
-            more, refused = self._sorted(log_in(*self._with(nodes, refused, self._last)))
+            more, refused = self._logged_in(*self._with(nodes, refused, self._last))
             found.update(more)
         for _ in range(1 if self.variable else TRIES):
             if not refused:
                 return found
             self.with_password = True
             password = None if self.variable else self._asked(nodes, refused)
-            more, refused = self._sorted(log_in(*self._with(nodes, refused, password)))
+            more, refused = self._logged_in(*self._with(nodes, refused, password))
             found.update(more)
             if refused and not self.variable:
                 self._show(refused)
@@ -124,19 +128,21 @@ class Login:
     ) -> tuple[list[InventoryNode], Secret]:
         """Return the nodes that are left, and where their password comes from."""
         from spark_cluster.config.secret import Secret
-        from spark_cluster.runner.connections import remember_password
 
         missing = [node for node in nodes if node.name in refused]
         if password is None:
             return missing, Secret(env=self.variable)
         for node in missing:
-            remember_password(node.name, password)
+            self._dialer.remember_password(node.name, password)
         return missing, Secret(prompt=True)
 
-    @staticmethod
-    def _sorted(
-        outcomes: dict[str, FirstLogin | SparkClusterError],
+    def _logged_in(
+        self, nodes: list[InventoryNode], password: Secret | None = None
     ) -> tuple[dict[str, FirstLogin], dict[str, SparkClusterError]]:
+        """Log in to nodes; return what was found, and who refused and why."""
+        from spark_cluster.runner.first_login import log_in
+
+        outcomes = log_in(self._dialer, nodes, password)
         errors = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
         return {n: o for n, o in outcomes.items() if not isinstance(o, SparkClusterError)}, errors
 
@@ -162,14 +168,12 @@ class Login:
         """See to a sudo that asks: the inventory says where its password comes from, or
         `provision` lets the user do without.
         """
-        from spark_cluster.runner.connections import remember_password
-
         known = all(node.become.password for node in self.flow.app.nodes if node.name in asks)
         answers = own_answers(self.flow)
         if not self.with_password and not known and not self.variable and not self.flow.ask.silent:
             password = getpass.getpass(f"Password for sudo on {', '.join(asks)}: ")
             for name in asks:
-                remember_password(name, password)
+                self._dialer.remember_password(name, password)
         if known and not self.with_password:
             return  # as for every other command
         self.with_password = True
@@ -192,7 +196,7 @@ class Login:
         Raises:
             Failed: there is none.
         """
-        from spark_cluster.runner.laptop import public_key
+        from spark_cluster.cluster.provision import public_key
 
         if all(public_key(node, search=True) for node in nodes):
             return

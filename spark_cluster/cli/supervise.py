@@ -49,11 +49,10 @@ def status(app: App) -> None:
     """Show what the supervision knows of the server, and what it did last."""
     app.connect_early("supervise")
     from spark_cluster.engine import supervision
-    from spark_cluster.runner.agents import agents
 
     app.import_meanwhile()
     head = app.inventory.head
-    with agents([head], "supervise") as sessions:
+    with app.cluster.dialer.sessions([head], "supervise") as sessions:
         found = supervision.report(sessions[head.name])
     if app.as_json:
         app.print_json(found.to_dict())

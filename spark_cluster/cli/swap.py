@@ -8,7 +8,7 @@ import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.override_options import overriding
-from spark_cluster.cli.serving_options import adopting, forced, sized, unloading
+from spark_cluster.cli.serving_options import adopting, ending_jobs, forced, sized, unloading
 from spark_cluster.cluster.overrides import Changes
 from spark_cluster.cluster.recipes import recipe_to_serve, size_on
 from spark_cluster.errors import UsageError
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     help="Do not start the old recipe again if the new one fails.",
 )
 @unloading
+@ending_jobs
 @adopting
 @overriding
 @allowing
@@ -45,6 +46,7 @@ def command(
     force: bool,
     no_restore: bool,
     unload: tuple[str, ...],
+    end_jobs: bool,
     adopt: bool,
     changes: Changes,
     allow: Allowances,
@@ -87,6 +89,7 @@ def command(
             force=force,
             restore=not no_restore,
             unload=unload,
+            end_jobs=end_jobs,
         )
         plot = keep_plot(run, memory)
         run.finish()

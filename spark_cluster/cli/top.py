@@ -79,7 +79,7 @@ def command(
         kept = None if record is None else writer(record)
         if kept is not None:
             stack.callback(kept.close)
-        sampling = Sampling(nodes, every=interval, metrics=metrics)
+        sampling = Sampling(nodes, app.cluster.dialer, every=interval, metrics=metrics)
         with contextlib.suppress(KeyboardInterrupt), sampling:
             until = None if duration is None else time.monotonic() + duration
             try:

@@ -15,7 +15,7 @@ from spark_cluster.cli.visible import coloured
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 
 if TYPE_CHECKING:
-    from spark_cluster.runner.hostkeys import HostKey
+    from spark_cluster.runner.known_hosts import HostKey
     from spark_cluster.runner.ssh_route import Hop, Target
 
 
@@ -71,12 +71,13 @@ def command(ctx: click.Context, replace: bool, yes: bool) -> None:
     with --replace, a revoked one never accepted. Jump hosts come first, then the nodes through
     them.
     """
-    from spark_cluster.runner.connections import target
     from spark_cluster.runner.parallel import in_parallel
     from spark_cluster.runner.ssh_route import route
 
     app: App = ctx.obj
-    targets = {node.name: target(node) for node in app.nodes if not node.is_local}
+    targets = {
+        node.name: app.cluster.dialer.target(node) for node in app.nodes if not node.is_local
+    }
     asking = _Asking(app, targets, replace=replace, yes=yes)
     routes: dict[str, tuple[Hop, ...]] = {}
     for name, outcome in in_parallel({n: partial(route, t) for n, t in targets.items()}).items():
@@ -120,8 +121,8 @@ class _Asking:
 
     def look(self, routes: Mapping[str, tuple[Hop, ...]], count: int) -> None:
         """Ask the hosts that are `count` connections away, and write down what is accepted."""
-        from spark_cluster.runner.hostkeys import show
         from spark_cluster.runner.parallel import in_parallel
+        from spark_cluster.runner.trust import show
 
         hosts: dict[object, _Host] = {}
         for name, hops in routes.items():
@@ -129,10 +130,7 @@ class _Asking:
                 way = (tuple(h.place for h in hops[:count]), self.targets[name].known_hosts)
                 key = name if len(hops) == count else way
                 hosts.setdefault(key, _Host([], hops[:count])).nodes.append(name)
-        jobs = {
-            host.label: partial(show, self.targets[host.nodes[0]], host.hops)
-            for host in hosts.values()
-        }
+        jobs = {host.label: partial(show, host.hops) for host in hosts.values()}
         outcomes = in_parallel(jobs) if jobs else {}
         for host in hosts.values():
             self._settle(host, outcomes[host.label])
@@ -148,7 +146,7 @@ class _Asking:
             _say(self.app, f"  {error.hint}")
 
     def _settle(self, host: _Host, outcome: HostKey | SparkClusterError) -> None:
-        from spark_cluster.runner.hostkeys import file_of, write
+        from spark_cluster.runner.trust import file_of, write
 
         if isinstance(outcome, SparkClusterError):
             for name in host.nodes:
@@ -157,7 +155,7 @@ class _Asking:
         written, refusal = _decide(self.app, host, outcome, replace=self.replace, yes=self.yes)
         if written:
             try:
-                write(file_of(self.targets[host.nodes[0]]), [outcome])
+                write(file_of(host.hops[-1]), outcome)
             except SparkClusterError as error:
                 self._settle(host, error)
                 return
@@ -179,21 +177,22 @@ def _decide(
     from spark_cluster.runner.ssh_errors import REVOKED_HINT
 
     key = f"{host.label}: {shown.host} shows {shown.kind} {shown.fingerprint}"
-    if shown.verdict == "trusted":
+    known = shown.line
+    if known is None:
+        _say(app, f"{key}  {click.style('new', fg='yellow')}")
+    elif shown.verdict == "trusted":
         _say(app, f"{key}  {click.style('trusted already', fg='green')}")
         return False, None
-    if shown.verdict == "revoked":
-        _say(app, f"{key}  {click.style('REVOKED', fg='red')} by {shown.place}")
+    elif shown.verdict == "revoked":
+        _say(app, f"{key}  {click.style('REVOKED', fg='red')} by {known.place}")
         _say(app, f"  {REVOKED_HINT}")
-        return False, _refusal(host, shown, f"was revoked by {shown.place}", REVOKED_HINT)
-    if shown.verdict == "changed":
+        return False, _refusal(host, shown, f"was revoked by {known.place}", REVOKED_HINT)
+    else:
         style = click.style("CHANGED", fg="red")
-        _say(app, f"{key}  {style}, known is {shown.known} ({shown.place})")
+        _say(app, f"{key}  {style}, known is {known.fingerprint} ({known.place})")
         if not replace:
             _say(app, "  a reinstalled node has a new key; when you know why: --replace")
             return False, _refusal(host, shown, "has changed", "trust --replace accepts it")
-    else:
-        _say(app, f"{key}  {click.style('new', fg='yellow')}")
     if yes:
         return True, None
     if not sys.stdin.isatty():
@@ -206,7 +205,7 @@ def _decide(
 def _refusal(host: _Host, shown: HostKey, what: str, hint: str) -> Failed:
     is_node = host.hops[-1].is_node
     whose = "its host key" if is_node else f"the host key of its jump host {shown.host}"
-    return Failed(f"{whose} {what}", where=shown.node, hint=hint)
+    return Failed(f"{whose} {what}", where=host.nodes[0], hint=hint)
 
 
 def _row(shown: HostKey, *, trusted: bool) -> dict[str, Any]:

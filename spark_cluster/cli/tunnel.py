@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.ended_by_signals import ended_by_signals
+from spark_cluster.cli.serving_options import local_port
 from spark_cluster.cli.visible import visible
 from spark_cluster.errors import UsageError
 
@@ -20,12 +22,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="Port of this machine (default: the endpoint's own).",
-)
+@local_port("the endpoint's own")
 @click.option(
     "--remote-port",
     type=click.IntRange(1, 65535),
@@ -74,24 +71,22 @@ def _run(app: App, head: InventoryNode, port: int) -> None:
     import contextlib
 
     from spark_cluster.engine.tunnel_end import ask_head, url_on_head
-    from spark_cluster.runner import connections, head_start
-    from spark_cluster.runner.tunnel import Tunnel
+    from spark_cluster.runner.tunnel import keep_open
 
     def find(connection: SshConnection) -> str:
         access = ask_head(connection) if app.port is None else None
         return url_on_head(access, app.inventory.serve, head)
 
-    def report(event: TunnelEvent) -> None:
-        _show(event, as_json=app.as_json)
-
-    tunnel = Tunnel(connections.target(head), head_start.connection, find, port, report)
+    dialer = app.cluster.dialer
+    events = keep_open(dialer.target(head), dialer.connection, find, port)
     with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
-        tunnel.run()
+        for event in events:
+            _show(event, as_json=app.as_json)
 
 
 def _show(event: TunnelEvent, *, as_json: bool) -> None:
     if as_json:
-        click.echo(json.dumps(event.to_dict()))
+        click.echo(json.dumps(asdict(event)))
     elif event.event == "open":
         click.echo(visible(f"{event.url} leads to {event.to} of {event.node}"))
     else:

@@ -8,7 +8,7 @@ import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.override_options import overriding, with_port
-from spark_cluster.cli.serving_options import adopting, forced, sized
+from spark_cluster.cli.serving_options import adopting, ending_jobs, forced, sized
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     is_flag=True,
     help="Ask no hub: serve from what the nodes have; copies between them are made.",
 )
-@click.option("--end-jobs", is_flag=True, help="Go on although jobs run on Ray, and end them.")
+@ending_jobs
 @adopting
 @overriding
 @with_port

@@ -70,12 +70,11 @@ def command(
         show_run(app, run_id or LAST, plot)
         return
     app.connect_early("vram")
-    from spark_cluster.runner.agents import agents
 
     nodes = app.nodes
     app.import_meanwhile(*(("rich.live",) if watch else ()))
     if watch:
-        with agents(nodes, "vram") as sessions:
+        with app.cluster.dialer.sessions(nodes, "vram") as sessions:
             with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
                 _watch(app, sessions, interval, count)
             return

@@ -110,16 +110,18 @@ class Cluster(Opened):
 
         Raises:
             Refused: a node is not reached over SSH.
+            InvalidFile: ssh_config cannot be read.
 
         Example:
             with cluster.group() as group:
                 group.run("uptime")
         """
-        from spark_cluster.runner import connections, fabric_connection
+        from fabric import ThreadingGroup
 
-        return fabric_connection.group(
-            fabric_connection.over(connections.ssh(node), node.name, owned=True)
-            for node in self.nodes
+        from spark_cluster.runner import transport
+
+        return ThreadingGroup.from_connections(
+            transport.over(self.dialer.dial(node), node.name, owned=True) for node in self.nodes
         )
 
     def ping(self) -> PingResult:
@@ -354,20 +356,28 @@ class Cluster(Opened):
 
         return playbook(self, str(file), options=_options(options))
 
-    def down(self, *, unload: Sequence[str] = (), options: Options | None = None) -> DownResult:
+    def down(
+        self,
+        *,
+        unload: Sequence[str] = (),
+        end_jobs: bool = False,
+        options: Options | None = None,
+    ) -> DownResult:
         """Stop what serves on all nodes, and wait until its memory is free again.
 
         Args:
             unload: other programs whose models are unloaded, too: `ollama`.
+            end_jobs: end jobs that run on Ray; otherwise they are a reason to refuse.
             options: check mode.
 
         Raises:
+            Refused: jobs are running on Ray.
             VerificationFailed: a process still holds GPU memory; with its id, program and node.
             SparkClusterError: a node is not reached.
         """
         from spark_cluster.cluster.down import down
 
-        return down(self, unload=unload, options=_options(options))
+        return down(self, unload=unload, end_jobs=end_jobs, options=_options(options))
 
     def ray_up(
         self,

@@ -31,10 +31,12 @@ class DownResult:
         return self.run.to_dict(**(self.stopped.to_dict() if self.stopped is not None else {}))
 
 
-def down(opened: Opened, *, unload: Sequence[str], options: Options) -> DownResult:
+def down(opened: Opened, *, unload: Sequence[str], end_jobs: bool, options: Options) -> DownResult:
     """Stop what serves; see `Cluster.down`."""
     with opened.play("down", opened.nodes, options, gather_facts=False) as run:
         playbook = opened.project.load_playbook("down")
-        stopped: Stopped | None = playbook.function(run.open(), unload=tuple(unload))
+        stopped: Stopped | None = playbook.function(
+            run.open(), unload=tuple(unload), end_jobs=end_jobs
+        )
         run.finish()
         return DownResult(RunSummary.of(run), stopped)

@@ -6,10 +6,12 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from spark_cluster.config.prompts import Prompts
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.config.yamlfile import Sourced
     from spark_cluster.loader.project import Project
+    from spark_cluster.runner.dialer import Dialer
     from spark_cluster.runner.options import Options
 
     R = TypeVar("R", bound=Run)
@@ -57,6 +60,7 @@ class Opened:
         self.named = inventory
         self.limit = limit
         self.port = port
+        self.prompts = Prompts()
         self._folder = Path(project or ".").absolute()
         self._started = started
         self._early_id = ""
@@ -74,6 +78,13 @@ class Opened:
         from spark_cluster.loader.project import Project
 
         return Project(self._folder.resolve())
+
+    @cached_property
+    def dialer(self) -> Dialer:
+        """The owner of the connections to the nodes, and of the passwords that were asked for."""
+        from spark_cluster.runner.dialer import Dialer
+
+        return Dialer(self.prompts)
 
     @property
     def inventory_is_missing(self) -> bool:
@@ -97,7 +108,7 @@ class Opened:
     def _checked(self) -> Inventory:
         from spark_cluster.config.inventory import checked
 
-        return checked(self._source, self.project.list("roles"))
+        return replace(checked(self._source, self.project.list("roles")), prompts=self.prompts)
 
     @property
     def inventory(self) -> Inventory:
@@ -174,17 +185,16 @@ class Opened:
 
         if not label:  # a run follows: its agents get the project's own resources
             self.load_extensions()
-            self._early_id = self._early_id or _new_id()
+            self._early_id = self._early_id or new_run()
         found = unchecked(self._source, self.limit)
         if not found:
             return
-        from spark_cluster.runner import head_start
         from spark_cluster.runner.ssh_route import Target
 
         targets = [Target.of(name, settings) for name, settings in found.items()]
-        agent = head_start.Agent(label or self._early_id, become)
-        without_password = not become or "become" not in self._source.data
-        head_start.begin(targets, agent if without_password else None)
+        asks_nothing = not become or "become" not in self._source.data
+        agent = (label or self._early_id) if asks_nothing else ""
+        self.dialer.begin(targets, agent, become=become)
 
     def close(self) -> None:
         """End the runs of other threads as Ctrl-C does, with their connections; begin no more."""
@@ -195,7 +205,7 @@ class Opened:
     def take_run_id(self) -> str:
         """Return the id of the next run: the one that was connected for early, or a new one."""
         early, self._early_id = self._early_id, ""
-        return early or _new_id()
+        return early or new_run()
 
     def begin(
         self,
@@ -219,6 +229,7 @@ class Opened:
             run_id=run_id or self.take_run_id(),
             change=change,
             gather_facts=gather_facts,
+            dialer=self.dialer,
             started=time.monotonic() if self._started is None else self._started,
         )
 
@@ -255,7 +266,7 @@ class Opened:
                 self._runs.discard(run)
 
 
-def _new_id() -> str:
-    from spark_cluster.runner.run_id import new_run
-
-    return new_run()
+def new_run() -> str:
+    """Return the id of a run, which sorts by time, within a second too: `20261120-141502-3fa9`."""
+    now = time.time()
+    return time.strftime("%Y%m%d-%H%M%S-", time.gmtime(now)) + f"{int(now % 1 * 0x10000):04x}"

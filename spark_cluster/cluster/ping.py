@@ -13,6 +13,7 @@ from spark_cluster.errors import SparkClusterError
 if TYPE_CHECKING:
     from spark_cluster.cluster.opened import Opened
     from spark_cluster.config.inventory import InventoryNode
+    from spark_cluster.runner.dialer import Dialer
 
 
 @dataclass(frozen=True)
@@ -59,23 +60,17 @@ def ping(opened: Opened) -> PingResult:
     """Connect to every selected node, start an agent without sudo, and measure one round trip."""
     from spark_cluster.runner.parallel import in_parallel
 
-    return PingResult(in_parallel({node.name: partial(_reach, node) for node in opened.nodes}))
+    jobs = {node.name: partial(_reach, opened.dialer, node) for node in opened.nodes}
+    return PingResult(in_parallel(jobs))
 
 
-def _reach(node: InventoryNode) -> Reached:
-    from spark_cluster.runner.connections import ssh
-
-    connection = ssh(node)
+def _reach(dialer: Dialer, node: InventoryNode) -> Reached:
     started = time.monotonic()
-    try:
-        session = connection.session("ping", become=False)
+    with dialer.session(node, "ping", become=False) as session:
         python = session.request("gather")["machine"]["python"]
         connected = time.monotonic()
         session.request("gather")
         rtt = time.monotonic() - connected
-        session.close()
-    finally:
-        connection.close()
     return Reached(round(rtt * 1000, 2), round((connected - started) * 1000, 1), python)
 
 

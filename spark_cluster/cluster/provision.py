@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.cluster.node_error import NodeError
@@ -13,8 +14,12 @@ from spark_cluster.errors import SparkClusterError, UsageError
 if TYPE_CHECKING:
     from spark_cluster.cluster.opened import Opened
     from spark_cluster.cluster.run import Run
+    from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.secret import Secret
     from spark_cluster.runner.options import Options
+
+USUAL_KEYS = ("id_ed25519", "id_ecdsa", "id_rsa")
+"""Private keys of ~/.ssh that are looked for, the best one first."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +89,6 @@ def provision(
     Args:
         login_password: of a first contact, where no key is accepted yet; yours is installed.
     """
-    from spark_cluster.runner.laptop import public_key
-
     first_contact = login_password is not None
     nodes = opened.nodes
     if first_contact:
@@ -110,6 +113,23 @@ def provision(
         failed = _failed(play.out, done.failures)
         run.finish(str(next(iter(failed.values()), "")))
         return _result(run, done, failed)
+
+
+def public_key(node: InventoryNode, *, search: bool, home: Path | None = None) -> str | None:
+    """Return the line of the public key for logging in to a node; None if there is none.
+
+    Args:
+        search: without an `identity_file` in the inventory, take the usual keys of ~/.ssh;
+            otherwise the node is left with the keys that it has.
+    """
+    private = [node.identity_file] if node.identity_file is not None else []
+    if not private and search:
+        private = [(home or Path.home()) / ".ssh" / name for name in USUAL_KEYS]
+    for path in private:
+        public = path.with_name(f"{path.name}.pub")
+        if public.is_file():
+            return public.read_text().strip()
+    return None
 
 
 def _failed(

@@ -89,6 +89,6 @@ def ray_down(opened: Opened, *, options: Options) -> DownResult:
         play = run.open()
         must_serve_nothing(play, play.nodes, "ray down")
         playbook = opened.project.load_playbook("down")
-        stopped: Stopped | None = playbook.function(play)
+        stopped: Stopped | None = playbook.function(play, end_jobs=True)
         run.finish()
         return DownResult(RunSummary.of(run), stopped)

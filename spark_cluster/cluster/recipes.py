@@ -101,7 +101,4 @@ def api_key(opened: Opened) -> str | None:
     Raises:
         SparkClusterError: the inventory's reference to it leads to nothing.
     """
-    from spark_cluster.runner.connections import ask_secret
-
-    serve = opened.inventory.serve
-    return serve.api_key.read("the API key", ask_secret()) if serve.api_key else None
+    return opened.inventory.api_key()

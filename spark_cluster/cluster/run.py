@@ -8,15 +8,16 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.cluster import watch
-from spark_cluster.cluster.result import RunSummary
+from spark_cluster.cluster.record import Record
+from spark_cluster.cluster.result import Recap, RunSummary
 from spark_cluster.errors import Interrupted, SparkClusterError
 from spark_cluster.runner import connections
-from spark_cluster.runner.events import Bus, Note, Recap, RunFinished, RunStarted
-from spark_cluster.runner.record import Record
+from spark_cluster.runner.events import Bus, Note, RunFinished, RunStarted
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.loader.project import Project
+    from spark_cluster.runner.dialer import Dialer
     from spark_cluster.runner.options import Options
     from spark_cluster.runner.play import Play
 
@@ -36,6 +37,7 @@ class Run:
         run_id: as `history` and `revert` know it.
         change: it may change nodes: it is recorded and holds their locks, outside check mode.
         gather_facts: at once; otherwise when one is first read.
+        dialer: reaches the nodes.
         started: when its time began, seconds on the monotonic clock.
     """
 
@@ -50,6 +52,7 @@ class Run:
         run_id: str,
         change: bool,
         gather_facts: bool,
+        dialer: Dialer,
         started: float,
     ) -> None:
         self.command = command
@@ -64,12 +67,13 @@ class Run:
             record = Record(self.id, on_error=lambda why: self.bus.emit(Note(why, "warning")))
             self.bus.add(record)
         self.connections = connections.Connections(
-            nodes,
+            {node.name: node for node in nodes},
             self.bus,
             self.id,
             command=command,
             change=change and not options.check,
             gather_facts=gather_facts,
+            dialer=dialer,
         )
         self.connections.begin()  # what follows is imported while the network is waited for
         if change:

@@ -36,10 +36,10 @@ def verify(
         UsageError: there is no such check, or the head is not selected.
         SparkClusterError: nothing serves, or the head is not reached.
     """
+    from spark_cluster.config.caches import state_folder
     from spark_cluster.engine import verify as in_depth
     from spark_cluster.engine.client import PATIENCE_S
     from spark_cluster.runner.options import Options
-    from spark_cluster.runner.record import state_folder
 
     selection = in_depth.Selection(tuple(only), tuple(skip))
     selection.must_be_known()

@@ -29,8 +29,7 @@ def vram(opened: Opened) -> VramResult:
     """
     from spark_cluster.engine.programs import models_by_process
     from spark_cluster.engine.vram import sample
-    from spark_cluster.runner.agents import agents
 
-    with agents(opened.nodes, "vram") as sessions:
+    with opened.dialer.sessions(opened.nodes, "vram") as sessions:
         readings, models = sample(sessions), models_by_process(sessions)
     return VramResult(tuple(replace(r, models=models.get(r.name, {})) for r in readings))

@@ -1,4 +1,4 @@
-"""Folders of the engine's caches on a node, and the variables that name them."""
+"""Folders of the engine's caches on a node and the variables that name them; ours on the laptop."""
 
 from __future__ import annotations
 
@@ -29,4 +29,10 @@ def laptop_cache() -> Path:
     if given := os.environ.get("SPARK_CLUSTER_CACHE"):
         return Path(given).expanduser()
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "spark-cluster"
+
+
+def state_folder() -> Path:
+    """`$XDG_STATE_HOME/spark-cluster`, by default under ~/.local/state: what runs leave here."""
+    base = os.environ.get("XDG_STATE_HOME") or "~/.local/state"
     return Path(base).expanduser() / "spark-cluster"

@@ -17,6 +17,7 @@ from spark_cluster.config.inventory_schema import (
     NodeEntry,
     ServeEntry,
 )
+from spark_cluster.config.prompts import Prompts
 from spark_cluster.config.schema import validate
 from spark_cluster.config.secret import Secret
 from spark_cluster.config.settings import merged
@@ -105,6 +106,7 @@ class Inventory:
         pool: subnets of the link, one for each twin, for nodes with `fabric: detect`.
         mtu: of the link, bytes.
         trusted_network: anyone who reaches the nodes may reach the engine's ports.
+        prompts: asks for secrets on the terminal.
     """
 
     path: Path
@@ -114,6 +116,16 @@ class Inventory:
     pool: tuple[IPv4Network, ...]
     mtu: int
     trusted_network: bool = False
+    prompts: Prompts = field(default_factory=Prompts, repr=False, compare=False)
+
+    def api_key(self) -> str | None:
+        """Return the endpoint's API key; None when it has none.
+
+        Raises:
+            UsageError: the reference to it leads to nothing.
+        """
+        secret = self.serve.api_key
+        return None if secret is None else secret.read("the API key", self.prompts.ask)
 
     @property
     def head(self) -> InventoryNode:

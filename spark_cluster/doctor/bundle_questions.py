@@ -7,9 +7,10 @@ import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.engine import runtime, unit_state
+from spark_cluster.engine import runtime
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT
+from spark_cluster.node import unit_state
 
 if TYPE_CHECKING:
     from spark_cluster.runner.session import Session

@@ -17,13 +17,13 @@ from spark_cluster.engine.caches import root_on
 from spark_cluster.errors import SparkClusterError, Unreachable, UsageError
 from spark_cluster.known_issues.entries import catalogue
 from spark_cluster.known_issues.match import KnownIssueMatch, ordered
-from spark_cluster.runner.connections import ssh
 from spark_cluster.runner.parallel import in_parallel
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.facts.pins import Pins
+    from spark_cluster.runner.dialer import Dialer
     from spark_cluster.runner.node_connection import NodeConnection
     from spark_cluster.runner.session import Session
 
@@ -67,6 +67,7 @@ class Examination:
     Args:
         inventory: what there is.
         nodes: which of it.
+        dialer: reaches them.
         recipe: what they serve, when that is known.
         pins: combinations of kernel and driver that are known.
     """
@@ -75,6 +76,7 @@ class Examination:
         self,
         inventory: Inventory,
         nodes: Sequence[InventoryNode],
+        dialer: Dialer,
         recipe: Recipe | None = None,
         pins: Pins | None = None,
     ) -> None:
@@ -82,6 +84,7 @@ class Examination:
         self.pins = pins
         self.nodes = {node.name: node for node in nodes}
         self.recipe = recipe
+        self._dialer = dialer
         self.unreached: dict[str, SparkClusterError] = {}
         self.seconds: dict[str, float] = {}
         self._connections: dict[str, NodeConnection] = {}
@@ -117,7 +120,7 @@ class Examination:
 
     def _observe(self, node: InventoryNode) -> Observations:
         started = time.monotonic()
-        connection = ssh(node)
+        connection = self._dialer.dial(node)
         self._connections[node.name] = connection
         user = connection.user
         session = connection.session("doctor", become=True)

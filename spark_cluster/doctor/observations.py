@@ -11,12 +11,12 @@ from typing import Any
 
 from spark_cluster.doctor.question import Context, NodeSource, sources
 from spark_cluster.doctor.verdict import NotSeen
-from spark_cluster.engine import unit_state
-from spark_cluster.engine.containers import ContainerState, parse_containers, with_logs
 from spark_cluster.engine.names import PROGRAMS
 from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts, Hca, Interface, Memory
 from spark_cluster.facts.pins import Pins
+from spark_cluster.node import unit_state
+from spark_cluster.node.containers import ContainerState, parse_containers, with_logs
 from spark_cluster.topology import cabled_port
 
 TIMEOUT_S = 20.0

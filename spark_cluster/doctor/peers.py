@@ -9,7 +9,7 @@ from spark_cluster.discovery.mdns import COUNT
 from spark_cluster.doctor.check import Pair, check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
-from spark_cluster.engine.containers import ContainerState, read_sections
+from spark_cluster.node.containers import ContainerState, read_sections
 
 _AVAHI_NAME = re.compile(r's "([\w-]{1,63})"')
 

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_cluster.engine.link_cabling import Cabling
+from spark_cluster.node.health import Completion
 
 
 @dataclass(frozen=True)
@@ -55,14 +56,12 @@ class Answer:
 
     Attributes:
         health: HTTP status of /health, 0 without an answer.
-        status: HTTP status of a completion.
-        text: its text, or why there is none.
+        completion: what came of a question.
         expected: what the text should have in it.
     """
 
     health: int
-    status: int
-    text: str
+    completion: Completion
     expected: str
 
 

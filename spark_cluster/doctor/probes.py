@@ -12,6 +12,7 @@ from spark_cluster.doctor.probed import Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.engine.link_cabling import without_switch
 from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS
+from spark_cluster.node.health import judge
 
 T = TypeVar("T")
 
@@ -108,17 +109,19 @@ def rdma_rate(probed: Probed) -> Verdict:
 )
 def completion(probed: Probed) -> Verdict:
     answer = _tried(probed, "answer", probed.answer)
-    if answer.health != 200:
+    if not judge(None, answer.health).serves:
         return fail(f"/health returns {answer.health or 'nothing'}", "server-not-up")
-    if answer.status != 200:
-        message = f"/health returns 200, a completion {answer.status or 'nothing'}: {answer.text}"
+    came = answer.completion
+    if came.status != 200:
+        message = f"/health returns 200, a completion {came.status or 'nothing'}: {came.why}"
         return fail(message, "requests-hang")
-    if answer.expected.lower() not in answer.text.lower():
+    text = came.text or came.why
+    if answer.expected.lower() not in text.lower():
         return fail(
-            f"it says {answer.text[:80]!r}, expected {answer.expected!r}",
+            f"it says {text[:80]!r}, expected {answer.expected!r}",
             "answers-are-nonsense",
         )
-    return ok(f"it says {answer.text[:80]!r}")
+    return ok(f"it says {text[:80]!r}")
 
 
 ENGINE = re.compile(r"ray|vllm|gcs_server|EngineCor", re.IGNORECASE)

@@ -13,10 +13,10 @@ from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Answer, Ping, Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import NotSeen
 from spark_cluster.engine import link_cabling, link_check
-from spark_cluster.engine.containers import ContainerState
 from spark_cluster.engine.link_cabling import Cabling
 from spark_cluster.engine.link_check import Hop
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node, topology_of
 
@@ -156,13 +156,13 @@ def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Questio
             endpoint = running(engine.labels, files["endpoint"], question.key)
             if endpoint is None:
                 continue
-            health = endpoint.request(session, "/health", timeout=5)
+            health = endpoint.health(session)
             kind = kind_of(engine.labels)
             reply = probe_once(session, endpoint, kind, question.probe, timeout=20)
             expected = question.probe.expect
             if kind != "chat":  # any answer of the kind is right, and its reason is no answer
                 expected = "" if reply.text else ANSWERS[kind]
-            return Answer(health.status, reply.status, reply.text or reply.why, expected)
+            return Answer(health.status, reply, expected)
     return None
 
 

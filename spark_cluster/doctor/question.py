@@ -11,11 +11,11 @@ from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.doctor import scripts
 from spark_cluster.doctor.scripts import shell
-from spark_cluster.engine import firewall, ray, unit_state
+from spark_cluster.engine import firewall, ray
 from spark_cluster.engine.names import PROGRAMS
 from spark_cluster.facts import gather
 from spark_cluster.known_issues.entries import shipped
-from spark_cluster.node import container_gpu
+from spark_cluster.node import container_gpu, unit_state
 from spark_cluster.node.nvidia_smi import THROTTLE
 from spark_cluster.resources import docker
 from spark_cluster.resources.unit import FOLDER

@@ -31,7 +31,7 @@ IMAGES = (
     + """\
 [ -n "$names" ] || exit 0
 docker container inspect -f '{{.Image}}' $names | sort -u |
-  xargs docker image inspect -f '{{.Id}} {{.Architecture}}'
+  xargs docker image inspect
 """
 )
 

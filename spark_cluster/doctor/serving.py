@@ -9,10 +9,11 @@ from spark_cluster.doctor.link import GID_TYPES
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.engine import firewall
-from spark_cluster.engine.containers import FIREWALL, ContainerState
 from spark_cluster.engine.ray import parse_nodes
 from spark_cluster.facts.parsers import compute_apps
 from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.node.containers import FIREWALL, ContainerState
+from spark_cluster.node.images import parse_images
 
 NONE = "there is no engine container on this node"
 ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
@@ -266,8 +267,10 @@ def image_arch(seen: Observations) -> Verdict:
     engines = [e for e in seen.engines if e.runtime == "docker"]
     if not engines:
         return ok(NONE)
-    rows = (line.split() for line in seen.output("images").splitlines())
-    known = {row[0]: row[1] for row in rows if len(row) == 2}
+    try:
+        known = {one.id: one.architecture for one in parse_images(seen.output("images"))}
+    except ValueError as error:
+        raise NotSeen(str(error)) from None
     here = ARCHITECTURES.get(seen.facts.arch, seen.facts.arch)
     for engine in engines:
         made_for = known.get(engine.image)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 from spark_cluster.config import overrides
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import load_guard, runtime, vram
-from spark_cluster.engine.containers import NEEDS, OVERRIDES, ContainerState
 from spark_cluster.engine.deployment import Key, Server
 from spark_cluster.engine.members import Member
 from spark_cluster.engine.models import ServedModel, placed
 from spark_cluster.engine.names import PROGRAMS, RAY, SERVER
 from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, SparkClusterError, UsageError
 from spark_cluster.models.memory import LOWEST, RESERVE_GIB, utilization
+from spark_cluster.node.containers import NEEDS, OVERRIDES, ContainerState
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.runner.play import Play
 
@@ -112,10 +112,10 @@ def admit(
         except SparkClusterError as error:
             error.where = error.where or (one.node.name if several else "")
             raise
-    return Admitted(shares, new=frozenset(o.server.key for o in found if not _stays(o)))
+    return Admitted(shares, new=frozenset(o.server.key for o in found if not stays(o)))
 
 
-def _stays(one: Member) -> bool:
+def stays(one: Member) -> bool:
     """Return whether a server serves already, or is there to be loaded on request."""
     if one.server.on_request:
         return NEEDS in one.running.labels and was_made_for(one.running, one.server)
@@ -312,7 +312,7 @@ def _models(
     others are planned in what it leaves. What is loaded on request is unloaded before anything is
     started, and keeps its place next to what always is.
     """
-    stay = [one for one in found if _stays(one)]
+    stay = [one for one in found if stays(one)]
     new = [one for one in found if one not in stay]
     kept = {one.server.key: share_of(one.running, one.server) for one in stay}
     needs = {

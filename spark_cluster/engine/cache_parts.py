@@ -11,14 +11,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.engine import compile_key, runtime, unit_state
-from spark_cluster.engine.containers import RECIPE
+from spark_cluster.engine import compile_key, runtime
 from spark_cluster.engine.names import PROGRAMS, instance_of
+from spark_cluster.node import unit_state
+from spark_cluster.node.containers import RECIPE
 from spark_cluster.node.engine_caches import IMAGES, VENV, short
 from spark_cluster.node.launch_records import LaunchRecord, from_dict
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.containers import ContainerState
+    from spark_cluster.node.containers import ContainerState
     from spark_cluster.runner.session import Session
 
 USUAL = ("compile", "flashinfer")
@@ -98,7 +99,7 @@ def parts(
         for name, session in sessions.items()
     }
     answers = {name: (usage.wait(), state.wait()) for name, (usage, state) in waiting.items()}
-    states = [unit_state.parse(_printed(s, n)) for _, s in answers.values() for n in PROGRAMS]
+    states = [unit_state.answered(s["commands"][n]) for _, s in answers.values() for n in PROGRAMS]
     printed = " ".join(_printed(state, "servers") for _, state in answers.values())
     several = runtime.server_names(printed)
     serves, found = serving(states, several), list[CachePart]()

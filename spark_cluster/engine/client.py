@@ -7,10 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.engine import completion, replies
+from spark_cluster.engine import completion
 from spark_cluster.engine.completion import Completion
 from spark_cluster.engine.endpoint import Asker, Endpoint
 from spark_cluster.errors import VerificationFailed
+from spark_cluster.node import replies
 from spark_cluster.runner.session import Answer
 
 PATIENCE_S = 900.0

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.engine.replies import NotACompletion, at, decoded, message, reasoning, text_of
+from spark_cluster.node.replies import NotACompletion, at, decoded, message, reasoning, text_of
 
 MOST_CALLS = 64
 """Tool calls of one answer that are read."""

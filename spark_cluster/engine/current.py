@@ -6,12 +6,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.model_kind import ModelKind
-from spark_cluster.engine import replies, runtime, unit_state
+from spark_cluster.engine import runtime
 from spark_cluster.engine.endpoint import LABEL, running
 from spark_cluster.engine.kind_probe import kind_of
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, Access, ModelServer, described, models_of
 from spark_cluster.errors import Failed
+from spark_cluster.node import replies, unit_state
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -58,8 +59,7 @@ def current(session: Session, node: str) -> Current:
         commands={SERVER: runtime.question(SERVER)},
         files={"endpoint": DESCRIPTION},
     )
-    shown = answer["commands"][SERVER]
-    state = unit_state.parse(shown["stdout"] if shown else "")
+    state = unit_state.answered(answer["commands"][SERVER])
     description = answer["files"]["endpoint"]
     if models := models_of(description):
         return _first(session, models, description)

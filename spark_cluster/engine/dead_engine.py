@@ -6,7 +6,9 @@ import time
 
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import engine
-from spark_cluster.engine.readiness import ask_once, container_state
+from spark_cluster.engine.kind_probe import probe_once
+from spark_cluster.engine.readiness import container_state
+from spark_cluster.node.health import Life, judge
 from spark_cluster.runner.play import Play
 
 LOOKS_S = 20.0
@@ -16,9 +18,6 @@ fails with 500 meanwhile (source: make gpu)."""
 EVERY_S = 2.0
 ANSWER_S = 5.0
 """Seconds for an answer: one that comes later says nothing, as the server may have a queue."""
-
-FAILS = (0, 500)
-"""Status of a completion, within that time, when the API has ended or its engine has died."""
 
 TIMES = 2
 """Completions one after the other that must fail."""
@@ -30,25 +29,26 @@ def is_dead(play: Play, server: Server) -> bool:
     Signs: its program, or that of a rank, ends or is restarted; /health says so (`Engine.died`);
     completions fail at once, twice in turn.
     """
+    session, endpoint = play.session(play.head), server.endpoint.of_engine
     nodes = (play.head.name, *server.ranks)
-    restarts: dict[str, int] = {}
+    first = {name: container_state(play, server.program, name) for name in nodes}
     deadline = time.monotonic() + LOOKS_S
     failed, serves = 0, engine(server.engine)
     while time.monotonic() < deadline:
-        for name in nodes:
-            now = container_state(play, server.program, name)
-            if now.status != "running" or now.restarts > restarts.setdefault(name, now.restarts):
+        for name, before in first.items():
+            now = container_state(play, server.program, name).watched(before)
+            if judge(now).gone:
                 return True
-        session, endpoint = play.session(play.head), server.endpoint.of_engine
-        health = endpoint.request(session, serves.health, timeout=ANSWER_S)
-        if serves.died is not None and health.status == serves.died:
+        health = endpoint.health(session, serves.health).status
+        if judge(None, health, died=serves.died).gone:
             return True
-        asked = time.monotonic()
-        reply = ask_once(session, endpoint, server.recipe.probe, timeout=ANSWER_S)
-        if reply.status == 200:
+        reply = probe_once(
+            session, endpoint, server.recipe.kind, server.recipe.probe, timeout=ANSWER_S
+        )
+        life = judge(None, None, reply).life
+        if life is Life.SERVING:
             return False
-        at_once = time.monotonic() - asked < ANSWER_S
-        failed = failed + 1 if at_once and reply.status in FAILS else 0
+        failed = failed + 1 if life is Life.FAILING else 0
         if failed >= TIMES:
             return True
         time.sleep(EVERY_S)

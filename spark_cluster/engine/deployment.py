@@ -11,8 +11,8 @@ from spark_cluster.config.flags import words
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.patches import mounted_patches
 from spark_cluster.config.recipe_settings import mounts_of
-from spark_cluster.engine.containers import FIREWALL
 from spark_cluster.engine.names import server_name
+from spark_cluster.node.containers import FIREWALL
 
 if TYPE_CHECKING:
     from spark_cluster.config.launch import Launch

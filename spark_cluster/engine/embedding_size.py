@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.engine import replies
+from spark_cluster.node import replies
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe

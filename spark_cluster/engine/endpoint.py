@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
+from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.tls import Tls
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import Access, ModelServer, Replica, TlsKind
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.runner.connections import ask_secret
+from spark_cluster.node.health import HEALTH_S
 from spark_cluster.runner.session import Answer
 from spark_cluster.topology import Node
 
@@ -118,6 +119,12 @@ class Endpoint:
             certificate=self.certificate,
         )
 
+    def health(self, session: Asker, path: str = "/health", timeout: float = HEALTH_S) -> Answer:
+        """Ask whether the server takes requests; status 0 too where the proxy answers for it."""
+        answer = self.request(session, path, timeout=timeout)
+        refused = proxy.refused_by_proxy(answer.status, answer.body)
+        return replace(answer, status=0) if refused else answer
+
     def proxy_settings(self) -> dict[str, Any]:
         """Settings of the role `endpoint`; none, which takes it away, without a proxy."""
         if self.engine_port is None:
@@ -135,7 +142,7 @@ class Endpoint:
         }
 
 
-def endpoint_of(serve: ServeEntry, head: Node, model: str) -> Endpoint:
+def endpoint_of(inventory: Inventory, head: Node, model: str) -> Endpoint:
     """Return where the server will answer, as the inventory says.
 
     Args:
@@ -145,11 +152,12 @@ def endpoint_of(serve: ServeEntry, head: Node, model: str) -> Endpoint:
         UsageError: the key or the certificate cannot be read, or cannot be used.
         Failed: the address is not one of the head's own.
     """
+    serve = inventory.serve
     return Endpoint(
         address_of(serve, head),
         serve.port,
         model,
-        _key(serve),
+        _key(inventory),
         serve.engine_port if serve.proxied else None,
         _tls_kind(serve.tls),
         serve.tls.read() if serve.tls is not None else None,
@@ -217,11 +225,11 @@ def _own_addresses(node: Node) -> set[str]:
     return {str(a.ip) for i in node.facts.interfaces for a in i.addresses}
 
 
-def _key(serve: ServeEntry) -> str | None:
+def _key(inventory: Inventory) -> str | None:
     """The API key, if there shall be one, as a header can carry it."""
-    if serve.api_key is None:
+    key = inventory.api_key()
+    if key is None:
         return None
-    key = serve.api_key.read("the API key", ask_secret())
     if not key.isascii() or not key.isprintable() or set(key) & set(' ,"'):
         raise UsageError(
             "the API key has a character that the header Authorization cannot carry",

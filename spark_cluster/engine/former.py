@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_cluster.config import overrides
-from spark_cluster.engine.containers import OVERRIDES, ContainerState
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import Refused, SparkClusterError
+from spark_cluster.node.containers import OVERRIDES, ContainerState
 from spark_cluster.runner.play import Play
 
 if TYPE_CHECKING:

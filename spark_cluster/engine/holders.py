@@ -6,11 +6,11 @@ import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from spark_cluster.engine import replies
 from spark_cluster.engine.names import TITLE
 from spark_cluster.engine.vram import NodeVram, Pids, holding
 from spark_cluster.errors import Failed
 from spark_cluster.facts.model import Process
+from spark_cluster.node import replies
 from spark_cluster.runner.session import Session
 
 OLLAMA = "http://127.0.0.1:11434"

@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from spark_cluster.engine.replies import at, short, text_of
+from spark_cluster.errors import UsageError
+from spark_cluster.node.replies import at, short, text_of
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 """States of a job that has ended; before that it is PENDING or RUNNING."""
+
+LARGEST_FOLDER = 500 << 20
+"""Bytes of a working folder that Ray takes (source: ray-docs-runtime-env)."""
+
+LEFT_OUT = (".git", ".venv", "venv", "__pycache__")
+"""Folders that Ray does not send (source: ray-docs-runtime-env)."""
+
+IGNORING = {".gitignore", ".rayignore"}
+"""Files that name more of what Ray does not send."""
 
 
 @dataclass(frozen=True)
@@ -55,6 +69,41 @@ class Job:
     def to_dict(self) -> dict[str, Any]:
         """Return it as `ray list --json` prints it."""
         return dict(vars(self))
+
+
+def must_be_an_id(name: str) -> None:
+    """Look whether a text can be the id of a job.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if not re.fullmatch(r"[\w.-]{1,200}", name):
+        raise UsageError(f"{name!r} is not the id of a job", hint="spark-cluster ray list")
+
+
+def must_be_sendable(folder: Path) -> None:
+    """Look whether a working folder is small enough for Ray, as far as is certain without packing.
+
+    Folders with a .gitignore are left to Ray's client, which looks when it has packed them.
+
+    Raises:
+        UsageError: it is too large.
+    """
+    size = 0
+    for place, folders, names in os.walk(folder):
+        if not IGNORING.isdisjoint(names):
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if name not in LEFT_OUT]
+        for name in names:
+            with contextlib.suppress(OSError):  # it was removed meanwhile
+                size += (Path(place) / name).stat().st_size
+        if size > LARGEST_FOLDER:
+            raise UsageError(
+                f"{folder} holds more than {LARGEST_FOLDER >> 20} MiB, the most that Ray takes",
+                hint="list what the job does not need in a .gitignore there, and put large data on "
+                "the nodes",
+            )
 
 
 def job_of(row: Any) -> Job | None:

@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.engine.job import Job, job_of, newest_first
+from spark_cluster.engine.job import LARGEST_FOLDER, Job, job_of, must_be_an_id, newest_first
 from spark_cluster.engine.ray import TOKEN_FILE
-from spark_cluster.engine.replies import short
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, UsageError
+from spark_cluster.node.replies import short
 from spark_cluster.runner.parallel import start
 
 if TYPE_CHECKING:
@@ -44,9 +44,6 @@ SILENT_S = 30.0
 
 LARGEST = 64 << 20
 """Bytes of an answer; a job's whole log is one."""
-
-LARGEST_FOLDER = 512 << 20
-"""Bytes of a packed working folder that Ray takes (source: ray-docs-jobs)."""
 
 CHUNKS = 64
 """Parts of a log that are received ahead of who reads them."""
@@ -161,7 +158,7 @@ class RayJobs:
             UsageError: there is none of that name.
             Failed: Ray does not answer.
         """
-        _must_be_an_id(name)
+        must_be_an_id(name)
         found = _of_details(
             self._asked(lambda: self._client.get_job_info(name), f"Ray did not show job {name}")
         )
@@ -171,13 +168,13 @@ class RayJobs:
 
     def log(self, name: str) -> str:
         """Return all that a job has printed so far."""
-        _must_be_an_id(name)
+        must_be_an_id(name)
         log = self._asked(lambda: self._client.get_job_logs(name), f"Ray has no log of {name}")
         return str(log)
 
     def stop(self, name: str) -> bool:
         """Have a job end; return False where it had ended."""
-        _must_be_an_id(name)
+        must_be_an_id(name)
         what = f"Ray did not stop job {name}"
         return bool(self._asked(lambda: self._client.stop_job(name), what))
 
@@ -299,11 +296,6 @@ def _put(parts: queue.Queue[str | None], part: str | None, left: threading.Event
             parts.put(part, timeout=0.2)
             return True
     return False
-
-
-def _must_be_an_id(name: str) -> None:
-    if not re.fullmatch(r"[\w.-]{1,200}", name):
-        raise UsageError(f"{name!r} is not the id of a job", hint="spark-cluster ray list")
 
 
 def _of_details(details: Any) -> Job | None:

@@ -16,8 +16,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.engine.replies import at, decoded, text_of
 from spark_cluster.errors import Failed
+from spark_cluster.node.replies import at, decoded, text_of
 
 COMPARED = ("answer", "short-answers", "structured-output", "vision-colour")
 """Checks whose answers are short enough to be the same at every size."""

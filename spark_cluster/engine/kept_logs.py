@@ -6,11 +6,11 @@ import os
 import time
 from pathlib import Path
 
+from spark_cluster.config.caches import state_folder
 from spark_cluster.engine import logs
 from spark_cluster.engine.names import PROGRAMS
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.record import state_folder
 
 LINES = 5000
 """Lines of each log that are kept."""

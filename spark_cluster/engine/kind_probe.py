@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping
 from typing import Any, cast
 
 from spark_cluster.config.model_kind import RUNGS, ModelKind
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import replies, vector_checks
+from spark_cluster.engine import vector_checks
 from spark_cluster.engine.audio import FORM_TYPE, form, tone
 from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.readiness import Reply, ask_once
+from spark_cluster.node import replies
+from spark_cluster.node.health import Completion
 from spark_cluster.runner.session import Session
 
 KIND_LABEL = "spark-cluster.kind"
@@ -39,24 +41,25 @@ def kind_of(labels: Mapping[str, str]) -> ModelKind:
 
 def probe_once(
     session: Session, endpoint: Endpoint, kind: ModelKind, probe: Probe, *, timeout: float
-) -> Reply:
+) -> Completion:
     """Return the answer to one request of the kind, made by a node, within `timeout` seconds.
 
     Args:
         probe: the question for a chat model.
     """
-    if kind == "chat":
-        return ask_once(session, endpoint, probe, timeout=timeout)
-    path, body, content_type = request_of(kind, endpoint.model)
+    path, body, content_type = request_of(kind, endpoint.model, probe)
+    began = time.monotonic()
     answer = endpoint.request(
         session, path, method="POST", body=body, timeout=timeout, content_type=content_type
     )
     if answer.status != 200:
-        return Reply(answer.status, why=answer.reason or replies.error(answer.body))
+        late = time.monotonic() - began >= timeout
+        why = answer.reason or replies.error(answer.body)
+        return Completion(answer.status, why=why, late=late)
     try:
-        return Reply(200, _shown(kind, replies.decoded(answer.body)))
-    except vector_checks.NotVectors as error:
-        return Reply(200, why=str(error))
+        return Completion(200, _shown(kind, answer.body))
+    except (replies.NotACompletion, vector_checks.NotVectors) as error:
+        return Completion(200, why=str(error))
 
 
 def short(probe: Probe) -> Probe:
@@ -64,25 +67,37 @@ def short(probe: Probe) -> Probe:
     return probe.model_copy(update={"max_tokens": min(probe.max_tokens, FEW_TOKENS)})
 
 
-def request_of(kind: ModelKind, model: str) -> tuple[str, str | bytes, str]:
-    """Return path, body and content type of the request of a kind other than chat."""
+def request_of(kind: ModelKind, model: str, probe: Probe) -> tuple[str, str | bytes, str]:
+    """Return path, body and content type of the request of a kind."""
     if kind == "transcription":
         fields = {"model": model, "response_format": "json"}
         return "/v1/audio/transcriptions", form(fields, "tone.wav", tone(0.5)), FORM_TYPE
     asked: dict[str, Any] = {"model": model}
-    if kind == "embedding":
+    if kind == "chat":
+        path = "/v1/chat/completions"
+        asked |= {
+            "messages": [{"role": "user", "content": probe.question}],
+            "max_tokens": probe.max_tokens,
+            "temperature": 0,
+        }
+    elif kind == "embedding":
+        path = "/v1/embeddings"
         asked |= {"input": [_TEXT], "encoding_format": "float"}
-        return "/v1/embeddings", json.dumps(asked), "application/json"
-    asked |= {"query": _TEXT, "documents": [_TEXT]}
-    return "/v1/rerank", json.dumps(asked), "application/json"
+    else:
+        path = "/v1/rerank"
+        asked |= {"query": _TEXT, "documents": [_TEXT]}
+    return path, json.dumps(asked), "application/json"
 
 
-def _shown(kind: ModelKind, document: Any) -> str:
-    """A few words on a good answer.
+def _shown(kind: ModelKind, body: str) -> str:
+    """Return a good answer of a chat model, or a few words on one of another kind.
 
     Raises:
-        NotVectors: it is none.
+        NotACompletion, NotVectors: it is none.
     """
+    if kind == "chat":
+        return replies.message_of(body)
+    document = replies.decoded(body)
     if kind == "embedding":
         return f"{len(vector_checks.vectors(document, 1)[0])} numbers"
     if kind == "reranking":

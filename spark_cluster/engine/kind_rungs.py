@@ -8,11 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_cluster.engine import replies, vector_checks
+from spark_cluster.engine import vector_checks
 from spark_cluster.engine.audio import FORM_TYPE, form, tone
 from spark_cluster.engine.checks.check import Check
 from spark_cluster.engine.client import FOREIGN, Client, NoSuchPath
 from spark_cluster.engine.vector_checks import DISTINCT, SAME, UNIT, NotVectors, Vector
+from spark_cluster.node import replies
 
 SENTENCE = "A dog is running across the park."
 RELATED = "A puppy runs through a garden."

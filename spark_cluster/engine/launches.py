@@ -8,23 +8,22 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.flags import words
-from spark_cluster.engine import compile_key, logs, runtime, tuned, unit_state, warmth
+from spark_cluster.engine import compile_key, logs, runtime, tuned, warmth
 from spark_cluster.engine.caches import root_on
 from spark_cluster.engine.startup_log import BEGINNING
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.node import launch_records
+from spark_cluster.node import images, launch_records, unit_state
 from spark_cluster.node.engine_caches import of_environment
 from spark_cluster.node.launch_records import LaunchRecord, short
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.containers import ContainerState
     from spark_cluster.engine.deployment import Key, Server
     from spark_cluster.engine.members import Member
     from spark_cluster.engine.warmth import NodeWarmth, Warmth
-    from spark_cluster.runner.pending import Pending
+    from spark_cluster.node.containers import ContainerState
     from spark_cluster.runner.play import Play
-    from spark_cluster.runner.session import Session
+    from spark_cluster.runner.session import Pending, Session
     from spark_cluster.topology import Node
 
 RECORD_S = 60.0
@@ -96,9 +95,10 @@ class Asked:
 
     def _judged(self, launch: LaunchRecord) -> NodeWarmth:
         state = self.state.wait()
-        done = self.image.wait()["commands"]["image"] if self.image is not None else None
-        if done is not None and done["status"] == 0:
-            launch = replace(launch, image=done["stdout"].strip())
+        asked = self.image.wait()["commands"]["image"] if self.image is not None else None
+        image = images.answered(asked)
+        if image is not None:
+            launch = replace(launch, image=image.id)
         found = (launch_records.from_dict(one) for one in state["launches"])
         records = [record for record in found if record is not None]
         files = [
@@ -124,8 +124,8 @@ def ask(session: Session, folder: str, reference: str, model: str, venv: str = "
     state = session.submit("caches", what="state", folder=folder)
     if not reference:
         return Asked(state, None, model, of_environment(venv) if venv else "")
-    inspect = ["docker", "image", "inspect", "--format", "{{.Id}}", reference]
-    return Asked(state, session.submit("gather", commands={"image": inspect}), model)
+    asked = {"image": images.question(reference)}
+    return Asked(state, session.submit("gather", commands=asked), model)
 
 
 @dataclass(frozen=True)
@@ -244,8 +244,7 @@ def _made(one: Member) -> LaunchRecord | None:
 
 def _unrecorded(session: Session, server: Server) -> LaunchRecord | None:
     asked = session.request("gather", commands={"inspect": runtime.question(server.program)})
-    done = asked["commands"]["inspect"]
-    state = unit_state.parse(done["stdout"] if done is not None else "")
+    state = unit_state.answered(asked["commands"]["inspect"])
     run = f"{state.id[:12]} {state.started}".strip()
     answer = session.request(
         "caches",

@@ -27,38 +27,7 @@ LISTEN_S = 1.2
 LIMIT_S = 20.0
 """Longest wait for one node's answer, seconds."""
 
-LISTENER = """\
-import json, select, socket, struct, sys, time
-token, node, seconds, names = sys.argv[1], sys.argv[2], float(sys.argv[3]), sys.argv[4:]
-KIND = 0x88B5  # for experiments within one network (IEEE 802)
-ports, heard = {}, set()
-for name in names:
-    one = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(KIND))
-    one.bind((name, KIND))
-    ports[one] = name
-sent, until = 0.0, time.monotonic() + seconds
-while time.monotonic() < until:
-    if time.monotonic() - sent >= 0.1:
-        sent = time.monotonic()
-        text = json.dumps([token, node]).encode()
-        for one in ports:
-            own = one.getsockname()[4]
-            frame = b"\\xff" * 6 + own + struct.pack("!HH", KIND, len(text)) + text
-            try:
-                one.send(frame.ljust(60, b"\\0"))
-            except OSError:
-                pass  # its carrier is gone
-    for one in select.select(list(ports), [], [], 0.05)[0]:
-        frame = one.recv(2048)
-        size = struct.unpack("!H", frame[14:16])[0]
-        try:
-            found = json.loads(frame[16 : 16 + size])
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(found, list) and len(found) == 2 and found[0] == token:
-            heard.add((ports[one], str(found[1])))
-print(json.dumps(sorted(heard)))
-"""
+LISTENER = "spark_cluster.node.probes.neighbours"
 
 
 @dataclass(frozen=True)
@@ -101,8 +70,10 @@ def look(nodes: Sequence[Node], sessions: Mapping[str, Session]) -> list[Cabling
     asked = {}
     for node in nodes:
         names = [name for one in _ports(node).values() for name in one]
-        argv = ["python3", "-c", LISTENER, token, node.name, f"{LISTEN_S:g}", *names]
-        asked[node.name] = sessions[node.name].submit("run", argv=argv, timeout=LIMIT_S)
+        words = [token, node.name, f"{LISTEN_S:g}", *names]
+        asked[node.name] = sessions[node.name].submit(
+            "run", program=LISTENER, argv=words, timeout=LIMIT_S
+        )
     return [_read(name, pending.wait(), nodes) for name, pending in asked.items()]
 
 

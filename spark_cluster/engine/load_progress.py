@@ -10,9 +10,10 @@ import re
 import time
 from collections.abc import Callable, Mapping
 
-from spark_cluster.engine import logs, runtime, unit_state
+from spark_cluster.engine import logs, runtime
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.names import RAY
+from spark_cluster.node import unit_state
 from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.runner.play import Play
 
@@ -126,7 +127,7 @@ def look(play: Play, server: Server) -> Seen:
         told = session.request("gather", commands=asked)["commands"]
         printed = {name: done["stdout"] if done else "" for name, done in told.items()}
         found[f"compilers on {node.name}"] = _compilers([printed[f"cpu {n}"] for n in programs])
-        states = [unit_state.parse(printed[name]) for name in programs]
+        states = [unit_state.answered(told[name]) for name in programs]
         image = next((state.image for state in states if state.image), "")
         folder = short(image) if image else of_environment(server.venv)
         root = server.cache_root

@@ -7,9 +7,10 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from spark_cluster.engine import runtime, unit_state
+from spark_cluster.engine import runtime
 from spark_cluster.errors import Failed
 from spark_cluster.logs import lines
+from spark_cluster.node import unit_state
 from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:

@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from functools import partial
 
 from spark_cluster.engine import tuned, vram
+from spark_cluster.engine.admission import stays
 from spark_cluster.engine.copies.fetch import must_be_there
 from spark_cluster.engine.copies.stored import Stored, stored
 from spark_cluster.engine.deployment import Deployment
+from spark_cluster.engine.job import Job
 from spark_cluster.engine.members import Member, behind, members, with_servers
 from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas_of
+from spark_cluster.engine.ray_cluster import running_jobs
 from spark_cluster.engine.start import stale
 from spark_cluster.runner.play import Play
 
@@ -26,6 +29,7 @@ class Found:
         before: GPU memory of each node; empty in check mode.
         stores: recipe to what its nodes have of image and models.
         kernels: recipe to what is tuned for it.
+        jobs: of users that are running on Ray.
         replicas, models: what the endpoint has now.
     """
 
@@ -34,6 +38,7 @@ class Found:
     before: list[vram.NodeVram]
     stores: Mapping[str, Stored]
     kernels: Mapping[str, tuned.Found]
+    jobs: Sequence[Job]
     replicas: Sequence[Replica] = ()
     models: Sequence[ModelServer] = ()
 
@@ -46,6 +51,11 @@ class Found:
     def starts(self) -> bool:
         """True if a server does not run."""
         return any(one.running.status != "running" for one in self.members)
+
+    @property
+    def begins(self) -> bool:
+        """True if a server is to be started, or another one takes its place."""
+        return not all(stays(one) for one in self.members)
 
     @property
     def there(self) -> list[Mapping[str, float]]:
@@ -65,10 +75,11 @@ def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
     """
     recipes = deployment.recipes
     count = len(recipes)
-    found, before, text, *rest = play.together(
+    found, before, text, jobs, *rest = play.together(
         lambda: members(play, deployment),
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: behind(play),
+        lambda: running_jobs(play),
         *[partial(stored, play, server.recipe, server.nodes) for server in recipes],
         *[partial(tuned.look, play, server, server.nodes) for server in recipes],
     )
@@ -81,4 +92,6 @@ def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
         deployment = deployment.located(store.folders())
     vram.record(play.bus, "before", before)
     found = with_servers(found, deployment)
-    return Found(deployment, found, before, stores, kernels, replicas_of(text), models_of(text))
+    return Found(
+        deployment, found, before, stores, kernels, jobs, replicas_of(text), models_of(text)
+    )

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.config.caches import state_folder
 from spark_cluster.engine.memory_phases import PHASES, MemoryPhases
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.runner.events import MemoryHeld, MemoryPlanned
-from spark_cluster.runner.record import PLOT_SUFFIX, state_folder
 
 
 @dataclass(frozen=True)
@@ -106,7 +106,7 @@ def plot_path(run: str) -> Path:
     Raises:
         UsageError: the text is no run's id.
     """
-    return path_of(run).with_suffix(PLOT_SUFFIX)
+    return path_of(run).with_suffix(".svg")
 
 
 def read(path: Path) -> MemoryRecord:

@@ -8,16 +8,16 @@ from dataclasses import replace
 from typing import Any
 
 from spark_cluster.engine import admission, proxy, runtime, supervision, vram
-from spark_cluster.engine.containers import NEEDS
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.kind_probe import probe_once
 from spark_cluster.engine.members import Member
 from spark_cluster.engine.proxy import ModelServer
-from spark_cluster.engine.unit_program import UnitProgram
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.models.memory import RESERVE_GIB
 from spark_cluster.node import paths
+from spark_cluster.node.containers import NEEDS
+from spark_cluster.node.health import judge
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 
@@ -33,19 +33,7 @@ STOP_S = 60.0
 POLL_S = 1.0
 """Seconds between two requests for a model that is loading."""
 
-PROGRAM = UnitProgram(
-    FOLDER,
-    "spark_cluster.node.model_loader.main",
-    (
-        *supervision.MODULES,
-        "node/model_loader/__init__",
-        "node/model_loader/haproxy",
-        "node/model_loader/load_queue",
-        "node/model_loader/main",
-        "node/model_loader/policy",
-        "node/model_loader/servers",
-    ),
-)
+PROGRAM = "spark_cluster.node.model_loader.main"
 
 
 def configuration(
@@ -60,7 +48,7 @@ def configuration(
         stays_s: seconds that a model stays after it was loaded.
     """
     known = supervision.configuration({}, head)
-    shared = ("unit_folder", "declared", "requests", "unified_memory")
+    shared = ("unit_folder", "requests", "unified_memory")
     return {
         **{name: known[name] for name in shared},
         "labels": {**known["labels"], "needs": NEEDS},
@@ -119,7 +107,7 @@ def load(play: Play, endpoint: Endpoint, one: Member) -> None:
     session = play.session(play.head)
     while True:
         reply = probe_once(session, asked, recipe.kind, few, timeout=ANSWER_S)
-        if reply.status == 200 and not reply.why:
+        if judge(None, None, reply).serves:
             return
         failed = "could not be loaded" in reply.why
         if failed or time.monotonic() > deadline:

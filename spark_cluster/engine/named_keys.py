@@ -26,6 +26,7 @@ from spark_cluster.engine.proxy import (
     described,
 )
 from spark_cluster.errors import Failed, UsageError
+from spark_cluster.node.probes import unix_socket
 from spark_cluster.resources import Line, Secret
 
 if TYPE_CHECKING:
@@ -50,20 +51,6 @@ INVENTORY = "inventory"
 
 _LINE = re.compile(r"([0-9A-F]{64})[ \t]*(.*)")
 """A line of HAProxy's map file. Any text may follow the digest; ours is `NAME/DATE`."""
-
-_NOT_RUNNING = 3
-_TALK = f"""\
-import socket, sys
-with socket.socket(socket.AF_UNIX) as proxy:
-    proxy.settimeout(float(sys.argv[2]))
-    try:
-        proxy.connect(sys.argv[1])
-    except (FileNotFoundError, ConnectionRefusedError):
-        sys.exit({_NOT_RUNNING})
-    proxy.sendall(sys.stdin.buffer.read())
-    while block := proxy.recv(65536):
-        sys.stdout.buffer.write(block)
-"""
 
 FILE = Line(NAMED_KEYS, line=NAMED_HEADER, create=True, mode=0o600)
 """The file of named keys, which only root reads."""
@@ -244,9 +231,13 @@ def _talk(session: Session, node: str, *commands: str) -> str | None:
     Raises:
         Failed: the proxy does not answer.
     """
-    argv = ["python3", "-I", "-S", "-c", _TALK, ADMIN_SOCKET, str(ANSWERS_S)]
-    done = session.run(argv, stdin=f"{'; '.join(commands)}\n", timeout=4 * ANSWERS_S)
-    if done.status == _NOT_RUNNING:
+    done = session.run(
+        [ADMIN_SOCKET, str(ANSWERS_S)],
+        program=unix_socket.__name__,
+        stdin=f"{'; '.join(commands)}\n",
+        timeout=4 * ANSWERS_S,
+    )
+    if done.status == unix_socket.NOT_RUNNING:
         return None
     if done.status != 0:
         said = done.stderr.strip().rpartition("\n")[2] or f"status {done.status}"

@@ -5,19 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.engine import firewall, runtime, unit_state
-from spark_cluster.engine.containers import ContainerState
+from spark_cluster.engine import firewall, runtime
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, LOADER_UNIT, UNIT
+from spark_cluster.node import unit_state
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.play import Play
 
 if TYPE_CHECKING:
     from spark_cluster.engine.launches import Asked, Upcoming
-
-
-MANY_RESTARTS = 3
-"""Restarts after which a server that is not healthy is failing, not loading. Docker waits longer
-each time; after a reboot one or two are usual, until Ray's head is there."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +80,7 @@ def ask(play: Play, upcoming: Upcoming | None) -> list[NodeState]:
             NodeState(
                 name,
                 True,
-                {n: unit_state.parse(outputs[n]) for n in (SERVER, RAY)},
+                {n: unit_state.answered(commands[n]) for n in (SERVER, RAY)},
                 firewall=firewall.wrong_with(commands["firewall"], files["firewall"]),
                 proxy=outputs[UNIT].strip(),
                 loader=outputs[LOADER_UNIT].strip(),

@@ -9,6 +9,7 @@ from urllib.parse import urlsplit
 
 from spark_cluster.config.model_kind import KINDS, ModelKind
 from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.engine.names import SERVER
 from spark_cluster.node import paths
 
 UNIT = "spark-cluster-endpoint"
@@ -61,11 +62,13 @@ class Replica:
         node: name of the node that it runs on.
         address, port: where it listens: the head's loopback, or another node's address on the
             fabric.
+        program: name of its container, or of the unit.
     """
 
     node: str
     address: str
     port: int
+    program: str = SERVER
 
     @property
     def url(self) -> str:
@@ -83,13 +86,11 @@ class ModelServer(Replica):
 
     Attributes:
         names: all names by which it is asked for, its own first.
-        program: name of the container, or of the unit.
         kind: what the model answers.
         on_request: it is loaded when it is asked for.
     """
 
     names: tuple[str, ...] = ()
-    program: str = ""
     kind: ModelKind = "chat"
     on_request: bool = False
 

@@ -17,7 +17,7 @@ from spark_cluster.config.ports import EnginePorts
 from spark_cluster.engine.job import Job, job_of, newest_first
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray_node import RAY_TOKEN
-from spark_cluster.engine.replies import at, decoded, short, text_of
+from spark_cluster.node.replies import at, decoded, short, text_of
 from spark_cluster.resources.secret_files import secret_path
 from spark_cluster.runner.session import Answer, Session
 

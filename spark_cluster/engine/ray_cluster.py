@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.engine import readiness, vram
-from spark_cluster.engine.containers import RECIPE
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import ray_jobs
 from spark_cluster.engine.link_cabling import must_be_switched
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.programs import servers_there
 from spark_cluster.engine.ray import RayState, dashboard_port
-from spark_cluster.engine.ray_node import ALONE, MEASURING
+from spark_cluster.engine.ray_node import MEASURING
 from spark_cluster.engine.ray_start import ray_would_restart
 from spark_cluster.engine.start import guard
 from spark_cluster.errors import Failed, Refused
+from spark_cluster.node.containers import RECIPE
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
@@ -129,7 +129,7 @@ def must_serve_nothing(play: Play, nodes: Sequence[Node], command: str) -> None:
     for node in nodes:
         for name in (SERVER, *several.get(node.name, ())):
             state = readiness.container_state(play, name, node.name)
-            if state.status not in ("absent", "exited", "created", "dead"):
+            if not state.holds_nothing:
                 raise Refused(
                     f"{state.labels.get(RECIPE, 'a server')} is up: it holds the GPU's memory",
                     where=node.name,
@@ -161,17 +161,19 @@ def running_jobs(play: Play) -> list[Job]:
     return [job for job in found if not job.has_ended]
 
 
-def must_have_no_jobs(play: Play, *, end_jobs: bool | None = None) -> None:
-    """Look whether jobs are running on Ray: they hold GPU memory, and Ray may be restarted.
+def must_have_no_jobs(play: Play, jobs: Sequence[Job], *, end_jobs: bool | None) -> None:
+    """Refuse to go on while jobs are running on Ray, whose memory or Ray itself is needed.
+
+    Every command that ends or replaces the engine asks this: `up`, `swap`, `down`, `bench`.
 
     Args:
-        end_jobs: end them; None where there is no flag for it.
+        jobs: those that are running.
+        end_jobs: end them; None where the command has no flag for it.
 
     Raises:
         Refused: jobs are running, and are not to be ended.
         Failed: one of them does not end.
     """
-    jobs = running_jobs(play)
     if jobs and not end_jobs:
         raise _refused(play, jobs, with_flag=end_jobs is not None)
     if jobs and play.check:
@@ -180,17 +182,30 @@ def must_have_no_jobs(play: Play, *, end_jobs: bool | None = None) -> None:
         _end(play, jobs)
 
 
-def must_keep_its_jobs(play: Play, server: Server, guarded: str, *, end_jobs: bool) -> None:
-    """Look whether jobs are running on a Ray that has to be restarted for a server.
+def must_keep_its_jobs(
+    play: Play,
+    jobs: Sequence[Job],
+    server: Server,
+    guarded: str,
+    labels: Mapping[str, str] | None = None,
+    *,
+    end_jobs: bool | None,
+) -> None:
+    """Refuse to restart Ray for a server while jobs are running on it.
+
+    Args:
+        jobs: those that are running.
+        guarded: whether there is a firewall, for the containers' label.
+        labels: more labels of a Ray without a model; None for the Ray under the server.
+        end_jobs: restart it all the same; None where the command has no flag for it.
 
     Raises:
-        Refused: there are, and they are not to be ended.
+        Refused: jobs are running, and are not to be ended.
     """
-    jobs = running_jobs(play)
-    if not jobs or not ray_would_restart(play, server, guarded, ALONE):
+    if not jobs or not ray_would_restart(play, server, guarded, labels):
         return
     if not end_jobs:
-        raise _refused(play, jobs, with_flag=True)
+        raise _refused(play, jobs, with_flag=end_jobs is not None)
     play.note(f"Ray is restarted, which ends {_named(jobs)}", warning=True)
 
 

@@ -85,11 +85,23 @@ def start_ray_alone(
     start_ray(play, _ray_alone(play, server, guarded, labels or {}))
 
 
-def ray_would_restart(play: Play, server: Server, guarded: str, labels: Mapping[str, str]) -> bool:
-    """Return whether `start_ray_alone` would start a Ray that runs again, and change nothing."""
+def ray_would_restart(
+    play: Play, server: Server, guarded: str, labels: Mapping[str, str] | None
+) -> bool:
+    """Return whether a start of Ray would restart one that runs, and change nothing.
+
+    Args:
+        guarded: whether there is a firewall, for the containers' label.
+        labels: more labels of a Ray without a model; None for the Ray under the server.
+    """
     options = replace(play.options, check=True)
     checking = Play(play.inventory, play.project, play.connections, Bus(), options)
-    role = checking.role("ray", server=_ray_alone(play, server, guarded, labels))
+    wanted = (
+        server.starting(share=None, guarded=guarded, ray_token=token(play.session(server.nodes[0])))
+        if labels is None
+        else _ray_alone(play, server, guarded, labels)
+    )
+    role = checking.role("ray", server=wanted)
     made = checking.apply(server.nodes, role)
     return any(runtime.changed(made.changes(node.name), RAY) for node in server.nodes)
 

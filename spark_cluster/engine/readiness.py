@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import load_guard, logs, replies, runtime, unit_state, vram
-from spark_cluster.engine.containers import ContainerState
+from spark_cluster.engine import load_guard, logs, runtime, vram
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import Engine
+from spark_cluster.engine.kind_probe import probe_once
 from spark_cluster.engine.load_guard import LoadGuard
 from spark_cluster.engine.load_progress import LONGEST, Seen, TimeLimit
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
 from spark_cluster.errors import Failed, VerificationFailed
+from spark_cluster.node import replies, unit_state
+from spark_cluster.node.containers import ContainerState
+from spark_cluster.node.health import Life, judge
 from spark_cluster.node.load_guard import Reason
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
 
 POLL_S = 1.0
+
+ANSWER_S = 120.0
+"""Seconds that the answer to the recipe's question may take."""
 
 ENDS_AGAIN = 2
 """Starts of a Ray node by its runtime after which it does not come up by itself: one is usual for a
@@ -58,7 +61,7 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
         time.sleep(POLL_S / 2)
     here = {node.address for node in nodes}
     missing = [n.name for n in wanted if n.fabric_ip not in here]
-    fault = logs.first_error(program_logs(play, RAY))
+    fault = first_fault(play, RAY)
     cause = f"; {fault.where} says: {fault.text}" if fault else ""
     raise VerificationFailed(
         f"Ray shows {len(nodes)} of {tp} nodes after {timeout:g} s; "
@@ -191,22 +194,20 @@ def _until_healthy(
     limit = begin()
     peak: list[vram.NodeVram] = []
     course = vram.Course(play.bus, "loading")
-    restarts: dict[str, int] = {}
+    first: dict[str, ContainerState] = {}
     while True:
-        health = endpoint.request(session, serving.health, timeout=5)
+        health = endpoint.health(session, serving.health)
         now = vram.sample(sessions)
         course.take(now)
         peak = vram.peak(peak, now)
-        if health.status == 200:
+        if judge(None, health.status).serves:
             return peak
         guard.begin()
         states = {name: container_state(play, server, name) for name in (play.head.name, *ranks)}
         if ended := guard.ended():  # asked last: it may be the reason for a state
             raise _short_of_memory(play, states, server, *ended)
         for name, state in states.items():
-            if state.status != "running" or state.restarts > restarts.setdefault(
-                name, state.restarts
-            ):
+            if judge(state.watched(first.setdefault(name, state))).gone:
                 raise _ended(play, state, name, server)
         log = logs.read(session, server, lines=20)
         if passed := limit.passed():
@@ -227,17 +228,18 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe, server: str = SERVER) -> s
         NoCompletion: the engine fails.
         VerificationFailed: no answer, or a wrong one.
     """
-    reply = ask_once(play.session(play.head), endpoint, probe, timeout=120)
+    reply = probe_once(play.session(play.head), endpoint, "chat", probe, timeout=ANSWER_S)
+    state = judge(None, 200, reply)
     if reply.status != 200:
-        fault = logs.first_error(program_logs(play, server) | program_logs(play, RAY))
+        fault = first_fault(play, server)
         cause = fault.text if fault else reply.why
-        dead = reply.status == 0 or reply.status >= 500
-        raise (NoCompletion if dead else VerificationFailed)(
+        refused = state.life is Life.REFUSING
+        raise (VerificationFailed if refused else NoCompletion)(
             f"/health is fine, but a completion is not (status {reply.status}): {cause}",
             where=fault.where if fault else play.head.name,
             hint=logs.advice(fault, "spark-cluster logs shows more"),
         )
-    if reply.why:
+    if not state.serves:
         raise VerificationFailed(
             f"/health is fine, but {reply.why}",
             where=play.head.name,
@@ -255,47 +257,15 @@ def ask(play: Play, endpoint: Endpoint, probe: Probe, server: str = SERVER) -> s
     return text
 
 
-@dataclass(frozen=True)
-class Reply:
-    """A completion: HTTP status (0 without an answer), its text, or why there is none.
-
-    With status 200 and a `why` the reply was not a completion.
-    """
-
-    status: int
-    text: str = ""
-    why: str = ""
-
-
-def ask_once(session: Session, endpoint: Endpoint, probe: Probe, *, timeout: float) -> Reply:
-    """The probe's question to the endpoint, asked by a node, within `timeout` seconds."""
-    body = {
-        "model": endpoint.model,
-        "messages": [{"role": "user", "content": probe.question}],
-        "max_tokens": probe.max_tokens,
-        "temperature": 0,
-    }
-    answer = endpoint.request(
-        session, "/v1/chat/completions", method="POST", body=json.dumps(body), timeout=timeout
-    )
-    if answer.status != 200:
-        return Reply(answer.status, why=answer.reason or replies.error(answer.body))
-    try:
-        return Reply(200, replies.message_of(answer.body))
-    except replies.NotACompletion as error:
-        return Reply(200, why=str(error))
-
-
 def container_state(play: Play, name: str, node: str | None = None) -> ContainerState:
     """State of a program on a node, by default the head, whatever runs it."""
     session = play.connections.session(node or play.head.name)
     asked = {"inspect": runtime.question(name)}
-    done = session.request("gather", commands=asked)["commands"]["inspect"]
-    return unit_state.parse(done["stdout"] if done is not None else "")
+    return unit_state.answered(session.request("gather", commands=asked)["commands"]["inspect"])
 
 
 def _ended(play: Play, state: ContainerState, name: str, server: str) -> ServerEnded:
-    fault = logs.first_error(program_logs(play, server) | program_logs(play, RAY))
+    fault = first_fault(play, server)
     session = play.connections.session(name)
     last = logs.last_line(logs.read(session, server, lines=20))
     who = "the server" if name == play.head.name else f"the rank on {name}"
@@ -323,8 +293,12 @@ def _short_of_memory(
     )
 
 
-def program_logs(play: Play, container: str) -> dict[str, str]:
-    """Return the end of the log of one of our programs on each node, by node and program."""
-    return {
-        f"{node.name} {container}": logs.read(play.session(node), container) for node in play.nodes
-    }
+def first_fault(play: Play, program: str) -> logs.Fault | None:
+    """Return the earliest error in the logs of one of our programs and of Ray, on all nodes."""
+    return logs.first_error(
+        {
+            f"{node.name} {name}": logs.read(play.session(node), name)
+            for node in play.nodes
+            for name in dict.fromkeys((program, RAY))
+        }
+    )

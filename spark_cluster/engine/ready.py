@@ -16,7 +16,6 @@ from spark_cluster.engine import (
     load_progress,
     model_loading,
     readiness,
-    replies,
     rungs,
     startup_log,
     vram,
@@ -29,6 +28,8 @@ from spark_cluster.engine.members import Member, chains
 from spark_cluster.engine.readiness import Again
 from spark_cluster.engine.start import Starting, begin_one, end_server
 from spark_cluster.errors import VerificationFailed
+from spark_cluster.node import replies
+from spark_cluster.node.health import judge
 from spark_cluster.runner.play import Play
 
 BEHIND_PROXY_S = 30.0
@@ -102,8 +103,8 @@ def _until_behind_proxy(play: Play, endpoint: Endpoint, health: str) -> None:
     deadline = time.monotonic() + BEHIND_PROXY_S
     session = play.session(play.head)
     while True:
-        answer = endpoint.request(session, health, timeout=5)
-        if answer.status == 200:
+        answer = endpoint.health(session, health)
+        if judge(None, answer.status).serves:
             return
         if time.monotonic() > deadline:
             raise VerificationFailed(
@@ -191,7 +192,7 @@ def _must_reach(play: Play, endpoint: Endpoint, one: Member) -> None:
     reply = probe_once(
         play.session(play.head), asked, recipe.kind, short(recipe.probe), timeout=ANSWER_S
     )
-    if reply.status != 200 or reply.why:
+    if not judge(None, None, reply).serves:
         raise VerificationFailed(
             f"{asked.model} answers by itself, but through {endpoint.url} {ANSWERS[recipe.kind]} "
             f"does not come: status {reply.status} {reply.why}".rstrip(),

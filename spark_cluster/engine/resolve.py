@@ -27,7 +27,6 @@ from spark_cluster.config.recipe_settings import (
 )
 from spark_cluster.config.secret_env import secrets_of_laptop
 from spark_cluster.engine import caches, firewall
-from spark_cluster.engine.containers import DATA_PARALLEL, NODES, OVERRIDES, RECIPE
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import LABEL, Endpoint, endpoint_of
 from spark_cluster.engine.engine import engine
@@ -36,6 +35,7 @@ from spark_cluster.engine.models import ServedModel, must_go_together
 from spark_cluster.engine.nodes import groups, serving
 from spark_cluster.engine.proxy import ModelServer, Replica
 from spark_cluster.errors import Refused
+from spark_cluster.node.containers import DATA_PARALLEL, NODES, OVERRIDES, RECIPE
 from spark_cluster.topology import Node
 
 NO_LINK = "add the cable, then `spark-cluster provision`; `spark-cluster doctor --only link` checks"
@@ -59,7 +59,7 @@ def resolve(
         return _replicas(recipe, inventory, nodes, replicas)
     must_be_servable(recipe, tp, engine(recipe.engine).rungs)
     chosen, idle = serving(nodes, tp, recipe.nodes_for(tp))
-    endpoint = endpoint_of(inventory.serve, chosen[0], recipe.model.served_name)
+    endpoint = endpoint_of(inventory, chosen[0], recipe.model.served_name)
     server = _server(recipe, inventory, chosen, tp, endpoint)
     guarded = firewall.settings(inventory, server, chosen)
     return Deployment((server,), tuple(chosen), tuple(idle), endpoint, guarded)

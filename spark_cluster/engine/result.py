@@ -7,15 +7,17 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from spark_cluster.engine import replies, vram
+from spark_cluster.engine import vram
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.members import Member
 from spark_cluster.engine.proxy import Access
 from spark_cluster.engine.ray import RayState
+from spark_cluster.engine.readiness import container_state
 from spark_cluster.engine.vram import NodeVram, sample
 from spark_cluster.engine.vram import peak as largest
+from spark_cluster.node import replies
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer
 
@@ -186,18 +188,16 @@ def versions(play: Play, server: Server) -> dict[str, str]:
     dashboard = server.ray.dashboard_port if server.on_ray else None
     session = play.session(play.head)
     path, key = engine(server.engine).version
-    in_container = server.runtime == "docker"
-    image = ["docker", "container", "inspect", "-f", "{{.Image}}", server.program]
-    asked, ray, image = play.together(
+    asked, ray, runs = play.together(
         lambda: server.endpoint.of_engine.request(session, path),
         lambda: RayState(session, dashboard).version() if dashboard else "",
-        lambda: session.run(image).stdout.strip() if in_container else "",
+        lambda: container_state(play, server.program),
     )
     facts = play.head.facts
     found = {
         server.engine: _field(asked, key),
         "ray": ray,
-        "image": image,
+        "image": runs.image,
         "docker": facts.docker or "",
         "driver": facts.gpu.driver if facts.gpu else "",
         "dgx": facts.dgx_version or "",

@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from spark_cluster.engine import unit_state
-from spark_cluster.engine.containers import RECIPE
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.process import SECRET_ENV, WITH_SECRET_ENV, Process
-from spark_cluster.node import confinement
+from spark_cluster.node import confinement, unit_state
+from spark_cluster.node.containers import RECIPE
 from spark_cluster.node.engine_caches import of_environment
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.node.values import Secret

@@ -6,22 +6,23 @@ its profile of the memory did not foresee. On a Spark that memory is the machine
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
-from typing import Any
 
-from spark_cluster.engine import kind_probe, logs, readiness, replies, vram
+from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.engine import logs, readiness, vram
 from spark_cluster.engine.checks.filler import filler
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.engine import engine
-from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.kind_probe import probe_once
+from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.result import Served
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import VerificationFailed
+from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Completion, judge
 from spark_cluster.runner.play import Play
 
 STAGE = "under load"
@@ -42,16 +43,12 @@ LIMIT_S = 10.0
 EVERY_S = 0.5
 """Seconds between two readings of GPU memory."""
 
-PROMPT = f"{filler(30)}\nSay in a few sentences what is in each room."
-
-
-@dataclass(frozen=True)
-class _Sent:
-    """A request of the load: its status (0 without an answer), why it failed, if it was cut off."""
-
-    status: int
-    reason: str = ""
-    at_limit: bool = False
+PROMPT = Probe(
+    question=f"{filler(30)}\nSay in a few sentences what is in each room.",
+    expect="room",
+    max_tokens=MAX_TOKENS,
+)
+"""Of a chat model; what it answers is not judged."""
 
 
 def under_load(play: Play, result: Served) -> Served:
@@ -64,7 +61,7 @@ def under_load(play: Play, result: Served) -> Served:
     """
     ended, deployment = threading.Event(), result.deployment
 
-    def load() -> list[_Sent]:
+    def load() -> list[Completion]:
         try:
             return _load(play, deployment)
         finally:
@@ -73,7 +70,7 @@ def under_load(play: Play, result: Served) -> Served:
     note = partial(play.note, warning=True)
     course = vram.Course(play.bus, "under_load")
     read = partial(vram.peak_until, play.sessions, ended, note, EVERY_S, course.take)
-    sent: list[_Sent]
+    sent: list[Completion]
     peak: list[NodeVram]
     play.note(f"{deployment.endpoint.url} answers: {result.answer}")
     with play.stage(STAGE):
@@ -82,67 +79,42 @@ def under_load(play: Play, result: Served) -> Served:
     return replace(result, under_load=peak)
 
 
-def _load(play: Play, deployment: Deployment) -> list[_Sent]:
+def _load(play: Play, deployment: Deployment) -> list[Completion]:
     """Send requests from several threads until `LASTS_S` are over."""
     began = time.monotonic()
-    ask = _asker(play, deployment, began + LIMIT_S)
+    session, endpoint = play.session(play.head), deployment.endpoint
+    kind = deployment.first.recipe.kind
 
-    def one_after_the_other() -> list[_Sent]:
+    def ask() -> Completion:
+        left = max(0.5, began + LIMIT_S - time.monotonic())
+        return probe_once(session, endpoint, kind, PROMPT, timeout=left)
+
+    def one_after_the_other() -> list[Completion]:
         found = [ask()]
-        while found[-1].status == 200 and time.monotonic() < began + LASTS_S:
+        while found[-1].came and time.monotonic() < began + LASTS_S:
             found.append(ask())
         return found
 
     count = AT_ONCE * len(deployment.servers)
-    rounds: list[list[_Sent]] = play.together(*[one_after_the_other] * count)
+    rounds: list[list[Completion]] = play.together(*[one_after_the_other] * count)
     return [sent for found in rounds for sent in found]
 
 
-def _asker(play: Play, deployment: Deployment, until: float) -> Callable[[], _Sent]:
-    path, body, content_type = _request(deployment)
-    session = play.session(play.head)
-
-    def ask() -> _Sent:
-        left = max(0.5, until - time.monotonic())
-        answer = deployment.endpoint.request(
-            session, path, method="POST", body=body, timeout=left, content_type=content_type
-        )
-        why = "" if answer.status == 200 else replies.error(answer.body) or answer.reason
-        return _Sent(answer.status, why, at_limit=time.monotonic() >= until)
-
-    return ask
-
-
-def _request(deployment: Deployment) -> tuple[str, str | bytes, str]:
-    """Return path, body and content type of a request to a model of the recipe's kind."""
-    model, kind = deployment.endpoint.model, deployment.first.recipe.kind
-    if kind != "chat":
-        return kind_probe.request_of(kind, model)
-    asked: dict[str, Any] = {
-        "model": model,
-        "messages": [{"role": "user", "content": PROMPT}],
-        "max_tokens": MAX_TOKENS,
-        "temperature": 0,
-    }
-    return "/v1/chat/completions", json.dumps(asked), "application/json"
-
-
-def _must_be_there(play: Play, deployment: Deployment, sent: Sequence[_Sent]) -> None:
-    failed = [one for one in sent if one.status != 200 and not one.at_limit]
+def _must_be_there(play: Play, deployment: Deployment, sent: Sequence[Completion]) -> None:
+    failed = [one for one in sent if not (one.came or one.late)]
     if not failed:
         return
-    session, why = play.session(play.head), failed[0].reason or f"status {failed[0].status}"
+    session, why = play.session(play.head), failed[0].fault
     path = engine(deployment.first.engine).health
-    health = deployment.endpoint.request(session, path, timeout=10)
-    if health.status == 200:
+    health = deployment.endpoint.health(session, path, HEALTH_UNDER_LOAD_S)
+    if judge(None, health.status).serves:
         play.note(
             f"{len(failed)} of {len(sent)} requests of a short load were not answered: {why}; "
             "spark-cluster verify looks closer",
             warning=True,
         )
         return
-    written = readiness.program_logs(play, SERVER) | readiness.program_logs(play, RAY)
-    fault = logs.first_error(written)
+    fault = readiness.first_fault(play, SERVER)
     raise VerificationFailed(
         f"every answer was right, but the server ended under {AT_ONCE} requests at once: "
         f"{fault.text if fault else why}",

@@ -17,7 +17,6 @@ from spark_cluster.engine import (
     vram,
 )
 from spark_cluster.engine.admission import Admitted
-from spark_cluster.engine.containers import NEEDS
 from spark_cluster.engine.deployment import Deployment, Key, Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.members import Member, chains
@@ -26,11 +25,10 @@ from spark_cluster.engine.proxy import ModelServer, Replica
 from spark_cluster.engine.ray import token
 from spark_cluster.engine.ray_start import start_ray
 from spark_cluster.engine.readiness import Again, container_state
+from spark_cluster.node.containers import NEEDS
+from spark_cluster.node.health import judge
 from spark_cluster.resources import Resource
 from spark_cluster.runner.play import Play, RoleCall
-
-HEALTH_S = 5.0
-"""Seconds that /health may take; an engine that hangs is not dead."""
 
 
 def guard(play: Play, deployment: Deployment) -> RoleCall:
@@ -258,9 +256,8 @@ def end_dead_server(play: Play, server: Server) -> None:
     left_out = play.check or play.options.selection.partial  # it may not be started again
     if left_out or serving.died is None:
         return
-    session = play.session(server.nodes[0])
-    health = server.endpoint.of_engine.request(session, serving.health, timeout=HEALTH_S)
-    if health.status == serving.died:
+    health = server.endpoint.of_engine.health(play.session(server.nodes[0]), serving.health)
+    if judge(None, health.status, died=serving.died).gone:
         play.note("the engine of the server that runs has died; it is started again")
         end_server(play, server)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_cluster.engine import runtime
@@ -48,7 +49,8 @@ def must_fit(play: Play, nodes: Sequence[Node], wanted: Readiness, server: str =
     """
     if not (wanted.log_expect or wanted.log_forbid):
         return
-    texts = [read(play.session(node), name) for node in nodes for name in (server, RAY)]
+    asked = [(play.session(node), name) for node in nodes for name in (server, RAY)]
+    texts = play.together(*[partial(read, *one) for one in asked])
     missed = unmet("\n".join(texts), wanted.log_expect, wanted.log_forbid)
     if not missed:
         return

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import logs, model_state, node_states, replica_state, tuned
-from spark_cluster.engine.containers import (
-    DATA_PARALLEL,
-    FIREWALL,
-    NODES,
-    OVERRIDES,
-    ContainerState,
-)
+from spark_cluster.engine import logs, node_states, server_states, tuned
 from spark_cluster.engine.endpoint import Endpoint, running
-from spark_cluster.engine.kind_probe import ANSWERS, kind_of, probe_once, short
+from spark_cluster.engine.kind_probe import kind_of, probe_once, short
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.node_states import MANY_RESTARTS, NodeState
+from spark_cluster.engine.node_states import NodeState
 from spark_cluster.engine.proxy import (
     LOADER_UNIT,
     UNIT,
@@ -28,17 +21,17 @@ from spark_cluster.engine.proxy import (
     Replica,
     described,
     models_of,
-    refused_by_proxy,
     replicas_of,
 )
 from spark_cluster.engine.ray import RayNode, RayState, dashboard_port
 from spark_cluster.engine.ray_node import ALONE
-from spark_cluster.engine.readiness import Reply
 from spark_cluster.engine.status import Status
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.node.containers import DATA_PARALLEL, FIREWALL, NODES, OVERRIDES, ContainerState
+from spark_cluster.node.health import Completion, Life, judge
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Answer, Session
 
 if TYPE_CHECKING:
     from spark_cluster.engine.launches import Upcoming
@@ -94,69 +87,62 @@ def _serving_state(
     if head_state and (models := models_of(head_state.description)):
         return _with_models(play, nodes, models, endpoint_key, probe)
     server = _server(play, known)
-    if server is None:
+    if server is None or head_state is None:
         return _without_server(play, nodes)
-    behind = replicas_of(known[_head(play)].description)
+    head, description = head_state.name, head_state.description
+    behind = replicas_of(description)
     tp = _number(server.labels, "spark-cluster.tp", 1)
     size = _number(server.labels, NODES, tp)
-    model = server.labels.get("spark-cluster.model", "")
-    head = _head(play)
-    on_ray = size > 1 and server.labels.get("spark-cluster.executor", "ray") == "ray"
+    model = server.label("spark-cluster.model")
+    on_ray = size > 1 and server.label("spark-cluster.executor", "ray") == "ray"
     dark = _without_link(play, size)
-    description = known[head].description
     endpoint = running(server.labels, description, endpoint_key)
-    session = play.connections.session(head)
     kind = kind_of(server.labels)
 
-    def ask(session: Session, replica: Replica) -> Reply:
+    def ask(replica: Replica) -> Completion:
         asked = Endpoint(replica.address, replica.port, model)
+        session = play.connections.session(replica.node)
         return probe_once(session, asked, kind, short(probe), timeout=COMPLETION_S)
 
-    (ray, replicas), (health, answer, why, shown) = _together(
+    limit = WITHOUT_LINK_S if dark else COMPLETION_S
+    (ray, replicas), (health, completion) = _together(
+        # Without the link Ray knows no node, which says nothing new and takes its time.
         lambda: (
-            _ray(play, head, server) if on_ray and not dark else [],
-            replica_state.look(
-                play, behind, {n.name: n.containers.get(SERVER) for n in nodes}, ask
-            ),
+            _ray(play, head, server) if on_ray and not dark else None,
+            server_states.look(play, behind, known, ask),
         ),
-        lambda: _probe(session, endpoint, probe, kind, dark),
+        lambda: _asked(play.connections.session(head), endpoint, probe, kind, limit),
     )
     problems = [f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark]
-    # Without the link Ray knows no node, which says nothing new and takes its time.
-    known_to_ray = ray if on_ray and not dark else None
-    problems += _problems(play, nodes, server, size, known_to_ray, on_ray=on_ray, behind=behind)
+    problems += _problems(play, nodes, server, size, ray, on_ray=on_ray, behind=behind)
     problems += [replica.problem for replica in replicas if replica.problem]
-    if description is not None and known[head].proxy != "active":
-        unit_is = known[head].proxy or "not there"
-        problems.append(f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head}")
-    if why:
-        problems.append(why)
-    loading = endpoint is not None and server.status == "running" and health == 0
+    problems += _of_proxy(head_state)
     loading_too = {one.problem for one in replicas if one.state == "loading"}
-    loading = loading and not set(problems[:-1]) - loading_too
-    if health == 0 and server.restarts and not behind:
-        problems.append(_restarted(session, head, server.restarts))
-        loading = loading and server.restarts < MANY_RESTARTS
-    if why and on_ray:
+    of_nodes = set(problems) - loading_too
+    found = judge(None, health.status, completion)
+    if not found.serves:
+        problems.append(_unanswered(endpoint, health, completion, kind, limit))
+    if health.status == 0 and server.restarts and not behind:
+        problems.append(_restarted(play.connections.session(head), head, server.restarts))
+    if not found.serves and on_ray:
         problems += _ray_restarted(play, nodes, size)
-    state = _state(answer=bool(answer), problems=problems, loading=loading)
+    loads = endpoint is not None and judge(server, health.status).life is Life.LOADING
     access = described(description) or (Access(endpoint.url) if endpoint is not None else None)
-    found = Status(
-        state,
+    return Status(
+        _state(answer=found.serves, problems=problems, loading=loads and not of_nodes),
         nodes,
-        ray,
+        ray or [],
+        endpoint=access.url if access is not None else None,
+        access=replace(access, fingerprint=health.certificate) if access is not None else None,
         model=model or None,
         tp=tp,
         problems=tuple(problems),
         kind=kind,
-        overrides=server.labels.get(OVERRIDES, ""),
+        overrides=server.label(OVERRIDES),
         replicas=replicas,
-        tuned=tuple(server.labels.get(tuned.LABEL, "").split()),
+        tuned=tuple(server.label(tuned.LABEL).split()),
         data_parallel=_number(server.labels, DATA_PARALLEL, 1),
     )
-    if access is None:
-        return found
-    return replace(found, endpoint=access.url, access=replace(access, fingerprint=shown))
 
 
 def _with_models(
@@ -167,10 +153,10 @@ def _with_models(
     probe: Probe,
 ) -> Status:
     """The state where the endpoint has several models."""
-    nodes = model_state.with_servers(play, nodes, models)
+    nodes = server_states.with_servers(play, nodes, models)
     known = {node.name: node for node in nodes}
     head = known[_head(play)]
-    problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
+    problems = _unreachable(nodes)
     endpoint = running({}, head.description, endpoint_key)
     if endpoint is None:
         problems.append(f"the proxy's description on {head.name} names no endpoint")
@@ -179,27 +165,25 @@ def _with_models(
     session = play.connections.session(head.name)
     few = short(probe)
 
-    def ask(server: ModelServer) -> Reply:
+    def ask(server: ModelServer) -> Completion:
         asked = replace(whole, model=server.model)
         return probe_once(session, asked, server.kind, few, timeout=COMPLETION_S)
 
-    problems += [
-        f"the firewall of the engine's ports on {node.name}: {node.firewall}"
-        for node in nodes
-        if node.firewall and any(model_state.is_guarded(node, one.program) for one in models)
+    guarded = [
+        one.node
+        for one in models
+        if server_states.container_of(one, known).label(FIREWALL) == "present"
     ]
-    if head.proxy != "active":
-        unit_is = head.proxy or "not there"
-        problems.append(f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head.name}")
+    problems += [*_open(nodes, guarded), *_of_proxy(head)]
     if any(one.on_request for one in models) and head.loader != "active":
         unit_is = head.loader or "not there"
         problems.append(f"what loads models on request ({LOADER_UNIT}) is {unit_is}")
-    found = model_state.look(play, models, known, ask)
+    found = server_states.look(play, models, known, ask)
     answer = any(one.state in ("serving", "on request") for one in found)
     loading = not problems and all(one.state == "loading" for one in found)
     problems += [one.problem for one in found if one.problem]
-    shown = whole.request(session, "/health", timeout=5).certificate
-    access = replace(described(head.description) or Access(whole.url), fingerprint=shown)
+    access = described(head.description) or Access(whole.url)
+    access = replace(access, fingerprint=whole.health(session).certificate)
     return Status(
         _state(answer=answer, problems=problems, loading=loading),
         nodes,
@@ -209,6 +193,27 @@ def _with_models(
         problems=tuple(problems),
         models=found,
     )
+
+
+def _unreachable(nodes: Sequence[NodeState]) -> list[str]:
+    return [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
+
+
+def _open(nodes: Sequence[NodeState], guarded: Collection[str]) -> list[str]:
+    """Return what is wrong with the firewall on the nodes that should have one."""
+    return [
+        f"the firewall of the engine's ports on {node.name}: {node.firewall}"
+        for node in nodes
+        if node.firewall and node.name in guarded
+    ]
+
+
+def _of_proxy(head: NodeState) -> list[str]:
+    """Return what is wrong with the proxy in front of the engine, where there is one."""
+    if head.description is None or head.proxy == "active":
+        return []
+    unit_is = head.proxy or "not there"
+    return [f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head.name}"]
 
 
 def _together(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
@@ -247,7 +252,7 @@ def _server(play: Play, known: dict[str, NodeState]) -> ContainerState | None:
 def _without_server(play: Play, nodes: list[NodeState]) -> Status:
     rays = {n.name: n.containers[RAY] for n in nodes if n.reachable}
     left = {name: ray for name, ray in rays.items() if ray.status != "absent"}
-    problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
+    problems = _unreachable(nodes)
     if left and all(ALONE.items() <= ray.labels.items() for ray in left.values()):
         head = next((ray for name, ray in left.items() if name == _head(play)), None)
         found = _ray(play, _head(play), head) if head is not None else []
@@ -278,18 +283,14 @@ def _problems(
         on_ray: whether the nodes are joined by Ray.
         behind: the replicas, whose own problems are told elsewhere.
     """
-    problems = [f"{n.name} cannot be reached: {n.error}" for n in nodes if not n.reachable]
+    problems = _unreachable(nodes)
     if server.status != "running" and not behind:
         code = "0, as when its engine died" if server.exit_code == 0 else server.exit_code
         problems.append(f"the server is {server.in_words} (exit code {code})")
     heads, wanted = _serving(play, size)
     wanted = [replica.node for replica in behind] or wanted
-    if server.labels.get(FIREWALL) == "present":
-        problems += [
-            f"the firewall of the engine's ports on {n.name}: {n.firewall}"
-            for n in nodes
-            if n.name in wanted and n.firewall
-        ]
+    if server.label(FIREWALL) == "present":
+        problems += _open(nodes, wanted)
     if size == 1:
         return problems
     name, whose = (RAY, "Ray's container") if on_ray else (SERVER, "the rank's container")
@@ -348,31 +349,29 @@ def _restarted(session: Session, head: str, times: int) -> str:
     return f"the server has been restarted {times} times{cause}{fix}"
 
 
-def _probe(
-    session: Session, endpoint: Endpoint | None, probe: Probe, kind: ModelKind, dark: list[str]
-) -> tuple[int, str, str, str]:
-    """Status of /health (0 when vLLM takes no connection), the beginning of a completion, what is
-    wrong with either, and the SHA-256 of the certificate that was presented.
-
-    Args:
-        dark: nodes without a link; a completion over it hangs, and is not waited for.
-    """
+def _asked(
+    session: Session, endpoint: Endpoint | None, probe: Probe, kind: ModelKind, limit: float
+) -> tuple[Answer, Completion | None]:
+    """Return the answer of /health, status 0 without an endpoint; and a completion, where asked."""
     if endpoint is None:
-        return 0, "", "/health was not queried: the container's label names no endpoint", ""
-    health_answer = endpoint.request(session, "/health", timeout=5)
-    health = (
-        0 if refused_by_proxy(health_answer.status, health_answer.body) else health_answer.status
-    )
-    shown = health_answer.certificate
-    if health != 200:
-        return health, "", f"/health does not return 200 ({health or 'no answer'})", shown
-    limit = WITHOUT_LINK_S if dark else COMPLETION_S
-    found = probe_once(session, endpoint, kind, short(probe), timeout=limit)
-    if found.text:
-        return health, found.text, "", shown
-    if found.status == 401:
-        return health, "", "the endpoint asks for another API key than this inventory's", shown
-    why = f" within {limit:g} s" if found.status == 0 else ""
-    reason = f": {found.why}" if found.why else ""
-    what = ANSWERS[kind]
-    return health, "", f"/health is fine, but {what} does not come{why}{reason}", shown
+        return Answer(0, ""), None
+    health = endpoint.health(session)
+    if health.status != 200:
+        return health, None
+    return health, probe_once(session, endpoint, kind, short(probe), timeout=limit)
+
+
+def _unanswered(
+    endpoint: Endpoint | None,
+    health: Answer,
+    completion: Completion | None,
+    kind: ModelKind,
+    limit: float,
+) -> str:
+    """Return why the endpoint gives no completion."""
+    if endpoint is None:
+        return "/health was not queried: the container's label names no endpoint"
+    if completion is None:
+        return f"/health does not return 200 ({health.status or 'no answer'})"
+    within = f" within {limit:g} s" if completion.status == 0 else ""
+    return server_states.unanswered(kind, completion, within=within)

@@ -6,11 +6,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.model_kind import ModelKind
-from spark_cluster.engine.model_state import ModelState
 from spark_cluster.engine.node_states import NodeState
 from spark_cluster.engine.proxy import Access
 from spark_cluster.engine.ray import RayNode
-from spark_cluster.engine.replica_state import ReplicaState
+from spark_cluster.engine.server_states import ModelState, ServerState
 
 if TYPE_CHECKING:
     from spark_cluster.engine.warmth import Warmth
@@ -46,7 +45,7 @@ class Status:
     kind: ModelKind | None = None
     overrides: str = ""
     caches: Warmth | None = None
-    replicas: tuple[ReplicaState, ...] = ()
+    replicas: tuple[ServerState, ...] = ()
     models: tuple[ModelState, ...] = ()
     tuned: tuple[str, ...] = ()
     data_parallel: int = 1

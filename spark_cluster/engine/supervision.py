@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.config.model_kind import ModelKind
-from spark_cluster.engine import endpoint, kind_probe, proxy, replies, runtime
-from spark_cluster.engine.containers import NODES
+from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.engine import endpoint, kind_probe, proxy, runtime
 from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.engine.ray import NODES as RAY_NODES
 from spark_cluster.engine.ray import TOKEN_FILE
-from spark_cluster.engine.unit_program import UnitProgram
-from spark_cluster.node import locks, paths
-from spark_cluster.node.supervision.policy import State
-from spark_cluster.resources.unit import DECLARED
+from spark_cluster.node import locks, paths, replies
+from spark_cluster.node.containers import NODES
+from spark_cluster.node.supervision.policy import SupervisionState
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
@@ -30,60 +29,21 @@ FOLDER = paths.SUPERVISION
 CONFIG = paths.SUPERVISE_SETTINGS
 STATE = f"{FOLDER}/state/state.json"
 
-QUESTION = "Answer with one word: what is the capital of France?"
-TOKENS = 8
-
-MODULES = (
-    "__init__",
-    "node/__init__",
-    "node/durable",
-    "node/engine_metrics",
-    "node/faults",
-    "node/http",
-    "node/load_guard",
-    "node/load_watch",
-    "node/locks",
-    "node/memory",
-    "node/nvidia_smi",
-    "node/own_program",
-    "node/paths",
-    "node/project_code",
-    "node/supervision/__init__",
-    "node/supervision/loading",
-    "node/supervision/look",
-    "node/temporary_names",
-    "node/values",
+PROBE = Probe(
+    question="Answer with one word: what is the capital of France?", expect="Paris", max_tokens=8
 )
-"""What a program needs that looks at a server on its node, and guards its load."""
+"""The question of the supervision to a chat model; any answer shows that its engine lives."""
 
-PROGRAM = UnitProgram(
-    FOLDER,
-    "spark_cluster.node.supervision.main",
-    (*MODULES, "node/supervision/main", "node/supervision/policy"),
-)
+PROGRAM = "spark_cluster.node.supervision.main"
 
-START_LIMIT = UnitProgram(
-    paths.START_LIMIT,
-    "spark_cluster.node.supervision.start_limit",
-    (
-        "__init__",
-        "node/__init__",
-        "node/engine_metrics",
-        "node/http",
-        "node/memory",
-        "node/nvidia_smi",
-        "node/supervision/__init__",
-        "node/supervision/look",
-        "node/supervision/start_limit",
-    ),
-)
+START_LIMIT = "spark_cluster.node.supervision.start_limit"
 """The program that stops a server that ends again and again; it needs no supervision."""
 
 
 def start_limit_configuration() -> dict[str, Any]:
     """Return what the program of the start limit is told."""
     known = _known()
-    wanted = ("server", "unit_folder", "declared", "labels", "ray_nodes", "ray_token")
+    wanted = ("server", "unit_folder", "labels", "ray_nodes", "ray_token")
     return {**{name: known[name] for name in wanted}, "servers": runtime.servers_there()}
 
 
@@ -100,7 +60,6 @@ def _known() -> dict[str, Any]:
         "server": SERVER,
         "ray": RAY,
         "unit_folder": UNIT_FOLDER,
-        "declared": DECLARED,
         "lock": locks.RUN,
         "title": TITLE.pattern,
         "labels": {
@@ -121,19 +80,17 @@ def _known() -> dict[str, Any]:
 
 def _requests() -> dict[str, Any]:
     """Return kind of model to the request that shows that it answers, and where its answer is."""
-    message = {"role": "user", "content": QUESTION}
-    chat = {"messages": [message], "max_tokens": TOKENS, "temperature": 0}
-    found: dict[str, Any] = {
-        "chat": {"path": "/v1/chat/completions", "body": chat, "found": ["choices", 0, "message"]},
-        # A form with audio in it: its server's health has to do.
-        "transcription": {"path": "/health", "body": None, "found": []},
-    }
     answers: dict[ModelKind, list[str | int]] = {
+        "chat": ["choices", 0, "message"],
         "embedding": ["data", 0],
         "reranking": ["results", 0],
     }
+    found: dict[str, Any] = {
+        # A form with audio in it: its server's health has to do.
+        "transcription": {"path": "/health", "body": None, "found": []},
+    }
     for kind, where in answers.items():
-        path, body, _ = kind_probe.request_of(kind, "")
+        path, body, _ = kind_probe.request_of(kind, "", PROBE)
         found[kind] = {"path": path, "body": json.loads(body), "found": where}
     return found
 
@@ -154,7 +111,7 @@ class Supervision:
     installed: bool
     active: str
     at_boot: bool
-    state: State
+    state: SupervisionState
     problems: tuple[str, ...] = ()
     events: tuple[tuple[float, str], ...] = ()
 
@@ -191,7 +148,7 @@ def report(session: Session) -> Supervision:
         installed=asked["files"]["config"] is not None,
         active=outputs["active"] or "unknown",
         at_boot=outputs["enabled"] == "enabled",
-        state=State.from_dict(replies.at(document, "state")),
+        state=SupervisionState.from_dict(replies.at(document, "state")),
         problems=tuple(map(str, problems)) if isinstance(problems, list) else (),
         events=tuple(_events(events if isinstance(events, list) else [])),
     )

@@ -10,20 +10,21 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.ports import LOOPBACK, SERVICES
-from spark_cluster.engine import runtime, unit_state
+from spark_cluster.engine import runtime
 from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT
 from spark_cluster.errors import Refused
 from spark_cluster.facts.listeners import EVERYWHERE, LISTENERS, Listener, parse
+from spark_cluster.node import unit_state
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from typing import Any
 
     from spark_cluster.config.ports import EnginePorts
-    from spark_cluster.engine.containers import ContainerState
     from spark_cluster.engine.deployment import Deployment
+    from spark_cluster.node.containers import ContainerState
     from spark_cluster.runner.play import Play
     from spark_cluster.topology import Node
 
@@ -97,7 +98,7 @@ def _of_ray(ports: EnginePorts, node: Node) -> Iterator[WantedPort]:
 
 
 def _runs(state: ContainerState) -> bool:
-    return state.status not in ("absent", "exited", "created")
+    return not state.holds_nothing
 
 
 def _output(answers: Mapping[str, Any], name: str) -> str:

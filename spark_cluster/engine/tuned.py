@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.node import images
 from spark_cluster.node.engine_caches import short
 from spark_cluster.node.tuned_kernels import VARIABLE, folder_of
 
@@ -89,10 +90,10 @@ def fitting(
 
 def _image(play: Play, server: Server) -> str:
     """Return the id of the image on the head; `-` where it is not there yet."""
-    asked = ["docker", "image", "inspect", "--format", "{{.Id}}", server.image]
-    answer = play.session(server.nodes[0]).request("gather", commands={"image": asked})
-    done = answer["commands"]["image"]
-    return done["stdout"].strip() if done is not None and done["status"] == 0 else "-"
+    asked = {"image": images.question(server.image)}
+    answer = play.session(server.nodes[0]).request("gather", commands=asked)
+    found = images.answered(answer["commands"]["image"])
+    return found.id if found is not None else "-"
 
 
 def _gpu(node: Node) -> str:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from spark_cluster.engine import replies
+from spark_cluster.node import replies
 
 UNIT = 0.01
 """Largest deviation of a normalised vector's length from 1: BF16 keeps eight bits of each number,

@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from spark_cluster.config import launch as launches
 from spark_cluster.config.model_kind import ModelKind
-from spark_cluster.engine import rungs, runtime, unit_state, vram
+from spark_cluster.engine import rungs, runtime, vram
 from spark_cluster.engine.checks import every
 from spark_cluster.engine.client import PATIENCE_S, NotApplicable, RequestFailed
-from spark_cluster.engine.containers import OVERRIDES
 from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.kept_answers import COMPARED, ComparedSize, KeptAnswers
 from spark_cluster.engine.kind_probe import kind_of
@@ -24,6 +23,9 @@ from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, models_of
 from spark_cluster.engine.readiness import container_state
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, VerificationFailed
+from spark_cluster.node import unit_state
+from spark_cluster.node.containers import OVERRIDES
+from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Life, judge
 from spark_cluster.runner.events import Progress
 
 if TYPE_CHECKING:
@@ -33,17 +35,14 @@ if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.engine.checks.check import Check
     from spark_cluster.engine.client import Client
-    from spark_cluster.engine.containers import ContainerState
     from spark_cluster.engine.endpoint import Endpoint
+    from spark_cluster.node.containers import ContainerState
     from spark_cluster.runner.play import Play
 
 VerdictStatus = Literal["ok", "failed", "not applicable", "not run"]
 
 MEMORY_EVERY_S = 1.0
 """Seconds between two readings of GPU memory while the checks run."""
-
-HEALTH_S = 10.0
-"""Seconds that /health may take."""
 
 
 @dataclass(frozen=True)
@@ -196,16 +195,16 @@ def running_server(play: Play, key: str | None, model: str | None = None) -> Run
     elif model is not None:
         raise UsageError(f"--model {model}: the endpoint has one model", hint="leave --model out")
     else:
-        done = answer["commands"]["inspect"]
-        state = unit_state.parse(done["stdout"] if done is not None else "")
-    if state.unloaded:
+        state = unit_state.answered(answer["commands"]["inspect"])
+    life = judge(state).life
+    if life is Life.UNLOADED:
         raise Failed(
             f"{model} is loaded on request, and is not loaded now",
             where=play.head.name,
             hint="ask the endpoint for it first: it answers 503 until it is loaded",
         )
-    if state.status != "running":
-        what = "nothing serves" if state.status == "absent" else f"the server is {state.status}"
+    if life is not Life.SERVING:
+        what = "nothing serves" if life is Life.ABSENT else f"the server is {state.status}"
         raise Failed(what, where=play.head.name, hint="spark-cluster up starts the server")
     endpoint = running(state.labels, answer["files"]["endpoint"], key)
     if endpoint is None:
@@ -374,8 +373,8 @@ def _verdicts(
 
 def _lost(client: Client) -> str:
     """Return why nothing more can be asked; empty when the server is healthy."""
-    answer = client.endpoint.request(client.session, "/health", timeout=HEALTH_S)
-    if answer.status == 200:
+    answer = client.endpoint.health(client.session, timeout=HEALTH_UNDER_LOAD_S)
+    if judge(None, answer.status).serves:
         return ""
     return f"the server is gone: /health answers {answer.status or answer.reason}"
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
-from collections.abc import Callable, Iterator
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -14,8 +16,11 @@ from pydantic import BaseModel, ValidationError
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.schema import objects_of, parse, problems_of
 from spark_cluster.config.yamlfile import dotted, shown
-from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
 from spark_cluster.loader.extension import load_module
+from spark_cluster.node.values import InvalidResource
+from spark_cluster.resources.base import Resource
+from spark_cluster.topology import Node
 
 RoleFunction = Callable[..., Iterator[Any]]
 
@@ -60,6 +65,44 @@ class Role:
             raise source.invalid(problems)
         lines = [f"{dotted(problem.key)}: {problem.message}" for problem in problems]
         raise UsageError(f"settings of role {self.name} on {node.name}: " + "; ".join(lines))
+
+    def resources(
+        self, node: Node, entry: InventoryNode, given: Mapping[str, Any]
+    ) -> list[Resource]:
+        """Return the resources that it declares for a node, tagged with its name.
+
+        Args:
+            entry: the node in the inventory.
+            given: settings on top of the inventory's.
+
+        Raises:
+            InvalidFile, UsageError: as `settings_for`.
+            Failed: its code raised something, with the line; nothing was sent to any node.
+            SparkClusterError: it refuses the node.
+        """
+        settings = self.settings_for(entry, **given)
+        try:
+            return tagged(self.function(node, settings), self.name)
+        except SparkClusterError:
+            raise
+        except Exception as error:
+            calls = reversed(traceback.extract_tb(error.__traceback__))
+            line = next((call.lineno for call in calls if call.filename == str(self.path)), 0)
+            kind = type(error).__name__
+            prefix = "" if isinstance(error, InvalidResource) else f"the role raised {kind}: "
+            raise Failed(
+                f"{prefix}{error}",
+                where=f"{self.path}:{line}",
+                hint=f"this is a bug in the role {self.name}, found for node {node.name}; "
+                "none of its resources were sent to any node",
+            ) from error
+
+
+def tagged(resources: Iterable[Resource], role: str) -> list[Resource]:
+    """Return the resources, each with its role's name among its tags."""
+    return [
+        r if role in r.tags else dataclasses.replace(r, tags=(*r.tags, role)) for r in resources
+    ]
 
 
 def load_role(name: str, folder: Path) -> Role:

@@ -1,4 +1,8 @@
-"""Programs of ours as processes of their own: a module's `main`, with the code that runs here."""
+"""Programs of ours as processes of their own: a module's `main`, with the code that runs here.
+
+This is the only way in which our Python is started on a node: `python3 CODE MODULE:main WORD ...`,
+where CODE is `spark_cluster/node` (its `__main__.py`) in a folder or an archive of this package.
+"""
 
 from __future__ import annotations
 
@@ -11,15 +15,14 @@ from typing import Any
 from spark_cluster.node.faults import explain
 from spark_cluster.node.values import ResourceError
 
-CODE = (
-    "import sys\n"
-    "from importlib import import_module\n"
-    "sys.path.insert(0, sys.argv[1])\n"
-    "sys.exit(import_module(sys.argv[2]).main(*sys.argv[3:]))\n"
-)
-
 HERE = str(Path(__file__).resolve().parents[2])
 """The folder or archive of the package."""
+
+STARTER = "spark_cluster/node"
+"""In a folder or archive: the package whose `__main__.py` starts a program."""
+
+UNITS = "spark-cluster*.service"
+"""Names of the files of our own units, which may run programs of ours."""
 
 
 def bytecode() -> list[str]:
@@ -34,16 +37,21 @@ def argv(module: str, *words: str) -> list[str]:
 
     Packages of the machine are left out; `in_environment` has those of a virtual environment.
     """
-    return [sys.executable, "-I", "-S", *bytecode(), "-c", CODE, HERE, module, *words]
+    return [sys.executable, "-I", "-S", *bytecode(), *entry(HERE, module), *words]
 
 
-def in_environment(folder: str, module: str, *words: str, code: str = HERE) -> list[str]:
-    """Return the same for the interpreter and the packages of a virtual environment.
+def in_environment(folder: str, module: str, *words: str) -> list[str]:
+    """Return the same for the interpreter and the packages of a virtual environment."""
+    return [f"{folder}/bin/python", "-I", "-B", *entry(HERE, module), *words]
+
+
+def entry(code: str, module: str) -> tuple[str, str]:
+    """Return the words after Python's options that call `main` of a module.
 
     Args:
-        code: the folder of the package, where it is called on another machine.
+        code: a folder or an archive with the package.
     """
-    return [f"{folder}/bin/python", "-I", "-B", "-c", CODE, code, module, *words]
+    return f"{code}/{STARTER}", f"{module}:main"
 
 
 def in_unit(name: str, argv: Sequence[str], properties: Mapping[str, str]) -> list[str]:

@@ -40,6 +40,8 @@ START_LIMIT_SETTINGS = f"{START_LIMIT}/settings.json"
 MODEL_LOADER = f"{STATE}/model-loader"
 DROP_CACHES = "/usr/local/sbin/spark-drop-caches"
 SYSTEMD_UNITS = "/etc/systemd/system"
+TRANSIENT_UNITS = "/run/systemd/transient"
+"""Folder of the units that `systemd-run` starts."""
 
 # -- records ------------------------------------------------------------------------------------
 

@@ -12,17 +12,15 @@ import hashlib
 import json
 import os
 import shutil
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spark_cluster.node import locks, moment, paths, processes
+from spark_cluster.node import locks, moment, own_program, paths, processes
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
-from spark_cluster.node.own_program import bytecode, in_unit
 from spark_cluster.node.processes import Cancelled, Completed
 from spark_cluster.node.unit_output import Tail, text_of
 from spark_cluster.node.values import ResourceError
@@ -51,13 +49,6 @@ LAST_RESORT_S = 60.0
 
 ROOM_LEFT = 64 * 1024
 """Bytes: with less free space, a command that said nothing could not say it."""
-
-CODE = (
-    "import sys\n"
-    "sys.path.insert(0, sys.argv[1])\n"
-    "from spark_cluster.node.worker import main\n"
-    "main(sys.argv[2])\n"
-)
 
 
 @dataclass(frozen=True)
@@ -276,9 +267,8 @@ class _Unit:
             "RuntimeMaxSec": f"{self.work.timeout + LAST_RESORT_S:.0f}",
             "TimeoutStopSec": f"{ENDING_S:.0f}",
         }
-        code = str(Path(__file__).resolve().parents[2])
-        worker = (sys.executable, "-I", "-S", *bytecode(), "-c", CODE, code, str(self.folder))
-        return in_unit(self.name, worker, properties)
+        worker = own_program.argv("spark_cluster.node.worker", str(self.folder))
+        return own_program.in_unit(self.name, worker, properties)
 
     def _abandon(self) -> NoReturn:
         """Leave the work to itself, begun or not, or have it ended. Raises Cancelled."""

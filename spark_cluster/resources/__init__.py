@@ -46,6 +46,7 @@ if TYPE_CHECKING:
     from spark_cluster.resources.sysctl import Sysctl
     from spark_cluster.resources.tuned_kernels import TunedKernels
     from spark_cluster.resources.unit import Unit
+    from spark_cluster.resources.unused_programs import UnusedPrograms
     from spark_cluster.resources.user import User
     from spark_cluster.resources.virtual_environment import VirtualEnvironment
 
@@ -88,6 +89,7 @@ __all__ = [
     "TunedKernels",
     "Unit",
     "Unknown",
+    "UnusedPrograms",
     "User",
     "VirtualEnvironment",
 ]

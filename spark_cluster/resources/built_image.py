@@ -7,11 +7,11 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
-from spark_cluster.resources.docker import docker, inspect
+from spark_cluster.resources.docker import docker, image
 from spark_cluster.resources.image import REF
 
 if TYPE_CHECKING:
@@ -101,10 +101,10 @@ class BuiltImage(Resource):
         return {"image": "present", "dockerfile": self.hash[:12]}
 
     def observe(self, host: Host) -> State:
-        found = inspect(host, "image", self.ref)
+        found = image(host, self.ref)
         if found is None:
             return {"image": "absent"}
-        return {"image": "present", "dockerfile": _labels(found).get(LABEL, "")[:12] or "another"}
+        return {"image": "present", "dockerfile": found.labels.get(LABEL, "")[:12] or "another"}
 
     def converge(self, host: Host, actual: State) -> None:
         self._verify_files(host)
@@ -146,8 +146,3 @@ class BuiltImage(Resource):
         end = "".join(f"\n    {line}" for line in output[-8:])
         hint = next(hint for pattern, hint in _WHY if re.search(pattern, "\n".join(output)))
         return ResourceError(f"building {self.ref} failed; it ends:{end or ' (nothing)'}", hint)
-
-
-def _labels(found: dict[str, Any]) -> dict[str, str]:
-    labels: dict[str, str] = (found.get("Config") or {}).get("Labels") or {}
-    return labels

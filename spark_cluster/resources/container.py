@@ -9,14 +9,15 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_cluster.node import container_gpu
+from spark_cluster.node.containers import ContainerState, rights
 from spark_cluster.node.engine_caches import folder_of, prepare, short
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret, Unknown
 from spark_cluster.resources import secret_files
 from spark_cluster.resources.base import Resource, State, absolute, differences, ids
-from spark_cluster.resources.docker import docker, inspect, rights
+from spark_cluster.resources.docker import container, docker, image
 from spark_cluster.resources.program import check_program, need_paths, split_mount
 from spark_cluster.resources.unit import FOLDER
 
@@ -162,8 +163,8 @@ class Container(Resource):
     def observe(self, host: Host) -> State:
         if self.state == "absent" and host.which("docker") is None:
             return {"state": "absent", "secrets": self._secrets(host)}
-        found = inspect(host, "container", self.container)
-        if self.only_labelled and not _has_label(found, self.only_labelled):
+        found = container(host, self.container)
+        if self.only_labelled and found is not None and self.only_labelled not in found.labels:
             found = None
         state = {**_state_of(found), "secrets": self._secrets(host)}
         if self.state == "absent":
@@ -171,9 +172,9 @@ class Container(Resource):
         if self.state == "created" and state["state"] in MADE:
             state["state"] = "created"
         if found is not None:
-            same = found["Image"] == self._image_id(host)
+            same = found.image == self._image_id(host)
             state["image"] = "current" if same else "not the one that the reference names now"
-            state["rights"] = self._rights(host, found["HostConfig"])
+            state["rights"] = self._rights(host, found.rights)
         else:
             self._image_id(host)
         maker = host.will_provide(f"image:{self.image}")
@@ -268,7 +269,7 @@ class Container(Resource):
         """Return whether the secrets of this name are those of a unit, which may still run."""
         return host.read(f"{FOLDER}/{self.container}.service") is not None
 
-    def _rights(self, host: Host, found: Mapping[str, Any]) -> str:
+    def _rights(self, host: Host, found: str) -> str:
         """Return what the container may do, as Docker says it; or that it is as declared.
 
         Raises:
@@ -278,25 +279,25 @@ class Container(Resource):
         if owner != pid:  # Docker keeps the id of that container
             if maker := host.will_provide(f"container:{owner}"):
                 raise Unknown(f"after: {maker}")
-            pid = f"container:{(inspect(host, 'container', owner) or {}).get('Id', '')}"
+            shared = container(host, owner)
+            pid = f"container:{shared.id if shared is not None else ''}"
         declared = {
             "PidMode": pid,
             "CapAdd": self.cap_add,
             "CapDrop": self.cap_drop,
             "SecurityOpt": self.security_opt,
         }
-        same = rights(found) == rights(declared)
-        return "as declared" if same else rights(found)
+        return "as declared" if found == rights(declared) else found
 
     def _image_id(self, host: Host) -> str:
-        done = docker(host, "image", "inspect", "-f", "{{.Id}}", self.image)
-        if done.status != 0 and "no such" in done.stderr.lower():
+        found = image(host, self.image)
+        if found is None:
             raise Missing(
                 f"image:{self.image}",
                 f"container {self.container}: the image {self.image} is not on this node",
                 "declare an Image before it",
             )
-        return done.check(f"inspecting image {self.image}").stdout.strip()
+        return found.id
 
     def _need_sources(self, host: Host) -> None:
         """Mount sources and devices are there: Docker itself would only fail later."""
@@ -312,7 +313,7 @@ class Container(Resource):
         docker(host, "stop", "-t", seconds, self.container, timeout=patience)
         done = docker(host, "rm", "-f", self.container, timeout=patience)
         until = time.monotonic() + patience
-        while inspect(host, "container", self.container) is not None:
+        while container(host, self.container) is not None:
             if time.monotonic() > until or "in progress" not in done.stderr:
                 done.check(f"removing {self.container}")
                 raise ResourceError(f"container {self.container} is still there after its removal")
@@ -331,7 +332,7 @@ class Container(Resource):
         until = time.monotonic() + self.stays_s
         while True:
             time.sleep(LOOK_EVERY_S)
-            found = _state_of(inspect(host, "container", self.container))
+            found = _state_of(container(host, self.container))
             if found["state"] != "running" or found.get("restarts"):
                 raise self._ended(host, found)
             if time.monotonic() >= until:
@@ -356,7 +357,7 @@ class Container(Resource):
         log = docker(host, "logs", "--tail", "20", self.container)
         docker(host, "stop", "-t", "0", self.container)
         if found["state"] == "running":  # again: how it ended is known only now
-            found = _state_of(inspect(host, "container", self.container))
+            found = _state_of(container(host, self.container))
         lines = (log.stdout + log.stderr).strip().splitlines()[-20:]
         tail = "".join(f"\n    {line}" for line in lines) or " (nothing)"
         status = f" with status {found['exit_code']}" if "exit_code" in found else ""
@@ -371,23 +372,18 @@ def _mount(mount: str) -> str:
     return f"type=bind,source={source},target={target}" + (",readonly" if mode == "ro" else "")
 
 
-def _has_label(found: Mapping[str, Any] | None, label: str) -> bool:
-    return found is not None and label in (found["Config"].get("Labels") or {})
-
-
-def _state_of(found: Mapping[str, Any] | None) -> State:
-    """State, exit status, number of restarts and labels of an inspected container."""
+def _state_of(found: ContainerState | None) -> State:
+    """State, exit status, number of restarts and labels of a container."""
     if found is None:
         return {"state": "absent"}
-    labels = found["Config"].get("Labels") or {}
     state: State = {
-        "state": found["State"]["Status"],
-        "restarts": found.get("RestartCount", 0),
-        "spec": labels.get(SPEC, "")[:12] or "made by someone else",
-        "argv": labels.get(ARGV, ""),
+        "state": found.status,
+        "restarts": found.restarts,
+        "spec": found.label(SPEC)[:12] or "made by someone else",
+        "argv": found.label(ARGV),
     }
-    if state["state"] != "running":
-        state["exit_code"] = found["State"].get("ExitCode")
-        if found["State"].get("Error"):
-            state["error"] = found["State"]["Error"]
+    if not found.running:
+        state["exit_code"] = found.exit_code
+        if found.error:
+            state["error"] = found.error
     return state

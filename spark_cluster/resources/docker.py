@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from spark_cluster.node import units
+from spark_cluster.node.containers import ContainerState, parse_state
+from spark_cluster.node.images import DockerImage, parse_images
 from spark_cluster.node.values import Missing, ResourceError
 
 if TYPE_CHECKING:
@@ -20,9 +21,6 @@ STORE = ("docker", "info", "--format", "{{json .DriverStatus}}")
 (source: docker-docs-containerd)."""
 
 CONTAINERD_STORE = "io.containerd.snapshotter"
-
-LABELS_OFF = "label=disable"
-"""What Docker adds to `security_opt` by itself where containers share ipc or pid."""
 
 _NO_DAEMON = ("cannot connect to the docker daemon", "failed to connect to the docker api")
 
@@ -73,23 +71,35 @@ def docker(
     return done
 
 
-def inspect(host: Host, kind: str, name: str) -> dict[str, Any] | None:
-    """Return what `docker KIND inspect NAME` prints, or None when there is no such object.
-
-    Args:
-        kind: `container` or `image`.
+def container(host: Host, name: str) -> ContainerState | None:
+    """Return a container, or None where there is none of this name.
 
     Raises:
         Missing, ResourceError: as `docker`.
     """
+    shown = _inspected(host, "container", name)
+    return parse_state(shown) if shown else None
+
+
+def image(host: Host, reference: str) -> DockerImage | None:
+    """Return an image, or None where there is none of this name; its id is asked for so only.
+
+    Raises:
+        Missing, ResourceError: as `docker`; what it prints is not understood.
+    """
+    shown = _inspected(host, "image", reference)
+    try:
+        return parse_images(shown)[0] if shown else None
+    except (ValueError, IndexError):
+        raise ResourceError(f"docker image inspect {reference} printed no image") from None
+
+
+def _inspected(host: Host, kind: str, name: str) -> str:
+    """Return what `docker KIND inspect NAME` prints; empty where there is no such object."""
     done = docker(host, kind, "inspect", name)
-    if done.status == 0:
-        found: dict[str, Any] = json.loads(done.stdout)[0]
-        return found
-    if "no such" in done.stderr.lower():
-        return None
-    done.check(f"inspecting {kind} {name}")
-    raise AssertionError  # pragma: no cover  (check raises)
+    if done.status != 0 and "no such" in done.stderr.lower():
+        return ""
+    return done.check(f"inspecting {kind} {name}").stdout
 
 
 def _why_down(host: Host) -> tuple[str, str]:
@@ -105,17 +115,3 @@ def _why_down(host: Host) -> tuple[str, str]:
         f"the Docker daemon does not answer: docker.service is {state}{why}",
         "see `journalctl -u docker -n 50` on the node; start it with `systemctl start docker`",
     )
-
-
-def rights(config: Mapping[str, Any]) -> str:
-    """Return in words what a `HostConfig` gives and takes; capabilities without their `CAP_`."""
-    parts = ["privileged"] if config.get("Privileged") else []
-    for name, key in (
-        ("cap_add", "CapAdd"),
-        ("cap_drop", "CapDrop"),
-        ("security_opt", "SecurityOpt"),
-    ):
-        found = {str(one).removeprefix("CAP_") for one in config.get(key) or ()}
-        values = sorted(found - {LABELS_OFF})
-        parts.append(" ".join([name, *values]) if values else f"no {name}")
-    return ", ".join([*parts, f"pid {config.get('PidMode') or 'of its own'}"])

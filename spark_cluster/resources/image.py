@@ -6,12 +6,13 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_cluster.node import image_digests
+from spark_cluster.node.images import DockerImage
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
-from spark_cluster.resources.docker import docker, inspect
+from spark_cluster.resources.docker import docker, image
 
 if TYPE_CHECKING:
     from spark_cluster.node.host import Completed, Host
@@ -93,7 +94,7 @@ class Image(Resource):
         return wanted
 
     def observe(self, host: Host) -> State:
-        found = inspect(host, "image", self.ref)
+        found = image(host, self.ref)
         state = {"image": "absent"} if found is None else self._state(host, found)
         archive = self.archive
         if state.items() >= self.desired().items() or archive is None:
@@ -108,7 +109,7 @@ class Image(Resource):
             self._load(host, self.archive)
         else:
             self._pull(host)
-        found = inspect(host, "image", self.ref)
+        found = image(host, self.ref)
         if found is None:
             raise ResourceError(f"{self.ref} is not there although docker reported no error")
         self._verify(self._state(host, found))
@@ -117,25 +118,25 @@ class Image(Resource):
     def _pin(self) -> str | None:
         return self.digest or self.ref.partition("@")[2] or None
 
-    def _state(self, host: Host, found: dict[str, Any]) -> State:
-        digests = [d.partition("@")[2] for d in found.get("RepoDigests") or ()]
-        digests.append(str(found.get("Id")))
+    def _state(self, host: Host, found: DockerImage) -> State:
+        digests = [d.partition("@")[2] for d in found.digests]
+        digests.append(found.id)
         if self._pin and self._pin not in digests:  # it may have come by copy
-            digests += image_digests.remembered(host.path(image_digests.FILE), str(found.get("Id")))
+            digests += image_digests.remembered(host.path(image_digests.FILE), found.id)
         return {
             "image": "present",
             "architecture": self._misfit(found) or "fits",
             "digest": self._pin if self._pin in digests else digests[0],
         }
 
-    def _misfit(self, found: dict[str, Any]) -> str:
+    def _misfit(self, found: DockerImage) -> str:
         """The image's architecture and the wanted one, when they are not the same."""
-        own = f"{found.get('Os', 'linux')}/{found.get('Architecture', 'unknown')}"
+        own = f"{found.os}/{found.architecture}"
         machine = os.uname().machine
         wanted = self.platform or f"linux/{_ARCHITECTURES.get(machine, machine)}"
-        if self.platform and self.platform.count("/") > 1 and found.get("Variant"):
-            own += f"/{found['Variant']}"
-        if own == wanted or (wanted.startswith(f"{own}/") and not found.get("Variant")):
+        if self.platform and self.platform.count("/") > 1 and found.variant:
+            own += f"/{found.variant}"
+        if own == wanted or (wanted.startswith(f"{own}/") and not found.variant):
             return ""
         return f"{own}, wanted {wanted}" + ("" if self.platform else f" (the node is {machine})")
 
@@ -156,7 +157,7 @@ class Image(Resource):
         host.progress(f"loading {self.ref} from {archive} ({path.stat().st_size / 1e9:.1f} GB)")
         done = docker(host, "load", "-i", str(path), timeout=LOAD_S, long=True)
         _explained(done, f"loading {archive}")
-        if inspect(host, "image", self.ref) is None:
+        if image(host, self.ref) is None:
             held = re.findall(r"^Loaded image(?: ID)?: (.+)$", done.stdout, re.MULTILINE)
             raise ResourceError(
                 f"{archive} does not hold {self.ref}; it holds {', '.join(held) or 'no image'}",

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.node import kernel_tuner, locks, own_program, units
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
-from spark_cluster.resources.docker import inspect
+from spark_cluster.resources.docker import image
 
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
@@ -120,12 +120,12 @@ class TunedKernels(Resource):
         return kernel_tuner.there_are(self._place(host))
 
     def _image(self, host: Host) -> str:
-        found = inspect(host, "image", self.image)
+        found = image(host, self.image)
         if found is None:
             raise Missing(
                 f"image:{self.image}", f"{self.image} is not here", "fetch the image first"
             )
-        return str(found["Id"])
+        return found.id
 
 
 def _listed(sizes: list[int]) -> str:

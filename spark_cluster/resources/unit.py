@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node import paths
 from spark_cluster.node.engine_caches import folder_of, prepare
+from spark_cluster.node.unit_state import DECLARED, declared
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
 from spark_cluster.resources import secret_files, systemd
 from spark_cluster.resources.base import Resource, State, differences, ids
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from spark_cluster.node.host import Host
 
 FOLDER = paths.SYSTEMD_UNITS
-
-DECLARED = "Declared="
-"""Key of the section that systemd leaves alone (`[X-...]`), with what was declared as JSON."""
 
 STAYS_S = 2.0
 """Seconds that a program must run after its start; it is looked at at least once."""
@@ -327,18 +325,6 @@ def _state_of(known: Mapping[str, str], text: bytes | None) -> State:
     if active != "active":
         state["exit_code"] = int(known.get("ExecMainStatus") or 0)
     return state
-
-
-def declared(text: bytes) -> dict[str, Any]:
-    """Return what a unit's file says that was declared: command, env, labels, spec."""
-    for line in text.decode(errors="replace").splitlines():
-        if line.startswith(DECLARED):
-            try:
-                found = json.loads(line.removeprefix(DECLARED))
-            except ValueError:
-                return {}
-            return found if isinstance(found, dict) else {}
-    return {}
 
 
 def _plain(text: str) -> str:

@@ -7,20 +7,19 @@ import copy
 import getpass
 import os
 import platform
-import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
-from dataclasses import replace
+from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts
+from spark_cluster.runner.dialer import Dialer, load_ssh
 from spark_cluster.runner.events import Bus, Connected, NodeFailed
 from spark_cluster.runner.parallel import in_parallel, start
 from spark_cluster.runner.session import Session
@@ -29,155 +28,48 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.runner.fabric_connection import Connection
     from spark_cluster.runner.node_connection import NodeConnection
-    from spark_cluster.runner.transport import Target
+    from spark_cluster.runner.ssh import Connection
 
 BOOT_S = 60.0
 """Seconds that a node which answers again may take to start the rest of its services."""
 
 
-def target(node: InventoryNode) -> Target:
-    """Return how the transport reaches a node of the inventory."""
-    from spark_cluster.runner.transport import Target
-
-    become = node.become
-
-    def login_password() -> str | None:
-        if node.login_password is None:
-            return None
-        return node.login_password.read(_login_password(node.name), ask_secret())
-
-    def password() -> str | None:
-        if become.password is None:
-            return login_password()  # a fresh node's user has one for both
-        return become.password.read(_sudo_password(node.name), ask_secret())
-
-    found = Target.of(node.name, node)
-    return replace(found, sudo_password=password, login_password=login_password)
-
-
-def ssh(node: InventoryNode) -> NodeConnection:
-    """Return a connection to an inventory's node: over SSH, or on this machine itself.
-
-    Raises:
-        SparkClusterError: it was begun early, and failed.
-    """
-    found = target(node)
-    if node.is_local:
-        from spark_cluster.runner.local_connection import LocalConnection
-
-        return LocalConnection(node.name, found.sudo_password, namespaces_of=node.namespaces_of)
-    from spark_cluster.runner import head_start
-
-    return head_start.connection(found)
-
-
-@contextlib.contextmanager
-def forward_to(node: InventoryNode, port: int) -> Iterator[int]:
-    """Lead a port of this machine's loopback to one of a node's loopback, during the block.
-
-    Yields:
-        The port of this machine.
-
-    Raises:
-        Unreachable: there is no way to the node.
-        UsageError: this machine has no program `ssh`.
-    """
-    if node.is_this_machine:
-        yield port
-    elif node.namespaces_of is not None:
-        from spark_cluster.runner.namespace_forward import forward_into
-
-        with forward_into(node.name, node.namespaces_of, port) as found:
-            yield found
-    else:
-        from spark_cluster.runner.ssh_forward import forward
-
-        with forward(target(node), LOOPBACK, port) as found:
-            yield found
-
-
-_asked: dict[str, str] = {}
-_asking = threading.Lock()
-
-
-def _login_password(node: str) -> str:
-    return f"the login password of {node}"
-
-
-def _sudo_password(node: str) -> str:
-    return f"the sudo password of {node}"
-
-
-def remember_password(node: str, password: str) -> None:
-    """Answer with it, in this process only, where a terminal would be asked for the node's login or
-    sudo password: a fresh node's user has one for both.
-    """
-    with _asking:
-        _asked[_login_password(node)] = _asked[_sudo_password(node)] = password
-
-
-def forget_passwords() -> None:
-    """Ask again for every password: the one that was given is wrong, or no longer needed."""
-    with _asking:
-        _asked.clear()
-
-
-def ask_secret() -> Callable[[str], str] | None:
-    """Ask on the terminal, once for each secret; return None without a terminal."""
-    if not sys.stdin.isatty():
-        return None
-
-    def ask(what: str) -> str:
-        with _asking:
-            if what not in _asked:
-                _asked[what] = getpass.getpass(f"{what}: ")
-            return _asked[what]
-
-    return ask
-
-
+@dataclass(eq=False)
 class Connections:
     """Connections, agents and facts of a run's nodes.
 
     Args:
-        nodes: of the inventory.
+        nodes: of the inventory, by name.
         bus: gets Connected and NodeFailed.
         run: id of the run.
-        command: what the user asked for, told to whoever meets this run's lock.
+        command: what the user asked for, told to anyone who meets this run's lock.
         change: this run may change the nodes: be root there and hold their locks.
         gather_facts: ask for them at once, in the turn that takes the lock; otherwise they are
             asked for when one is first read.
-        dial: makes a node's connection, not opened.
+        dialer: reaches the nodes.
+
+    Attributes:
+        facts: of the nodes that were asked for them.
+        users: the login user of each connected node.
     """
 
-    def __init__(
-        self,
-        nodes: Iterable[InventoryNode],
-        bus: Bus,
-        run: str,
-        *,
-        command: str,
-        change: bool,
-        gather_facts: bool = True,
-        dial: Callable[[InventoryNode], NodeConnection] = ssh,
-    ) -> None:
-        self.nodes = {node.name: node for node in nodes}
-        self.bus = bus
-        self.run = run
-        self.command = command
-        self.change = change
-        self.gather_facts = gather_facts
-        self.dial = dial
-        self.facts: dict[str, Facts] = {}
-        self.users: dict[str, str] = {}
-        self._connections: dict[str, NodeConnection] = {}
-        self._sessions: dict[str, Session] = {}
-        self._opening: dict[str, Future[SparkClusterError | None]] = {}
-        self._seconds: dict[str, float] = {}
-        self._gathering = threading.Lock()
-        self._closed = threading.Event()
+    nodes: Mapping[str, InventoryNode]
+    bus: Bus
+    run: str
+    _: KW_ONLY
+    command: str
+    change: bool
+    gather_facts: bool = True
+    dialer: Dialer = field(default_factory=Dialer)
+    facts: dict[str, Facts] = field(default_factory=dict, init=False)
+    users: dict[str, str] = field(default_factory=dict, init=False)
+    _connections: dict[str, NodeConnection] = field(default_factory=dict, init=False)
+    _sessions: dict[str, Session] = field(default_factory=dict, init=False)
+    _opening: dict[str, Future[SparkClusterError | None]] = field(default_factory=dict, init=False)
+    _seconds: dict[str, float] = field(default_factory=dict, init=False)
+    _gathering: threading.Lock = field(default_factory=threading.Lock, init=False)
+    _closed: threading.Event = field(default_factory=threading.Event, init=False)
 
     @property
     def closing(self) -> bool:
@@ -192,9 +84,7 @@ class Connections:
 
     def begin(self) -> None:
         """Start to connect to all, in parallel, while the caller does something else."""
-        from spark_cluster.runner import head_start
-
-        head_start.load()
+        load_ssh()
         self._opening = {name: start(partial(self._open, name)) for name in self.nodes}
 
     def open(self) -> dict[str, SparkClusterError]:
@@ -206,8 +96,7 @@ class Connections:
             self.bus.emit(Connected(name, seconds))
         failed = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
         for name, error in failed.items():
-            unreachable = isinstance(error, Unreachable)
-            self.bus.emit(NodeFailed(name, error.message, error.hint, unreachable))
+            self.bus.emit(NodeFailed.of(name, error))
         return failed
 
     def session(self, name: str) -> Session:
@@ -216,10 +105,9 @@ class Connections:
         Raises:
             Unreachable: its connection was lost.
         """
-        try:
-            return self._sessions[name]
-        except KeyError:
-            raise Unreachable("not connected", where=name) from None
+        if name not in self._sessions:
+            raise Unreachable("not connected", where=name)
+        return self._sessions[name]
 
     def fabric(self, name: str) -> Connection:
         """Return fabric's `Connection` to a connected node; it ends with this run.
@@ -228,15 +116,23 @@ class Connections:
             Unreachable: its connection was lost.
             Refused: the node is not reached over SSH.
         """
+        from spark_cluster.runner import transport
+
+        return transport.over(self.connection(name), name, owned=False)
+
+    def connection(self, name: str) -> NodeConnection:
+        """Return the connection to a node.
+
+        Raises:
+            Unreachable: it was lost.
+        """
         if name not in self._connections:
             raise Unreachable("not connected", where=name)
-        from spark_cluster.runner import fabric_connection
-
-        return fabric_connection.over(self._connections[name], name, owned=False)
+        return self._connections[name]
 
     def forward(self, name: str, port: int) -> AbstractContextManager[int]:
-        """Lead a port of this machine's loopback to one of a node's; see `forward_to`."""
-        return forward_to(self.nodes[name], port)
+        """Lead a port of this machine's loopback to one of a node's; see `Dialer`."""
+        return self.dialer.forward(self.nodes[name], port)
 
     def drop(self, name: str) -> None:
         """End a node's agent and connection; nothing of them is used again."""
@@ -248,22 +144,25 @@ class Connections:
         if connection is not None:
             connection.close()
 
-    def reconnect(self, name: str, booted_before: str = "") -> bool:
-        """Connect again to a node that was there; False while it is still in the previous boot.
+    def reconnect(self, name: str, booted_before: str = "") -> None:
+        """Connect again to a node that was there.
+
+        Args:
+            booted_before: id of the boot that must be over.
 
         Raises:
-            SparkClusterError: it does not answer, or its agent does not start (yet).
+            SparkClusterError: it is still in that boot, does not answer, or its agent does not
+                start (yet).
         """
         self.drop(name)
         session = self._join(name)
         if not booted_before:
-            return True
+            return
         answer = session.request("gather", files={"boot_id": gather.FILES["boot_id"]})
         if (answer["files"]["boot_id"] or "").strip() == booted_before:
-            return False
+            raise Unreachable("it has not gone down", where=name)
         with contextlib.suppress(Failed):  # a unit that hangs must not hold up the run
             session.run(["systemctl", "is-system-running", "--wait"], timeout=BOOT_S)
-        return True
 
     def enter(self, name: str) -> None:
         """Take the node's lock, when this run changes nodes, and ask for its facts if they are
@@ -315,14 +214,14 @@ class Connections:
         """
         from spark_cluster.facts.parsers import public_keys
         from spark_cluster.resources.host_keys import PREPARED
-        from spark_cluster.runner import host_key_change
+        from spark_cluster.runner import trust
 
         if self.nodes[name].is_local:
             return Path(), []
         answer = self._sessions[name].request("gather", trees={"next": f"{PREPARED}/*/key.pub"})
         keys = public_keys(answer["trees"]["next"].values())
-        wanted = target(self.nodes[name])
-        return host_key_change.announce(wanted, keys, self.facts_of(name).host_keys)
+        wanted = self.dialer.target(self.nodes[name])
+        return trust.announce(wanted, keys, self.facts_of(name).host_keys)
 
     def verify_host_keys(self, name: str) -> bool:
         """Connect once more, and when the new host keys are shown, remove those they replace.
@@ -333,11 +232,8 @@ class Connections:
         Raises:
             SparkClusterError: the node does not let one in, or known_hosts cannot be written.
         """
-        connection = self.dial(self.nodes[name])
-        try:
+        with contextlib.closing(self.dialer.dial(self.nodes[name])) as connection:
             return self._forget_replaced(name, connection)
-        finally:
-            connection.close()
 
     def forget_replaced_host_keys(self, name: str) -> bool:
         """The same over the connection of this run, for what one that was cut has left."""
@@ -345,15 +241,15 @@ class Connections:
 
     def _forget_replaced(self, name: str, connection: NodeConnection) -> bool:
         from spark_cluster.facts.parsers import public_keys
-        from spark_cluster.runner import host_key_change
+        from spark_cluster.runner import trust
 
-        wanted, shown = target(self.nodes[name]), connection.host_key()
-        if shown is None or not host_key_change.is_under_way(wanted):
+        wanted, shown = self.dialer.target(self.nodes[name]), connection.host_key()
+        if shown is None or not trust.is_under_way(wanted):
             return False
         trees = {"keys": gather.TREES["host_keys"]}
         answer = self._sessions[name].request("gather", trees=trees)
         current = public_keys(answer["trees"]["keys"].values())
-        return bool(host_key_change.forget_replaced(wanted, shown, current))
+        return bool(trust.forget_replaced(wanted, shown, current))
 
     def verify_new_login(self, name: str, path: str) -> None:
         """Leave a file on a node over a new connection, as a proof that it still lets one in.
@@ -362,25 +258,16 @@ class Connections:
         """
 
         def leave() -> None:
-            connection = self.dial(self.nodes[name])
-            try:
-                session = connection.session(self.run)
+            with self.dialer.session(self.nodes[name], self.run) as session:
                 session.run(["touch", path])
-                session.close()
-            finally:
-                connection.close()
 
         start(leave)
 
     def refresh(self, names: Iterable[str]) -> dict[str, SparkClusterError]:
         """Ask again for facts that a change may have made stale; who did not answer, and why."""
-        jobs = {name: partial(self._facts, name) for name in names}
-        failed: dict[str, SparkClusterError] = {}
-        for name, outcome in (in_parallel(jobs) if jobs else {}).items():
-            if isinstance(outcome, SparkClusterError):
-                failed[name] = outcome
-            else:
-                self.facts[name] = outcome
+        outcomes = in_parallel({name: partial(self._facts, name) for name in names})
+        failed = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
+        self.facts |= {n: o for n, o in outcomes.items() if not isinstance(o, SparkClusterError)}
         return failed
 
     def close(self) -> None:
@@ -396,10 +283,7 @@ class Connections:
     # -- inside ----------------------------------------------------------------------------------
 
     def _facts(self, name: str) -> Facts:
-        session = self._sessions.get(name)
-        if session is None:
-            raise Unreachable("it is not connected", where=name)
-        return gather.facts(session.request("gather", **gather.question()))
+        return gather.facts(self.session(name).request("gather", **gather.question()))
 
     def _open(self, name: str) -> None:
         started = time.monotonic()
@@ -409,7 +293,7 @@ class Connections:
 
     def _join(self, name: str) -> Session:
         """An agent over a connection of its own."""
-        connection = self.dial(self.nodes[name])
+        connection = self.dialer.dial(self.nodes[name])
         self._connections[name] = connection
         self._sessions[name] = connection.session(self.run, become=True)
         return self._sessions[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -83,10 +83,3 @@ def _of_file(content: LaptopFile, blobs: dict[str, bytes | Path]) -> bytes | Blo
         ) from None
     blobs[blob.sha256] = content.path
     return blob
-
-
-def tagged(resources: Iterable[Resource], role: str) -> list[Resource]:
-    """The resources, each with its role's name among its tags."""
-    return [
-        r if role in r.tags else dataclasses.replace(r, tags=(*r.tags, role)) for r in resources
-    ]

@@ -9,6 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from spark_cluster.errors import SparkClusterError, Unreachable
+
 
 @dataclass(frozen=True)
 class Event:
@@ -118,6 +120,11 @@ class NodeFailed(Event):
     hint: str = ""
     unreachable: bool = False
 
+    @classmethod
+    def of(cls, node: str, error: SparkClusterError) -> NodeFailed:
+        """Return the event that an error of a node is."""
+        return cls(node, error.message, error.hint, isinstance(error, Unreachable))
+
 
 @dataclass(frozen=True)
 class Note(Event):
@@ -195,48 +202,3 @@ class Bus:
     def close(self) -> None:
         for sink in self._sinks:
             sink.close()
-
-
-@dataclass
-class Tally:
-    """A node's row of the recap."""
-
-    ok: int = 0
-    change: int = 0
-    unknown: int = 0
-    failed: int = 0
-    skipped: int = 0
-    unreachable: bool = False
-    seconds: float = 0.0
-
-
-class Recap:
-    """Counts, node by node."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[str, Tally] = {}
-        self.last: dict[str, str] = {}
-
-    def take(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
-            self.nodes.update({node: Tally() for node in event.nodes})
-        elif isinstance(event, Changing):
-            self.last[event.node] = event.resource
-        elif isinstance(event, Result):
-            tally = self.nodes.setdefault(event.node, Tally())
-            setattr(tally, event.verdict, getattr(tally, event.verdict) + 1)
-            tally.seconds += event.seconds
-            self.last.pop(event.node, None)
-        elif isinstance(event, NodeFailed):
-            tally = self.nodes.setdefault(event.node, Tally())
-            tally.unreachable = event.unreachable
-            if not event.unreachable:  # a role may refuse it before any resource could fail
-                tally.failed = max(tally.failed, 1)
-
-    def close(self) -> None:
-        return None
-
-    @property
-    def changed(self) -> int:
-        """Changes on all nodes."""
-        return sum(tally.change for tally in self.nodes.values())

@@ -11,12 +11,12 @@ from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import Secret
 from spark_cluster.discovery import cable
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.parallel import in_parallel
 
 _COMMANDS: dict[str, Any] = {
     **cable.COMMANDS,
-    "user": ("id", "-u"),
-    "sudo": ("sudo", "-n", "true"),
+    "sudo": ("sh", "-c", '[ "$(id -u)" = 0 ] || exec sudo -n true'),
 }
 
 
@@ -34,7 +34,7 @@ class FirstLogin:
 
 
 def log_in(
-    nodes: Iterable[InventoryNode], password: Secret | None = None
+    dialer: Dialer, nodes: Iterable[InventoryNode], password: Secret | None = None
 ) -> dict[str, FirstLogin | SparkClusterError]:
     """Log in to every node, without sudo, and ask.
 
@@ -42,27 +42,14 @@ def log_in(
         password: offered where no key is accepted.
     """
     wanted = [replace(node, login_password=password) for node in nodes]
-    return in_parallel({node.name: partial(_ask, node) for node in wanted})
+    return in_parallel({node.name: partial(_ask, dialer, node) for node in wanted})
 
 
-def _ask(node: InventoryNode) -> FirstLogin:
+def _ask(dialer: Dialer, node: InventoryNode) -> FirstLogin:
     """Raises:
     Unreachable: it does not let us in; a KeysRefused where a password may.
     """
-    from spark_cluster.runner.connections import ssh
-
-    connection = ssh(node)
-    try:
-        session = connection.session("setup", become=False)
+    with dialer.session(node, "setup", become=False) as session:
         answer = session.request("gather", commands=_COMMANDS)
-        session.close()
-    finally:
-        connection.close()
-    return FirstLogin(_sudo_asks(answer), tuple(cable.peers(answer)))
-
-
-def _sudo_asks(answer: dict[str, Any]) -> bool:
-    user, sudo = answer["commands"].get("user"), answer["commands"].get("sudo")
-    if user is not None and user["stdout"].strip() == "0":
-        return False
-    return sudo is None or sudo["status"] != 0
+    sudo = answer["commands"].get("sudo")
+    return FirstLogin(sudo is None or sudo["status"] != 0, tuple(cable.peers(answer)))

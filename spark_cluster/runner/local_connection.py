@@ -10,20 +10,18 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
 from typing import IO
 
 from spark_cluster.errors import Unreachable
+from spark_cluster.node.processes import SEARCH_PATH
 from spark_cluster.runner import namespaces
 from spark_cluster.runner.agent_errors import why_no_agent
 from spark_cluster.runner.channel import must_take
 from spark_cluster.runner.node_connection import agent_argv
 from spark_cluster.runner.session import Session
-
-PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
-"""Not the caller's, which may begin with a virtual environment: an agent finds what it would find
-over SSH."""
 
 KEPT = ("HOME", "LANG", "LC_ALL", "LOGNAME", "USER")
 """Variables of the caller that an agent gets; others may hold secrets."""
@@ -36,15 +34,18 @@ LEAVES_WITHIN_S = 5.0
 finishes what must be finished."""
 
 
-def environment() -> dict[str, str]:
-    """Return the environment of an agent on this machine."""
-    return {"PATH": PATH, **{name: os.environ[name] for name in KEPT if name in os.environ}}
+def environment(*, in_namespaces: bool) -> dict[str, str]:
+    """Return the environment of an agent: on this machine, or in namespaces, where the caller has
+    no home.
 
-
-def environment_of_root() -> dict[str, str]:
-    """Return the environment of an agent in namespaces, where the caller has no home."""
-    root = pwd.getpwuid(0)
-    return {**environment(), "HOME": root.pw_dir, "LOGNAME": root.pw_name, "USER": root.pw_name}
+    The search path is not the caller's, which may begin with a virtual environment: an agent finds
+    what it would find over SSH.
+    """
+    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+    if in_namespaces:
+        root = pwd.getpwuid(0)
+        kept |= {"HOME": root.pw_dir, "LOGNAME": root.pw_name, "USER": root.pw_name}
+    return {**kept, "PATH": SEARCH_PATH}
 
 
 class LocalChannel:
@@ -128,6 +129,7 @@ def _shut(pipe: IO[bytes] | None) -> None:
             pipe.close()
 
 
+@dataclass(eq=False)
 class LocalConnection:
     """Agents on this machine; see `spark_cluster.runner.node_connection.NodeConnection`.
 
@@ -139,18 +141,11 @@ class LocalConnection:
         root: where the node's file system begins; "/" but in tests.
     """
 
-    def __init__(
-        self,
-        node: str,
-        sudo_password: Callable[[], str | None] = lambda: None,
-        *,
-        namespaces_of: Path | None = None,
-        root: str = "/",
-    ) -> None:
-        self.node = node
-        self._sudo_password = sudo_password
-        self._namespaces_of = namespaces_of
-        self._root = root
+    node: str
+    sudo_password: Callable[[], str | None] = lambda: None
+    _: KW_ONLY
+    namespaces_of: Path | None = None
+    root: str = "/"
 
     @property
     def user(self) -> str:
@@ -161,10 +156,10 @@ class LocalConnection:
         is_root = user == "root"
         enter = self._enter()
         become = become or bool(enter)
-        password = self._sudo_password() if become and not is_root else None
+        password = self.sudo_password() if become and not is_root else None
         argv = agent_argv(run, user, become=become, password=password is not None, enter=enter)
         try:
-            channel = LocalChannel(argv, environment_of_root() if enter else environment())
+            channel = LocalChannel(argv, environment(in_namespaces=bool(enter)))
         except OSError as error:
             raise Unreachable(
                 f"{argv[0]} cannot be started on this machine: {error.strerror}",
@@ -175,16 +170,22 @@ class LocalConnection:
             self.node,
             channel,
             as_root=become or is_root,
-            root=self._root,
+            root=self.root,
             password=password,
             explain=partial(why_no_agent, self.node, user),
         )
 
     def _enter(self) -> list[str]:
         """Return what runs an agent in the node's namespaces; nothing where it has none."""
-        if self._namespaces_of is None:
+        if self.namespaces_of is None:
             return []
-        return namespaces.enter(namespaces.leader(self.node, self._namespaces_of))
+        return namespaces.enter(namespaces.leader(self.node, self.namespaces_of))
+
+    def files_root(self) -> str:
+        """Return where the node's file system begins on this machine."""
+        if self.namespaces_of is None:
+            return self.root
+        return f"/proc/{namespaces.leader(self.node, self.namespaces_of)}/root"
 
     def host_key(self) -> bytes | None:
         return None

@@ -8,56 +8,40 @@ only, and nothing of ours.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
-import os
 import select
 import socket
 import sys
-import threading
 
-LOOPBACK = "127.0.0.1"
 BLOCK = 65536
 CONNECTS_WITHIN_S = 10.0
 
 
-def carry(source: socket.socket, sink: socket.socket) -> None:
+async def carry(source: asyncio.StreamReader, sink: asyncio.StreamWriter) -> None:
     """Copy one direction to its end."""
     with contextlib.suppress(OSError):
-        while data := source.recv(BLOCK):
-            sink.sendall(data)
-    with contextlib.suppress(OSError):
-        sink.shutdown(socket.SHUT_WR)
+        while data := await source.read(BLOCK):
+            sink.write(data)
+            await sink.drain()
+        sink.write_eof()
 
 
-def both_ways(accepted: socket.socket, port: int) -> None:
-    """Carry a connection until both of its directions have ended."""
-    with contextlib.ExitStack() as kept, contextlib.suppress(OSError):
-        kept.enter_context(accepted)
-        there = socket.create_connection((LOOPBACK, port), timeout=CONNECTS_WITHIN_S)
-        kept.enter_context(there)
-        there.settimeout(None)
-        up = threading.Thread(target=carry, args=(accepted, there), daemon=True)
-        up.start()
-        carry(there, accepted)
-        up.join()
+async def main(port: int) -> None:
+    """Accept connections until nobody reads standard output."""
 
+    async def both_ways(here: asyncio.StreamReader, back: asyncio.StreamWriter) -> None:
+        with contextlib.closing(back), contextlib.suppress(OSError):
+            connecting = asyncio.open_connection("127.0.0.1", port)
+            there, on = await asyncio.wait_for(connecting, CONNECTS_WITHIN_S)
+            with contextlib.closing(on):
+                await asyncio.gather(carry(here, on), carry(there, back))
 
-def end_with_the_reader() -> None:
-    """Wait until nobody reads standard output, then end."""
+    await asyncio.start_server(both_ways, sock=socket.socket(fileno=0))
     poll = select.poll()
     poll.register(1, 0)  # POLLERR is always told
-    poll.poll()
-    os._exit(0)
-
-
-def main(port: int) -> None:
-    """Accept connections until the program is ended."""
-    threading.Thread(target=end_with_the_reader, daemon=True).start()
-    listener = socket.socket(fileno=os.dup(0))
-    while True:
-        accepted, _ = listener.accept()
-        threading.Thread(target=both_ways, args=(accepted, port), daemon=True).start()
+    await asyncio.to_thread(poll.poll)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    asyncio.run(main(int(sys.argv[1])))

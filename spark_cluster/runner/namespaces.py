@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import InvalidFile, Refused, Unreachable
 from spark_cluster.loader import trust
+from spark_cluster.runner import namespace_relay
 
 SPACES = ("mount", "uts", "ipc", "net", "pid", "cgroup")
 """Those that are entered; of the others the node has the machine's."""
@@ -16,6 +24,9 @@ START = 19
 """Place of a process's start among the fields of /proc/PID/stat after its name, proc(5)."""
 
 PROC = Path("/proc")
+
+ENDS_WITHIN_S = 5.0
+"""Seconds that the relay has to end before it is killed."""
 
 
 def leader(node: str, file: Path, proc: Path = PROC) -> int:
@@ -34,14 +45,11 @@ def leader(node: str, file: Path, proc: Path = PROC) -> int:
     words = _words(node, file)
     try:
         stat = (proc / words[0] / "stat").read_text(errors="replace")
+        own_users = _has_own_users(words[0], proc)
     except OSError:
         raise _is_off(node) from None
     if len(words) == 2 and stat.rpartition(")")[2].split()[START] != words[1]:
         raise _is_off(node)
-    try:
-        own_users = _has_own_users(words[0], proc)
-    except OSError:
-        raise _is_off(node) from None
     if own_users:
         raise Refused(
             f"process {words[0]}, which {file} names, is in a user namespace of its own; "
@@ -62,17 +70,19 @@ def _words(node: str, file: Path) -> list[str]:
                 found, advice = problem
                 message = f"namespaces_of is not used: {found}; root enters what that file names"
                 raise Refused(message, where=node, hint=advice)
-        words = real.read_text().split()
+        words = real.read_text(errors="replace").split()
     except FileNotFoundError:
-        raise _is_off(node) from None
+        words = []
     except OSError as error:
         raise Unreachable(f"{file} cannot be read: {error.strerror}", where=node) from None
-    except UnicodeDecodeError:
-        raise _no_number(node, file, "bytes that are no text") from None
     if not words:
         raise _is_off(node)
     if len(words) > 2 or not all(word.isascii() and word.isdecimal() for word in words):
-        raise _no_number(node, file, repr(" ".join(words)[:60]))
+        raise InvalidFile(
+            f"found {' '.join(words)[:60]!r}, expected the number of a process",
+            where=str(file),
+            hint=f"namespaces_of of {node} names this file",
+        )
     return words
 
 
@@ -85,11 +95,8 @@ def _has_own_users(pid: str, proc: Path) -> bool:
     try:
         return (proc / pid / "ns/user").readlink() != (proc / "self/ns/user").readlink()
     except PermissionError:
-        return _users(pid, proc) != _users("self", proc)
-
-
-def _users(pid: str, proc: Path) -> list[str]:
-    return (proc / pid / "uid_map").read_text().split()
+        mine, theirs = ((proc / one / "uid_map").read_text().split() for one in ("self", pid))
+        return mine != theirs
 
 
 def enter(pid: int, proc: Path = PROC) -> list[str]:
@@ -118,13 +125,49 @@ def _bounds(pid: str, proc: Path) -> int:
     return int(line.split()[1], 16)
 
 
+@contextlib.contextmanager
+def forward_into(node: str, namespaces_of: Path, port: int) -> Iterator[int]:
+    """Lead a free port of the loopback to one of the node's loopback, during the block.
+
+    Args:
+        node: its name, for errors.
+        namespaces_of: file with the number of the process whose network namespace is the node's.
+
+    Yields:
+        The port of this machine.
+
+    Raises:
+        Unreachable: the node is not running, or its namespace cannot be entered.
+    """
+    target = leader(node, namespaces_of)
+    enter = [] if os.geteuid() == 0 else ["sudo", "-n", "--"]
+    relay = [sys.executable, "-I", namespace_relay.__file__, str(port)]
+    argv = [*enter, "nsenter", "--net", f"--target={target}", "--", *relay]
+    with socket.create_server((LOOPBACK, 0)) as listener:
+        try:
+            process = subprocess.Popen(
+                argv,
+                stdin=listener.fileno(),
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        except OSError as error:
+            raise Unreachable(
+                f"{argv[0]} cannot be started: {error.strerror}", where=node
+            ) from None
+        found: int = listener.getsockname()[1]
+    try:
+        yield found
+    finally:
+        if process.stdout is not None:
+            process.stdout.close()  # which ends it
+        try:
+            process.wait(ENDS_WITHIN_S)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
 def _is_off(node: str) -> Unreachable:
     return Unreachable("is not running", where=node, hint=START_IT)
-
-
-def _no_number(node: str, file: Path, found: str) -> InvalidFile:
-    return InvalidFile(
-        f"found {found}, expected the number of a process",
-        where=str(file),
-        hint=f"namespaces_of of {node} names this file",
-    )

@@ -24,6 +24,20 @@ def in_parallel(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T | SparkClust
     return {name: future.result() for name, future in futures.items()}
 
 
+def all_of(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+    """Run jobs as `in_parallel` does; once all have ended, the first node's error is raised.
+
+    Raises:
+        SparkClusterError: that error.
+    """
+    found: dict[str, T] = {}
+    for name, outcome in in_parallel(jobs).items():
+        if isinstance(outcome, SparkClusterError):
+            raise outcome
+        found[name] = outcome
+    return found
+
+
 def start(job: Callable[[], T]) -> Future[T | SparkClusterError]:
     """Run a job in a thread that an interrupted program does not wait for."""
     future: Future[T | SparkClusterError] = Future()

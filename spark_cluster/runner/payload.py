@@ -1,14 +1,23 @@
-"""The payload that starts an agent: a tiny command line, the bootstrap, the code it lacks."""
+"""Our Python on a node: the agent's code, by its content's hash, and programs that units run."""
 
 from __future__ import annotations
 
+import ast
 import hashlib
+import io
+import json
+import re
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from spark_cluster.agent import frames
+from spark_cluster.agent import bootstrap, frames
 from spark_cluster.loader.resources import ProjectFiles, loaded_files
 from spark_cluster.node import paths
+
+if TYPE_CHECKING:
+    from spark_cluster.resources.file import File
 
 PACKAGE = Path(__file__).resolve().parent.parent
 
@@ -30,56 +39,168 @@ READY_COMMAND = f"import os\nos.write(1,{len(READY).to_bytes(4, 'big') + READY!r
 ROOT_FOLDER = paths.AGENT
 USER_FOLDER = "~/.cache/spark-cluster/agent"
 
+CORE = ""
+"""Name of what every agent gets: all but the parts."""
 
-UNITS = ("supervision", "model_loader")
-"""Folders of `node` with programs of units, whose files roles put on the nodes themselves."""
+PARTS: dict[str, tuple[str, ...]] = {
+    CORE: ("spark_cluster/agent/", "spark_cluster/node/", "spark_cluster/resources/"),
+    "probes": ("spark_cluster/node/probes/",),
+    "store": (
+        "spark_cluster/agent/image_copy.py",
+        "spark_cluster/agent/model_copy.py",
+        "spark_cluster/agent/model_store.py",
+        "spark_cluster/node/store/",
+        "spark_cluster/resources/hub_model.py",
+    ),
+    "tuner": ("spark_cluster/node/kernel_tuner.py", "spark_cluster/resources/tuned_kernels.py"),
+}
+"""Each part of the agent's code and where its files are. A part is sent when an operation or a
+resource first needs one of its modules (agent/own_code.py)."""
+
+UNITS = (
+    "spark_cluster/node/bench/",
+    "spark_cluster/node/model_loader/",
+    "spark_cluster/node/supervision/",
+)
+"""Folders with programs of units, which `program` puts on the nodes."""
+
+LAPTOP_ONLY = {PACKAGE / "agent" / name for name in ("messages.py", "shape.py")}
+"""Modules next to the agent with which the laptop checks what the agent says."""
 
 
-@cache
-def _shipped() -> dict[str, bytes]:
-    paths = [PACKAGE / "__init__.py"]
-    for folder in ("agent", "node", "resources"):
-        paths += (PACKAGE / folder).rglob("*.py")
-    paths = [path for path in paths if path.parent.name not in UNITS]
-    return {str(path.relative_to(PACKAGE.parent)): path.read_bytes() for path in sorted(paths)}
+def code(part: str = CORE) -> bytes:
+    """Return a part of the agent's code as a zip, which is sent where it is lacking.
 
-
-def files() -> dict[str, bytes]:
-    """Return the code that an agent needs (itself, `node`, all resources), by path in the zip.
-
-    The resources of the user's project are among it, once they are loaded.
+    It holds the agent itself, `node` and all resources, those of the user's project too.
     """
-    return _shipped() | dict(loaded_files())
+    return _zip(part, loaded_files())
 
 
-def code() -> bytes:
-    """Return these files as a zip, which is sent where they are lacking."""
-    return _zip(loaded_files())
+def sent(part: str) -> bytes:
+    """Return the frames that answer an agent which asks for a part of its code."""
+    head = frames.pack({"op": "code"}) if part else b""  # the bootstrap knows no operations
+    return head + frames.pack(code(part))
 
 
 def digest() -> str:
-    """Return the SHA-256 of these files, hex, as the bootstrap computes it from what it finds."""
+    """Return the SHA-256 of the agent's code, hex, as the bootstrap computes it from what it finds.
+
+    It names the parts too: PARTS in it has their digests.
+    """
     return _digest(loaded_files())
 
 
+def program(folder: str, *modules: str) -> File:
+    """Return the file by which modules with a `main` run without the agent, in units.
+
+    It is an archive that is named by its hash, so that it is another file when,
+    and only when, the program is another one. `own_program.entry` starts it; `UnusedPrograms`
+    removes the one before.
+
+    Args:
+        folder: on the node; only root may write there.
+    """
+    from spark_cluster.resources.file import File  # late, as is zipfile: few commands want them
+
+    content = archive(*modules)
+    return File(f"{folder}/{hashlib.sha256(content).hexdigest()}.pyz", content=content)
+
+
 @cache
-def _zip(own: ProjectFiles) -> bytes:
-    import io
+def archive(*modules: str) -> bytes:
+    """Return an archive of programs: modules with a `main`, and all that they import."""
+    files = imported(*modules, "spark_cluster.node.__main__")
+    files["spark_cluster/__init__.py"] = b""  # or a new version alone would be another program
+    # Not compressed: the same files are the same archive, whatever zlib this machine has.
+    return _packed(files.items(), compressed=False)
+
+
+def imported(*modules: str) -> dict[str, bytes]:
+    """Return the files of modules with all that they need of this package, by path.
+
+    They need what they import (but for types), and the modules of `node` whose names stand in them
+    as texts: programs that they start.
+    """
+    found: dict[str, bytes] = {}
+    left = list(modules)
+    while left:
+        name = left.pop()
+        path = _file_of(name)
+        if path is None or str(path.relative_to(PACKAGE.parent)) in found:
+            continue
+        source = path.read_bytes()
+        found[str(path.relative_to(PACKAGE.parent))] = source
+        left += [*_named(ast.parse(source)), name.rpartition(".")[0]]
+    return dict(sorted(found.items()))
+
+
+def _named(node: ast.AST) -> Iterator[str]:
+    """Yield what a syntax tree imports, and the texts that are names of modules of `node`."""
+    if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING":
+        return
+    if isinstance(node, ast.Import):
+        yield from (alias.name for alias in node.names)
+    elif isinstance(node, ast.ImportFrom) and node.module:
+        yield node.module
+        yield from (f"{node.module}.{alias.name}" for alias in node.names)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield from re.findall(r"^spark_cluster\.node\.[\w.]+$", node.value)
+    for below in ast.iter_child_nodes(node):
+        yield from _named(below)
+
+
+def _file_of(module: str) -> Path | None:
+    """Return the file of a module of this package; None where there is none of that name."""
+    if re.fullmatch(r"spark_cluster(\.\w+)*", module) is None:
+        return None
+    path = PACKAGE.parent / module.replace(".", "/")
+    files = (path.with_suffix(".py"), path / "__init__.py")
+    return next((file for file in files if file.is_file()), None)
+
+
+@cache
+def _shipped() -> dict[str, dict[str, bytes]]:
+    """Return the files of each part, by path."""
+    found: dict[str, dict[str, bytes]] = {part: {} for part in PARTS}
+    found[CORE]["spark_cluster/__init__.py"] = (PACKAGE / "__init__.py").read_bytes()
+    for folder in PARTS[CORE]:
+        for file in sorted((PACKAGE.parent / folder).rglob("*.py")):
+            path = str(file.relative_to(PACKAGE.parent))
+            if not path.startswith(UNITS) and file not in LAPTOP_ONLY:
+                found[_part_of(path)][path] = file.read_bytes()
+    later = {
+        part: {"sha256": bootstrap.digest(files.items()), "files": list(files)}
+        for part, files in found.items()
+        if part
+    }
+    found[CORE][bootstrap.PARTS] = json.dumps(later).encode()
+    return found
+
+
+def _part_of(path: str) -> str:
+    return next((part for part, places in PARTS.items() if part and path.startswith(places)), CORE)
+
+
+@cache
+def _zip(part: str, own: ProjectFiles) -> bytes:
+    files = {**_shipped()[part], **(dict(own) if part == CORE else {})}
+    return _packed(files.items(), compressed=True)
+
+
+def _packed(files: Iterable[tuple[str, bytes]], *, compressed: bool) -> bytes:
     import zipfile
 
+    compression = zipfile.ZIP_DEFLATED if compressed else zipfile.ZIP_STORED
     buffer = io.BytesIO()
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_DEFLATED) as archive:
-        for name, data in (*_shipped().items(), *own):
-            archive.writestr(zipfile.ZipInfo(name), data, zipfile.ZIP_DEFLATED, 9)
+    with zipfile.ZipFile(buffer, "w") as archive:
+        for name, data in files:
+            archive.writestr(zipfile.ZipInfo(name), data, compression, 9)
     return buffer.getvalue()
 
 
 @cache
 def _digest(own: ProjectFiles) -> str:
-    total = hashlib.sha256()
-    for name, data in sorted((*_shipped().items(), *own)):
-        total.update(f"{name} {len(data)}\n".encode() + data)
-    return total.hexdigest()
+    return bootstrap.digest((*_shipped()[CORE].items(), *own))
 
 
 def argv(run: str, *, says_ready: bool = False) -> list[str]:

@@ -3,29 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.inventory_part import part_of
 from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable
-from spark_cluster.node.values import InvalidResource
+from spark_cluster.loader.role import tagged
 from spark_cluster.resources.base import Resource
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.delivery import Applied, Delivery
-from spark_cluster.runner.document import check, tagged
+from spark_cluster.runner.document import check
 from spark_cluster.runner.events import Bus, NodeFailed, Note, StageFinished, StageStarted
 from spark_cluster.runner.options import Options
-from spark_cluster.runner.parallel import in_parallel
+from spark_cluster.runner.parallel import all_of, in_parallel
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node, topology_before_facts, topology_of
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory
     from spark_cluster.loader.project import Project
-    from spark_cluster.loader.role import Role
 
 __all__ = ["Applied", "Play", "RoleCall"]
 
@@ -38,6 +38,7 @@ class RoleCall:
     given: dict[str, Any]
 
 
+@dataclass(eq=False)
 class Play:
     """A run over some nodes.
 
@@ -49,26 +50,20 @@ class Play:
         options: how it is meant.
 
     Attributes:
+        seconds: of each stage.
+        out: the error of each node that has left the run, by name.
         failed_stage: the innermost stage that the last error came out of; empty while none did.
     """
 
-    def __init__(
-        self,
-        inventory: Inventory,
-        project: Project,
-        connections: Connections,
-        bus: Bus,
-        options: Options | None = None,
-    ) -> None:
-        self.inventory = inventory
-        self.project = project
-        self.connections = connections
-        self.bus = bus
-        self.options = options or Options()
-        self.seconds: dict[str, float] = {}
-        self.out: dict[str, SparkClusterError] = {}
-        self.failed_stage = ""
-        self._secrets: set[str] = set()
+    inventory: Inventory
+    project: Project
+    connections: Connections
+    bus: Bus
+    options: Options = field(default_factory=Options)
+    seconds: dict[str, float] = field(default_factory=dict, init=False)
+    out: dict[str, SparkClusterError] = field(default_factory=dict, init=False)
+    failed_stage: str = field(default="", init=False)
+    _secrets: set[str] = field(default_factory=set, init=False)
 
     # -- the nodes -------------------------------------------------------------------------------
 
@@ -144,10 +139,9 @@ class Play:
         Args:
             names: of the nodes; the first one is the head there.
         """
-        inventory = part_of(self.inventory, names)
-        connections = self.connections.part(names)
-        made = Play(inventory, self.project, connections, self.bus, self.options)
-        made.seconds, made.out, made._secrets = self.seconds, self.out, self._secrets
+        made = copy.copy(self)
+        made.inventory = part_of(self.inventory, names)
+        made.connections = self.connections.part(names)
         return made
 
     # -- doing -----------------------------------------------------------------------------------
@@ -190,19 +184,11 @@ class Play:
 
     def together(self, *jobs: Callable[[], Any]) -> list[Any]:
         """Run several calls of this play in parallel; the first error is raised at the end."""
-        outcomes = in_parallel({str(i): job for i, job in enumerate(jobs)})
-        for outcome in outcomes.values():
-            if isinstance(outcome, SparkClusterError):
-                raise outcome
-        return list(outcomes.values())
+        return list(all_of({str(i): job for i, job in enumerate(jobs)}).values())
 
     def on_each(self, nodes: Sequence[Node], job: Callable[[Node], Any]) -> dict[str, Any]:
         """Call `job(node)` for every node in parallel; name to what it returned."""
-        outcomes = in_parallel({node.name: partial(job, node) for node in nodes})
-        for outcome in outcomes.values():
-            if isinstance(outcome, SparkClusterError):
-                raise outcome
-        return outcomes
+        return all_of({node.name: partial(job, node) for node in nodes})
 
     @contextlib.contextmanager
     def stage(self, name: str) -> Iterator[None]:
@@ -255,51 +241,18 @@ class Play:
         for part in what:
             if isinstance(part, (str, RoleCall)):
                 call = RoleCall(part, {}) if isinstance(part, str) else part
-                role = self.project.load_role(call.name)
-                found += [(call.name, r) for r in self._of_role(role, node, call.given)]
+                role, entry = self.project.load_role(call.name), self.inventory.nodes[node.name]
+                found += [(call.name, r) for r in role.resources(node, entry, call.given)]
             else:
                 found += [("playbook", r) for r in tagged(part, "playbook")]
         check([r for _, r in found], node.name)
         return found
 
-    def _of_role(self, role: Role, node: Node, given: dict[str, Any]) -> list[Resource]:
-        settings = role.settings_for(self.inventory.nodes[node.name], **given)
-        try:
-            return tagged(role.function(node, settings), role.name)
-        except SparkClusterError:
-            raise
-        except Exception as error:
-            raise _broken_role(role, node, error) from error
-
     def _apply(self, name: str, resources: list[tuple[str, Resource]], applied: Applied) -> None:
-        delivery = Delivery(
-            self.connections,
-            self.bus,
-            self.options,
-            name,
-            applied=applied,
-            secrets=self._secrets,
-        )
+        at, how = self.connections, self.options
+        delivery = Delivery(at, self.bus, how, name, applied=applied, secrets=self._secrets)
         delivery.deliver(resources)
 
     def _leave(self, name: str, error: SparkClusterError) -> None:
         self.out[name] = error
-        unreachable = isinstance(error, Unreachable)
-        self.bus.emit(NodeFailed(name, error.message, error.hint, unreachable))
-
-
-def _broken_role(role: Role, node: Node, error: Exception) -> Failed:
-    line, trace = 0, error.__traceback__
-    while trace is not None:
-        if trace.tb_frame.f_code.co_filename == str(role.path):
-            line = trace.tb_lineno
-        trace = trace.tb_next
-    prefix = (
-        "" if isinstance(error, InvalidResource) else f"the role raised {type(error).__name__}: "
-    )
-    return Failed(
-        f"{prefix}{error}",
-        where=f"{role.path}:{line}",
-        hint=f"this is a bug in the role {role.name}, found for node {node.name}; "
-        "none of its resources were sent to any node",
-    )
+        self.bus.emit(NodeFailed.of(name, error))

@@ -29,7 +29,7 @@ def reboot(connections: Connections, name: str, wanted: Mapping[str, Any], tell:
     """Reboot a connected node, and have it connected and locked again, what is known of it renewed.
 
     Args:
-        told: the agent's `reboot`: the resource's `id`, the `boot_id` of now, `timeout_s`.
+        wanted: the agent's `reboot`: the resource's `id`, the `boot_id` of now, `timeout_s`.
         tell: shows what is being waited for.
 
     Returns:
@@ -98,12 +98,10 @@ def _wait(
     pause, most = PAUSES
     while True:
         try:
-            back = connections.reconnect(name, booted_before)
+            connections.reconnect(name, booted_before)
         except SparkClusterError as error:
-            back, why = False, error.message
+            why = error.message
         else:
-            why = "it has not gone down"
-        if back:
             try:
                 connections.enter(name)
                 return None

@@ -1,30 +1,46 @@
 """The connection to a node, on fabric: jump hosts, keys, a password for a first contact.
 
 fabric accepts any host key that it does not know, and paramiko below it looks up host keys in its
-own way, never sets TCP_NODELAY (a factor of 4 at 5 ms), prefers slow ciphers, and its keepalives do
-not find a dead peer: all that is put right here and in what this imports.
+own way, never sets TCP_NODELAY (a factor of 4 at 5 ms), prefers slow ciphers, and waits for a
+silent node in some steps without a limit: all that is put right here and in what this imports.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Sequence
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import fabric
 import paramiko
 
-from spark_cluster.runner.host_key_check import HostKeyCheck, StrictPolicy, Transport
-from spark_cluster.runner.ssh_errors import KeysRefused, explained
-from spark_cluster.runner.ssh_route import Hop, Target
-from spark_cluster.runner.ssh_socket import socket_to
-
-if TYPE_CHECKING:
-    import socket
+from spark_cluster.errors import Unreachable
+from spark_cluster.runner.channel import must_take
+from spark_cluster.runner.known_hosts import HostKey, HostKeyCheck
+from spark_cluster.runner.ssh_errors import KeysRefused, explained, refused_host_key, silent
+from spark_cluster.runner.ssh_route import Hop, Target, socket_to
 
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
+CHANNEL_TRIES = 5
+
+NEXT_LINE_S = 2.0
+"""Seconds for which paramiko waits for the line after one that is no banner."""
+
+CLOSES_WITHIN_S = 10.0
+"""Seconds in which the end of a channel can be sent; if not, its connection is closed."""
+
+STATUS_WITHIN_S = 2.0
+"""Seconds after its output in which a command's exit status comes."""
+
+SLICE = 64 * 1024
+"""Bytes given to paramiko at once; it copies what is left after each packet."""
 
 # Otherwise Python prints paramiko's own words for what is an error of ours, or none (a port that
 # does not listen yet).
@@ -32,141 +48,280 @@ logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
 class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no types
-    """fabric's connection to one host of a route, through its gateway, with strict host keys.
+    """fabric's connection to the last of some hosts, through those before it: `run`, `put`, ...
 
-    fabric itself would accept any key of a host that it does not know (`AutoAddPolicy`), also of a
-    jump host; each host of a route is made here, so that none of them does.
+    The agent's channel, playbooks, programs and fabfiles use this class. Its gateways, the jump
+    hosts, are of it too: each takes the host keys only that are known. `sudo` gives the password
+    that the inventory names, or that was asked for. Standard input is not passed on, unless
+    `in_stream=` says so. The files that fabric reads, such as ~/.fabric.yaml, count; ssh_config is
+    read by ssh itself.
+
+    Attributes:
+        hop: the host at the end of the way.
+        target: the node, with what asks for its passwords.
 
     Args:
-        hop: the host.
-        target: the node at the end of the route.
-        gateway: the connection to the host before it; None for the first.
-        password: for a first contact; only it is offered, after the key that the inventory names.
-        sock: a socket to the host, where it is open already.
+        hops: the way.
+        shared: it belongs to a run: `close` ends what was opened over it, and not it.
     """
 
-    _route: tuple[Hop, Target, str | None] | None = None
+    hop: Hop
+    target: Target
+    _shared = False
 
-    def __init__(
-        self,
-        hop: Hop,
-        target: Target,
-        gateway: Connection | None,
-        password: str | None,
-        sock: socket.socket | None,
-    ) -> None:
-        settings = hop.settings
-        config = fabric.Config(ssh_config=paramiko.SSHConfig())  # `ssh -G` has read the user's
-        super().__init__(
-            settings.host, settings.user, settings.port, config, gateway=gateway or False
+    def __init__(self, hops: Sequence[Hop], *, shared: bool) -> None:
+        *before, hop = hops
+        gateway = Connection(before, shared=shared) if before else False
+        # The end of a standard input that is no terminal would end that of sudo before its answer.
+        config = fabric.Config(
+            overrides={"run": {"in_stream": False}}, ssh_config=paramiko.SSHConfig()
         )
-        self._set(_route=(hop, target, password))
-        check = HostKeyCheck.of(settings, target.known_hosts)
-        self.client.set_missing_host_key_policy(StrictPolicy(check))
-        limit_s = target.connect_timeout_s
+        super().__init__(hop.host, hop.user, hop.port, config, gateway=gateway)
+        self._set(hop=hop, target=hop.target, _shared=shared, original_host=hop.target.name)
+        self.client.set_missing_host_key_policy(StrictPolicy(hop))
         self.connect_kwargs.update(
-            banner_timeout=limit_s,
-            auth_timeout=limit_s,
-            channel_timeout=limit_s,
-            transport_factory=partial(new_transport, check=check),
-            sock=sock,
-            **_keys(hop),
-            **_only(password),
+            transport_factory=partial(Transport, hop=hop),
+            key_filename=[str(path) for path in hop.identity_files],
         )
 
     def open(self) -> None:
+        """Connect, if that is not done yet; as `log_in`."""
+        if not self.is_connected:
+            self.log_in(self.target.login_password() if self.hop.is_node else None)
+
+    def log_in(self, password: str | None, sock: socket.socket | None = None) -> None:
         """Connect, through the gateway, which is opened first.
+
+        Args:
+            password: for a first contact; only it is offered, after the key that the inventory
+                names. None where there is none.
+            sock: a socket to the first host, where it is open already.
 
         Raises:
             Unreachable: with the reason, and what to do about it.
+            Failed: a file of host keys cannot be read.
         """
-        if self.is_connected:
-            return
-        assert self._route is not None  # noqa: S101  (set by __init__)
-        hop, target, password = self._route
-        if self.gateway:
-            self.gateway.open()
-        elif self.connect_kwargs["sock"] is None:
-            self.connect_kwargs["sock"] = socket_to(hop, target)
+        if password is not None and self.hop.target.identity_file is None:
+            # All keys of the agent and of ~/.ssh could be more than sshd lets one connection try.
+            with contextlib.suppress(KeysRefused):
+                self.log_in(None, sock)
+                return
+            sock = None
+        self.hang_up()  # what is left of an earlier connection
+        keys = password is None
+        self.connect_kwargs.update(password=password, allow_agent=keys, look_for_keys=keys)
         try:
-            with explained(hop, target, self.user, password):
+            with explained(self.hop, password):
+                if self.gateway:
+                    self.gateway.log_in(None, sock)
+                else:
+                    self.connect_kwargs["sock"] = sock or socket_to(self.hop)
                 super().open()
         except BaseException:  # half-open ones count for sshd's MaxStartups
-            hang_up(self)
+            self.hang_up()
             raise
 
+    def shown_key(self) -> HostKey:
+        """Return the key that the host shows, whatever it is; no login is tried.
 
-def connect(
-    hops: Sequence[Hop], target: Target, password: str | None, sock: socket.socket
-) -> Connection:
-    """Log in to a node.
+        Raises:
+            Unreachable: it does not answer, speaks no SSH, or the key of a gateway is not known.
+        """
+        try:
+            with explained(self.hop):
+                opened = self.open_gateway() if self.gateway else socket_to(self.hop)
+                with closing(opened) as sock, closing(Transport(sock, hop=self.hop)) as transport:
+                    transport.start_client()
+                    return transport.check.judge(transport.get_remote_server_key().asbytes())
+        finally:
+            self.hang_up()
+
+    def channel(self, argv: Sequence[str]) -> SshChannel:
+        """Start a command (an argument list; it is quoted for the remote shell).
+
+        Raises:
+            Unreachable: the connection was cut, which is not made again here, or the node hangs.
+        """
+        with explained(self.hop):
+            session = self._session()
+            with self.transport.limited("start a command"):
+                session.exec_command(shlex.join(argv))
+        return SshChannel(session)
+
+    def _session(self) -> Any:
+        """A new channel; sshd's MaxSessions counts closing ones, so one more try may do."""
+        for attempt in range(CHANNEL_TRIES):
+            time.sleep(0.2 * attempt)
+            try:
+                return self.transport.open_session()
+            except paramiko.ChannelException as error:
+                refused = error
+        raise Unreachable(f"sshd refuses another session ({refused})", where=self.hop.target.name)
+
+    def sudo(self, command: str, **options: Any) -> Any:
+        """Run a command as root, or as `user`, through sudo; otherwise as in fabric."""
+        password = None if self.user == "root" else self.target.sudo_password()
+        if password is not None:
+            options.setdefault("password", password)
+        return super().sudo(command, **options)
+
+    def close(self) -> None:
+        """End the connection; of one that is shared only what was opened over it."""
+        if not self._shared:
+            self.hang_up()
+        elif self._sftp is not None:
+            self._sftp.close()
+            self._set(_sftp=None)
+
+    def hang_up(self) -> None:
+        """End the connection, and those that it goes through."""
+        super().close()
+        self.client.close()
+        if (sock := self.connect_kwargs.pop("sock", None)) is not None:
+            sock.close()
+        if self.gateway:
+            self.gateway.hang_up()
+
+
+class SshChannel:
+    """An agent's channel; see `spark_cluster.runner.channel.Channel`."""
+
+    def __init__(self, channel: paramiko.Channel) -> None:
+        self._channel = channel
+        self._said = b""
+
+    def send(self, data: bytes) -> None:
+        rest = memoryview(data)
+        begun = last = time.monotonic()
+        while rest:
+            must_take(len(data) - len(rest), begun, last)
+            with contextlib.suppress(TimeoutError):  # that of `receive`; a window may need longer
+                rest = rest[self._channel.send(bytes(rest[:SLICE])) :]
+                last = time.monotonic()
+
+    def receive(self, timeout: float) -> bytes:
+        self._channel.settimeout(timeout)
+        return bytes(self._channel.recv(65536))
+
+    def stderr(self) -> str:
+        while self._channel.recv_stderr_ready():
+            self._said += self._channel.recv_stderr(65536)
+        return self._said.decode(errors="replace")
+
+    def status(self) -> int | None:
+        if not self._channel.status_event.wait(STATUS_WITHIN_S):
+            return None
+        return int(self._channel.recv_exit_status())
+
+    def close(self) -> None:
+        # What is said at the end waits for what is being sent, which a node may never take.
+        with (
+            contextlib.suppress(OSError, EOFError, Unreachable),  # the connection has ended already
+            limited(self._channel.get_transport(), CLOSES_WITHIN_S, Unreachable("it hangs")),
+        ):
+            self._channel.close()
+
+
+# -- below fabric ----------------------------------------------------------------------------------
+
+
+class Transport(paramiko.Transport):
+    """A transport that asks for host keys that are known, by quick ciphers, with limits.
+
+    A node out of memory or processes, or with a stopped sshd, still acknowledges in its kernel: no
+    time-out of TCP ends the wait for what its sshd does not say. paramiko has no limit for the key
+    exchange after its first message, nor for the start of a command. What a silent server raises
+    here is none of paramiko's errors, which its client takes for a refused key, to try the next.
 
     Args:
-        hops: the way to it.
-        password: for a first contact; None where there is none.
-        sock: a socket to the first host.
+        hop: the host; its known_hosts files are read now.
+    """
+
+    def __init__(self, sock: Any, *, hop: Hop, **options: Any) -> None:
+        super().__init__(sock, **options)
+        self._hop, limit_s = hop, hop.target.connect_timeout_s
+        self.banner_timeout = self.auth_timeout = self.channel_timeout = limit_s
+        self.handshake_timeout = 2 * limit_s + NEXT_LINE_S
+        security = self.get_security_options()
+        quick = [cipher for cipher in CIPHERS if cipher in security.ciphers]
+        security.ciphers = (*quick, *(c for c in security.ciphers if c not in quick))
+        self.check = HostKeyCheck(hop)
+        self._algorithms = self.check.order(security.key_types)
+
+    @property
+    def preferred_keys(self) -> tuple[str, ...]:
+        """Host key algorithms; paramiko's own property adds certificates behind all others."""
+        return self._algorithms
+
+    def limited(self, step: str) -> AbstractContextManager[None]:
+        """Close the connection when a step takes longer than the node's limit.
+
+        Raises:
+            Unreachable: it did, as in "sshd did not ...".
+        """
+        return limited(self, self._hop.target.connect_timeout_s, silent(self._hop, step))
+
+    def start_client(self, event: threading.Event | None = None, timeout: Any = None) -> None:
+        """Exchange banners and keys; each may take the limit."""
+        error = silent(self._hop, "finish the key exchange")
+        try:
+            with limited(self, self.handshake_timeout, error):
+                super().start_client(event, timeout)
+        finally:
+            self.packetizer.complete_handshake()  # its timer would hold up the program's end
+
+    def auth_publickey(self, *args: Any, **options: Any) -> list[str]:
+        with self.limited("answer the login"):
+            return super().auth_publickey(*args, **options)
+
+    def auth_password(self, *args: Any, **options: Any) -> list[str]:
+        with self.limited("answer the login"):
+            return super().auth_password(*args, **options)
+
+    def open_session(self, *args: Any, **options: Any) -> paramiko.Channel:
+        with self.limited("open a session"):
+            return super().open_session(*args, **options)
+
+
+class StrictPolicy(paramiko.MissingHostKeyPolicy):
+    """Judges every key, because its client knows none."""
+
+    def __init__(self, hop: Hop) -> None:
+        self._hop = hop
+
+    def missing_host_key(self, client: Any, _hostname: str, key: paramiko.PKey) -> None:
+        """Raise Unreachable unless the key is known."""
+        judged = client.get_transport().check.judge(key.asbytes())
+        if judged.verdict != "trusted":
+            raise refused_host_key(self._hop, judged)
+
+
+@contextlib.contextmanager
+def limited(transport: paramiko.Transport, limit_s: float, error: Unreachable) -> Iterator[None]:
+    """Close the connection when what is done with it takes longer than `limit_s` seconds.
+
+    Not only the channel: to close one takes a message, which may not get out either. The limits
+    that paramiko has of its own are the same, and may end it first.
 
     Raises:
-        Unreachable: with the reason, and what to do about it.
-        Failed: a file of host keys cannot be read.
+        Unreachable: the given error; it took so long.
     """
-    if password is not None and target.identity_file is None:
-        # All keys of the agent and of ~/.ssh could be more than sshd lets one connection try.
-        with contextlib.suppress(KeysRefused):
-            return dial(hops, target, sock=sock)
-        return dial(hops, target, password)
-    return dial(hops, target, password, sock)
+    until, expired = time.monotonic() + limit_s, threading.Event()
 
+    def end() -> None:
+        expired.set()
+        transport.close()
 
-def dial(
-    hops: Sequence[Hop],
-    target: Target,
-    password: str | None = None,
-    sock: socket.socket | None = None,
-) -> Connection:
-    """Log in to the last of some hosts, through those before it.
-
-    With a password the node itself is offered that, after the key that the inventory names.
-
-    Raises:
-        Unreachable: with the reason, and what to do about it.
-    """
-    made = None
-    for hop in hops:
-        made = Connection(hop, target, made, password if hop.is_node else None, sock)
-        sock = None
-    assert made is not None  # noqa: S101  (a route has at least one host)
-    made.open()
-    return made
-
-
-def hang_up(connection: Connection | None) -> None:
-    """Close a connection, and those that it goes through."""
-    while connection:
-        connection.close()
-        connection.client.close()
-        if (sock := connection.connect_kwargs["sock"]) is not None:
-            sock.close()
-            connection.connect_kwargs["sock"] = None
-        connection = connection.gateway
-
-
-def _keys(hop: Hop) -> dict[str, Any]:
-    first = [hop.identity_file] if hop.identity_file is not None else []
-    files = [str(path) for path in (*first, *hop.settings.identity_files)]
-    return {"key_filename": files} if files else {}
-
-
-def _only(password: str | None) -> dict[str, Any]:
-    if password is None:
-        return {}
-    return {"password": password, "allow_agent": False, "look_for_keys": False}
-
-
-def new_transport(sock: Any, check: HostKeyCheck, **options: Any) -> paramiko.Transport:
-    """A transport with quick ciphers that asks for the host key that is known."""
-    made = Transport(sock, check=check, **options)
-    security = made.get_security_options()
-    quick = [c for c in CIPHERS if c in security.ciphers]
-    security.ciphers = (*quick, *(c for c in security.ciphers if c not in quick))
-    return made
+    timer = threading.Timer(limit_s, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    except (paramiko.SSHException, OSError, EOFError):
+        if not expired.is_set() and time.monotonic() < until:
+            raise
+        raise error from None
+    finally:
+        timer.cancel()
+    if expired.is_set():
+        raise error

@@ -1,21 +1,41 @@
-"""The way to a node: its jump hosts, each with what ssh_config says of it, and the node last."""
+"""The way to a node: its jump hosts and the node, with their ssh_config, and the first socket."""
 
 from __future__ import annotations
 
+import contextlib
+import getpass
+import os
 import re
-from collections.abc import Callable
+import signal
+import socket
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from spark_cluster.errors import InvalidFile
-from spark_cluster.runner.ssh_config import HostSettings, lookup
+from spark_cluster.errors import Failed, InvalidFile, Unreachable
+from spark_cluster.runner import ssh_config
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.ssh_settings import SshSettings
 
 MOST_HOPS = 16
+Place = tuple[str | None, str, int | None]
+
+DEAD_PEER_MS = 15_000
+"""TCP_USER_TIMEOUT, milliseconds: sent data unanswered for so long ends the connection. paramiko's
+keepalives do not find a dead peer."""
+
+PROXY_GRACE_S = 2.0
+"""Seconds that a ProxyCommand has to end in when its connection is closed."""
+
+_DEFAULT_KEYS = re.compile(r"~/\.ssh/id_(rsa|dsa|ecdsa|ecdsa_sk|ed25519|ed25519_sk|xmss)")
+_JUMP = re.compile(
+    r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<ip>[^]]+)\]|(?P<host>[^:/]+))(?::(?P<port>\d{1,5}))?/?"
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +49,7 @@ class Target:
         identity_file: a private key to offer first.
         known_hosts: a file of host keys next to the user's own.
         jump: `[user@]host[:port]` to go through; None leaves it to ssh_config.
-        connect_timeout_s: seconds for each of TCP, banner, key exchange, authentication, a
+        connect_timeout_s: seconds for each of TCP, banner and key exchange, authentication, a
             session and the start of a command in it.
         sudo_password: asked for when it is needed; returns None when there is none.
         login_password: asked for when the node takes no key, for a first contact; it goes to this
@@ -62,70 +82,204 @@ class Target:
         )
 
 
-@dataclass(frozen=True)
 class Hop:
-    """A host of a route.
+    """A host on the way to a node, or the node itself, with what ssh_config says of it.
+
+    Args:
+        target: the node at the end of the way.
+        place: the user, the address, name or alias, and the port, as far as they are given.
+        key: a private key to offer first.
+        is_node: it is the node, not a jump host.
 
     Attributes:
-        settings: of the host.
-        is_node: it is the node itself, not a jump host.
-        identity_file: a private key to offer first.
+        host: the address or name that is connected to.
+        user, port: to log in as, and at.
+        key_alias: the HostKeyAlias, or empty.
+        identity_files: private keys to offer, next to the usual ones of ~/.ssh.
+        proxy_jump: `[user@]host[:port],...`, or empty.
+        proxy_command: a command line for the shell, without tokens, or empty.
+        own_known_hosts: files of host keys that the user writes, the first one first.
+        global_known_hosts: those of the whole machine, which are read only.
+        revoked_host_keys: files of keys that are never accepted.
+        host_key_algorithms: in the order of preference; empty leaves it to the SSH library.
+
+    Raises:
+        InvalidFile: ssh_config cannot be read.
+        Failed: there is no ssh here, or a KnownHostsCommand, which is not run.
     """
 
-    settings: HostSettings
-    is_node: bool
-    identity_file: Path | None
+    def __init__(self, target: Target, place: Place, key: Path | None, *, is_node: bool) -> None:
+        user, alias, port = place
+        printed = ssh_config.asked(alias, user, port)
+
+        def one(keyword: str) -> str:
+            return printed.get(keyword, [""])[0]
+
+        self.target, self.is_node = target, is_node
+        self.host, self.user, self.port = one("hostname") or alias, one("user"), int(one("port"))
+        if command := one("knownhostscommand"):  # a key that it revokes must not be accepted
+            raise Failed(
+                f"KnownHostsCommand is not supported ({command})",
+                where="ssh_config",
+                hint=f"for host {self.host} set it to none, and put the keys into known_hosts",
+            )
+        self.key_alias = one("hostkeyalias").lower()
+        tokens = {
+            "%": "%", "h": self.host, "k": self.key_alias or alias, "n": alias, "p": one("port"),
+            "r": self.user, "u": getpass.getuser(), "d": str(Path.home()), "i": str(os.getuid()),
+            "l": socket.gethostname(), "L": socket.gethostname().split(".")[0],
+        }  # fmt: skip
+        self.identity_files = [] if key is None else [key]
+        self.identity_files += _identities(printed.get("identityfile", []), tokens)
+        self.proxy_jump, self.proxy_command = one("proxyjump"), _expand(one("proxycommand"), tokens)
+        self.own_known_hosts = _paths(one("userknownhostsfile"))
+        if (file := target.known_hosts) is not None:
+            self.own_known_hosts = [file, *(own for own in self.own_known_hosts if own != file)]
+        self.global_known_hosts = _paths(one("globalknownhostsfile"))
+        self.revoked_host_keys = _paths(one("revokedhostkeys"))
+        self.host_key_algorithms = [*filter(None, one("hostkeyalgorithms").split(","))]
 
     @property
     def place(self) -> str:
         """`host:port`."""
-        return f"{self.settings.host}:{self.settings.port}"
+        return f"{self.host}:{self.port}"
+
+    @property
+    def known_as(self) -> str:
+        """The name in known_hosts: `host`, `[host]:port` unless it is 22, or the HostKeyAlias."""
+        plain = self.host if self.port == 22 else f"[{self.host}]:{self.port}"
+        return (self.key_alias or plain).lower()
 
 
 def route(target: Target) -> tuple[Hop, ...]:
-    """The hosts to go through, in order, and the node last.
+    """Return the hosts to go through, in order, and the node last.
 
     Raises:
         InvalidFile: ssh_config cannot be read, or its jump hosts lead back to each other.
+        Failed: there is no ssh here, or a KnownHostsCommand, which is not run.
     """
-    settings = lookup(target.host, target.user, target.port)
+    node = node_of(target)
     if target.jump is not None:
-        jumps = _jumps(target.jump, target.identity_file, ())
-    else:
-        jumps = _jumps(settings.proxy_jump, None, ())
-    return (*jumps, Hop(settings, True, target.identity_file))
+        return (*_jumps(target, target.jump, target.identity_file, ()), node)
+    return (*_jumps(target, node.proxy_jump, None, ()), node)
 
 
-def _jumps(text: str, identity_file: Path | None, seen: tuple[str, ...]) -> tuple[Hop, ...]:
+def node_of(target: Target) -> Hop:
+    """Return the node itself; raises as `route`."""
+    place = target.user, target.host, target.port
+    return Hop(target, place, target.identity_file, is_node=True)
+
+
+def _jumps(target: Target, text: str, key: Path | None, seen: tuple[str, ...]) -> tuple[Hop, ...]:
     """The hosts of a ProxyJump: the first of them may have jump hosts of its own."""
     if not text:
         return ()
     before, _, last = text.rpartition(",")
-    user, host, port = _parsed(last.strip())
-    settings = lookup(host, user, port)
-    if not before and settings.proxy_jump:
-        if last in seen or len(seen) >= MOST_HOPS:
-            raise InvalidFile(
-                f"circular reference of jump hosts: {' - '.join((*seen, last))}",
-                where="ssh_config",
-                hint=f"give {host} an entry of its own, above the others, with `ProxyJump none`",
-            )
-        earlier = _jumps(settings.proxy_jump, None, (*seen, last))
-    else:
-        earlier = _jumps(before, identity_file, seen)
-    return (*earlier, Hop(settings, False, identity_file))
-
-
-def _parsed(text: str) -> tuple[str | None, str, int | None]:
-    """User, host and port of `[user@]host[:port]` or `ssh://...`; an IPv6 address is in []."""
-    found = re.fullmatch(
-        r"(?:ssh://)?(?:(?P<user>.+)@)?(?:\[(?P<ip>[^]]+)\]|(?P<host>[^:/]+))"
-        r"(?::(?P<port>\d{1,5}))?/?",
-        text,
-    )
+    found = _JUMP.fullmatch(last.strip())
     if found is None:
         raise InvalidFile(
-            f"jump host {text!r}: expected [user@]host[:port]", where="ssh_config or inventory"
+            f"jump host {last.strip()!r}: expected [user@]host[:port]",
+            where="ssh_config or inventory",
         )
-    port = found["port"]
-    return found["user"], found["ip"] or found["host"], int(port) if port else None
+    host, port = found["ip"] or found["host"], int(found["port"] or 0) or None
+    hop = Hop(target, (found["user"], host, port), key, is_node=False)
+    if before or not hop.proxy_jump:
+        return (*_jumps(target, before, key, seen), hop)
+    if last in seen or len(seen) >= MOST_HOPS:
+        raise InvalidFile(
+            f"circular reference of jump hosts: {' - '.join((*seen, last))}",
+            where="ssh_config",
+            hint=f"give {host} an entry of its own, above the others, with `ProxyJump none`",
+        )
+    return (*_jumps(target, hop.proxy_jump, None, (*seen, last)), hop)
+
+
+def _identities(named: list[str], tokens: dict[str, str]) -> Iterator[Path]:
+    """The usual ones are tried by paramiko itself, after the agent's, which need no passphrase."""
+    for name in named:
+        path = _home_expanded(_expand(name, tokens))
+        if name and not _DEFAULT_KEYS.fullmatch(name) and path.is_file():
+            yield path
+
+
+def _expand(text: str, tokens: dict[str, str]) -> str:
+    return re.sub(r"%(.)", lambda found: tokens.get(found[1], found[0]), text)
+
+
+def _paths(text: str) -> list[Path]:
+    """The files of a line of `ssh -G`, which prints names with spaces in them without quotes."""
+    found: list[Path] = []
+    for name in re.split(r" (?=[/~])", text) if text else ():
+        whole = _home_expanded(name)
+        words = [_home_expanded(word) for word in name.split()]
+        several = not whole.exists() and any(word.exists() for word in words)
+        found += words if several else [whole]
+    return found
+
+
+def _home_expanded(name: str) -> Path:
+    """`~` and `~user`; as it is where there is no such user."""
+    return Path(os.path.expanduser(name))  # noqa: PTH111
+
+
+# -- the first socket ------------------------------------------------------------------------------
+
+
+def socket_to(hop: Hop) -> socket.socket:
+    """A socket to the first host of a route: TCP, or the user's ProxyCommand.
+
+    Raises:
+        Unreachable: no such name, refused, no answer.
+    """
+    return _ProxySocket(hop.proxy_command) if hop.proxy_command else _tcp(hop)
+
+
+def _tcp(hop: Hop) -> socket.socket:
+    """A TCP connection that does not wait to send, and notices a dead peer."""
+    host: Any = hop.host.encode() if hop.host.isascii() else hop.host  # text costs a codec, 10 ms
+    hint = "check that it is on and on this network, and its `address` in the inventory"
+    limit_s = hop.target.connect_timeout_s
+    try:
+        sock = socket.create_connection((host, hop.port), timeout=limit_s)
+    except socket.gaierror:
+        what = f"no address is known for {hop.host!r}"
+        hint = "check `address` in the inventory, or the host's entry in ~/.ssh/config"
+    except ConnectionRefusedError:
+        what = f"{hop.place} refused the connection"
+        hint = "the machine is up, but no sshd listens there: check the port, and sshd on it"
+    except TimeoutError:
+        what = f"{hop.place} did not answer within {limit_s:g} s"
+    except OSError as error:
+        what = f"{hop.place}: {(error.strerror or str(error)).lower()}"
+    else:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if hasattr(socket, "TCP_USER_TIMEOUT"):
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, DEAD_PEER_MS)
+        return sock
+    raise Unreachable(what, where=hop.target.name, hint=hint)
+
+
+class _ProxySocket(socket.socket):
+    """A socket to a ProxyCommand, which is ended, as ssh ends it, when the socket is closed.
+
+    paramiko's own ProxyCommand waits up to 0.1 s for each packet, spins when the program has
+    ended, and runs no shell, as ssh does.
+    """
+
+    def __init__(self, command: str) -> None:
+        ours, theirs = socket.socketpair()
+        super().__init__(fileno=ours.detach())
+        with theirs:
+            argv, end = ["/bin/sh", "-c", f"exec {command}"], theirs.fileno()
+            self._process = subprocess.Popen(argv, stdin=end, stdout=end, start_new_session=True)
+        threading.Thread(target=self._process.wait, daemon=True).start()
+
+    def close(self) -> None:
+        super().close()
+        for ends, wait_s in ((signal.SIGHUP, PROXY_GRACE_S), (signal.SIGKILL, 0.0)):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                if self._process.poll() is None:
+                    os.killpg(self._process.pid, ends)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                self._process.wait(wait_s)
+                return

@@ -1,85 +1,24 @@
-"""An SSH connection to one node, and the channels of agents on it.
+"""An SSH connection to one node, opened on first use, and the agents on it.
 
-The connection is made by runner/ssh.py; the agent's channel is paramiko's own.
+The socket to the first host of the way is opened here, while fabric is still being imported; what
+logs in over it is runner/ssh.py.
 """
 
 from __future__ import annotations
 
-import contextlib
-import shlex
 import threading
-import time
 from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_cluster.errors import Unreachable
+from spark_cluster.errors import Refused
 from spark_cluster.runner.agent_errors import why_no_agent
-from spark_cluster.runner.channel import must_take
-from spark_cluster.runner.node_connection import agent_argv
-from spark_cluster.runner.ssh_errors import no_answer, unreachable
-from spark_cluster.runner.ssh_route import Target, route
-from spark_cluster.runner.ssh_socket import socket_to
+from spark_cluster.runner.node_connection import NodeConnection, agent_argv
+from spark_cluster.runner.ssh_route import Target, route, socket_to
 
 if TYPE_CHECKING:
-    import paramiko
-
     from spark_cluster.runner.session import Session
-    from spark_cluster.runner.ssh import Connection
-
-__all__ = ["SshChannel", "SshConnection", "Target"]
-
-CHANNEL_TRIES = 5
-
-CLOSES_WITHIN_S = 10.0
-"""Seconds in which the end of a channel can be sent; if not, its connection is closed."""
-
-SLICE = 64 * 1024
-"""Bytes given to paramiko at once; it copies what is left after each packet."""
-
-
-class SshChannel:
-    """An agent's channel; see `spark_cluster.runner.channel.Channel`."""
-
-    def __init__(self, channel: paramiko.Channel) -> None:
-        self._channel = channel
-        self._said = b""
-
-    def send(self, data: bytes) -> None:
-        rest = memoryview(data)
-        begun = last = time.monotonic()
-        while rest:
-            must_take(len(data) - len(rest), begun, last)
-            with contextlib.suppress(TimeoutError):  # that of `receive`; a window may need longer
-                rest = rest[self._channel.send(bytes(rest[:SLICE])) :]
-                last = time.monotonic()
-
-    def receive(self, timeout: float) -> bytes:
-        self._channel.settimeout(timeout)
-        return bytes(self._channel.recv(65536))
-
-    def stderr(self) -> str:
-        while self._channel.recv_stderr_ready():
-            self._said += self._channel.recv_stderr(65536)
-        return self._said.decode(errors="replace")
-
-    def status(self) -> int | None:
-        deadline = time.monotonic() + 2
-        while not self._channel.exit_status_ready():
-            if time.monotonic() > deadline:
-                return None
-            time.sleep(0.01)
-        return int(self._channel.recv_exit_status())
-
-    def close(self) -> None:
-        from spark_cluster.runner.ssh_limits import NoAnswer, limited
-
-        # What is said at the end waits for what is being sent, which a node may never take.
-        with (
-            contextlib.suppress(OSError, EOFError, NoAnswer),  # the connection has ended already
-            limited(self._channel.get_transport(), CLOSES_WITHIN_S, "take the end"),
-        ):
-            self._channel.close()
+    from spark_cluster.runner.ssh import Connection, SshChannel
 
 
 class SshConnection:
@@ -96,51 +35,24 @@ class SshConnection:
 
         Raises:
             Unreachable: with the reason, and what to do about it.
+            InvalidFile, Failed: ssh_config or a file of host keys cannot be read.
         """
         with self._lock:
             if self._login is None:
-                hops = route(self.target)
                 password = self.target.login_password()
-                sock = socket_to(hops[0], self.target)  # while fabric is being imported
+                hops = route(self.target)
+                sock = socket_to(hops[0])  # while fabric is being imported
                 from spark_cluster.runner import ssh
 
-                self._login = ssh.connect(hops, self.target, password, sock)
+                login = ssh.Connection(hops, shared=True)
+                login.log_in(password, sock)
+                self._login = login
+            self._login._set(target=self.target)  # one begun early knew of no passwords
             return self._login
 
     def channel(self, argv: Sequence[str]) -> SshChannel:
         """Start a command (an argument list; it is quoted for the remote shell)."""
-        import paramiko
-
-        from spark_cluster.runner.ssh_limits import NoAnswer, limited
-
-        limit_s = self.target.connect_timeout_s
-        login = self.open()
-        try:
-            transport = login.transport
-            channel = self._session_of(transport)
-            with limited(transport, limit_s, "start a command"):
-                channel.exec_command(shlex.join(argv))
-        except NoAnswer as error:
-            raise no_answer(self.target, error) from None
-        except (paramiko.SSHException, OSError, EOFError) as error:
-            raise unreachable(self.target, str(error) or "the connection was cut") from None
-        return SshChannel(channel)
-
-    def _session_of(self, transport: paramiko.Transport) -> paramiko.Channel:
-        """A new channel; sshd's MaxSessions counts closing ones, so one more try may do."""
-        import paramiko
-
-        from spark_cluster.runner.ssh_limits import limited
-
-        for attempt in range(CHANNEL_TRIES):
-            if attempt:
-                time.sleep(0.2 * attempt)
-            try:
-                with limited(transport, self.target.connect_timeout_s, "open a session"):
-                    return transport.open_session()
-            except paramiko.ChannelException as error:
-                refused = error
-        raise Unreachable(f"sshd refuses another session ({refused})", where=self.target.name)
+        return self.open().channel(argv)
 
     def prepare(self, run: str, *, become: bool) -> None:
         """Start an agent's process before there is anything to be sent to it.
@@ -179,7 +91,27 @@ class SshConnection:
     def close(self) -> None:
         with self._lock:
             if self._login is not None:
-                from spark_cluster.runner.ssh import hang_up
-
-                hang_up(self._login)
+                self._login.hang_up()
                 self._login = None
+
+
+def over(connection: NodeConnection, node: str, *, owned: bool) -> Connection:
+    """Return fabric's `Connection` to a node, for playbooks, programs and fabfiles of users.
+
+    Args:
+        owned: it is a new one, opened on first use and ended by `close`; otherwise that of the run.
+
+    Raises:
+        Refused: the node is not reached over SSH.
+    """
+    if not isinstance(connection, SshConnection):
+        raise Refused(
+            "it is on this machine and not reached over SSH: there is no fabric connection",
+            where=node,
+            hint="use its agent: `play.session(node).run([...])`",
+        )
+    if not owned:
+        return connection.open()
+    from spark_cluster.runner import ssh
+
+    return ssh.Connection(route(connection.target), shared=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import textwrap
 
@@ -10,7 +11,7 @@ import pytest
 from scratch_root import Node
 from waiting import HANG_S
 
-from spark_cluster.node import units
+from spark_cluster.node import own_program, units
 
 # As with systemd, a unit inherits nothing of who asks for it: not even by its environment does it
 # belong to the command that is ended when the laptop is gone.
@@ -63,6 +64,25 @@ class SystemdRoot:
     def folders(self):
         folder = self.root / "var/lib/spark-cluster/units"
         return list(folder.iterdir()) if folder.exists() else []
+
+
+@pytest.fixture
+def alter_worker(monkeypatch, tmp_path):
+    """Have units run from a copy of the code, in which `worker.py` ends with more code."""
+
+    def alter(code):
+        copy = tmp_path / "altered"
+        shutil.copytree(
+            f"{own_program.HERE}/{own_program.STARTER}",
+            copy / own_program.STARTER,
+            ignore=shutil.ignore_patterns("__pycache__"),
+        )
+        (copy / "spark_cluster/__init__.py").touch()
+        with (copy / own_program.STARTER / "worker.py").open("a") as worker:
+            worker.write(code)
+        monkeypatch.setattr(own_program, "HERE", str(copy))
+
+    return alter
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.agent.caches import caches
+from spark_cluster.agent import operations
 from spark_cluster.node import cache_usage, durable, launch_records
 from spark_cluster.node.host import Host
 from spark_cluster.node.launch_records import LaunchRecord
@@ -214,7 +214,7 @@ def test_what_a_cut_left_of_a_removal_goes_with_the_next(root: Path) -> None:
 
 
 def ask(host: Host, **request: Any) -> dict[str, Any]:
-    return caches(host, request)
+    return operations.act(host, {"op": "caches", **request})
 
 
 def test_a_launch_is_recorded_with_the_keys_of_its_log(tmp_path: Path) -> None:
@@ -243,6 +243,5 @@ def test_a_launch_is_recorded_with_the_keys_of_its_log(tmp_path: Path) -> None:
     assert ask(host, run="c2", **asked)["found"] == []
 
 
-def test_a_question_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    assert "no question" in ask(Host(root=tmp_path), what="else")["error"]
+def test_a_record_of_another_form_is_an_error(tmp_path: Path) -> None:
     assert "form" in ask(Host(root=tmp_path), what="record", folder="/c", record={"a": 1})["error"]

@@ -11,7 +11,7 @@ import pytest
 from hostile import container
 from hostile.container import FILE_TRICKS, FOLDER_TRICKS, exchanged, leave, untouched
 
-from spark_cluster.agent.caches import caches
+from spark_cluster.agent import operations
 from spark_cluster.node import tuned_kernels
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.host import Host
@@ -40,7 +40,8 @@ def root(tmp_path: Path) -> Path:
 
 
 def ask(root: Path, what: str, **request: Any) -> dict[str, Any]:
-    return caches(Host(root=root.parent), {"what": what, "folder": "/caches", **request})
+    asked = {"op": "caches", "what": what, "folder": "/caches", **request}
+    return operations.act(Host(root=root.parent), asked)
 
 
 def tried(root: Path) -> None:

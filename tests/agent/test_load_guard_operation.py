@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from factories import put
 
-from spark_cluster.agent import load_guard as operation
+from spark_cluster.agent import operations
+from spark_cluster.agent.messages import reply_to
+from spark_cluster.agent.shape import check
 from spark_cluster.node import load_guard
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import ResourceError
-from spark_cluster.runner.messages import reply_to
-from spark_cluster.runner.shape import check
 
 BLOCKS = "Node 0, zone Normal 0 1\n"
 TOLD = {"server": "spark-vllm", "programs": ["spark-vllm", "spark-ray"], "limit_s": 600}
@@ -28,8 +28,8 @@ def host(systemd: Any) -> Host:
 
 
 def ask(host: Host, what: str, **told: Any) -> dict[str, Any]:
-    request = {"what": what, **told}
-    reply = operation.answer(host, request)
+    request = {"op": "load_guard", "what": what, **told}
+    reply = operations.act(host, request)
     check(reply, reply_to("load_guard", request))
     return reply
 
@@ -55,7 +55,7 @@ def test_a_guard_is_a_unit_of_which_nothing_stays(host: Host, systemd: Any) -> N
     """P06: the next run takes the place of a guard that an earlier one has left."""
     ask(host, "begin", **TOLD)
     (unit,) = systemd.units()
-    assert unit["argv"][-2] == load_guard.PROGRAM
+    assert unit["argv"][-2] == f"{load_guard.PROGRAM}:main"
     settings = json.loads(unit["argv"][-1])
     assert settings == {**TOLD, "health": "", "root": str(host.root)}
     reason = put(host.root / load_guard.reason_file("spark-vllm").lstrip("/"), "{}")
@@ -81,8 +81,3 @@ def test_names_are_those_of_programs(host: Host, name: str) -> None:
             ask(host, "begin", **told)
     with pytest.raises(ResourceError, match="is not the name of a program of ours"):
         ask(host, "end", server=name)
-
-
-def test_an_unknown_action(host: Host) -> None:
-    with pytest.raises(ResourceError, match="has no action 'dance'"):
-        operation.answer(host, {"what": "dance"})

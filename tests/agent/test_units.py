@@ -127,14 +127,9 @@ def test_a_command_that_cannot_be_started(host, systemd, tmp_path, why):
     assert systemd.folders == []
 
 
-def test_an_exception_that_nothing_foresaw_is_reported(host, systemd, monkeypatch):
+def test_an_exception_that_nothing_foresaw_is_reported(host, systemd, alter_worker):
     """Not "was ended from outside": the worker lives to tell."""
-    broken = (
-        "from spark_cluster.node import worker\n"
-        "def running(*a, **k): raise RuntimeError('boom')\n"
-        "worker.Running = running\n"
-    )
-    monkeypatch.setattr(units, "CODE", units.CODE.replace("main(sys", f"{broken}main(sys"))
+    alter_worker("def Running(*a, **k): raise RuntimeError('boom')\n")
     with pytest.raises(ResourceError, match="RuntimeError: boom") as caught:
         units.run(host(), "key", ("true",))
     assert "please report it" in caught.value.hint
@@ -252,12 +247,12 @@ def cancelled_once(host, condition, **options):
 
 
 @pytest.mark.parametrize("detach", [False, True])
-def test_a_unit_that_is_about_to_begin(host, systemd, gate, detach, monkeypatch):
+def test_a_unit_that_is_about_to_begin(host, systemd, gate, detach, alter_worker):
     waits = (
         f"import os, time\nopen({str(gate.begun)!r}, 'w').close()\n"
         f"while not os.path.exists({str(gate.way)!r}): time.sleep(0.02)\n"
     )
-    monkeypatch.setattr(units, "CODE", waits + units.CODE)
+    alter_worker(waits)
     assert cancelled_once(host, lambda: gate.begun.exists() and systemd.units(), detach=detach)
     (unit,) = systemd.units()
     if detach:

@@ -132,12 +132,12 @@ def test_work_that_was_cut_by_a_reboot_is_begun_again_whatever_its_limit_was(hos
     ],
     ids=["ignores-term", "own-session"],
 )
-def test_the_limit_holds_when_no_one_watches(host, systemd, script, monkeypatch):
+def test_the_limit_holds_when_no_one_watches(host, systemd, script, alter_worker):
     graces = (
         "from spark_cluster.node import processes\n"
         "processes.TERM_GRACE = processes.KILL_GRACE = 0.3\n" + limit_once(systemd.root / "limit")
     )
-    monkeypatch.setattr(units, "CODE", units.CODE.replace("main(sys", f"{graces}main(sys"))
+    alter_worker(graces)
     argv = ("sh", "-c", script.format(root=systemd.root))
     pid = lose_watcher(host, argv, timeout=4)
     (systemd.root / "limit").touch()
@@ -159,17 +159,16 @@ def test_the_limit_is_reported_to_who_watches(host, systemd):
     ended(pid_in(systemd.root / "pid"))
 
 
-def test_a_worker_that_keeps_no_limit_is_ended_with_all_of_its_unit(host, systemd, monkeypatch):
+def test_a_worker_that_keeps_no_limit_is_ended_with_all_of_its_unit(
+    host, systemd, alter_worker, monkeypatch
+):
     """The watcher waits a little longer than the worker does, and stops the unit then."""
     monkeypatch.setattr(units, "ENDING_S", 0.2)
     monkeypatch.setattr(units.processes, "TERM_GRACE", 0.1)
     monkeypatch.setattr(units.processes, "KILL_GRACE", 0.1)
-    careless = (
-        "from spark_cluster.node import worker\n"
-        "running = worker.Running\n"
-        "worker.Running = lambda *a, timeout, **k: running(*a, timeout=1e6, **k)\n"
+    alter_worker(
+        "running = Running\nRunning = lambda *a, timeout, **k: running(*a, timeout=1e6, **k)\n"
     )
-    monkeypatch.setattr(units, "CODE", units.CODE.replace("main(sys", f"{careless}main(sys"))
     with pytest.raises(ResourceError, match="sleep: not done after 1 s"):
         units.run(host(), "key", ("sleep", str(FAR_S)), timeout=1)
     (unit,) = systemd.units()

@@ -14,11 +14,12 @@ from typing import Any, ClassVar
 import pytest
 from serve_plans import bare_server
 
-from spark_cluster.bench import answers, ask, generators
+from spark_cluster.bench import answers, generators, on_node
 from spark_cluster.bench.benchy import Target
 from spark_cluster.bench.expansion import PlannedCell, expand
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.node.bench import ask
 
 Handler = Callable[[dict[str, Any]], tuple[int, list[str]]]
 """From a request to a status and the lines of the reply."""
@@ -90,7 +91,7 @@ def measured(
         suite, cells, target, nowhere, health="", folder=str(tmp_path), user="nvidia"
     )
     (tmp_path / "raw").mkdir()
-    for name, content in job.files.items():
+    for name, content in {**job.files, on_node.ARCHIVE: on_node.programs()}.items():
         (tmp_path / name).write_bytes(content)
     (program,) = job.cells
     done = subprocess.run(
@@ -243,7 +244,7 @@ def test_replies_that_are_too_many_are_not_all_kept(tmp_path, url, capsys):
             "largest_bytes": 16_000}  # fmt: skip
     (tmp_path / "raw").mkdir()
     (tmp_path / "questions.json").write_text(json.dumps({"cells": {"a": work}}))
-    ask.main(tmp_path, "a")
+    ask.ask_all(tmp_path, "a")
     text = (tmp_path / "raw/a.json").read_text()
     assert len(text.encode()) <= 16_000, "as much as is copied, and not as many characters"
     found = json.loads(text)["answers"]

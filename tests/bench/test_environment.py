@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import subprocess
 import sys
@@ -79,11 +80,14 @@ def test_no_versions_where_nothing_answers(said):
 
 def test_the_name_under_which_a_registry_has_an_image():
     digest = "sha256:" + "4b" * 32
-    said = Output(0, f'sha256:1 ["mirror.example/v@{digest}", "vllm/v@{digest}"]\n', "")
+    shown = [{"Id": "sha256:1", "RepoDigests": [f"mirror.example/v@{digest}", f"vllm/v@{digest}"]}]
+    said = Output(0, json.dumps(shown), "")
     session: Any = SimpleNamespace(run=lambda *_a, **_k: said)
     assert environment.repo_digest(session, "sha256:1", "vllm/v:nightly") == f"vllm/v@{digest}"
     assert environment.repo_digest(session, "sha256:1", "own:1") == "", "it was built there"
     assert environment.repo_digest(session, "", "vllm/v") == "", "no container, no image"
+    gone: Any = SimpleNamespace(run=lambda *_a, **_k: Output(1, "[]\n", "no such image"))
+    assert environment.repo_digest(gone, "sha256:1", "vllm/v") == ""
 
 
 def test_a_node_that_is_lost_costs_no_measurement():

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 
 import pytest
 from factories import make_inventory
+from scratch_nodes import Dials
 from telemetry_node import nvidia_smi, put_system
 from waiting import until
 
@@ -148,7 +149,8 @@ def nodes(tmp_path, agent, monkeypatch):
         inventory = make_inventory(tmp_path, TWO)
 
         def sample(self, **more):
-            return Sampling(list(self.inventory.nodes.values()), **{"every": 0.1, **more})
+            nodes = list(self.inventory.nodes.values())
+            return Sampling(nodes, Dials(Dialled), **{"every": 0.1, **more})
 
     found = Nodes()
     found.refused, found.sessions = {}, []
@@ -167,7 +169,6 @@ def nodes(tmp_path, agent, monkeypatch):
         def close(self):
             return None
 
-    monkeypatch.setattr(sampling_module, "ssh", Dialled)
     return found
 
 

@@ -15,7 +15,6 @@ from factories import SHIPPED, make_node, make_recipe, put
 from spark_cluster.bench import image_pins
 from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.expansion import canonical, expand
-from spark_cluster.bench.image_pins import NodeImage
 from spark_cluster.bench.record import NodeRecord, Record
 from spark_cluster.bench.repeat import (
     SOURCE,
@@ -31,6 +30,7 @@ from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.facts.model import Gpu
 from spark_cluster.loader.project import Project
+from spark_cluster.node.images import DockerImage
 from spark_cluster.runner.session import Output
 
 NAME = "gemma4-31b-fp8"
@@ -222,7 +222,7 @@ def one(recipe: Any = None, **changed: Any) -> Any:
     return setup(SERVER, recipe=NAME, recipe_text=text, **changed)
 
 
-def chosen(original: Any, recorded: Any, here: NodeImage | None, registry: str = "") -> Any:
+def chosen(original: Any, recorded: Any, here: DockerImage | None, registry: str = "") -> Any:
     """Return what is chosen for a server, with an image on one node.
 
     Args:
@@ -236,8 +236,8 @@ def chosen(original: Any, recorded: Any, here: NodeImage | None, registry: str =
         return Output(bool(registry), "", registry)
 
     def gather(_what: str, commands: dict[str, Any]) -> Any:
-        listed = json.dumps(list(here.repo_digests)) if here else ""
-        out = {"status": 0, "stdout": f"{here.id} {listed}\n"} if here else {"status": 1}
+        shown = [{"Id": here.id, "RepoDigests": here.digests}] if here else []
+        out = {"status": 0 if here else 1, "stdout": json.dumps(shown)}
         return SimpleNamespace(wait=lambda: {"commands": dict.fromkeys(commands, out)})
 
     session = SimpleNamespace(submit=gather, run=run, node="spark1")
@@ -250,7 +250,7 @@ def chosen(original: Any, recorded: Any, here: NodeImage | None, registry: str =
     return made, found, asked
 
 
-@pytest.mark.parametrize("here", [None, NodeImage(HERE)])
+@pytest.mark.parametrize("here", [None, DockerImage(HERE)])
 def test_an_image_that_is_not_the_recorded_one_is_pinned_to_its_digest(original, here):
     recorded = one(image_digest=HERE[:-2] + "11", image_repo_digest=f"{REPOSITORY}@{DIGEST}")
     made, found, asked = chosen(original, recorded, here)
@@ -265,7 +265,10 @@ def test_an_image_that_is_not_the_recorded_one_is_pinned_to_its_digest(original,
 
 def test_an_image_that_is_there_already_is_taken_by_its_name(original):
     recorded = one(image_digest=HERE, image_repo_digest=f"{REPOSITORY}@{DIGEST}")
-    for here in (NodeImage(HERE), NodeImage("sha256:ff", (f"mirror.example/x@{DIGEST}",))):
+    for here in (
+        DockerImage(HERE),
+        DockerImage("sha256:ff", digests=(f"mirror.example/x@{DIGEST}",)),
+    ):
         _, found, asked = chosen(original, recorded, here)
         assert (found.images, found.differences, asked) == ({}, (), [])
 
@@ -291,7 +294,7 @@ def test_an_image_that_cannot_be_pinned_is_listed(original, recorded, why):
 
 def test_an_image_that_the_registry_does_not_give_is_listed(original):
     recorded = one(image_repo_digest=f"{REPOSITORY}@{DIGEST}")
-    _, found, _ = chosen(original, recorded, NodeImage(HERE), "manifest unknown\x1b[31m\n")
+    _, found, _ = chosen(original, recorded, DockerImage(HERE), "manifest unknown\x1b[31m\n")
     assert found.images == {}
     (line,) = found.differences
     assert line.startswith(f"image {REFERENCE}: {REPOSITORY}@{DIGEST} there, {HERE} on spark1")
@@ -300,7 +303,7 @@ def test_an_image_that_the_registry_does_not_give_is_listed(original):
 
 
 def test_an_image_of_the_same_digest_in_the_recipe_needs_no_pin(original):
-    _, found, _ = chosen(original, one(of_image(digest=DIGEST)), NodeImage(HERE))
+    _, found, _ = chosen(original, one(of_image(digest=DIGEST)), DockerImage(HERE))
     assert (found.images, found.differences) == ({}, ())
 
 
@@ -310,11 +313,6 @@ def test_a_pinned_run_is_continued_with_the_same_images(original, tmp_path):
     new = run_of(repeats=made.repeats({SERVER: DIGEST}))
     (step,) = continued(new, tmp_path / "mine", NOTHING, 1).expansion.steps
     assert step.setup.served.image.digest == DIGEST
-
-
-@pytest.mark.parametrize("printed", ["", "id", "id null", "id {}", "id [1, []]", "id [" * 5000])
-def test_answers_about_images_that_are_none(printed):
-    assert image_pins.image_of(printed).repo_digests == ()
 
 
 def test_the_repository_of_docker_hub_has_two_names():

@@ -171,7 +171,7 @@ def test_a_single_server_that_ends_does_not_hide_its_error(flow, run, monkeypatc
     monkeypatch.setattr(alone, "_describe", lambda *_: None)
     monkeypatch.setattr(alone, "job_of", lambda *_: on_node_job(run, step))
     monkeypatch.setattr(alone, "engine_base", lambda *_: "http://x")
-    monkeypatch.setattr(on_node, "fetch", lambda session, *_: fetched.append(session) or [])
+    monkeypatch.setattr(on_node, "fetch", lambda files, *_: fetched.append(files.session) or [])
 
     def apply(node: Any, *_: Any) -> None:
         flow.lose(node)

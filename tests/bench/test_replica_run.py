@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from bench_replicas import Play, measured, replicas_of, replicas_run
@@ -16,7 +15,7 @@ from spark_cluster.bench.expansion import PlannedSetup, Step
 from spark_cluster.bench.replica_run import fetch, is_measuring, jobs_of, stop, with_peers
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.config.ports import REPLICAS
-from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.errors import Failed
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, File
 
@@ -143,7 +142,7 @@ def test_the_token_is_in_a_file_of_the_users_own_only():
     settings = {"index": 0, "token": "s3cret"}
     job = on_node.Job(f"{on_node.FOLDER}/r/s", "http://x", (), {}, "nvidia", replicas=settings)
     files = {r.path.rpartition("/")[2]: r for r in job.resources if isinstance(r, File)}
-    assert set(files) == {"worker.py", "replica_worker.py", "replica_group.py", "plan.json"}
+    assert set(files) == {on_node.ARCHIVE, "plan.json"}
     plan = files["plan.json"]
     assert isinstance(plan.content, Secret)
     assert json.loads(plan.content)["replicas"] == settings
@@ -158,25 +157,12 @@ def test_a_copy_that_was_cut_is_no_failed_cell(play, run):
     cell = step.cells[0].id
     for session in play.all.values():
         measured(session, cell)
-    cut = play.all["spark2"]
-    answer = cut.run
-
-    def some_files(argv: list[str], *, stdin: str = "", **more: Any) -> Any:
-        if "tar" in argv[-2] and "raw/" in stdin:
-            raise Unreachable("the connection was lost", where="spark2")
-        return answer(argv, stdin=stdin, **more)
-
-    cut.run = some_files
-    on_node_batch = on_node.BATCH_BYTES
-    on_node.BATCH_BYTES = 1
-    try:
-        fetch(play, run, step)
-        assert (run.raw(step) / f"spark2/cells/{cell}.json").exists()
-        assert run.record.cells == ()
-        cut.run = answer
-        fetch(play, run, step)
-    finally:
-        on_node.BATCH_BYTES = on_node_batch
+    play.all["spark2"].is_cut = True
+    fetch(play, run, step)
+    assert (run.raw(step) / f"spark2/cells/{cell}.json").exists()
+    assert run.record.cells == ()
+    play.all["spark2"].is_cut = False
+    fetch(play, run, step)
     (found,) = run.record.cells
     assert found.status == "ok", found.reason
 

@@ -13,11 +13,13 @@ from typing import Any
 
 import pytest
 import waiting
-from fork_server import Forked, script
+from fork_server import Forked, program
 from free_ports import free_port
 from test_worker import calls, health  # noqa: F401  (a fixture)
 
-from spark_cluster.bench import replica_group, replica_run, replica_worker, worker
+from spark_cluster.bench import on_node, replica_run
+from spark_cluster.node.bench import replica_group, worker
+from spark_cluster.node.bench.main import measure_plan
 
 TOOL = """\
 import json, os, sys, time
@@ -65,7 +67,7 @@ class Nodes:
             (folder / "plan.json").write_text(json.dumps(plan))
 
     def start(self, index: int) -> Forked:
-        return script(worker.__file__, str(self.folders[index]))
+        return program(on_node.MAIN, str(self.folders[index]))
 
     def run(self) -> list[tuple[int, str]]:
         return [ended(process) for process in (self.start(0), self.start(1))]
@@ -167,7 +169,7 @@ def test_a_server_that_does_not_answer_ends_all(nodes, monkeypatch, capsys):
     (nodes.folders[0] / "plan.json").write_text(json.dumps(plan))
     monkeypatch.setattr(worker, "HEALTH_S", 0.0)
     two = nodes.start(1)
-    assert worker.main(nodes.folders[0]) == worker.NO_SERVER
+    assert measure_plan(nodes.folders[0]) == worker.NO_SERVER
     status, text = ended(two)
     assert status == worker.NO_REPLICA
     assert "one: the server does not answer at http://127.0.0.1:9/health" in text
@@ -178,11 +180,9 @@ def test_a_server_that_does_not_answer_ends_all(nodes, monkeypatch, capsys):
 def test_who_does_not_know_the_token_is_not_let_in(nodes, monkeypatch, capsys):
     nodes.plan("a", tokens=("secret", "guessed"))
     monkeypatch.setattr(replica_group, "JOIN_S", 3.0)
-    modules = {"replica_worker": replica_worker, "replica_group": replica_group}
-    monkeypatch.setattr(worker, "next_to_this", modules.__getitem__)
     two = nodes.start(1)
     try:
-        assert worker.main(nodes.folders[0]) == worker.NO_REPLICA
+        assert measure_plan(nodes.folders[0]) == worker.NO_REPLICA
     finally:
         two.kill()
         ended(two)
@@ -193,7 +193,7 @@ def test_who_does_not_know_the_token_is_not_let_in(nodes, monkeypatch, capsys):
 def test_a_port_that_is_taken(nodes, capsys):
     nodes.plan("a")
     with socket.create_server(("127.0.0.1", nodes.port)):
-        assert worker.main(nodes.folders[0]) == worker.NO_REPLICA
+        assert measure_plan(nodes.folders[0]) == worker.NO_REPLICA
     assert f"127.0.0.1:{nodes.port}: Address already in use" in capsys.readouterr().err
 
 
@@ -238,7 +238,7 @@ def test_a_cell_that_loses_one_server_twice_has_a_result(nodes, monkeypatch):
     found = []
     for _ in range(2):
         two = nodes.start(1)
-        found.append((worker.main(nodes.folders[0]), ended(two)[0]))
+        found.append((measure_plan(nodes.folders[0]), ended(two)[0]))
     assert found == [(worker.NO_SERVER, worker.NO_REPLICA), (worker.DONE, worker.DONE)]
     assert len(nodes.results("a")) == 2
     assert (nodes.folders[0] / "raw/a.lost").exists()

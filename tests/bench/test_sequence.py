@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -330,7 +331,9 @@ class LosingPlay(FakePlay):
 
     def __init__(self) -> None:
         super().__init__()
-        self.connections = SimpleNamespace(session=lambda name: f"session with {name}")  # type: ignore[assignment]
+        self.connections = SimpleNamespace(  # type: ignore[assignment]
+            session=lambda name: f"session with {name}", files=nullcontext
+        )
 
     @property
     def nodes(self) -> list[Any]:  # type: ignore[override]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from bench_runs import begun, setup
-from factories import make_node, make_recipe
+from chat_server import ChatServer, Reply
+from factories import make_recipe
+from fake_cluster import FakeCluster, Make
 from serve_plans import deployment_for, served_by
 
 from spark_cluster.bench import verification
@@ -21,25 +24,12 @@ from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.engine.result import Served
-from spark_cluster.engine.verify import CheckVerdict, Verification
+from spark_cluster.engine.verify import CheckVerdict
 
 VERDICTS = tuple(
     CheckVerdict(id, "tools", id.title(), True, status, "asked", "expected", found, "fix", 1.5)
     for id, status, found in (("one", "ok", "Paris"), ("two", "failed", "a | b"))
 )
-
-
-class FakePlay:
-    def __init__(self) -> None:
-        self.notes: list[str] = []
-        self.stages: list[str] = []
-
-    def stage(self, name: str) -> AbstractContextManager[None]:
-        self.stages.append(name)
-        return nullcontext()
-
-    def note(self, text: str, **_: Any) -> None:
-        self.notes.append(text)
 
 
 def bench_run(folder: Path, **changed: Any) -> BenchRun:
@@ -49,43 +39,51 @@ def bench_run(folder: Path, **changed: Any) -> BenchRun:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    calls: list[Any] = []
-
-    def verify(_play: Any, server: Any, _recipe: Any, _selection: Any, *, context: int) -> Any:
-        calls.append((server.recipe, server.tp, context, server.flags["max-model-len"]))
-        return Verification("m", "http://x", "r", 1, "chat", VERDICTS)
-
-    monkeypatch.setattr(verification.verify, "verify", verify)
-    return calls
+def server() -> Iterator[ChatServer]:
+    made = ChatServer()
+    made.context = 8192
+    yield made
+    made.close()
 
 
-def served() -> Served:
+def served(cluster: FakeCluster, server: ChatServer) -> Served:
+    """What `up` says of a server of the head."""
     recipe = make_recipe(engine_args={"max-model-len": 8192})
-    return served_by(deployment_for(recipe, make_node("spark1")))
+    made = deployment_for(recipe, cluster.play.head)
+    return served_by(made.with_servers([replace(made.first, endpoint=server.endpoint)]))
 
 
-def test_a_server_is_checked_once_and_the_verdicts_are_kept(tmp_path, asked):
-    run, play = bench_run(tmp_path, verify=True), FakePlay()
+def test_a_server_is_checked_once_and_the_verdicts_are_kept(
+    tmp_path: Path, fake_cluster: Make, server: ChatServer
+) -> None:
+    cluster = fake_cluster("spark1")
+    server.change = lambda _request, reply: Reply("a | b") if reply.content == "Paris." else None
+    run = bench_run(tmp_path, verify=True)
     (step,) = run.expansion.steps
-    found = verification.checks_of(play, run, step, served())  # type: ignore[arg-type]
-    assert asked == [(make_recipe().name, 1, 4096 + 512, "8192")]
-    assert [(c.id, c.status, c.found, c.seconds) for c in found] == [
-        ("one", "ok", "Paris", 1.5),
-        ("two", "failed", "a | b", 1.5),
-    ]
-    assert play.notes == [f"{step.setup.id}: Two: a | b"]
+    found = verification.checks_of(cluster.play, run, step, served(cluster, server))
+    by_id = {one.id: one for one in found}
+    failed = [one for one in found if one.status == "failed"]
+    assert (by_id["short-answers"].status, by_id["structured-output"].status) == ("failed", "ok")
+    assert "a | b" in by_id["short-answers"].found
+    told = [f"{step.setup.id}: {one.title}: {one.found}" for one in failed]
+    assert cluster.notes == told
+    longest = max(len(str(request["messages"])) for request, _ in server.asked)
+    assert 12_000 < longest < 24_000, "the context check goes as far as the longest load"
     run.add_setup(setup(step.setup.id, checks=found), ())
     run.record = load_record(tmp_path)  # continued by another process
-    assert verification.checks_of(play, run, step, served()) == found  # type: ignore[arg-type]
-    assert len(asked) == 1
+    server.asked.clear()
+    assert verification.checks_of(cluster.play, run, step, served(cluster, server)) == found
+    assert server.asked == []
 
 
-def test_no_checks_where_the_suite_wants_none(tmp_path, asked):
+def test_no_checks_where_the_suite_wants_none(
+    tmp_path: Path, fake_cluster: Make, server: ChatServer
+) -> None:
+    cluster = fake_cluster("spark1")
     run = bench_run(tmp_path)
     (step,) = run.expansion.steps
-    assert verification.checks_of(FakePlay(), run, step, served()) == ()  # type: ignore[arg-type]
-    assert asked == []
+    assert verification.checks_of(cluster.play, run, step, served(cluster, server)) == ()
+    assert server.asked == []
 
 
 def test_the_report_has_a_table_of_them(tmp_path):

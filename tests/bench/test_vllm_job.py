@@ -7,7 +7,7 @@ from typing import Any
 
 from serve_plans import bare_server
 
-from spark_cluster.bench import generators, vllm_job
+from spark_cluster.bench import generators, on_node, vllm_job
 from spark_cluster.bench.benchy import Target
 from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.on_node import Job
@@ -48,7 +48,7 @@ def plan(made: Job) -> dict[str, Any]:
 def test_each_run_has_a_seed_and_a_file_of_its_own():
     made = job()
     (cell,) = made.cells
-    assert cell["argv"] == ["python3", f"{FOLDER}/vllm_runs.py", FOLDER, cell["id"]]
+    assert cell["argv"] == [*on_node.command(FOLDER, on_node.VLLM_RUNS), cell["id"]]
     runs = plan(made)["cells"][cell["id"]]["runs"]
     assert [run["argv"][run["argv"].index("--seed") + 1] for run in runs] == ["1", "2", "3"]
     assert [run["file"] for run in runs] == [f"{cell['id']}.{n}.json" for n in (1, 2, 3)]
@@ -66,7 +66,7 @@ def test_folders_that_root_works_in_are_roots():
     assert made.user == "root"
     owners = {getattr(r, "owner", "root") for r in made.resources}
     assert owners <= {"root", None}
-    assert "/vllm_runs.py" in "".join(r.id for r in made.resources)
+    assert f"/{on_node.ARCHIVE}" in "".join(r.id for r in made.resources)
     vision = Suite.model_validate({"name": "v", "recipes": ["r"], "kind": "vision"})
     assert generators.owner(vision, "nvidia") == "nvidia"
     assert generators.owner(vision.model_copy(update={"kind": "load"}), "nvidia") == "nvidia"

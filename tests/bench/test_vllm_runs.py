@@ -14,9 +14,12 @@ from typing import Any
 
 import pytest
 import waiting
-from fork_server import Forked, script
+from fork_server import Forked
+from fork_server import program as start_program
 
-from spark_cluster.bench import on_node, vllm_job, vllm_runs, worker
+from spark_cluster.bench import on_node, vllm_job
+from spark_cluster.node import own_program
+from spark_cluster.node.bench import vllm_runs, worker
 from spark_cluster.runner.session import Output
 
 DOCKER = """\
@@ -81,7 +84,7 @@ def program(step: Path, text: str) -> None:
 
 
 def start(step: Path) -> Forked:
-    return script(vllm_runs.__file__, str(step), "a", stderr="stdout")
+    return start_program(on_node.VLLM_RUNS, str(step), "a", stderr="stdout")
 
 
 def run(step: Path) -> tuple[int, str]:
@@ -216,7 +219,7 @@ def test_a_signal_in_between_is_not_lost(folder):
 def test_the_limit_of_the_cell_ends_the_container_too(folder):
     """As the worker measures it: its SIGTERM goes to all processes of the cell."""
     program(folder, HANGS)
-    argv = [sys.executable, str(Path(vllm_runs.__file__)), str(folder), "a"]
+    argv = own_program.argv(on_node.VLLM_RUNS, str(folder), "a")
     cell = {"id": "a", "argv": argv, "result": "raw/a.1.json", "timeout_s": 2.0}
     found = worker.measure(folder, cell)
     assert found["error"] == "it did not end within 2 s"

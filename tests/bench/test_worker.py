@@ -6,7 +6,6 @@ import fcntl
 import http.server
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,9 +17,11 @@ from typing import Any
 
 import pytest
 import waiting
-from fork_server import Forked, script
+from fork_server import Forked, program
 
-from spark_cluster.bench import on_node, worker
+from spark_cluster.bench import on_node
+from spark_cluster.node.bench import worker
+from spark_cluster.node.bench.main import measure_plan
 from spark_cluster.resources import Command, Directory
 
 TOOL = """\
@@ -73,7 +74,7 @@ def plan(tmp_path: Path, health: str) -> Any:
 
 
 def start(folder: Path) -> Forked:
-    return script(worker.__file__, str(folder))
+    return program(on_node.MAIN, str(folder))
 
 
 def run(folder: Path) -> tuple[int, str]:
@@ -189,7 +190,7 @@ def test_two_at_once(plan):
 def test_another_run_on_the_node(plan, tmp_path_factory):
     """By the command that root runs there: the lock is in a folder that only root opens."""
     folder, lock = plan("a"), tmp_path_factory.mktemp("lock")
-    shutil.copy(str(worker.__file__), folder / "worker.py")
+    (folder / on_node.ARCHIVE).write_bytes(on_node.programs())
     command = on_node.measure_command(str(folder), "root", str(lock))
 
     def measure() -> tuple[int, str]:
@@ -232,11 +233,11 @@ def test_a_cell_that_lost_its_server_is_measured_again_once(plan, monkeypatch, c
     folder = plan("a", "b")
     monkeypatch.setattr(worker, "may_begin", lambda *_: None)
     Health.status = 503
-    assert worker.main(folder) == worker.NO_SERVER
+    assert measure_plan(folder) == worker.NO_SERVER
     assert "the server ended in cell a" in capsys.readouterr().err
     assert not (folder / "cells/a.json").exists()
     Health.status = 200
-    assert worker.main(folder) == worker.DONE
+    assert measure_plan(folder) == worker.DONE
     assert calls(folder) == ["a", "a", "b"]
 
 
@@ -244,7 +245,7 @@ def test_a_server_that_has_ended(plan, monkeypatch, capsys):
     Health.status = 503
     monkeypatch.setattr(worker, "HEALTH_S", 0.0)
     folder = plan("a")
-    assert worker.main(folder) == worker.NO_SERVER
+    assert measure_plan(folder) == worker.NO_SERVER
     assert "does not answer" in capsys.readouterr().err
     assert not (folder / "cells/a.json").exists()
 
@@ -256,10 +257,10 @@ def test_a_full_disk(plan, monkeypatch, capsys):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(worker.os, "fsync", full)
-    assert worker.main(folder) == worker.NO_SPACE
+    assert measure_plan(folder) == worker.NO_SPACE
     assert "no space is left" in capsys.readouterr().err
     monkeypatch.undo()
-    assert worker.main(folder) == worker.DONE
+    assert measure_plan(folder) == worker.DONE
 
 
 def test_a_cell_that_met_a_full_disk_is_measured_again(plan, monkeypatch, capsys):
@@ -272,10 +273,10 @@ def test_a_cell_that_met_a_full_disk_is_measured_again(plan, monkeypatch, capsys
         return SimpleNamespace(f_frsize=free.f_frsize, f_bavail=next(looks, 0))
 
     monkeypatch.setattr(worker.os, "statvfs", look)
-    assert worker.main(folder) == worker.NO_SPACE
+    assert measure_plan(folder) == worker.NO_SPACE
     assert "64 MiB are free" in capsys.readouterr().err
     assert not (folder / "cells/a.json").exists()
     monkeypatch.undo()
     (folder / "full").unlink()
-    assert worker.main(folder) == worker.DONE
+    assert measure_plan(folder) == worker.DONE
     assert calls(folder) == ["a", "a", "b"]

@@ -6,14 +6,12 @@ import http.server
 import json
 import threading
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from factories import put
 
 from spark_cluster.engine.endpoint import LABEL
 from spark_cluster.engine.proxy import DESCRIPTION, SELF_SIGNED
-from spark_cluster.runner import agents as agents_module
 
 INVENTORY = """\
 nodes: {spark1: {address: 10.0.0.1, roles: [head]}}
@@ -47,13 +45,6 @@ def engine():
 def serving(project: Path, agent, monkeypatch, engine):
     """`serving(labels)`: a head whose docker knows a container with these labels."""
 
-    def ssh(node):
-        def session(_run, become=True):
-            return agent(node.name)
-
-        return SimpleNamespace(session=session, close=lambda: None)
-
-    monkeypatch.setattr(agents_module, "ssh", ssh)
     monkeypatch.setenv("COLUMNS", "200")
     put(project / "inventory.yaml", INVENTORY)
     usual = {"spark-cluster.model": "gemma", LABEL: f"http://127.0.0.1:{engine}/v1"}

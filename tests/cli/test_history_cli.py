@@ -12,7 +12,7 @@ from json_schema import document as fits
 from spark_cluster.agent import revert as revert_module
 from spark_cluster.errors import Unreachable
 from spark_cluster.node.host import Host
-from spark_cluster.runner import connections as connections_module
+from spark_cluster.runner.dialer import Dialer
 
 INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n  spark2: {address: 10.0.0.2}\n"
 PLAYBOOK = """\
@@ -33,7 +33,7 @@ def away():
 def project(project, agent, away, monkeypatch):
     """With two nodes, of which some may be away, and a playbook."""
 
-    def ssh(node):
+    def dial(_dialer, node):
         def session(_run, become=True):
             if node.name in away:
                 raise Unreachable("no answer", where=node.name, hint="switch it on")
@@ -41,7 +41,7 @@ def project(project, agent, away, monkeypatch):
 
         return SimpleNamespace(session=session, close=lambda: None)
 
-    monkeypatch.setattr(connections_module, "ssh", ssh)
+    monkeypatch.setattr(Dialer, "dial", dial)
     monkeypatch.setenv("COLUMNS", "200")
     put(project / "inventory.yaml", INVENTORY)
     put(project / "play.py", PLAYBOOK)

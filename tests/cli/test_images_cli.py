@@ -4,14 +4,10 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from factories import put
-
-from spark_cluster.runner import agents as agents_module
-from spark_cluster.runner import head_start
 
 INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n"
 RECIPE = """\
@@ -47,13 +43,6 @@ NAMES = {
 def project_with_images(project: Path, agent: Any, monkeypatch: pytest.MonkeyPatch) -> Path:
     """spark1 with six images: one is used, one is needed, one is what that is built on."""
 
-    def ssh(node: Any) -> Any:
-        return SimpleNamespace(
-            session=lambda _run, become=True: agent(node.name), close=lambda: None
-        )
-
-    monkeypatch.setattr(agents_module, "ssh", ssh)
-    monkeypatch.setattr(head_start, "begin", lambda *_: None)
     monkeypatch.setenv("COLUMNS", "200")
     put(project / "inventory.yaml", INVENTORY)
     put(project / "recipes/mine.yaml", RECIPE)

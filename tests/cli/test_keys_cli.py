@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -23,8 +23,6 @@ from waiting import until
 from spark_cluster.config.secret_text import looks_secret
 from spark_cluster.engine import named_keys, proxy
 from spark_cluster.errors import Unreachable, UsageError
-from spark_cluster.runner import agents as agents_module
-from spark_cluster.runner import head_start
 
 KEY = "sk-test-5be1cf0277a04d"
 INVENTORY = """\
@@ -37,14 +35,6 @@ serve: {api_key: {env: MY_KEY}}
 def head(project: Path, agent, monkeypatch) -> Path:
     """The folder of the endpoint's files on the head, whose agents can be asked."""
 
-    def ssh(node):
-        def session(_run, become=True):
-            return agent(node.name)
-
-        return SimpleNamespace(session=session, close=lambda: None)
-
-    monkeypatch.setattr(agents_module, "ssh", ssh)
-    monkeypatch.setattr(head_start, "begin", lambda *_: None)
     put(project / "inventory.yaml", INVENTORY)
     folder = project / "spark1" / proxy.FOLDER.lstrip("/")
     folder.mkdir(parents=True)

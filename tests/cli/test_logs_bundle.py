@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import tarfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from factories import put
 
-from spark_cluster.doctor import bundle_archive, examine
+from spark_cluster.doctor import bundle_archive
 from spark_cluster.doctor.bundle_archive import BundleArchive, shortened
 from spark_cluster.doctor.bundle_questions import without_env_values
-from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.errors import Failed
 
 KEY = "the-endpoints-own-key"
 TOKEN = "hf_" + "a" * 30
@@ -37,17 +36,7 @@ esac
 
 
 @pytest.fixture
-def nodes(project: Path, agent, monkeypatch) -> Path:
-    def ssh(node):
-        if node.name == "lost":
-            raise Unreachable("no answer", where="lost")
-        return SimpleNamespace(
-            user="nvidia",
-            session=lambda _label, become: agent(node.name),
-            close=lambda: None,
-        )
-
-    monkeypatch.setattr(examine, "ssh", ssh)
+def nodes(project: Path, monkeypatch) -> Path:
     monkeypatch.setenv("MY_KEY", KEY)
     monkeypatch.setenv("COLUMNS", "200")
     put(project / "inventory.yaml", INVENTORY)

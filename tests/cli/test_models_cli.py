@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from factories import put
@@ -14,8 +13,6 @@ from spark_cluster.engine.copies import repair
 from spark_cluster.engine.copies.state import hub_folder
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.runner import agents as agents_module
-from spark_cluster.runner import head_start
 
 COMMIT = "c" * 40
 WEIGHTS = b"weights" * 1000
@@ -28,14 +25,6 @@ INVENTORY = "nodes:\n  spark1: {address: 10.0.0.1, roles: [head]}\n"
 def cache(project: Path, agent, monkeypatch) -> HubCache:
     """The hub cache of spark1, with one model, which no recipe needs."""
 
-    def ssh(node):
-        def session(_run, become=True):
-            return agent(node.name)
-
-        return SimpleNamespace(session=session, close=lambda: None)
-
-    monkeypatch.setattr(agents_module, "ssh", ssh)
-    monkeypatch.setattr(head_start, "begin", lambda *_: None)
     monkeypatch.setenv("COLUMNS", "200")
     put(project / "inventory.yaml", INVENTORY)
     return with_model(HubCache(project / "spark1" / hub_folder().lstrip("/")))

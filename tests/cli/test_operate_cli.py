@@ -14,7 +14,7 @@ from spark_cluster.cli import supervise
 from spark_cluster.cli.console import Console
 from spark_cluster.engine.supervision import Supervision
 from spark_cluster.errors import SparkClusterError, UsageError
-from spark_cluster.node.supervision.policy import State
+from spark_cluster.node.supervision.policy import SupervisionState
 
 INVENTORY = "nodes: {a: {address: 127.0.0.1, port: 1, roles: [head]}}\n"
 
@@ -59,7 +59,7 @@ def shown(found: Supervision) -> str:
 
 
 def test_what_supervision_shows():
-    state = State("waiting", reason="memory is still held by PID 7 [x] (9 MiB)")
+    state = SupervisionState("waiting", reason="memory is still held by PID 7 [x] (9 MiB)")
     events = tuple((float(n), f"event {n}") for n in range(20))
     text = shown(
         Supervision(
@@ -79,5 +79,5 @@ def test_what_supervision_shows():
 
 
 def test_where_it_is_not_installed():
-    found = Supervision(installed=False, active="inactive", at_boot=False, state=State())
+    found = Supervision(installed=False, active="inactive", at_boot=False, state=SupervisionState())
     assert "`spark-cluster supervise install`" in shown(found)

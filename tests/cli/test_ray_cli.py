@@ -20,8 +20,7 @@ from waiting import until
 
 from spark_cluster.cli import ray as ray_command
 from spark_cluster.cli.console import Console
-from spark_cluster.engine import ray_cluster, readiness
-from spark_cluster.engine.containers import ContainerState
+from spark_cluster.engine import job, ray_cluster, readiness
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.engine.ray_cluster import RayMember, RayStatus
@@ -29,6 +28,7 @@ from spark_cluster.engine.ray_node import MEASURING
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.facts.model import Process
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.session import Answer
 
 INVENTORY = """\
@@ -208,6 +208,10 @@ def row(name: str, status: str = "RUNNING") -> dict[str, Any]:
     return {"submission_id": name, "status": status, "entrypoint": "x"}
 
 
+def ask(play: Any, *, end_jobs: bool | None) -> None:
+    ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=end_jobs)
+
+
 @pytest.fixture
 def running(monkeypatch):
     monkeypatch.setattr(readiness, "container_state", lambda *_: RUNNING)
@@ -216,14 +220,14 @@ def running(monkeypatch):
 def test_running_jobs_are_not_ended_without_a_flag(running):
     play: Any = Head(row("job-1"), row("job-2", "PENDING"), row("job-0", "FAILED"), {"type": "x"})
     with pytest.raises(Refused, match="jobs job-1, job-2 are running on Ray") as caught:
-        ray_cluster.must_have_no_jobs(play, end_jobs=False)
+        ask(play, end_jobs=False)
     assert "ray logs -f job-1" in caught.value.hint
     assert "--end-jobs" in caught.value.hint
     with pytest.raises(Refused, match="running on Ray") as caught:
-        ray_cluster.must_have_no_jobs(play)
+        ask(play, end_jobs=None)
     assert "--end-jobs" not in caught.value.hint
     play.check = True
-    ray_cluster.must_have_no_jobs(play, end_jobs=True)
+    ask(play, end_jobs=True)
     assert play.notes == ["would end jobs job-1, job-2"]
 
 
@@ -232,14 +236,14 @@ def test_running_jobs_are_not_ended_without_a_flag(running):
     [Head(), Head(row("job-0", "STOPPED")), Head(row("job-1"), status=500), Head("nonsense", None)],
 )
 def test_no_job_is_running(running, play):
-    ray_cluster.must_have_no_jobs(play, end_jobs=False)
+    ask(play, end_jobs=False)
 
 
 def test_a_measurement_that_was_left_is_no_job_of_a_user(monkeypatch):
     left = ContainerState("running", labels={MEASURING: "r0"})
     monkeypatch.setattr(readiness, "container_state", lambda *_: left)
     play: Any = Head(row("fabric-r0"))
-    ray_cluster.must_have_no_jobs(play, end_jobs=False)
+    ask(play, end_jobs=False)
 
 
 def test_jobs_are_ended_with_the_flag(running, tmp_path, monkeypatch):
@@ -252,7 +256,7 @@ def test_jobs_are_ended_with_the_flag(running, tmp_path, monkeypatch):
         play.session = lambda _node: session
         forward = lambda *_: contextlib.nullcontext(server.port)  # noqa: E731
         play.connections = SimpleNamespace(forward=forward)
-        ray_cluster.must_have_no_jobs(play, end_jobs=True)
+        ask(play, end_jobs=True)
         assert server.jobs["job-1"]["status"] == "STOPPED"
         assert play.notes == ["ended job job-1"]
 
@@ -262,13 +266,53 @@ def test_ray_is_restarted_under_jobs_only_with_the_flag(running, monkeypatch):
     restarts = [False, True, True]
     monkeypatch.setattr(ray_cluster, "ray_would_restart", lambda *_: restarts.pop(0))
     play: Any = Head(row("job-1"))
-    ray_cluster.must_keep_its_jobs(play, plan, "present", end_jobs=False)
+
+    def ask(*, end_jobs: bool) -> None:
+        jobs = ray_cluster.running_jobs(play)
+        ray_cluster.must_keep_its_jobs(play, jobs, plan, "present", end_jobs=end_jobs)
+
+    ask(end_jobs=False)
     with pytest.raises(Refused, match="job job-1 is running on Ray"):
-        ray_cluster.must_keep_its_jobs(play, plan, "present", end_jobs=False)
-    ray_cluster.must_keep_its_jobs(play, plan, "present", end_jobs=True)
+        ask(end_jobs=False)
+    ask(end_jobs=True)
     assert play.notes == ["Ray is restarted, which ends job job-1"]
 
 
-def test_a_variable_needs_a_name():
-    with pytest.raises(UsageError, match="expected NAME=VALUE"):
-        ray_command._variables(["=7"])
+# -- what is known to be wrong before anything is connected ------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("logs", "../version"), "'../version' is not the id of a job"),
+        (("logs", "-f", "x" * 201), "is not the id of a job"),
+        (("stop", "a/b"), "'a/b' is not the id of a job"),
+        (("submit", "--env", "=7", "--", "true"), "--env: found '=7', expected NAME=VALUE"),
+        (("submit", "--env", "A B=7", "--", "true"), "--env: found 'A B=7', expected NAME=VALUE"),
+        (("submit", "--working-dir", "nowhere", "--", "true"), "'nowhere' does not exist"),
+        (("submit", "--working-dir", "large", "--", "true"), "large holds more than 1 MiB"),
+        (("submit",), "Missing argument"),
+    ],
+)
+def test_wrong_arguments_connect_to_nothing(project, pipes, run, monkeypatch, words, said):
+    monkeypatch.setattr(job, "LARGEST_FOLDER", 1 << 20)
+    put(project / "inventory.yaml", INVENTORY.replace("spark1", "lost"))  # exit status 3
+    put(project / "large/sub/weights", "")
+    os.truncate(project / "large/sub/weights", (1 << 20) + 1)
+    status, _, err = run("ray", *words)
+    assert status == 2
+    assert said in " ".join(err.split())
+
+
+def test_what_ray_leaves_out_of_a_folder_does_not_count(tmp_path, monkeypatch):
+    monkeypatch.setattr(job, "LARGEST_FOLDER", 1 << 20)
+    put(tmp_path / "train.py", "pass\n")
+    put(tmp_path / "data/.gitignore", "*.bin\n")
+    for name in (".git/pack", ".venv/lib/x.so", "data/weights.bin"):
+        os.truncate(put(tmp_path / name, ""), 2 << 20)
+    (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
+    job.must_be_sendable(tmp_path)
+    os.truncate(put(tmp_path / "src/core", ""), 2 << 20)
+    with pytest.raises(UsageError, match="holds more than 1 MiB") as caught:
+        job.must_be_sendable(tmp_path)
+    assert ".gitignore" in caught.value.hint

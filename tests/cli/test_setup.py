@@ -17,10 +17,11 @@ from password_sshd import PASSWORD, PasswordSshd
 from program import Program
 from terminal import Terminal
 
+from spark_cluster.cli import cli
+from spark_cluster.cli.app import App
 from spark_cluster.config.inventory import read_inventory
 from spark_cluster.discovery import mdns, neighbours
 from spark_cluster.loader.new_inventory import answers_in
-from spark_cluster.runner.connections import ask_secret, forget_passwords, remember_password
 
 CHECKOUT = Path(__file__).parents[2]
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIGOJY3p6rXnYJvUxOGJBSuqAVgEcwTGDkRQx0cDwZzrp"
@@ -181,16 +182,17 @@ def test_check_changes_nothing_and_shows_every_command(program):
 )
 def test_no_password_is_kept_afterwards(program, closed_port, monkeypatch, words, status):
     """A program that calls `setup` and goes on is asked again."""
-    remember_password("spark1", PASSWORD)
+    caller = App(None, str(program.folder))
+    caller.cluster.dialer.remember_password("spark1", PASSWORD)
     nodes = ("--nodes", "127.0.0.1", "--port", str(closed_port))
-    assert program("setup", *nodes, *words).returncode == status
+    argv = ["--project", str(program.folder), "setup", *nodes, *words]
+    assert cli.main(argv, standalone_mode=False, obj=caller) == status
     monkeypatch.setattr(sys, "stdin", mock.Mock(isatty=lambda: True))
     monkeypatch.setattr(getpass, "getpass", lambda _question: "typed")
-    ask = ask_secret()
+    ask = caller.prompts.ask
     assert ask is not None
     assert ask("the sudo password of spark1") == "typed"
     assert ask("the login password of spark1") == "typed"
-    forget_passwords()
 
 
 def test_in_a_script_the_first_failure_ends_it(program, closed_port):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -88,12 +89,11 @@ def logins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         offered: list[str] = []
         monkeypatch.setattr(setup_login.getpass, "getpass", lambda _: typed.pop(0))
 
-        def log_in(nodes, password=None):
+        def log_in(dialer, nodes, password=None):
             found = {}
             for node in nodes:
-                given = password and password.read(
-                    f"the login password of {node.name}", ask=lambda what: asked[what]
-                )
+                wanted = dialer.target(replace(node, login_password=password))
+                given = wanted.login_password()
                 offered.extend([f"{node.name} {given}"] if given else [])
                 found[node.name] = (
                     FirstLogin(sudo_asks, ())
@@ -105,16 +105,11 @@ def logins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
         monkeypatch.setattr(first_login, "log_in", log_in)
         return offered
 
-    from spark_cluster.runner.connections import _asked as asked
-    from spark_cluster.runner.connections import forget_passwords
-
-    forget_passwords()
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
     return prepare
 
 
 def test_each_node_keeps_the_password_that_it_took(flow, logins, tmp_path):
-    from spark_cluster.runner.connections import _asked as asked
-
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/id_ed25519.pub").write_text("ssh-ed25519 AAAA me\n")
     with flow.step("nodes", "which") as step:
@@ -124,8 +119,9 @@ def test_each_node_keeps_the_password_that_it_took(flow, logins, tmp_path):
     with flow.step("login", "log in") as step:
         login.log_in(step)
     assert offered == ["spark1 one", "spark2 one", "spark2 two"]
-    assert asked["the sudo password of spark1"] == "one"
-    assert asked["the login password of spark2"] == "two"
+    ask = flow.app.prompts.ask
+    assert ask("the sudo password of spark1") == "one"
+    assert ask("the login password of spark2") == "two"
     assert login.options == ["--ask-password"]
     answers = own_answers(flow)
     assert answers is not None

@@ -254,7 +254,7 @@ def test_history_of_a_run_with_brackets(run, monkeypatch):
     told = {"run": "r1", "since": 1.0, "user": EVIL, "command": EVIL, "reverted_by": None}
     entry = {"time": 1.0, "action": "converged", "resource": f"File:/{EVIL}", "changes": {}}
 
-    def ask(_node, run_id):
+    def ask(_app, _node, run_id):
         runs = [{**told, "changes": 1, "paths": 0}]
         return {**told, "entries": [entry]} if run_id else {"runs": runs}
 

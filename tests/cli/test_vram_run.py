@@ -12,10 +12,10 @@ from json_schema import document as fits
 
 from spark_cluster.bench.report import drawing, plot_run
 from spark_cluster.cluster import memory_plot
+from spark_cluster.cluster import record as record_module
+from spark_cluster.cluster.record import Record
 from spark_cluster.engine import memory_record
-from spark_cluster.runner import record as record_module
 from spark_cluster.runner.events import Event, MemoryHeld, MemoryPlanned, RunStarted
-from spark_cluster.runner.record import Record
 
 RUN = "20261120-141502-3fa9"
 NODES = ("spark1", "spark2")

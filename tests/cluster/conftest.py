@@ -10,7 +10,6 @@ from factories import put
 
 from spark_cluster import Cluster
 from spark_cluster.runner import connections as connections_module
-from spark_cluster.runner import head_start
 
 INVENTORY = """\
 nodes:
@@ -32,7 +31,6 @@ def project(tmp_path: Path, pipes: Any, monkeypatch: pytest.MonkeyPatch) -> Path
     """A folder that is the project, with two nodes and a playbook; its nodes are folders in it."""
     monkeypatch.setattr(connections_module, "Connections", pipes)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(head_start, "_begun", {})  # of a command that was run in this process
     put(tmp_path / "inventory.yaml", INVENTORY)
     put(tmp_path / "playbooks/mine.py", PLAYBOOK)
     return tmp_path

@@ -21,13 +21,14 @@ from docs.generate.code import OUTPUTS, commands, event_classes
 from docs.generate.inference import Inference
 from playbooks.provision import Provisioned
 from spark_cluster.cluster import provision
+from spark_cluster.cluster.result import Recap
 from spark_cluster.engine.link_check import Bandwidth, Hop
 from spark_cluster.errors import Unreachable
 from spark_cluster.lab import Lab, breakage
 from spark_cluster.lab.gpu import GpuLab
 from spark_cluster.lab.gpu.layout import STATE_VARIABLE
 from spark_cluster.lab.layout import Layout
-from spark_cluster.runner.events import Recap, RunStarted
+from spark_cluster.runner.events import RunStarted
 
 CHECKOUT = Path(__file__).parents[2]
 FILES = {"inventory": "inventories", "recipe": "recipes", "suite": "suites"}

@@ -233,7 +233,7 @@ def commands(number: int) -> dict[str, Any]:
         "history": ran('{"Devices" : []}\n'),
         "devices": ran(json.dumps(FWUPD)),
         "containers": ran(json.dumps(containers(number))),
-        "images": ran(f"{IMAGE} arm64\n"),
+        "images": ran(json.dumps([{"Id": IMAGE, "Architecture": "arm64"}])),
         "logs": ran("==> spark-ray\n" + (f"==> spark-vllm\n{LOG}" if number == 1 else "")),
         "versions": ran("==> spark-ray\nray=2.60.0\nvllm=0.32.0\n"),
         "unit_logs": ran(""),

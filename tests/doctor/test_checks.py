@@ -41,6 +41,7 @@ from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.engine.link_cabling import Cabling
 from spark_cluster.facts import gather
 from spark_cluster.known_issues.entries import catalogue, for_check
+from spark_cluster.node.health import Completion
 from spark_cluster.resources import Unit
 
 NODE = {check.id: check for check in registry.NODE}
@@ -286,7 +287,8 @@ SICK: list[tuple[str, dict[str, Any], str, str]] = [
     ("serving.firewall", {"firewall": NFT.replace("[]}", "[1]}")}, "fail", "rules were changed"),
     ("serving.firewall", {"containers": inspected(1, "spark-ray", Config__Labels={
         "spark-cluster.tp": "2"})}, "warn", "there is no firewall"),
-    ("serving.image-arch", {"images": f"{json.loads(inspected(1, ''))[0]['Image']} amd64\n"},
+    ("serving.image-arch", {"images": json.dumps(
+        [{"Id": json.loads(inspected(1, ""))[0]["Image"], "Architecture": "amd64"}])},
      "fail", "its image is for amd64, the node is arm64"),
     ("serving.vram-visible", {"apps": ""}, "fail", "lists no process"),
     ("serving.vram-visible", {"apps": "", "init": "bash\n"}, "fail", "process 1 is bash"),
@@ -414,6 +416,10 @@ def test_free_memory_in_small_blocks_is_judged_before_a_load_only() -> None:
     assert (full.status, "112.5 GiB of page cache" in full.found) == ("ok", True)
     assert found("memory.fragmentation", page_size="x\n").status == "unknown"
     assert found("memory.fragmentation", buddyinfo="nonsense").status == "unknown"
+
+
+def test_an_answer_about_images_that_is_none_is_no_verdict():
+    assert found("serving.image-arch", images="sha256:1 arm64").status == "unknown"
 
 
 def test_a_combination_that_is_known_to_be_good_is_said_to_be() -> None:
@@ -766,7 +772,7 @@ def test_the_earliest_error_of_a_container_that_ended() -> None:
 
 
 def test_a_first_line_from_before_docker_noted_the_start_is_of_this_run() -> None:
-    from spark_cluster.engine.containers import ContainerState, LogLine, moment, parse_state
+    from spark_cluster.node.containers import ContainerState, LogLine, moment, parse_state
 
     def started(text: str) -> ContainerState:
         return parse_state(json.dumps([{"State": {"Status": "running", "StartedAt": text}}]))
@@ -781,7 +787,7 @@ def test_a_first_line_from_before_docker_noted_the_start_is_of_this_run() -> Non
 
 
 def test_moments_sort_as_time_does() -> None:
-    from spark_cluster.engine.containers import moment
+    from spark_cluster.node.containers import moment
 
     assert moment("2026-11-20T14:03:30.12Z text") > moment("2026-11-20T14:03:30.119999999Z")
     assert moment(STARTED) == "2026-11-20T14:03:30.123456789"
@@ -801,7 +807,7 @@ HEALTHY = Probed(
     pings=(Ping("a -> b", True, True),),
     transfers=(Transfer("a -> b", 97.0, 180.0),),
     rdma=(Rdma("a -> b", 111.7),),
-    answer=Answer(200, 200, "Paris", "Paris"),
+    answer=Answer(200, Completion(200, "Paris"), "Paris"),
 )
 RING = (Cabling("a", {"np0": ("c",), "np1": ("b",)}), Cabling("b", {"np0": ("a", "c")}))
 PROBED: list[tuple[str, Probed, str, str]] = [
@@ -828,10 +834,13 @@ PROBED: list[tuple[str, Probed, str, str]] = [
      "fail", "a 44857"),
     ("network.open-ports", Probed(ports=answering(OpenPort("a", 5355, "", False))), "warn",
      "then the time was up"),
-    ("serving.completion", Probed(answer=Answer(200, 0, "timed out", "Paris")), "fail",
+    ("serving.completion", Probed(answer=Answer(200, Completion(0, why="timed out"), "Paris")),
+     "fail",
      "/health returns 200, a completion nothing: timed out"),
-    ("serving.completion", Probed(answer=Answer(200, 200, "!!!!!!", "Paris")), "fail", "'!!!!!!'"),
-    ("serving.completion", Probed(answer=Answer(0, 0, "", "Paris")), "fail", "/health returns"),
+    ("serving.completion", Probed(answer=Answer(200, Completion(200, "!!!!!!"), "Paris")), "fail",
+     "'!!!!!!'"),
+    ("serving.completion", Probed(answer=Answer(0, Completion(0), "Paris")), "fail",
+     "/health returns"),
 ]  # fmt: skip
 
 

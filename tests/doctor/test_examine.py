@@ -13,7 +13,7 @@ from doctor_samples import seen
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.doctor import examine, reach, registry
 from spark_cluster.errors import Failed, Unreachable, UsageError
-from spark_cluster.runner import head_start
+from spark_cluster.runner import dialer
 from spark_cluster.runner.session import Session
 
 
@@ -57,14 +57,14 @@ def requests(
         def close(self) -> None:
             pass
 
-    monkeypatch.setattr(head_start, "SshConnection", Connection)
+    monkeypatch.setattr(dialer, "SshConnection", Connection)
     monkeypatch.setattr(reach, "pings", lambda _: False)
     return asked
 
 
 def examined(inventory: Inventory) -> tuple[examine.Diagnosis, list[str]]:
     nodes = list(inventory.nodes.values())
-    with examine.Examination(inventory, nodes) as examination:
+    with examine.Examination(inventory, nodes, dialer.Dialer()) as examination:
         observed = examination.observe()
         found = [*examine.judge(observed), *examination.reachability()]
     diagnosis = examine.Diagnosis(tuple(examine.select(found, ())), examination.unreached)

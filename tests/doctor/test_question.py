@@ -15,7 +15,7 @@ from waiting import HANG_S
 from spark_cluster.doctor import examine, logs, scripts
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.question import Context, question, sources
-from spark_cluster.engine.containers import parse_containers
+from spark_cluster.node.containers import parse_containers
 
 DOCKER = """#!/bin/sh
 here=$(dirname "$0")

@@ -16,11 +16,11 @@ from serve_plans import server_for
 from spark_cluster.config import overrides
 from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.engine import admission, model_lookup
-from spark_cluster.engine.containers import ContainerState
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.facts.model import Process
 from spark_cluster.lab.hub import Conduct, LabHub, serve
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.events import MemoryPlanned
 from spark_cluster.runner.options import Options
 

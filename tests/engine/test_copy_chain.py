@@ -14,7 +14,7 @@ import pytest
 from factories import make_inventory
 from stored_models import COMMIT, model
 
-from spark_cluster.agent import model_copy
+from spark_cluster.agent import operations
 from spark_cluster.engine import firewall
 from spark_cluster.engine.copies import copy as copying
 from spark_cluster.engine.copies.certificate import make_certificate
@@ -61,10 +61,10 @@ class Laptop:
         return self.folder / node.name
 
     def session(self, node: Node) -> Any:
-        def request(_op: str, _on_event: Any = None, **what: Any) -> dict[str, Any]:
+        def request(op: str, _on_event: Any = None, **what: Any) -> dict[str, Any]:
             self.asked.append(what)
             try:
-                return model_copy.answer(Host(root=self.root(node)), what)
+                return operations.act(Host(root=self.root(node)), {"op": op, **what})
             except ResourceError as error:
                 raise Failed(error.message, where=node.name, hint=error.hint) from error
 
@@ -306,11 +306,6 @@ def test_without_a_link_the_management_network_is_taken_and_its_cost_said(laptop
 def test_a_twin_without_its_address_is_not_taken(nodes):
     facts = replace(nodes[1].facts, interfaces=(Interface("t", "", 9000, True, ()),))
     assert not copying.route(nodes[0], replace(nodes[1], facts=facts)).fabric
-
-
-def test_an_unknown_action_is_refused(tmp_path):
-    with pytest.raises(ResourceError, match="has no action 'x'"):
-        model_copy.answer(Host(root=tmp_path), {"what": "x"})
 
 
 def test_progress_says_bytes_speed_and_time_left():

@@ -96,7 +96,7 @@ class Copy:
         for place in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
                 words = place.read_bytes().decode(errors="replace").split("\0")
-                if copy_work.__name__ in words and (part := PART.search(" ".join(words))):
+                if f"{copy_work.__name__}:main" in words and (part := PART.search(" ".join(words))):
                     own = part["repository"] == self.manifest.repository
                     if own and node in ("", NEXT[part["before"]]):
                         found.append(int(place.parent.name))
@@ -118,7 +118,7 @@ def copy(tmp_path: Path, pipes: Any, own_ports: None) -> Iterator[Callable[..., 
     """A copy that has begun, with its real agents and processes."""
     inventory = make_inventory(tmp_path, INVENTORY)
     bus = Bus()
-    connections = pipes(list(inventory.nodes.values()), bus, "run1", command="test", change=True)
+    connections = pipes(inventory.nodes, bus, "run1", command="test", change=True)
     play = Play(inventory, Project(tmp_path), connections, bus)
     assert not connections.open()
     made = Copy(play, tmp_path)

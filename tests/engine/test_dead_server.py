@@ -50,11 +50,12 @@ def is_left(cluster: FakeCluster) -> bool:
     assert len({*map(tuple, cluster.containers.values())}) == 1, "on all nodes the same"
     dropped = [bool(node.text(DROPPED)) for node in cluster.nodes.values()]
     left = cluster.containers["spark1"] == [SERVER]
-    assert dropped == [not left] * 2, "P07: caches are dropped before it is started again"
+    assert dropped == [not left] * 2, "caches are dropped before it is started again"
     return left
 
 
 def test_a_dead_engine_is_ended_on_all_nodes(server: ChatServer, ended: Make) -> None:
+    """P07: caches are dropped after its end, or it would still hold the memory."""
     server.health = 503
     cluster = ended(server.endpoint)
     assert not is_left(cluster)

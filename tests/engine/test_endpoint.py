@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import subprocess
 from ipaddress import IPv4Interface
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 from factories import make_recipe
 
+from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.secret import Secret
 from spark_cluster.config.tls import Tls
@@ -25,7 +27,8 @@ RECIPE = make_recipe("lab-paris")
 def of(**serve):
     own = (IPv4Interface("10.0.0.1/24"), IPv4Interface("192.168.177.11/24"))
     head = Node("a", "10.0.0.1", facts=Facts(interfaces=(Interface("e", True, addresses=own),)))
-    return endpoint.endpoint_of(ServeEntry(**serve), head, RECIPE.model.served_name)
+    inventory = Inventory(Path("inventory.yaml"), {}, {}, ServeEntry(**serve), (), 9000)
+    return endpoint.endpoint_of(inventory, head, RECIPE.model.served_name)
 
 
 @pytest.fixture

@@ -6,12 +6,12 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
+from spark_cluster.cluster.record import Record
 from spark_cluster.engine import vram
 from spark_cluster.engine.memory_phases import MemoryOfNode, MemoryPhases
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.facts.model import Process
 from spark_cluster.runner.events import Bus, MemoryHeld, Note
-from spark_cluster.runner.record import Record
 
 
 def reading(used, name="spark1"):

@@ -17,7 +17,6 @@ from serve_plans import inventory_of
 from spark_cluster.engine import model_loading
 from spark_cluster.engine import start as starting
 from spark_cluster.engine.admission import Admitted, admit
-from spark_cluster.engine.containers import NEEDS, ContainerState
 from spark_cluster.engine.deployment import Deployment, Key
 from spark_cluster.engine.members import Member
 from spark_cluster.engine.models import ServedModel
@@ -27,6 +26,7 @@ from spark_cluster.engine.ready import ready
 from spark_cluster.engine.resolve import resolve_models
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.facts.model import Process
+from spark_cluster.node.containers import NEEDS, ContainerState
 
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
 NODE = make_node("a")

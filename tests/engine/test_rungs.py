@@ -20,11 +20,12 @@ from serve_plans import server_for
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
-from spark_cluster.engine import replies, rungs
+from spark_cluster.engine import rungs
 from spark_cluster.engine.checks import pictures
-from spark_cluster.engine.containers import parse_state
 from spark_cluster.engine.text_checks import incoherent
 from spark_cluster.errors import VerificationFailed
+from spark_cluster.node import replies
+from spark_cluster.node.containers import parse_state
 
 
 def climb(server: ChatServer, *names: str) -> str:

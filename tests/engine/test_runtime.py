@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from serve_plans import bare_server
 
-from spark_cluster.engine import runtime, unit_state
-from spark_cluster.engine.containers import ContainerState
+from spark_cluster.engine import runtime
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.process import Process
+from spark_cluster.node import unit_state
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.resources import Unit
 
 UNIT = Unit("spark-vllm", ("vllm", "serve", "m"), labels={"spark-cluster.tp": "2"})
@@ -81,7 +82,9 @@ def test_a_unit_in_the_words_of_containers(run, tmp_path: Path, active: str, sta
     found = state(run)
     assert (found.status, found.restarts, found.exit_code) == (status, 2, 3)
     assert found.started == "2026-11-20T14:02:01.200000000", "50 ms early, as a container's"
-    assert (found.runtime, found.error) == ("venv", "exit-code")
+    error = "" if active == "inactive" else "exit-code"
+    assert (found.runtime, found.error) == ("venv", error), "after a stop it is of the run before"
+    assert found.id == UNIT.spec
     assert found.labels == {"spark-cluster.tp": "2"}
     assert found.command == ("vllm", "serve", "m")
     assert found.tp == 2

@@ -15,8 +15,8 @@ from health_server import HealthServer
 
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import logs, ray, readiness, state, vram
-from spark_cluster.engine.containers import NEEDS, ContainerState, parse_state
 from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.kind_probe import probe_once
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, NOT_SERVED, UNIT
 from spark_cluster.engine.ray import RayNode
@@ -24,6 +24,7 @@ from spark_cluster.engine.vllm import VLLM
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, Unreachable, VerificationFailed
 from spark_cluster.facts.model import Facts, Hca, Process
+from spark_cluster.node.containers import NEEDS, ContainerState, parse_state
 from spark_cluster.resources.nft_table import normalised
 from spark_cluster.runner.session import Answer, Output
 
@@ -616,6 +617,27 @@ def test_the_node_of_a_model_that_does_not_answer(status):
     assert (found.state, found.models[1].state) == ("degraded", "unreachable")
 
 
+def test_a_model_on_a_node_that_is_not_in_the_inventory(status):
+    """The proxy's description is of the node, and may be of another inventory."""
+    text = MODELS.replace('"spark2"', '"elsewhere"')
+    found = status(play_of(spark1=model("paris", description=text), spark2=FakeSession()))
+    assert [one.state for one in found.models] == ["serving", "unreachable"]
+    assert "words on elsewhere: its server was not seen: the node does not answer" in found.problems
+
+
+def test_an_answer_without_words_is_one(status):
+    """The first tokens of a model that reasons may be hidden by its parser."""
+
+    class Quiet(FakeSession):
+        def http(self, url, timeout, **options):
+            found = super().http(url, timeout, **options)
+            wordless = Answer(200, json.dumps({"choices": [{"message": {"content": None}}]}))
+            return found if url.endswith("/health") else wordless
+
+    found = status(play_of(spark1=Quiet({SERVER: inspected(tp=1)}, health=200)))
+    assert (found.state, found.problems) == ("serving", ())
+
+
 def rank(status="running"):
     return FakeSession({SERVER: inspected(status, tp=2, executor="mp")})
 
@@ -737,12 +759,12 @@ def test_where_the_text_is(message, text):
         http=lambda *_a, **_k: Answer(200, json.dumps({"choices": [{"message": message}]}))
     )
     endpoint = Endpoint("127.0.0.1", 8000, "paris")
-    assert readiness.ask_once(session, endpoint, PROBE, timeout=1).text == text
+    assert probe_once(session, endpoint, "chat", PROBE, timeout=1).text == text
 
 
 def test_a_body_that_is_no_completion():
     session = SimpleNamespace(http=lambda *_a, **_k: Answer(200, "<html>proxy</html>"))
-    said = readiness.ask_once(session, Endpoint("h", 1, "m"), PROBE, timeout=1)
+    said = probe_once(session, Endpoint("h", 1, "m"), "chat", PROBE, timeout=1)
     assert said.text == ""
     assert said.why == "the server's reply is not a chat completion: <html>proxy</html>"
     with pytest.raises(VerificationFailed, match="not a chat completion: <html>"):

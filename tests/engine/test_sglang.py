@@ -8,28 +8,28 @@ import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from ipaddress import IPv4Interface
-from types import SimpleNamespace
 
 import pytest
+from fake_cluster import Make
 from serve_plans import bare_server, deployment_for
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import must_be_servable
 from spark_cluster.config.schema import parse
 from spark_cluster.engine import readiness, result, rungs
-from spark_cluster.engine.containers import ContainerState
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.members import Member
+from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.runtime import RUNTIMES
 from spark_cluster.errors import Refused
 from spark_cluster.facts.model import Facts, Hca
+from spark_cluster.facts.model import Process as ProcessHeld
 from spark_cluster.logs.startup import Start
-from spark_cluster.node.http import ask
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.resources import Container, Unit
-from spark_cluster.runner.events import Event, MemoryHeld, Progress
-from spark_cluster.runner.session import Answer
+from spark_cluster.runner.events import MemoryHeld, Progress
 from spark_cluster.topology import Link, Node
 
 SGLANG = engine("sglang")
@@ -146,26 +146,6 @@ class StandIn(http.server.BaseHTTPRequestHandler):
         pass
 
 
-class Head:
-    """A session whose node is this machine, and where the server's container runs."""
-
-    def http(self, url: str, **options: object) -> Answer:
-        reply = ask({"url": url, **options})
-        return Answer(reply["status"], reply["body"], reply.get("reason", ""))
-
-    def request(self, _op: str, **_asked: object) -> object:
-        state = [{"State": {"Status": "running"}, "Config": {}}]
-        return {"commands": {"inspect": {"stdout": json.dumps(state)}}}
-
-    def submit(self, *_args: object, **_options: object) -> object:
-        apps = {"status": 0, "stdout": "7, sglang::scheduler, 1024\n", "stderr": ""}
-        files = {"meminfo": "MemTotal: 127600748 kB\nMemAvailable: 20480000 kB\n"}
-        return SimpleNamespace(wait=lambda: {"commands": {"apps": apps}, "files": files})
-
-    def run(self, _argv: list[str], **_options: object) -> object:
-        return SimpleNamespace(status=0, stdout="sha256:1\n", stderr="")
-
-
 @pytest.fixture
 def port() -> Iterator[int]:
     StandIn.asked = 0
@@ -176,34 +156,27 @@ def port() -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("no_pauses")
-def test_up_waits_asks_and_reads_the_version(port: int) -> None:
-    events: list[Event] = []
-    head = pair()[0]
-    play = SimpleNamespace(
-        nodes=[head],
-        head=head,
-        session=lambda _node: Head(),
-        sessions={"spark1": Head()},
-        together=lambda *jobs: [job() for job in jobs],
-        connections=SimpleNamespace(session=lambda _name: Head()),
-        bus=SimpleNamespace(emit=events.append),
-    )
+def test_up_waits_asks_and_reads_the_version(port: int, fake_cluster: Make) -> None:
+    cluster = fake_cluster("spark1")
+    cluster.head.run_container(SERVER)
+    cluster.head.held = [ProcessHeld(7, "sglang::scheduler", 1024)]
+    play = cluster.play
     endpoint = Endpoint("127.0.0.1", port, "m")
-    (vram,) = readiness.healthy(play, endpoint, SGLANG, 60)  # type: ignore[arg-type]
+    (vram,) = readiness.healthy(play, endpoint, SGLANG, 60)
     assert vram.used_mib == 1024
-    assert [e.resource for e in events if isinstance(e, Progress)] == ["SGLang", "SGLang"]
-    made = deployment_for(sglang_recipe(), head)
+    told = [event for event in cluster.events if isinstance(event, Progress)]
+    assert [event.resource for event in told] == ["SGLang", "SGLang"]
+    made = deployment_for(sglang_recipe(), play.head)
     server = replace(made.first, endpoint=endpoint)
-    assert rungs.climb(play, server) == "Paris"  # type: ignore[arg-type]
-    member = Member(play, server, ContainerState("running"))  # type: ignore[arg-type]
-    served = made.with_servers([server])
-    found = result.served(play, served, [member], ["Paris"], before=[], peak=[])  # type: ignore[arg-type]
-    assert found.answer == "Paris"
-    phases = [(e.phase, e.used_mib) for e in events if isinstance(e, MemoryHeld)]
-    assert phases == [("loading", 1024), ("ready", 1024)]
+    assert rungs.climb(play, server) == "Paris"
+    member = Member(play, server, ContainerState("running"))
+    serves = made.with_servers([server])
+    found = result.served(play, serves, [member], ["Paris"], before=[], peak=[])
+    held = [event for event in cluster.events if isinstance(event, MemoryHeld)]
+    assert [(event.phase, event.used_mib) for event in held] == [("loading", 1024), ("ready", 1024)]
     assert found.versions["sglang"] == "0.5.4"
     assert "vllm" not in found.versions
-    models = json.loads(endpoint.request(Head(), SGLANG.models).body)["data"]
+    models = json.loads(endpoint.request(play.session(play.head), SGLANG.models).body)["data"]
     assert [model["id"] for model in models] == ["m"]
 
 

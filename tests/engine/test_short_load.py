@@ -57,7 +57,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
         with self.server.lock:
             self.server.running -= 1
             self.server.answered += 1
-        self._answer(self.server.status, {"error": {"message": "no more room"}})
+        answer = {"choices": [{"message": {"content": "A lamp."}}]}
+        refusal = {"error": {"message": "no more room"}}
+        self._answer(self.server.status, answer if self.server.status == 200 else refusal)
 
     def _answer(self, status: int, body: object) -> None:
         with contextlib.suppress(ConnectionError):  # the answer was not awaited

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import threading
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from waiting import HANG_S
 
 from spark_cluster.config.recipe_schema import Readiness
 from spark_cluster.engine import startup_log
 from spark_cluster.errors import Failed, VerificationFailed
+from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Output
 
 DATA = Path(__file__).parents[1] / "data"
@@ -30,7 +34,8 @@ def play_of(**logs):
         return SimpleNamespace(run=run)
 
     nodes = [SimpleNamespace(name=name) for name in logs]
-    return SimpleNamespace(head=nodes[0], session=session), nodes
+    together = partial(Play.together, None)
+    return SimpleNamespace(head=nodes[0], session=session, together=together), nodes
 
 
 def look(expect=(), forbid=(), **logs):
@@ -73,6 +78,19 @@ def test_all_are_counted():
 def test_without_assertions_no_log_is_read():
     play = SimpleNamespace(session=lambda _node: pytest.fail("no need to ask"))
     startup_log.must_fit(play, [SimpleNamespace(name="x")], Readiness())
+
+
+def test_all_logs_are_asked_for_at_once():
+    """One after the other they were four turns of each `up`."""
+    all_asked = threading.Barrier(4)
+
+    def run(argv, *, timeout=60):
+        all_asked.wait(HANG_S)
+        return Output(0, MARLIN, "")
+
+    play, nodes = play_of(spark1={}, spark2={})
+    play.session = lambda _node: SimpleNamespace(run=run)
+    startup_log.must_fit(play, nodes, Readiness(log_expect=[WANTED]))
 
 
 def test_a_real_log():

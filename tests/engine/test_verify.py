@@ -20,11 +20,11 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.engine import verify
 from spark_cluster.engine.checks import every
-from spark_cluster.engine.containers import NEEDS
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.engine.verify import RunningServer, Selection, Verification
 from spark_cluster.errors import Failed, UsageError
+from spark_cluster.node.containers import NEEDS
 from spark_cluster.runner.play import Play
 
 FLAGS = {"tool-call-parser": "gemma4", "reasoning-parser": "gemma4"}

@@ -12,9 +12,9 @@ from serve_plans import server_for
 
 from spark_cluster.config.recipe_schema import Drafter
 from spark_cluster.engine import launches, warmth
-from spark_cluster.engine.containers import ContainerState
 from spark_cluster.engine.members import Member
 from spark_cluster.errors import Failed
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.runner.session import Output
 
@@ -192,7 +192,8 @@ def asked(records: list[LaunchRecord], compiled: list[str], image: str = "") -> 
         "compiled": {image.removeprefix("sha256:")[:12]: compiled},
         "tuned": tuned,
     }
-    inspect = {"status": 0 if image else 1, "stdout": f"{image}\n", "stderr": ""}
+    shown = json.dumps([{"Id": image}])
+    inspect = {"status": 0 if image else 1, "stdout": shown, "stderr": ""}
     return launches.Asked(
         SimpleNamespace(wait=lambda: state),  # type: ignore[arg-type]
         SimpleNamespace(wait=lambda: {"commands": {"image": inspect}}),  # type: ignore[arg-type]
@@ -343,7 +344,7 @@ def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
                 "launches": [made.to_dict()],
                 "compiled": {"7": [KEY]},
                 "tuned": [],
-                "commands": {"image": {"status": 0, "stdout": image}},
+                "commands": {"image": {"status": 0, "stdout": json.dumps([{"Id": image}])}},
             }
             return SimpleNamespace(wait=lambda: answer)
 

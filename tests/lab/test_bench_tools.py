@@ -12,8 +12,8 @@ from bench_results import bench_user, record
 from commandline import CommandLine, until
 
 from spark_cluster.bench.on_node import FOLDER
-from spark_cluster.bench.vllm_runs import CONTAINER
 from spark_cluster.lab import LabNode
+from spark_cluster.node.bench.vllm_runs import CONTAINER
 
 pytestmark = pytest.mark.lab
 
@@ -107,7 +107,7 @@ def test_a_run_that_is_stopped_leaves_no_container(user, spark1):
 def test_what_a_killed_run_leaves_is_removed(user, spark1):
     started = user.start("bench", "run", "slow", "--out", "killed", "--keep")
     until(lambda: CONTAINER in containers(spark1), what="the load generator's container")
-    spark1.run(["pkill", "-KILL", "-f", f"vllm_runs.py {FOLDER}|worker.py {FOLDER}"])
+    spark1.run(["pkill", "-KILL", "-f", f"programs.pyz.*(vllm_runs|main):main {FOLDER}"])
     until(lambda: user.json("bench", "status", "killed")["measuring"] == "", what="the end")
     started.end(status=None)
     assert CONTAINER in containers(spark1), "Docker runs it, and nothing else of it is left"

@@ -11,7 +11,7 @@ from commandline import CommandLine, Started, until
 
 from spark_cluster.errors import Failed
 from spark_cluster.lab import Lab, LabNode
-from spark_cluster.runner.session import LOST_AFTER
+from spark_cluster.runner.wire import LOST_AFTER
 
 pytestmark = pytest.mark.lab
 

@@ -25,7 +25,7 @@ from spark_cluster.engine.names import SERVER
 from spark_cluster.lab import Lab, LabNode
 from spark_cluster.lab.layout import PASSWORD, USER
 from spark_cluster.node import paths
-from spark_cluster.node.supervision.start_limit import RESTARTS
+from spark_cluster.node.containers import RESTART_LIMIT
 
 pytestmark = pytest.mark.lab
 
@@ -681,7 +681,7 @@ def test_a_server_that_ends_at_each_start_is_stopped_without_the_laptop(user, sp
 
     def stopped() -> int:
         status, times = started_again(spark1)
-        return times if status == "exited" and times >= RESTARTS else 0
+        return times if status == "exited" and times >= RESTART_LIMIT else 0
 
     times = until(stopped, what="it is stopped", every=1)
     spark1.reboot()

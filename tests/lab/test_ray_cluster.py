@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
+import subprocess
+import sys
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 
 import example_pages
 import pytest
 import readme
-from commandline import CommandLine, until
+from commandline import CHECKOUT, CommandLine, until
 from json_schema import document as fits
 
 from spark_cluster.engine.names import RAY
 
 pytestmark = pytest.mark.lab
+
+SHIPPED = Path(__file__).parents[2] / "recipes/lab-paris.yaml"
 
 LEFT = """\
 docker ps --all --filter name=spark- --format '{{.Names}}'
@@ -24,6 +30,19 @@ pgrep -af '[r]aylet' || true
 nft list tables | grep spark_cluster || true
 """
 """Prints what is left of it on a node."""
+
+HOLDS = """
+import ray, time
+@ray.remote(num_gpus=1, num_cpus=0)
+class RayWorkerHolds:
+    def hold(self):
+        self.held = b"x" * (300 << 20)
+        print("held", flush=True)
+        time.sleep(600)
+ray.init()
+ray.get(RayWorkerHolds.remote().hold.remote())
+"""
+"""A job with an actor that holds 300 MiB."""
 
 SLOW = "print('begun', flush=True); import time; time.sleep(600)"
 
@@ -33,10 +52,14 @@ def user(lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[CommandLine]
     """A user with the how-to's job; Ray is up."""
     made = CommandLine(tmp_path_factory.mktemp("ray"))
     example_pages.write_files("ray.md", made.home)
-    made("down")
+    made("down", "--end-jobs")
+    (made.home / "recipes").mkdir()
+    other = SHIPPED.read_text().replace("name: lab-paris", "name: lab-paris-short")
+    other = other.replace("max-model-len: 4096", "max-model-len: 1024")
+    (made.home / "recipes/lab-paris-short.yaml").write_text(other)
     made(*readme.words("spark-cluster ray up"))
     yield made
-    made("down")
+    made("down", "--end-jobs")
 
 
 def test_ray_up_again_changes_nothing_and_serves_nothing(user):
@@ -93,8 +116,8 @@ def test_a_closed_laptop_leaves_the_job_which_others_cannot_end(user, lab):
     found = user.json(*readme.words("spark-cluster ray status"))
     fits("ray-status", json.dumps(found))
     assert [job["id"] for job in found["jobs"]] == [name]
-    for words in (("up", "--tp", "2"), ("bench", "fabric", "--out", "refused")):
-        assert f"job {name} is running on Ray" in user(*words, status=4).err
+    for words in ("up --tp 2", "swap lab-paris", "down", "bench fabric --out refused"):
+        assert f"job {name} is running on Ray" in user(*words.split(), status=4).err
     assert user.json("ray", "up")["changed"] == 0, "it keeps its jobs"
     attached = user.start(*readme.words("spark-cluster ray logs -f JOB", {"JOB": name}))
     assert attached.process.stdout is not None
@@ -104,6 +127,46 @@ def test_a_closed_laptop_leaves_the_job_which_others_cannot_end(user, lab):
     assert attached.process.returncode == 1, out + err
     assert f"job {name} stopped" in err
     assert user.json("ray", "list")["jobs"][0]["status"] == "STOPPED"
+
+
+def test_plan_counts_what_a_job_holds(user):
+    """The lab's nvidia-smi lists the actors of Ray that are called RayWorker."""
+    started = user.start("ray", "submit", "--", "python3", "-c", HOLDS)
+    assert started.process.stdout is not None
+    until(lambda: "held" in (started.process.stdout.readline() or ""), what="the job's memory")
+    nodes = user.json("plan")["nodes"]
+    (held,) = [process for node in nodes for process in node["held_by"]]
+    assert held["name"].startswith("ray::RayWorkerHolds")
+    assert held["used_mib"] >= 256
+    (job,) = user.json("ray", "status")["jobs"]
+    user("ray", "stop", job["id"])
+    started.end(status=1)
+
+
+def test_the_programs_of_the_page_run_as_they_stand(user):
+    user.with_inventory("inventory", lambda _: None)
+    ran = subprocess.run(
+        [sys.executable, "jobs.py"], check=True, capture_output=True, text=True, cwd=user.home,
+        env={**os.environ, "PYTHONPATH": str(CHECKOUT)}, stdin=subprocess.DEVNULL,
+    )  # fmt: skip
+    assert "the sum over 2 ranks is 3\n" in ran.stdout
+    assert ran.stdout.splitlines()[-1] == "0"
+    assert user.json("ray", "status")["state"] == "stopped"
+
+
+def test_a_model_takes_the_place_of_jobs_on_request_only(user):
+    user("ray", "up")
+    name = user("ray", "submit", "--no-wait", "--", "sleep", "600").out.strip()
+    assert f"job {name} is running on Ray" in user("up", "--tp", "2", status=4).err
+    assert f"ended job {name}" in user("up", "--tp", "2", "--end-jobs").out
+    under = user("ray", "submit", "--no-wait", "--", "sleep", "600").out.strip()
+    assert user.json("up", "--tp", "2")["changed"] == 0, "the job goes on beside the model"
+    for words in ("up --tp 2 --recipe lab-paris-short", "swap lab-paris-short", "down"):
+        assert f"job {under} is running on Ray" in user(*words.split(), status=4).err
+    assert user.json("status")["state"] == "serving"
+    assert [job["id"] for job in user.json("ray", "status")["jobs"]] == [under]
+    user("down", "--end-jobs")
+    user(*readme.words("spark-cluster ray up"))
 
 
 def test_down_leaves_nothing(user, lab):

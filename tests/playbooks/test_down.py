@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fake_cluster import FakeCluster, FakeNode, Make
 from ollama_server import Ollama
+from ray_server import ray_server
 
 from spark_cluster.engine import holders, vram
-from spark_cluster.engine.containers import RECIPE
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.errors import VerificationFailed
+from spark_cluster.errors import Refused, VerificationFailed
 from spark_cluster.facts.model import Process
+from spark_cluster.node.containers import RECIPE
 from spark_cluster.runner.events import MemoryHeld
 from spark_cluster.runner.options import Options
 
@@ -77,6 +79,19 @@ def test_it_waits_until_the_memory_is_back(cluster: FakeCluster) -> None:
         assert order[0] == "Service:spark-cluster-model-loader", "or it starts what is stopped"
         assert places[0] < places[1] < places[2] < endpoint < places[3]
         assert order[-1].startswith("NftTable:"), "the firewall last"
+
+
+def test_running_jobs_are_ended_only_on_request(cluster: FakeCluster, tmp_path: Path) -> None:
+    with ray_server(tmp_path / "ray", token="") as server:
+        server.job("job-1", "RUNNING")
+        cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(server.port)})
+        for given, hint in (({"end_jobs": False}, True), ({}, False)):
+            with pytest.raises(Refused, match="job job-1 is running on Ray") as caught:
+                down(cluster, **given)
+            assert ("--end-jobs" in caught.value.hint) is hint, "where the command has it"
+        assert RAY in cluster.head.containers
+        down(cluster, end_jobs=True)
+    assert cluster.head.containers == {}
 
 
 @pytest.mark.usefixtures("impatient")

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 from factories import make_recipe
 from fake_cluster import FakeCluster, Make
+from ray_server import ray_server
 
 from spark_cluster.config import overrides
-from spark_cluster.engine.containers import OVERRIDES, ContainerState
 from spark_cluster.engine.former import Former, former_of
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION
@@ -24,6 +24,7 @@ from spark_cluster.errors import (
     UsageError,
     VerificationFailed,
 )
+from spark_cluster.node.containers import OVERRIDES, ContainerState
 
 NEW = "gemma4-31b-nvfp4"
 OLD = "gemma4-31b-fp8"
@@ -33,6 +34,7 @@ PLAYBOOK = """\
 from pathlib import Path
 from types import SimpleNamespace
 from spark_cluster.errors import Failed, Unreachable, VerificationFailed
+from spark_cluster.resources import File
 
 CALLS = Path(__file__).with_suffix(".calls")
 ERRORS = [{errors}]
@@ -40,12 +42,15 @@ ERRORS = [{errors}]
 def main(play, *, deployment=None, **given):
     calls = CALLS.read_text().splitlines() if CALLS.exists() else []
     CALLS.write_text("\\n".join([*calls, repr(given)]))
-    with play.stage(f"{name} {{deployment.first.recipe.name}}" if deployment else "{name}"):
+    nodes = "" if play.workers else " without spark2"
+    what = f"{name} {{deployment.first.recipe.name}}" if deployment else "{name}"
+    with play.stage(what + nodes):
         if len(calls) < len(ERRORS):
+            play.apply(play.workers, [File("/no/such/folder/file", content="")], fail_fast=False)
             raise ERRORS[len(calls)]
     return SimpleNamespace(now=[], to_dict=dict)
 """
-"""In place of `up` or `down`: its first calls raise these errors, later ones work."""
+"""In place of `up` or `down`: its first calls lose spark2 and raise these errors, then it works."""
 
 
 def labels(name: str = OLD, tp: int = 2, text: str = "") -> dict[str, str]:
@@ -107,7 +112,21 @@ def test_what_can_be_fetched_is_fetched_before_the_stop(swap: Swap) -> None:
 
 def test_the_memory_of_others_may_stay_and_models_are_unloaded(swap: Swap) -> None:
     swap(unload=("ollama",))
-    assert swap.given("down") == [repr({"unload": ("ollama",), "keep_others": True})]
+    given = {"unload": ("ollama",), "keep_others": True, "end_jobs": False}
+    assert swap.given("down") == [repr(given)]
+
+
+def test_running_jobs_stop_nothing_without_the_flag(swap: Swap, tmp_path: Path) -> None:
+    with ray_server(tmp_path / "ray", token="") as server:
+        server.job("job-1", "RUNNING")
+        swap.cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(server.port)})
+        with pytest.raises(Refused, match="job job-1 is running on Ray") as caught:
+            swap()
+        assert "--end-jobs" in caught.value.hint
+        assert swap.done == []
+        swap(end_jobs=True)
+    (given,) = swap.given("down")
+    assert "'end_jobs': True" in given
 
 
 def test_with_nothing_to_stop_it_is_up(fake_cluster: Make) -> None:

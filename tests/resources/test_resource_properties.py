@@ -47,6 +47,7 @@ from spark_cluster.resources import (
     Sysctl,
     TunedKernels,
     Unit,
+    UnusedPrograms,
     User,
     VirtualEnvironment,
 )
@@ -146,6 +147,7 @@ ANY = {
         limits=st.just({"MEMLOCK": "infinity"}),
         restart_when=st.lists(st.one_of(paths, paths.map(Directory))).map(tuple),
     ),
+    "UnusedPrograms": st.builds(UnusedPrograms, folder=paths),
     "HubModel": st.builds(
         HubModel,
         repository=names.map(lambda name: f"org/{name}"),

@@ -77,7 +77,11 @@ MODELS = {
 def serving(folder: Path) -> Iterator[Served]:
     engines = {name: Engine() for name in MODELS}
     servers = tuple(
-        ModelServer("spark1", "127.0.0.1", engines[name].port, names, f"spark-vllm-{n}", kind)  # type: ignore[arg-type]
+        ModelServer(
+            *("spark1", "127.0.0.1", engines[name].port, f"spark-vllm-{n}"),
+            names=names,
+            kind=kind,  # type: ignore[arg-type]
+        )
         for n, (name, (names, kind)) in enumerate(MODELS.items())
     )
     with proxied(folder, a_spark(), free_port(), api_key=KEY, models=servers) as port:

@@ -7,7 +7,7 @@ import json
 from role_samples import a_spark, ids, one
 
 from spark_cluster.engine import supervision
-from spark_cluster.node import paths
+from spark_cluster.node import own_program, paths
 
 
 def test_where_it_serves(role):
@@ -16,11 +16,12 @@ def test_where_it_serves(role):
     config = json.loads(one(resources, "File", paths.START_LIMIT_SETTINGS).content)
     assert config["server"] == "spark-vllm"
     unit = one(resources, "File", "/etc/systemd/system/").content
-    program = f"{supervision.START_LIMIT.start} {paths.START_LIMIT_SETTINGS}"
-    assert f"ExecStart=/usr/bin/python3 -I -S -B {program}\n" in unit
+    program = next(r for r in resources if r.id.endswith(".pyz"))
+    starts = " ".join(own_program.entry(program.path, supervision.START_LIMIT))
+    assert f"ExecStart=/usr/bin/python3 -I -S -B {starts} {paths.START_LIMIT_SETTINGS}\n" in unit
     service = one(resources, "Service")
     assert (service.running, service.enabled) == (True, True)
-    assert f"File:{paths.START_LIMIT_SETTINGS}" in service.triggers()
+    assert {f"File:{paths.START_LIMIT_SETTINGS}", program.id} <= set(service.triggers())
 
 
 def test_absent_it_is_removed(role):

@@ -9,6 +9,8 @@ from role_samples import a_spark, ids, one, together
 from spark_cluster.engine import supervision
 from spark_cluster.node.supervision.policy import Limits
 
+UNIT_FILE = "/etc/systemd/system/spark-cluster-supervise.service"
+
 
 def test_on_the_head(role):
     head, _ = together(a_spark(), a_spark(1))
@@ -18,11 +20,13 @@ def test_on_the_head(role):
     assert Limits(**config["limits"]).misses == 3
     assert set(config["requests"]) == {"chat", "embedding", "reranking", "transcription"}
     unit = one(resources, "File", "/etc/systemd/system/").content
-    assert (
-        f"ExecStart=/usr/bin/python3 -I -S -B {supervision.PROGRAM.start} {supervision.CONFIG}"
-        in unit
-    )
+    program = one(resources, "File", f"{supervision.FOLDER}/")
+    starts = f"{program.path}/spark_cluster/node spark_cluster.node.supervision.main:main"
+    assert f"ExecStart=/usr/bin/python3 -I -S -B {starts} {supervision.CONFIG}\n" in unit
     service = one(resources, "Service")
+    assert program.id in service.triggers()
+    order = [program.id, f"File:{UNIT_FILE}", service.id, f"UnusedPrograms:{supervision.FOLDER}"]
+    assert [name for name in ids(resources) if name in order] == order, "at a power cut, too"
     assert (service.running, service.enabled) == (True, False)
     assert f"File:{supervision.CONFIG}" in service.triggers()
 

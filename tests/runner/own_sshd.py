@@ -76,9 +76,11 @@ def start_sshd(
     key: Path | None = None,
     port: int = 0,
     more: str = "",
+    replaced: tuple[str, str] = ("", ""),
     penalties: str = NO_PENALTIES,
 ) -> Sshd:
-    """Started with the keys that are in `folder`, or new ones; `more` is for its configuration."""
+    """Started with the keys that are in `folder`, or new ones; `more` is for its configuration, in
+    which `replaced` is a text and what stands in its place."""
     folder.mkdir(exist_ok=True)
     for name in ("host_key", "key"):
         if not (folder / name).exists():
@@ -86,7 +88,7 @@ def start_sshd(
     public = (key or folder / "key").with_suffix(".pub")
     shutil.copy(public, folder / "authorized_keys")
     port = port or free_port()
-    text = CONFIG.format(port=port, folder=folder) + penalties + more
+    text = CONFIG.format(port=port, folder=folder).replace(*replaced) + penalties + more
     if (folder / "host_rsa").exists():
         text += f"HostKey {folder}/host_rsa\n"
     (folder / "config").write_text(text)
@@ -109,7 +111,9 @@ def start_sshd(
     process.wait()
     said = (folder / "log").read_text().strip()
     if penalties and "Bad configuration option" in said:
-        return start_sshd(folder, key=key, port=port, more=more, penalties="")  # an older one
+        return start_sshd(
+            folder, key=key, port=port, more=more, replaced=replaced, penalties=""
+        )  # an older one
     why = f"sshd does not start here: {said[-200:]}"
     if "CI" in os.environ:
         pytest.fail(why)

@@ -23,9 +23,9 @@ from waiting import FAR_S, HANG_S, until
 from spark_cluster.agent import frames
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.node.values import Secret
-from spark_cluster.resources import Command, Directory, File, Line
+from spark_cluster.resources import Command, Directory, File, HubModel, Line
 from spark_cluster.runner import payload
-from spark_cluster.runner import session as session_module
+from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.document import document
 from spark_cluster.runner.session import Session
 
@@ -166,6 +166,89 @@ def test_older_versions_of_the_code_go_but_the_last(fresh, tmp_path):
     session.close()
     left = {payload.digest(), f"{3:064x}", "mine"}
     assert {path.name for path in folder.iterdir()} == left
+
+
+def test_versions_stay_from_which_units_run(fresh, tmp_path):
+    folder = fresh / ".cache/spark-cluster/agent"
+    for number in range(4):
+        (folder / f"{number:064x}").mkdir(parents=True)
+        os.utime(folder / f"{number:064x}", (number, number))
+    unit = tmp_path / "run/systemd/transient/spark-cluster-telemetry-r1.service"
+    unit.parent.mkdir(parents=True)
+    unit.write_text(f"[Service]\nExecStart=python3 {folder}/{1:064x}/spark_cluster/node x:main\n")
+    session = Session("n", PipeChannel(payload.argv("test")), as_root=False, root=str(tmp_path))
+    session.run(["true"])
+    session.close()
+    left = {payload.digest(), f"{1:064x}", f"{3:064x}"}
+    assert {path.name for path in folder.iterdir()} == left
+
+
+HUB = {"what": "state", "hub": "/srv/hub", "wanted": []}
+
+
+def test_a_part_of_the_code_is_sent_when_it_is_first_needed(fresh, tmp_path):
+    sent = []
+    for _ in "ab":
+        channel = Recorded(payload.argv("test"))
+        session = Session("n", channel, as_root=False, root=str(tmp_path))
+        session.run(["true"])
+        assert payload.code("store") not in channel.sent
+        pending = [session.submit("store", **HUB) for _ in range(4)]
+        assert [one.wait()["models"] for one in pending] == [[]] * 4
+        session.close()
+        assert payload.code("tuner") not in channel.sent
+        sent.append(channel.sent.count(payload.code("store")))
+    assert sent == [1, 0]
+    folder = fresh / ".cache/spark-cluster/agent"
+    assert [path.name for path in folder.iterdir()] == [payload.digest()]
+    assert not list((folder / payload.digest()).rglob("kernel_tuner.py"))
+
+
+# As a power cut leaves it, or an agent that was killed while it wrote the part.
+DAMAGES_OF_A_PART = {
+    "an empty file": lambda code: (code / "node/store/usage.py").write_bytes(b""),
+    "half of the files": lambda code: shutil.rmtree(code / "node/store"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES_OF_A_PART)
+def test_a_part_that_was_damaged_is_sent_again(fresh, tmp_path, damage):
+    folder = fresh / ".cache/spark-cluster/agent"
+    sent = []
+    for number in range(3):
+        channel = Recorded(payload.argv("test"))
+        session = Session("n", channel, as_root=False, root=str(tmp_path))
+        assert session.request("store", **HUB)["models"] == []
+        session.close()
+        sent.append((payload.code() in channel.sent, payload.code("store") in channel.sent))
+        if number == 0:
+            DAMAGES_OF_A_PART[damage](folder / payload.digest() / "spark_cluster")
+    assert sent == [(True, True), (False, True), (False, False)]
+
+
+def test_a_resource_brings_its_part(fresh, tmp_path):
+    channel = Recorded(payload.argv("test"))
+    session = Session("n", channel, as_root=False, root=str(tmp_path))
+    model = HubModel("org/model", "a" * 40, "/srv/hub")
+    results = apply(session, model, check=True)
+    session.close()
+    assert results["HubModel:org/model"]["verdict"] == "change"
+    assert payload.code("store") in channel.sent
+
+
+def test_no_room_for_a_part_of_the_code(fresh, tmp_path):
+    channel = Recorded(payload.argv("test"))
+    session = Session("n", channel, as_root=False, root=str(tmp_path))
+    session.run(["true"])
+    place = fresh / ".cache/spark-cluster/agent" / payload.digest() / "spark_cluster/node/store"
+    place.write_text("a file where a folder should be")
+    for _ in "ab":
+        with pytest.raises(Failed, match=r"node/store: .*(exists|directory)"):
+            session.request("store", **HUB)
+    place.unlink()
+    assert session.request("store", **HUB)["models"] == []
+    session.close()
+    assert channel.sent.count(payload.code("store")) == 1, "what has come is not asked for again"
 
 
 def test_no_room_for_the_code(fresh, tmp_path):
@@ -669,13 +752,13 @@ def test_an_agent_that_is_gone_before_it_was_asked():
 
 
 def test_silence(monkeypatch):
-    monkeypatch.setattr(session_module, "START_WITHIN", 0.2)
+    monkeypatch.setattr(wire_module, "START_WITHIN", 0.2)
     with lost("import sys; sys.stdin.read()") as error:
         assert "no message from the agent after 0.2 s" in error.message
 
 
 def test_silence_after_the_first_word(monkeypatch):
-    monkeypatch.setattr(session_module, "LOST_AFTER", 0.2)
+    monkeypatch.setattr(wire_module, "LOST_AFTER", 0.2)
     with lost(f"import os,sys; os.write(1, {ALIVE!r}); sys.stdin.read()") as error:
         assert "no sign of life" in error.message
 
@@ -734,7 +817,7 @@ def test_too_old_a_python():
 )  # fmt: skip
 def test_why_an_agent_never_spoke(monkeypatch, said, status, message, hint):
     """The texts as sudo and shells print them, from an agent's own standard error."""
-    monkeypatch.setattr(session_module, "START_WITHIN", FAR_S)
+    monkeypatch.setattr(wire_module, "START_WITHIN", FAR_S)
     from spark_cluster.runner.agent_errors import why_no_agent
 
     end = "sys.stdin.read()" if status is None else f"sys.exit({status})"

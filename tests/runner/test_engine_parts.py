@@ -6,6 +6,7 @@ import ast
 import io
 import json
 import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -17,31 +18,45 @@ import pytest
 from waiting import HANG_S
 
 from spark_cluster.agent import bootstrap, frames
+from spark_cluster.cluster import record
+from spark_cluster.cluster.opened import new_run
+from spark_cluster.cluster.record import Record
+from spark_cluster.cluster.result import Recap
+from spark_cluster.config import caches
 from spark_cluster.errors import Failed
+from spark_cluster.loader.role import tagged
 from spark_cluster.node.values import Blob, Secret
 from spark_cluster.resources import Command, Directory, File, Service
-from spark_cluster.runner import payload, record
-from spark_cluster.runner.document import INLINE, check, document, tagged
+from spark_cluster.runner import payload
+from spark_cluster.runner.document import INLINE, check, document
 from spark_cluster.runner.events import (
     Bus,
     Changing,
     Event,
     NodeFailed,
     Note,
-    Recap,
     Result,
     RunStarted,
 )
 from spark_cluster.runner.options import Selection
-from spark_cluster.runner.record import Record
-from spark_cluster.runner.run_id import new_run
 
 # -- payload and bootstrap ---------------------------------------------------------------------
 
 
+def unpacked(archive):
+    with zipfile.ZipFile(io.BytesIO(archive)) as files:
+        return {name: files.read(name) for name in files.namelist()}
+
+
 def modules():
-    with zipfile.ZipFile(io.BytesIO(payload.code())) as archive:
-        return {name: archive.read(name) for name in archive.namelist()}
+    """Return all modules that run on nodes: those of the agent and of units."""
+    found = {}
+    for part in payload.PARTS:
+        found |= unpacked(payload.code(part))
+    for folder in payload.UNITS:
+        for path in (payload.PACKAGE.parent / folder).rglob("*.py"):
+            found[str(path.relative_to(payload.PACKAGE.parent))] = path.read_bytes()
+    return {name: data for name, data in found.items() if name.endswith(".py")}
 
 
 def test_payload_is_the_same_for_the_same_sources():
@@ -50,24 +65,64 @@ def test_payload_is_the_same_for_the_same_sources():
     assert payload.code() == first
 
 
-def test_payload_holds_agent_node_and_resources_only():
-    names = set(modules())
-    assert "spark_cluster/__init__.py" in names
-    folders = {name.rpartition("/")[0] for name in names}
-    assert folders == {
-        "spark_cluster",
-        "spark_cluster/agent",
-        "spark_cluster/node",
-        "spark_cluster/node/store",
-        "spark_cluster/resources",
-    }
-    assert [n for n in names if n.count("/") == 1] == ["spark_cluster/__init__.py"]
-    here = Path(payload.PACKAGE)
+def test_the_code_of_an_agent_is_agent_node_and_resources_each_file_in_one_part():
+    parts = {part: set(unpacked(payload.code(part))) for part in payload.PARTS}
+    core = parts[payload.CORE] - {bootstrap.PARTS}
+    here = payload.PACKAGE.parent
+    wanted = {"spark_cluster/__init__.py"}
     for folder in ("agent", "node", "resources"):
-        for path in (here / folder).rglob("*.py"):
-            sent = path.parent.name not in payload.UNITS
-            assert (str(path.relative_to(here.parent)) in names) is sent
-    assert len(payload.code()) < 295_000, "it is sent over slow links, once a version"
+        paths = (payload.PACKAGE / folder).rglob("*.py")
+        wanted |= {str(p.relative_to(here)) for p in paths if p not in payload.LAPTOP_ONLY}
+    sent = [name for names in (core, *(parts[p] for p in parts if p)) for name in names]
+    assert sorted(sent) == sorted(name for name in wanted if not name.startswith(payload.UNITS))
+    assert all(parts.values())
+
+
+def test_what_every_agent_gets_is_small():
+    assert len(payload.code()) < 230_000, "it is sent over slow links, once a version"
+    assert sum(len(payload.code(part)) for part in payload.PARTS) < 310_000
+
+
+def test_what_every_agent_gets_imports_nothing_of_a_part():
+    later = {name for part in payload.PARTS if part for name in unpacked(payload.code(part))}
+    for name, source in unpacked(payload.code()).items():
+        if name.endswith(".py") and name != "spark_cluster/resources/__init__.py":
+            imported = set(payload.imported(name[:-3].replace("/", ".")))
+            assert not imported & later, f"{name} needs {imported & later}: {source[:60]!r}"
+
+
+def test_a_program_of_a_unit_is_all_that_it_imports_and_no_more():
+    found = payload.program("/x", "spark_cluster.node.supervision.start_limit")
+    names = set(unpacked(found.content))
+    assert {f"spark_cluster/node/{name}.py" for name in ("__main__", "supervision/look")} <= names
+    assert "spark_cluster/node/supervision/main.py" not in names
+    guards = unpacked(payload.program("/x", "spark_cluster.node.supervision.main").content)
+    assert "spark_cluster/node/load_watch.py" in guards, "it is started by its name"
+
+
+def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
+    """A new version restarts those units only whose program is another one."""
+    copy = shutil.copytree(payload.PACKAGE, tmp_path / "spark_cluster")
+    monkeypatch.setattr(payload, "PACKAGE", copy)
+
+    def paths():
+        payload.archive.cache_clear()
+        modules = ("supervision.main", "supervision.start_limit", "model_loader.main")
+        return [payload.program("/x", f"spark_cluster.node.{name}").path for name in modules]
+
+    def changed(name):
+        before = paths()
+        with (copy / name).open("a") as file:
+            file.write("# changed\n")
+        return [one != other for one, other in zip(before, paths(), strict=True)]
+
+    assert paths() == paths()
+    assert changed("node/supervision/policy.py") == [True, False, False]
+    assert changed("node/supervision/look.py") == [True, True, True]
+    assert changed("node/model_loader/policy.py") == [False, False, True]
+    assert changed("__init__.py") == [False, False, False]
+    assert changed("node/units.py") == [False, False, False]
+    payload.archive.cache_clear()
 
 
 ONLY_TYPES = "if TYPE_CHECKING"
@@ -182,7 +237,7 @@ def test_frames():
     for text, said in (
         (b"\0\0", "inside a frame"),
         (b"\0\0\0\5abc", "inside a frame"),
-        (b"SSH-2.0", "not the agent's protocol"),
+        (b"SSH-2.0", "a frame of 1397966893 bytes"),
         (struct.pack(">I", 2) + b"{{", None),
     ):
         with pytest.raises(ValueError, match=said):
@@ -364,10 +419,10 @@ def test_a_full_disk_ends_the_record_and_not_the_run(monkeypatch):
 
 def test_where_the_record_is(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert record.state_folder() == tmp_path / "state" / "spark-cluster"
+    assert caches.state_folder() == tmp_path / "state" / "spark-cluster"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert record.state_folder() == tmp_path / ".local/state/spark-cluster"
+    assert caches.state_folder() == tmp_path / ".local/state/spark-cluster"
 
 
 def test_run_ids_sort_by_time(monkeypatch):

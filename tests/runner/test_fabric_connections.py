@@ -12,8 +12,8 @@ from factories import put
 from spark_cluster import Cluster
 from spark_cluster.errors import Refused, Unreachable
 from spark_cluster.facts.model import Facts
-from spark_cluster.runner.fabric_connection import Connection, over
 from spark_cluster.runner.local_connection import LocalConnection
+from spark_cluster.runner.transport import over
 from spark_cluster.topology import Node
 
 ME = getpass.getuser()
@@ -27,7 +27,7 @@ def where(c, name="it"):
 
 
 def test_run_get_and_put(ssh, trusted, tmp_path):
-    with Connection(ssh(), owned=True) as connection:
+    with over(ssh(), "spark1", owned=True) as connection:
         assert isinstance(connection, fabric.Connection)
         assert connection.run("echo $0 hello", hide=True).stdout.endswith("hello\n")
         with pytest.raises(invoke.UnexpectedExit):
@@ -41,24 +41,47 @@ def test_run_get_and_put(ssh, trusted, tmp_path):
 
 
 def test_each_time_it_connects_the_host_is_verified(ssh, sshd, second_sshd, trusted):
-    connection = Connection(ssh(), owned=True)
+    connection = over(ssh(), "spark1", owned=True)
     connection.open()
     connection.close()
     trusted.write_text("")
     with pytest.raises(Unreachable, match="is not known"):
         connection.run("true")
     trusted.write_text(sshd.host_line)
-    jumped = Connection(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"), owned=True)
+    jumped = over(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"), "spark1", owned=True)
     with pytest.raises(Unreachable, match=r"host key of the jump host .* is not known"):
         jumped.run("true")
     trusted.write_text(sshd.host_line + second_sshd.host_line)
     assert jumped.run("echo through", hide=True).stdout == "through\n"
 
 
+def test_a_connection_that_was_cut_is_made_again_with_its_jump_host(
+    ssh, sshd, second_sshd, trusted
+):
+    """As fabric does it; the jump host's connection, which is open still, is not left behind."""
+    trusted.write_text(sshd.host_line + second_sshd.host_line)
+    jumped = over(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"), "spark1", owned=True)
+    with jumped:
+        assert jumped.run("echo once", hide=True).stdout == "once\n"
+        before = jumped.gateway.transport
+        jumped.transport.close()
+        assert jumped.run("echo again", hide=True).stdout == "again\n"
+        assert not before.is_active()
+    assert not jumped.gateway.is_connected
+
+
+def test_a_cut_connection_of_a_run_starts_no_command(ssh, trusted):
+    """A run notices the end, and connects again by itself."""
+    mine = ssh()
+    mine.open().transport.close()
+    with pytest.raises(Unreachable, match="SSH"):
+        mine.channel(["true"])
+
+
 def test_a_connection_of_a_run_stays(ssh, trusted):
     """What a playbook closes is not the connection over which its agent is reached."""
     mine = ssh()
-    with Connection(mine, owned=False) as connection:
+    with over(mine, "spark1", owned=False) as connection:
         connection.run("true", hide=True)
         connection.sftp()
     assert mine.open().transport.is_active()

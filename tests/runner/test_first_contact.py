@@ -11,11 +11,11 @@ from pathlib import Path
 import paramiko
 import pytest
 
+from spark_cluster.cluster.provision import public_key
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import Secret
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner.connections import target
-from spark_cluster.runner.laptop import public_key
+from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.transport import SshConnection, Target
 
 PASSWORD = "correct horse"
@@ -149,9 +149,9 @@ def test_no_password_for_a_jump_host(server, wanted):
 def test_it_is_the_sudo_password_too(monkeypatch):
     monkeypatch.setenv("FIRST", PASSWORD)
     node = InventoryNode("spark1", "10.0.0.1", 0, "head", login_password=Secret(env="FIRST"))
-    assert target(node).login_password() == PASSWORD
-    assert target(node).sudo_password() == PASSWORD
-    assert target(replace(node, login_password=None)).sudo_password() is None
+    assert Dialer().target(node).login_password() == PASSWORD
+    assert Dialer().target(node).sudo_password() == PASSWORD
+    assert Dialer().target(replace(node, login_password=None)).sudo_password() is None
     assert PASSWORD not in repr(node)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import getpass
-from types import SimpleNamespace
 
 import pytest
 from own_sshd import SSHD, keygen, public, start_sshd
@@ -16,13 +15,15 @@ from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts.model import Facts
 from spark_cluster.resources.host_keys import PREPARED
-from spark_cluster.runner import host_key_change
+from spark_cluster.runner import trust
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.events import Bus
-from spark_cluster.runner.hostkeys import known_hosts_line
+from spark_cluster.runner.known_hosts import PublicKey
 from spark_cluster.runner.transport import SshConnection, Target
+from spark_cluster.runner.trust import known_hosts_line
 
 ME = getpass.getuser()
+KEY = PublicKey(b"\0\0\0\x0bssh-ed25519")
 
 
 class Site:
@@ -61,7 +62,7 @@ class Site:
         return True
 
     def announce(self):
-        return host_key_change.announce(self.target, [public(self.new)], [public(self.old)])
+        return trust.announce(self.target, [public(self.new)], [public(self.old)])
 
     def forget(self):
         """As seen over a connection of now."""
@@ -69,7 +70,7 @@ class Site:
         shown = connection.open().transport.get_remote_server_key().asbytes()
         connection.close()
         on_disk = [public(self.folder / "host_key")]
-        return host_key_change.forget_replaced(self.target, shown, on_disk)
+        return trust.forget_replaced(self.target, shown, on_disk)
 
 
 @pytest.fixture
@@ -114,19 +115,19 @@ def test_a_key_whose_kind_holds_more_lines(home):
     known = home / ".ssh/known_hosts"
     known.write_text("github.com ssh-ed25519 AAAA\n")
     with pytest.raises(Failed, match="not a type of host key"):
-        host_key_change.announce(Target("spark1", "127.0.0.1"), [key], [])
+        trust.announce(Target("spark1", "127.0.0.1"), [key], [])
     assert known.read_text() == "github.com ssh-ed25519 AAAA\n"
 
 
 @pytest.mark.parametrize("host", ["a b", "a\n@revoked *", "*", "a,b", "!a", "@a", "#a", "|1|x", ""])
 def test_a_host_that_would_be_more_than_a_name(host):
     with pytest.raises(Failed, match="not a name for known_hosts"):
-        known_hosts_line(host, "ssh-ed25519", b"")
+        known_hosts_line(host, KEY)
 
 
 @pytest.mark.parametrize("host", ["spark1", "10.0.0.1", "[10.0.0.1]:22022", "fe80::1%eth0", "a_b"])
 def test_a_line_of_known_hosts(host):
-    assert known_hosts_line(host, "ssh-ed25519", b"abc") == f"{host} ssh-ed25519 YWJj"
+    assert known_hosts_line(host, KEY) == f"{host} ssh-ed25519 AAAAC3NzaC1lZDI1NTE5".encode()
 
 
 def test_a_key_that_is_in_force_on_the_disk_only(site):
@@ -135,7 +136,7 @@ def test_a_key_that_is_in_force_on_the_disk_only(site):
     shown = SshConnection(site.target)
     blob = shown.open().transport.get_remote_server_key().asbytes()
     shown.close()
-    assert host_key_change.forget_replaced(site.target, blob, [public(site.new)]) == []
+    assert trust.forget_replaced(site.target, blob, [public(site.new)]) == []
     assert site.is_reached()
 
 
@@ -164,9 +165,9 @@ def test_connections_do_it_over_what_they_have_verified(site):
         "spark1", "127.0.0.1", 0, "head", user=ME, port=site.server.port,
         identity_file=site.server.key,
     )  # fmt: skip
-    connections = Connections([node], Bus(), "r", command="test", change=True)
+    connections = Connections({"spark1": node}, Bus(), "r", command="test", change=True)
     connections._sessions["spark1"] = Agent(site)
-    connections._connections["spark1"] = connections.dial(node)
+    connections._connections["spark1"] = connections.dialer.dial(node)
     connections.facts["spark1"] = Facts(hostname="n", host_keys=(public(site.old),))
     assert not connections.forget_replaced_host_keys("spark1")
     path, prints = connections.announce_host_keys("spark1")
@@ -183,14 +184,13 @@ def test_connections_do_it_over_what_they_have_verified(site):
 def test_the_next_run_removes_what_a_run_that_was_cut_has_left(site):
     site.announce()
     site.show(site.new)
-    node = SimpleNamespace(name="spark1")
-    connections = Connections([], Bus(), "r", command="test", change=True)
-    connections.nodes["spark1"] = InventoryNode(
-        node.name, "127.0.0.1", 0, "head", user=ME, port=site.server.port,
+    node = InventoryNode(
+        "spark1", "127.0.0.1", 0, "head", user=ME, port=site.server.port,
         identity_file=site.server.key,
     )  # fmt: skip
+    connections = Connections({"spark1": node}, Bus(), "r", command="test", change=True)
     connections._sessions["spark1"] = Agent(site)
-    connections._connections["spark1"] = connections.dial(connections.nodes["spark1"])
+    connections._connections["spark1"] = connections.dialer.dial(node)
     assert connections.forget_replaced_host_keys("spark1")
     connections._connections["spark1"].close()
     assert public(site.old) in site.known.read_text(), "github.com's"

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import queue
 import threading
 
 import pytest
 from hostile.agent import DEEP, Frame, Played, ended, raw, said
 from waiting import HANG_S
 
-from spark_cluster.agent.operations import OPERATIONS
+from spark_cluster.agent import messages
+from spark_cluster.agent.operations import ACTIONS_OF, OPERATIONS, Laptop, Node, carry_out
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.runner import frame_buffer as frame_buffer_module
-from spark_cluster.runner import messages
-from spark_cluster.runner import pending as pending_module
+from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.session import Session
 
 DONE = {"event": "done", "req": 1}
@@ -64,9 +65,9 @@ def deaths(monkeypatch):
 
 @pytest.fixture
 def short_limits(monkeypatch):
-    monkeypatch.setattr(pending_module, "OVERDUE_S", 0.2)
-    monkeypatch.setattr(pending_module, "USUAL_S", 0.2)
-    monkeypatch.setattr(pending_module, "LONGEST_STEP_S", 0.2)
+    monkeypatch.setattr(messages, "OVERDUE_S", 0.2)
+    monkeypatch.setattr(messages, "USUAL_S", 0.2)
+    monkeypatch.setattr(messages, "LONGEST_STEP_S", 0.2)
 
 
 def error_of(channel, op="gather", **what):
@@ -112,7 +113,7 @@ def test_a_frame_that_is_announced_too_large():
 
 
 def test_a_frame_that_drips_ends_the_session(monkeypatch, deaths):
-    monkeypatch.setattr(frame_buffer_module, "FRAME_S", 0.2)
+    monkeypatch.setattr(wire_module, "FRAME_S", 0.2)
     error = error_of(Played(said({"event": "alive"}), "drip"), "stream", argv=["true"])
     assert "bytes of a message of 134217732 have come in " in error.message
     assert deaths == []
@@ -134,3 +135,12 @@ def test_a_frame_that_is_cut_in_the_middle_of_json():
 def test_each_operation_has_its_reply_here():
     """What is not listed is not checked: a new operation says what it returns."""
     assert {*messages.REPLIES, *messages.ACTIONS, "gather", "history"} == {*OPERATIONS}
+
+
+@pytest.mark.parametrize("op", ACTIONS_OF)
+def test_an_operation_has_the_actions_that_are_listed_here(op, tmp_path):
+    module = importlib.import_module(f"spark_cluster.agent.{ACTIONS_OF[op]}")
+    assert {*messages.ACTIONS[op]} <= {*module.ACTIONS}
+    laptop = Laptop(print, lambda _: (), str, queue.Queue())
+    reply = carry_out(Node(tmp_path), {"op": op, "what": "dance"}, laptop)
+    assert reply == {"error": f"this agent's `{op}` has no action 'dance'", "hint": ""}

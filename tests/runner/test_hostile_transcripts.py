@@ -13,10 +13,12 @@ from factories import put
 from hostile.agent import ENDINGS, Played, Recorder, ended, faults, raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scratch_nodes import Events
+from scratch_nodes import Dials, Events
 from waiting import HANG_S
 
+from spark_cluster.agent import messages
 from spark_cluster.cli import history
+from spark_cluster.cluster.revert import revert
 from spark_cluster.engine import cache_parts
 from spark_cluster.engine.copies import image_upkeep, upkeep
 from spark_cluster.engine.copies.state import Wanted, all_models_on
@@ -25,12 +27,11 @@ from spark_cluster.facts import gather
 from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import Command, Directory, File, Reboot
-from spark_cluster.runner import frame_buffer, pending, reconnect, session
+from spark_cluster.runner import reconnect, wire
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.revert import revert
 from spark_cluster.runner.session import Session
 
 EXAMPLES = min(8 * settings.default.max_examples, 2000)
@@ -48,13 +49,13 @@ RESOURCES = (
 )
 
 LIMITS = (
-    (pending, "OVERDUE_S", 0.1),
-    (pending, "USUAL_S", 0.1),
-    (pending, "LONGEST_STEP_S", 0.1),
-    (pending, "LONG_WORK_S", 0.1),
-    (session, "START_WITHIN", 0.2),
-    (session, "LOST_AFTER", 0.2),
-    (frame_buffer, "FRAME_S", 0.1),
+    (messages, "OVERDUE_S", 0.1),
+    (messages, "USUAL_S", 0.1),
+    (messages, "LONGEST_STEP_S", 0.1),
+    (messages, "LONG_WORK_S", 0.1),
+    (wire, "START_WITHIN", 0.2),
+    (wire, "LOST_AFTER", 0.2),
+    (wire, "FRAME_S", 0.1),
     (reconnect, "FIRST_TRY_S", 0.0),
     (reconnect, "RECONNECT_S", 0.0),
     (cache_parts, "USAGE_S", 0.1),
@@ -72,7 +73,7 @@ def provisioning(node):
 
 
 def undoing(node):
-    found = revert(node.connections("r2"), node.bus, Options(diff=True), ["spark1"], "r1")["spark1"]
+    found = revert(node.play("r2", diff=True), "r1")["spark1"]
     if found.error is not None:
         raise found.error
 
@@ -154,16 +155,18 @@ class Node:
     def connections(self, run="r1"):
         if self._connections is None:
             self._connections = Connections(
-                self.inventory.nodes.values(), self.bus, run, command="test", change=True,
-                dial=lambda _: self,
+                self.inventory.nodes, self.bus, run, command="test", change=True,
+                dialer=Dials(lambda _: self),
             )  # fmt: skip
             for error in self._connections.open().values():
                 raise error
         return self._connections
 
-    def play(self):
+    def play(self, run="r1", **options):
         if self._play is None:
-            self._play = Play(self.inventory, self.project, self.connections(), self.bus)
+            connections = self.connections(run)
+            options = Options(**options)
+            self._play = Play(self.inventory, self.project, connections, self.bus, options)
         return self._play
 
 

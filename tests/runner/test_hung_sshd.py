@@ -18,8 +18,9 @@ import pytest
 from waiting import HANG_S, until, with_a_limit
 
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner import hostkeys
-from spark_cluster.runner import transport as transport_module
+from spark_cluster.runner import ssh as ssh_module
+from spark_cluster.runner import trust
+from spark_cluster.runner.ssh_route import route
 from spark_cluster.runner.transport import SshConnection, Target
 
 
@@ -206,7 +207,7 @@ def test_keys_are_never_exchanged(hangs_at, step):
 
 @pytest.mark.parametrize("step", ["hello", "keys"])
 def test_a_host_key_is_never_shown(hangs_at, step):
-    error = hangs_at(step, lambda connection: hostkeys.show(connection.target))
+    error = hangs_at(step, lambda connection: trust.show(route(connection.target)))
     assert "sshd did not finish the key exchange" in error.message
 
 
@@ -219,7 +220,7 @@ def test_a_jump_host_that_does_not_come_through(hangs_at):
 def test_the_end_of_a_channel_does_not_wait_for_what_the_node_never_takes(target, monkeypatch):
     """The laptop has no limit of its own on sent data (macOS), and all buffers are full."""
     monkeypatch.delattr(socket, "TCP_USER_TIMEOUT")
-    monkeypatch.setattr(transport_module, "CLOSES_WITHIN_S", 0.3)
+    monkeypatch.setattr(ssh_module, "CLOSES_WITHIN_S", 0.3)
     with hung("second command") as (port, server):
         connection = SshConnection(target(port, connect_timeout_s=HANG_S))
         channel = connection.channel(["true"])

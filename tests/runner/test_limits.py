@@ -11,12 +11,11 @@ import pytest
 from pipe_channel import PipeChannel
 from waiting import FAR_S, HANG_S, until
 
-from spark_cluster.agent import frames
+from spark_cluster.agent import frames, messages
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.resources import Command, File, LaptopFile
 from spark_cluster.runner import channel as channel_module
-from spark_cluster.runner import pending as pending_module
-from spark_cluster.runner import session as session_module
+from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.document import document
 from spark_cluster.runner.session import Session
 
@@ -51,8 +50,8 @@ def peak_mib(session):
 
 @pytest.mark.parametrize("op", ["run", "gather", "http", "lock"])
 def test_a_request_far_over_its_limit_is_given_up(fake, monkeypatch, op):
-    monkeypatch.setattr(pending_module, "OVERDUE_S", 0.3)
-    monkeypatch.setattr(pending_module, "USUAL_S", 0.2)
+    monkeypatch.setattr(messages, "OVERDUE_S", 0.3)
+    monkeypatch.setattr(messages, "USUAL_S", 0.2)
     what = {} if op == "lock" else {"timeout": 0.2}
     session = fake(ALIVE_FOR_EVER)
     with pytest.raises(Failed) as caught:
@@ -63,8 +62,8 @@ def test_a_request_far_over_its_limit_is_given_up(fake, monkeypatch, op):
 
 
 def test_a_step_of_a_document_far_over_its_limit_is_given_up(fake, monkeypatch):
-    monkeypatch.setattr(pending_module, "OVERDUE_S", 0.3)
-    monkeypatch.setattr(pending_module, "LONGEST_STEP_S", 0.2)
+    monkeypatch.setattr(messages, "OVERDUE_S", 0.3)
+    monkeypatch.setattr(messages, "LONGEST_STEP_S", 0.2)
     session = fake(ALIVE_FOR_EVER)
     with pytest.raises(Failed, match="`apply` got no answer"):
         session.request("apply", resources=[])
@@ -73,16 +72,16 @@ def test_a_step_of_a_document_far_over_its_limit_is_given_up(fake, monkeypatch):
 def test_the_limit_of_a_step_is_the_longest_that_a_resource_names():
     packed = document([Command("a", ("true",), timeout_s=20_000), File("/x", content="")])
     assert packed.longest_step_s == 20_000
-    assert pending_module.limit_of("apply", None, packed.longest_step_s) > 20_000
-    assert pending_module.limit_of("apply", None, 0.0) > 4 * 3600
-    assert pending_module.limit_of("run", 30.0, 0.0) == 30.0 + pending_module.OVERDUE_S
-    assert pending_module.limit_of("stream", None, 0.0) == float("inf")
+    assert messages.limit_of("apply", None, packed.longest_step_s) > 20_000
+    assert messages.limit_of("apply", None, 0.0) > 4 * 3600
+    assert messages.limit_of("run", 30.0, 0.0) == 30.0 + messages.OVERDUE_S
+    assert messages.limit_of("stream", None, 0.0) == float("inf")
 
 
 def test_an_agent_that_takes_nothing_more_is_lost(fake, monkeypatch):
     """Its pipe is full, and it never reads: the request cannot be sent, nor an answer come."""
     monkeypatch.setattr(channel_module, "TAKES_NOTHING_S", 0.3)
-    monkeypatch.setattr(session_module, "START_WITHIN", 0.5)
+    monkeypatch.setattr(wire_module, "START_WITHIN", 0.5)
     session = fake("import time; time.sleep(600)")
     with pytest.raises(Unreachable):
         session.run(["cat"], stdin="x" * 1_000_000)

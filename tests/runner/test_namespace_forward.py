@@ -8,14 +8,13 @@ import shutil
 import socket
 import subprocess
 import sys
-import threading
 
 import pytest
 from waiting import HANG_S, until
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner import namespace_relay
-from spark_cluster.runner.namespace_forward import forward_into
+from spark_cluster.runner.namespaces import forward_into
 
 SERVER = """\
 import socket, sys
@@ -70,35 +69,57 @@ def test_a_node_that_is_off(tmp_path):
         raise AssertionError("there is no node")
 
 
+@contextlib.contextmanager
+def relay(port):
+    """Yield the relay, as nsenter starts it, and the port that it listens on."""
+    argv = [sys.executable, "-I", namespace_relay.__file__, str(port)]
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listener,
+        subprocess.Popen(argv, stdin=listener.fileno(), stdout=subprocess.PIPE) as process,
+    ):
+        here = listener.getsockname()[1]
+        listener.close()
+        yield process, here
+        process.kill()
+
+
 def test_the_relay_ends_when_nobody_reads_it():
-    """As when the program that started it was killed."""
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        process = subprocess.Popen(
-            [sys.executable, "-I", namespace_relay.__file__, "1"],
-            stdin=listener.fileno(),
-            stdout=subprocess.PIPE,
-        )
-    process.stdout.close()
-    until(lambda: process.poll() is not None)
-    assert process.returncode == 0
+    """As when the program that started it was killed, also while it carries."""
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        relay(server.getsockname()[1]) as (process, here),
+        socket.create_connection(("127.0.0.1", here), timeout=HANG_S) as client,
+        server.accept()[0] as accepted,
+    ):
+        process.stdout.close()
+        until(lambda: process.poll() is not None)
+        assert process.returncode == 0
+        assert (client.recv(1), accepted.recv(1)) == (b"", b"")
 
 
 def test_one_direction_may_end_before_the_other():
-    with contextlib.ExitStack() as kept:
-        server = kept.enter_context(socket.create_server(("127.0.0.1", 0)))
-        here, client = socket.socketpair()
-        kept.enter_context(client)
-        port = server.getsockname()[1]
-        carrying = threading.Thread(target=namespace_relay.both_ways, args=(here, port))
-        carrying.start()
-        accepted = kept.enter_context(server.accept()[0])
+    with (
+        socket.create_server(("127.0.0.1", 0)) as server,
+        relay(server.getsockname()[1]) as (_, here),
+        socket.create_connection(("127.0.0.1", here), timeout=HANG_S) as client,
+    ):
+        accepted = server.accept()[0]
         client.sendall(b"question")
         client.shutdown(socket.SHUT_WR)
         received = b""
         while data := accepted.recv(100):
             received += data
         accepted.sendall(b"answer")
-        accepted.shutdown(socket.SHUT_WR)
+        accepted.close()
         assert (received, client.recv(100)) == (b"question", b"answer")
-        carrying.join(HANG_S)
-        assert not carrying.is_alive()
+        assert client.recv(100) == b""
+
+
+def test_a_port_at_which_nothing_listens():
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        port = closed.getsockname()[1]
+    with relay(port) as (process, here):
+        for _ in range(2):
+            with socket.create_connection(("127.0.0.1", here), timeout=HANG_S) as client:
+                assert client.recv(1) == b""
+        assert process.poll() is None

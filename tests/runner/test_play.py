@@ -11,12 +11,13 @@ import pytest
 from factories import put
 from waiting import HANG_S
 
+from spark_cluster.cluster.result import Recap
 from spark_cluster.config.inventory import read_inventory
 from spark_cluster.errors import Failed, InvalidFile, Unreachable, UsageError
 from spark_cluster.loader.project import Project
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, Line
-from spark_cluster.runner.events import Applying, Bus, NodeFailed, Recap, Result, StageFinished
+from spark_cluster.runner.events import Applying, Bus, NodeFailed, Result, StageFinished
 from spark_cluster.runner.options import Options, Selection
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
@@ -62,7 +63,7 @@ def make(tmp_path, pipes):
     def play(limit="all", **options):
         recap, events = Recap(), Events()
         bus = Bus(recap, events)
-        nodes = inventory.select(limit)
+        nodes = {node.name: node for node in inventory.select(limit)}
         connections = pipes(nodes, bus, "run1", command="test", change=True)
         made = Play(inventory, project, connections, bus, Options(**options))
         made.out.update(connections.open())

@@ -14,6 +14,7 @@ from example_pages import write_files
 from scratch_nodes import ScratchNode, play_over
 
 from spark_cluster import resources
+from spark_cluster.cluster.revert import revert
 from spark_cluster.errors import Failed
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.resources import forget
@@ -21,7 +22,6 @@ from spark_cluster.node.values import Secret
 from spark_cluster.resources import Directory, File
 from spark_cluster.runner import payload
 from spark_cluster.runner.options import Options
-from spark_cluster.runner.revert import revert
 
 PAGE = "extend-resource.md"
 
@@ -165,7 +165,7 @@ def test_what_it_wrote_is_undone(folder: Path, node: ScratchNode) -> None:
     run(folder, node, Directory("/models"), resources.Mount("/models", "nas:/models"))
     assert node.text("etc/fstab") != before
     play, _ = play_over(folder, {"spark1": node}, run="r9")
-    done = revert(play.connections, play.bus, Options(), ["spark1"], "r1")
+    done = revert(play, "r1")
     play.connections.close()
     assert node.text("etc/fstab") == before
     assert not (node.root / "models").exists()
@@ -266,6 +266,15 @@ def test_code_of_the_project_that_was_damaged_is_sent_again(
     damaged.write_bytes(whole[:40])
     assert run(folder, node, resources.Broken("/observe"), run="r2") == {"Broken:/observe": "ok"}
     assert damaged.read_bytes() == whole
+
+
+def test_a_resource_of_the_project_can_use_any_module_of_ours(
+    folder: Path, node: ScratchNode
+) -> None:
+    """Also one of a part of the code that the agent gets when it is first imported."""
+    models = "from spark_cluster.node.store.layout import HUB\nassert HUB\n"
+    load(folder, broken=models + BROKEN.replace('{}["nothing"]', "1"))
+    assert run(folder, node, resources.Broken("/observe")) == {"Broken:/observe": "ok"}
 
 
 def test_an_agent_without_them_says_so(folder: Path, node: ScratchNode) -> None:

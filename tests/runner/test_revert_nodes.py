@@ -5,10 +5,10 @@ import json
 import pytest
 
 from spark_cluster.cli import history as history_command
+from spark_cluster.cluster.revert import revert
 from spark_cluster.errors import Failed
 from spark_cluster.resources import Command, File
 from spark_cluster.runner.options import Options
-from spark_cluster.runner.revert import revert
 from spark_cluster.runner.session import Session
 
 CONFIG = File("/config", content="new\n")
@@ -25,8 +25,8 @@ def changed(start, nodes):
 
 
 def taken_back(play, of="r1", **options):
-    names = [node.name for node in play.nodes]
-    return revert(play.connections, play.bus, Options(**options), names, of)
+    play.options = Options(**options)
+    return revert(play, of)
 
 
 def test_on_all_nodes(changed, nodes):

@@ -10,22 +10,23 @@ import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 
 import paramiko
 import pytest
 from free_ports import free_port
-from own_sshd import keygen, start_sshd
+from own_sshd import keygen, public, start_sshd
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner import hostkeys, payload
-from spark_cluster.runner import session as session_module
+from spark_cluster.runner import payload, trust
+from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.session import Session
-from spark_cluster.runner.ssh import CIPHERS, Target
-from spark_cluster.runner.transport import SshChannel, SshConnection
+from spark_cluster.runner.ssh import CIPHERS, Connection, SshChannel
+from spark_cluster.runner.ssh_route import node_of, route
+from spark_cluster.runner.transport import Target
 
 ME = getpass.getuser()
 
@@ -168,6 +169,81 @@ def test_the_jump_hosts_key_is_checked_too(ssh, sshd, second_sshd, trusted):
     assert "not known" in error.message
 
 
+JUMP_KNOWN = {
+    "unknown": ("", "the host key of the jump host {J} is not known"),
+    "changed": ("{J} {N}\n", "THE HOST KEY HAS CHANGED: from the jump host {J}"),
+    "another kind is known": ("{J} {RSA}\n", "THE HOST KEY HAS CHANGED: from the jump host {J}"),
+    "revoked": ("{J} {K}\n@revoked * {K}\n", "REVOKED HOST KEY: the jump host {J} shows"),
+    "hashed": ("{J} {K}\n", ""),
+}
+"""What known_hosts says of a jump host (`{J}` its name, `{K}` its key, `{N}` the node's), and the
+beginning of the error; empty where it is let through."""
+
+
+def as_known(known, trusted, hop, node, rsa, *, hashed=False):
+    """Write known_hosts: the node's key, and what `known` says of the jump host before it."""
+    words = {
+        "{J}": f"[127.0.0.1]:{hop.port}",
+        "{K}": public(hop.folder / "host_key"),
+        "{N}": public(node.folder / "host_key"),
+        "{RSA}": public(rsa),
+    }
+    for name, value in words.items():
+        known = known.replace(name, value)
+    trusted.write_text(known + node.host_line)
+    if hashed:
+        argv = ["ssh-keygen", "-q", "-H", "-f", str(trusted)]
+        subprocess.run(argv, check=True, capture_output=True)
+        assert words["{J}"] not in trusted.read_text()
+
+
+@pytest.mark.parametrize("of_config", [False, True], ids=["inventory", "ssh_config"])
+@pytest.mark.parametrize("case", JUMP_KNOWN)
+def test_the_key_of_a_jump_host(ssh, sshd, second_sshd, trusted, home, tmp_path, case, of_config):
+    """As strict as for the node, wherever the jump host is named."""
+    known, expected = JUMP_KNOWN[case]
+    rsa = keygen(tmp_path / "rsa", kind="rsa") if "{RSA}" in known else sshd.key
+    as_known(known, trusted, second_sshd, sshd, rsa, hashed=case == "hashed")
+    jump = f"{ME}@127.0.0.1:{second_sshd.port}"
+    if of_config:
+        loose = "StrictHostKeyChecking no\n  NoHostAuthenticationForLocalhost yes"
+        (home / ".ssh/config").write_text(
+            f"Host node\n  HostName 127.0.0.1\n  ProxyJump {jump}\n"
+            f"Host *\n  IdentityFile {sshd.key}\n  {loose}\n"
+        )
+    connection = ssh(host="node") if of_config else ssh(jump=jump)
+    if expected:
+        where = f"[127.0.0.1]:{second_sshd.port}"
+        assert refusal(connection).message.startswith(expected.replace("{J}", where))
+    else:
+        assert run(connection, "echo", "x") == "x\n"
+
+
+@pytest.mark.parametrize("listed", ["plain", "krl"])
+def test_a_jump_hosts_key_in_a_list_of_revoked_ones(ssh, sshd, second_sshd, trusted, home, listed):
+    trusted.write_text(sshd.host_line + second_sshd.host_line)
+    revoked, key = home / "revoked", f"{second_sshd.folder}/host_key.pub"
+    if listed == "krl":
+        subprocess.run(["ssh-keygen", "-q", "-k", "-f", str(revoked), key], check=True)
+    else:
+        revoked.write_text("# stolen\n" + Path(key).read_text())
+    (home / ".ssh/config").write_text(f"Host *\n  RevokedHostKeys {revoked}\n")
+    error = refusal(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"))
+    assert f"REVOKED HOST KEY: the jump host [127.0.0.1]:{second_sshd.port} shows" in error.message
+    assert f"revoked by {revoked}" in error.message
+
+
+def test_each_of_two_jump_hosts_is_checked(ssh, sshd, second_sshd, trusted):
+    """The first of them, and one that is reached through another."""
+    first, second = (f"{ME}@127.0.0.1:{one.port}" for one in (second_sshd, sshd))
+    connection = ssh(jump=f"{first},{second}")
+    assert f"jump host [127.0.0.1]:{second_sshd.port} is not" in refusal(connection).message
+    trusted.write_text(second_sshd.host_line)
+    assert f"jump host [127.0.0.1]:{sshd.port} is not" in refusal(connection).message
+    trusted.write_text(second_sshd.host_line + sshd.host_line)
+    assert run(connection, "echo", "x") == "x\n"
+
+
 def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
     """The window of a channel is full for longer than a read waits: nothing of it may be lost."""
     channel = ssh().channel(["sh", "-c", "echo ready; sleep 0.4; wc -c"])
@@ -180,7 +256,7 @@ def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
 
 
 def test_a_connection_that_is_cut(ssh, trusted, agents_home, tmp_path, monkeypatch):
-    monkeypatch.setattr(session_module, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
+    monkeypatch.setattr(wire_module, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
     argv = ["env", f"HOME={agents_home}", *payload.argv("test")]
     session = Session("spark1", ssh().channel(argv), as_root=False, root=str(tmp_path))
     parent = session.run(["sh", "-c", 'tr "\\0" "\\n" < /proc/$PPID/stat'])
@@ -244,9 +320,9 @@ def test_another_kind_of_key_is_known(ssh, sshd, trusted, tmp_path):
     trusted.write_text(f"[127.0.0.1]:{sshd.port} {kind} {blob}\n")
     connection = ssh()
     assert "HOST KEY HAS CHANGED" in refusal(connection).message
-    shown = hostkeys.show(connection.target)
+    shown = trust.show(route(connection.target))
     assert shown.verdict == "changed"
-    hostkeys.write(trusted, [shown])
+    trust.write(trusted, shown)
     assert run(connection, "echo", "x") == "x\n"
 
 
@@ -258,7 +334,7 @@ def test_a_known_rsa_key_of_a_host_that_has_others_too(ssh, sshd, trusted, tmp_p
     try:
         trusted.write_text(f"[127.0.0.1]:{server.port} {kind} {blob}\n")
         connection = ssh(port=server.port)
-        assert hostkeys.show(connection.target).verdict == "trusted"
+        assert trust.show(route(connection.target)).verdict == "trusted"
         assert run(connection, "echo", "x") == "x\n"
         connection.close()
     finally:
@@ -287,15 +363,8 @@ def test_a_revoked_key_is_refused(ssh, sshd, trusted):
     assert f"revoked by {trusted}:2" in error.message
     assert "possible man-in-the-middle" in error.hint
     assert "ssh-keygen -A" in error.hint
-    shown = hostkeys.show(ssh().target)
-    assert (shown.verdict, shown.place) == ("revoked", f"{trusted}:2")
-
-
-def test_a_revoked_key_of_a_jump_host(ssh, sshd, second_sshd, trusted):
-    key = second_sshd.host_line.split(" ", 1)[1]
-    trusted.write_text(f"@revoked * {key}{sshd.host_line}{second_sshd.host_line}")
-    error = refusal(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"))
-    assert f"REVOKED HOST KEY: the jump host [127.0.0.1]:{second_sshd.port} shows" in error.message
+    shown = trust.show(route(ssh().target))
+    assert (shown.verdict, shown.line.place) == ("revoked", f"{trusted}:2")
 
 
 def test_the_inventorys_known_hosts_wins_over_an_older_one_of_the_user(
@@ -305,9 +374,9 @@ def test_the_inventorys_known_hosts_wins_over_an_older_one_of_the_user(
     other = second_sshd.host_line.split(" ", 1)[1]
     trusted.write_text(f"[127.0.0.1]:{sshd.port} {other}")
     connection = ssh(known_hosts=tmp_path / "known")
-    shown = hostkeys.show(connection.target)
+    shown = trust.show(route(connection.target))
     assert shown.verdict == "changed"
-    hostkeys.write(hostkeys.file_of(connection.target), [shown])
+    trust.write(trust.file_of(node_of(connection.target)), shown)
     assert run(connection, "echo", "x") == "x\n"
 
 
@@ -391,13 +460,13 @@ def test_a_jump_host_that_refuses(ssh, trusted):
 
 def test_trust_of_a_new_host(ssh, sshd, home):
     connection = ssh()
-    shown = hostkeys.show(connection.target)
+    shown = trust.show(route(connection.target))
     assert (shown.verdict, shown.fingerprint) == ("new", _fingerprint(sshd))
-    path = hostkeys.file_of(connection.target)
+    path = trust.file_of(node_of(connection.target))
     assert path == home / ".ssh/known_hosts"
-    hostkeys.write(path, [shown])
+    trust.write(path, shown)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert hostkeys.show(connection.target).verdict == "trusted"
+    assert trust.show(route(connection.target)).verdict == "trusted"
     assert run(connection, "echo", "x") == "x\n"
 
 
@@ -412,9 +481,9 @@ def test_trust_of_a_changed_host_keeps_all_else(ssh, sshd, second_sshd, home, tm
     assert name not in hashed
     path.write_text(hashed + f"plain.example.org {other}@revoked * {other}")
     connection = ssh()
-    shown = hostkeys.show(connection.target)
-    assert (shown.verdict, shown.known) == ("changed", _fingerprint(second_sshd))
-    hostkeys.write(path, [shown])
+    shown = trust.show(route(connection.target))
+    assert (shown.verdict, shown.line.fingerprint) == ("changed", _fingerprint(second_sshd))
+    trust.write(path, shown)
     lines = path.read_text().splitlines()
     assert lines[-1] == sshd.host_line.strip()
     assert len(lines) == len(hashed.splitlines()) + 2
@@ -424,14 +493,14 @@ def test_trust_of_a_changed_host_keeps_all_else(ssh, sshd, second_sshd, home, tm
         )
         assert found.stdout
     assert "# a comment" in lines
-    assert hostkeys.show(connection.target).verdict == "trusted"
+    assert trust.show(route(connection.target)).verdict == "trusted"
     assert run(connection, "echo", "x") == "x\n"
 
 
 def test_trust_into_the_inventorys_file(ssh, home, tmp_path):
     connection = ssh(known_hosts=tmp_path / "folder" / "known")
-    path = hostkeys.file_of(connection.target)
-    hostkeys.write(path, [hostkeys.show(connection.target)])
+    path = trust.file_of(node_of(connection.target))
+    trust.write(path, trust.show(route(connection.target)))
     assert run(connection, "echo", "x") == "x\n"
     assert not (home / ".ssh/known_hosts").exists()
 
@@ -440,17 +509,17 @@ def test_trust_through_a_jump_host(ssh, sshd, second_sshd, home):
     path = home / ".ssh/known_hosts"
     path.write_text(second_sshd.host_line)
     connection = ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}")
-    shown = hostkeys.show(connection.target)
+    shown = trust.show(route(connection.target))
     assert shown.fingerprint == _fingerprint(sshd)
-    hostkeys.write(path, [shown])
+    trust.write(path, shown)
     assert run(connection, "echo", "x") == "x\n"
 
 
 def test_trust_of_what_does_not_answer(ssh, home):
     with pytest.raises(Unreachable, match="refused"):
-        hostkeys.show(ssh(port=free_port()).target)
+        trust.show(route(ssh(port=free_port()).target))
     with silent() as port, pytest.raises(Unreachable):
-        hostkeys.show(ssh(port=port, connect_timeout_s=0.4).target)
+        trust.show(route(ssh(port=port, connect_timeout_s=0.4).target))
 
 
 @pytest.mark.parametrize("when", ["open_session", "exec_command"])
@@ -462,8 +531,9 @@ def test_a_connection_that_ended_just_before(when):
 
     channel = SimpleNamespace(exec_command=ended)
     opens = ended if when == "open_session" else lambda **_options: channel
-    connection = SshConnection(Target("spark1", "127.0.0.1"))
-    connection._login = SimpleNamespace(transport=SimpleNamespace(open_session=opens))
+    connection = Connection(route(Target("spark1", "127.0.0.1")), shared=True)
+    stand_in = SimpleNamespace(active=True, open_session=opens, limited=lambda _: nullcontext())
+    connection._set(transport=stand_in)
     with pytest.raises(Unreachable, match="the connection was cut"):
         connection.channel(["true"])
 

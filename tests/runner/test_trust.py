@@ -106,6 +106,20 @@ def test_a_jump_host_is_accepted_first_and_the_node_through_it(call, sshd, secon
     assert call("trust", jump=jump)[0] == 0
 
 
+def test_the_key_of_a_jump_host_goes_into_the_file_that_it_is_looked_up_in(
+    call, sshd, second_sshd, home
+):
+    (home / ".ssh/config").write_text(
+        f"Host hop\n  HostName 127.0.0.1\n  Port {second_sshd.port}\n"
+        f"  UserKnownHostsFile {home}/hops\n"
+    )
+    status, document, said = call("trust", "--yes", jump=f"{ME}@hop")
+    assert (status, document["nodes"][0]["trusted"]) == (0, True), said
+    assert (home / "hops").read_text() == second_sshd.host_line
+    assert (home / ".ssh/known_hosts").read_text() == sshd.host_line
+    assert call("ping", jump=f"{ME}@hop")[0] == 0
+
+
 def fingerprint(path: Path) -> str:
     argv = ["ssh-keygen", "-lf", str(path)]
     return subprocess.run(argv, check=True, capture_output=True, text=True).stdout.split()[1]

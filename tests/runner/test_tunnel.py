@@ -29,11 +29,15 @@ from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.engine.proxy import Access
 from spark_cluster.engine.tunnel_end import url_on_head
 from spark_cluster.errors import Unreachable, UsageError
-from spark_cluster.runner import ssh_forward, tunnel
-from spark_cluster.runner.ssh_forward import SshForward, forward, must_be_free
+from spark_cluster.runner import tunnel
 from spark_cluster.runner.ssh_route import Target
 from spark_cluster.runner.transport import SshConnection
-from spark_cluster.runner.tunnel import Tunnel, TunnelEvent
+from spark_cluster.runner.tunnel import (
+    TunnelEvent,
+    carried,
+    forward,
+    keep_open,
+)
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -98,11 +102,10 @@ class Running:
                 raise KeyboardInterrupt
             return SshConnection(target)
 
-        made = Tunnel(target, dial, lambda _: there, self.port, self.events.put)
-
         def run():
             try:
-                made.run()
+                for event in keep_open(target, dial, lambda _: there, self.port):
+                    self.events.put(event)
             except Unreachable as error:
                 self.error = error
             except KeyboardInterrupt:
@@ -230,11 +233,12 @@ def test_the_first_connection_must_be_made(target):
     assert "refused the connection" in running.error.message
 
 
-def test_a_port_that_is_taken_is_refused(target):
+def test_a_port_that_is_taken_is_refused(target, endpoint):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+        found = keep_open(target(), SshConnection, lambda _: f"http://127.0.0.1:{endpoint}", port)
         with pytest.raises(UsageError, match=f"port {port} .*another program listens") as caught:
-            must_be_free(port)
+            next(found)
     assert "--port" in caught.value.hint
 
 
@@ -246,7 +250,7 @@ def test_the_port_is_on_the_loopback_only(target, endpoint):
 
 
 def test_a_server_that_is_silent_is_taken_to_be_cut(run, endpoint, monkeypatch):
-    monkeypatch.setattr(ssh_forward, "KEEPALIVE_S", 1)
+    monkeypatch.setattr(tunnel, "KEEPALIVE_S", 1)
     running, relay = run(endpoint)
     running.next("open")
     relay.hold()
@@ -303,46 +307,48 @@ def is_gone(pid):
     return True
 
 
-def group_of(pid):
-    """Return the processes of a process group."""
-    found = []
+def group_of(port):
+    """Return the processes of the group that carries a port, each with its words."""
+    groups = {}
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):
-            if path.read_text().rpartition(")")[2].split()[2] == str(pid):
-                found.append(int(path.parent.name))
-    return found
+            group = path.read_text().rpartition(")")[2].split()[2]
+            words = path.with_name("cmdline").read_text().split("\0")
+            groups.setdefault(group, {})[int(path.parent.name)] = words
+    spec = f"127.0.0.1:{port}:"
+    for found in groups.values():
+        if any(word.startswith(spec) for words in found.values() for word in words):
+            return found
+    return {}
 
 
 def test_a_forward_ends_with_its_block_and_all_of_its_processes(target, endpoint):
-    with SshForward(target(), free_port(), "127.0.0.1", endpoint) as found:
-        found.wait_until_open()
-        processes = group_of(found._process.pid)
-        assert found._process.pid in processes
-        url = f"http://127.0.0.1:{found.port}/x"
+    with forward(target(), "127.0.0.1", endpoint) as port:
+        processes = group_of(port)
+        assert len(processes) > 1
+        url = f"http://127.0.0.1:{port}/x"
         assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/x"
     until(lambda: all(is_gone(pid) for pid in processes))
-    must_be_free(found.port)
+    socket.create_server(("127.0.0.1", port)).close()
 
 
 def test_a_forward_that_hangs_is_killed(target, endpoint, monkeypatch):
-    monkeypatch.setattr(ssh_forward, "ENDS_WITHIN_S", 0.2)
-    with SshForward(target(), free_port(), "127.0.0.1", endpoint) as found:
-        found.wait_until_open()
-        processes = group_of(found._process.pid)
-        os.killpg(found._process.pid, signal.SIGSTOP)
+    monkeypatch.setattr(tunnel, "ENDS_WITHIN_S", 0.2)
+    with forward(target(), "127.0.0.1", endpoint) as port:
+        processes = group_of(port)
+        os.killpg(os.getpgid(next(iter(processes))), signal.SIGSTOP)
     until(lambda: all(is_gone(pid) for pid in processes))
 
 
 KILLED = """\
-import json, os, sys
+import os, sys
 from pathlib import Path
-from spark_cluster.runner.ssh_forward import SshForward, free_port
 from spark_cluster.runner.ssh_route import Target
+from spark_cluster.runner.tunnel import forward
 port, key, to = sys.argv[1:]
 target = Target("spark1", "127.0.0.1", port=int(port), identity_file=Path(key))
-with SshForward(target, free_port(), "127.0.0.1", int(to)) as found:
-    found.wait_until_open()
-    print(found._process.pid, flush=True)
+with forward(target, "127.0.0.1", int(to)) as here:
+    print(here, flush=True)
     os.kill(os.getpid(), 9)
 """
 
@@ -357,13 +363,39 @@ def test_a_forward_ends_when_its_program_is_killed(sshd, trusted, endpoint, home
     until(lambda: not group_of(int(done.stdout)))
 
 
+STUBBORN = """\
+import os, signal, socket, sys, threading
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+def up():
+    while data := os.read(0, 65536):
+        peer.sendall(data)
+threading.Thread(target=up, daemon=True).start()
+while data := peer.recv(65536):
+    os.write(1, data)
+threading.Event().wait()
+"""
+
+
+def test_a_proxy_command_that_outlives_ssh_hides_no_cut(target, sshd, home, endpoint):
+    """It holds the output of ssh open, on which the end is heard."""
+    (home / "proxy.py").write_text(STUBBORN)
+    command = f"{sys.executable} {home}/proxy.py {sshd.port}"
+    (home / ".ssh" / "config").write_text(f"Host *\n  ProxyCommand {command}\n")
+    port = free_port()
+    with carried(target(), port, "127.0.0.1", endpoint) as news:
+        processes = group_of(port)
+        os.kill(next(pid for pid, words in processes.items() if words[0] == "ssh"), signal.SIGKILL)
+        assert list(news) == [("cut", "the connection was cut")]
+
+
 def unreachable(target):
     """Return why a tunnel is refused."""
     with (
         pytest.raises(Unreachable) as caught,
-        SshForward(target, free_port(), "127.0.0.1", 1) as found,
+        carried(target, free_port(), "127.0.0.1", 1),
     ):
-        found.wait_until_open()
+        raise AssertionError("it opened")
     return caught.value
 
 
@@ -376,12 +408,26 @@ def test_an_unknown_host_key_is_refused_whatever_the_configuration_says(target, 
     assert "Host key verification failed" in unreachable(target()).message
 
 
+@pytest.mark.parametrize("known", ["", "{J} {N}\n", "{J} {K}\n@revoked * {K}\n"])
 def test_the_host_key_of_a_jump_host_is_asked_for_as_strictly(
-    target, sshd, second_sshd, trusted, endpoint
+    target, sshd, second_sshd, trusted, home, known
 ):
+    """Unknown, changed, revoked; whatever ssh_config says of jump hosts."""
+    (home / ".ssh" / "config").write_text(
+        "Host *\n  StrictHostKeyChecking no\n  NoHostAuthenticationForLocalhost yes\n"
+    )
+    node, hop = public(sshd.folder / "host_key"), public(second_sshd.folder / "host_key")
+    known = known.replace("{J}", f"[127.0.0.1]:{second_sshd.port}").replace("{K}", hop)
+    trusted.write_text(known.replace("{N}", node) + sshd.host_line)
     jump = f"{getpass.getuser()}@127.0.0.1:{second_sshd.port}"
     assert "Host key verification failed" in unreachable(target(jump=jump)).message
+
+
+def test_a_tunnel_goes_through_a_jump_host(target, sshd, second_sshd, trusted, endpoint):
+    """Also one whose name is hashed in known_hosts."""
     trusted.write_text(sshd.host_line + second_sshd.host_line)
+    subprocess.run(["ssh-keygen", "-q", "-H", "-f", trusted], check=True, capture_output=True)
+    jump = f"{getpass.getuser()}@127.0.0.1:{second_sshd.port}"
     with forward(target(jump=jump), "127.0.0.1", endpoint) as port:
         url = f"http://127.0.0.1:{port}/jumped"
         assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/jumped"
@@ -406,20 +452,19 @@ def test_no_name_becomes_an_option(target, tmp_path):
 
 def test_where_it_leads_is_an_address(target):
     with pytest.raises(Unreachable, match="is not an address"):
-        SshForward(target(), free_port(), "127.0.0.1:22 -R 9:x", 1).__enter__()
+        carried(target(), free_port(), "127.0.0.1:22 -R 9:x", 1).__enter__()
 
 
 def test_a_forward_that_ssh_config_has_already_does_no_harm_or_is_said(target, home, endpoint):
     taken, config = free_port(), home / ".ssh" / "config"
     config.write_text(f"Host *\n  LocalForward {taken} 127.0.0.1:1\n")
-    with SshForward(target(), taken, "127.0.0.1", endpoint) as found:
-        found.wait_until_open()
+    with carried(target(), taken, "127.0.0.1", endpoint):
         url = f"http://127.0.0.1:{taken}/ours"
         assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/ours"
     config.write_text(f"Host *\n  LocalForward 127.0.0.1:{taken} 127.0.0.1:1\n")
     with (
-        pytest.raises(UsageError, match=f"cannot listen on port {taken}") as caught,
-        SshForward(target(), taken, "127.0.0.1", endpoint) as found,
+        pytest.raises(UsageError, match=f"port {taken} .*cannot be used") as caught,
+        carried(target(), taken, "127.0.0.1", endpoint),
     ):
-        found.wait_until_open()
-    assert "LocalForward" in caught.value.hint
+        raise AssertionError("it opened")
+    assert "LocalForward" in caught.value.message

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from spark_cluster.engine import replies
 from spark_cluster.engine.checks import texts
 from spark_cluster.engine.checks.check import Check
 from spark_cluster.engine.checks.filler import filler
 from spark_cluster.engine.client import Client, NotApplicable, RequestFailed
 from spark_cluster.engine.completion import Completion
+from spark_cluster.node import replies
 
 NEEDLES = ((0.9, "48213"), (0.5, "70956"), (0.1, "35827"))
 """Depth of a fact as a share of the prompt, and its number. The deepest comes first: with a prefix

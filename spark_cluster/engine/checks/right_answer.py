@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from spark_cluster.engine.checks.questions import Call, Question
-from spark_cluster.engine.replies import at, decoded, short, text_of
+from spark_cluster.node.replies import at, decoded, short, text_of
 
 
 def why_wrong(question: Question, messages: Sequence[Any]) -> str:

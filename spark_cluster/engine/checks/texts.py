@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from spark_cluster.engine import replies
 from spark_cluster.engine.checks.check import Check
 from spark_cluster.engine.client import Client, NotApplicable
 from spark_cluster.engine.completion import Completion
 from spark_cluster.engine.text_checks import incoherent
+from spark_cluster.node import replies
 
 LEAST = 200
 """Characters of a story that was to have three hundred words; a shorter one proves nothing."""

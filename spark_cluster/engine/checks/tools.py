@@ -10,12 +10,12 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.config.model_kind import Rung
-from spark_cluster.engine import replies
 from spark_cluster.engine.checks.check import Check
 from spark_cluster.engine.checks.questions import TOOL_CALLS, Question
 from spark_cluster.engine.checks.right_answer import why_wrong
 from spark_cluster.engine.client import Client, NotApplicable, RequestFailed
 from spark_cluster.engine.completion import Completion
+from spark_cluster.node import replies
 
 ROUNDS = 4
 """Most requests of a conversation: the model calls tools, gets their results, and goes on."""

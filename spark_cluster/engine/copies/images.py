@@ -22,8 +22,8 @@ from spark_cluster.node.store.manifest import BadManifest, Manifest
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe_schema import Image
-    from spark_cluster.runner.pending import Pending
     from spark_cluster.runner.play import Play
+    from spark_cluster.runner.session import Pending
     from spark_cluster.topology import Node
 
 ROLE = "images"

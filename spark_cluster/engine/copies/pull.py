@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.engine.copies.state import Wanted, models_on
 from spark_cluster.errors import Failed
-from spark_cluster.node import own_program
-from spark_cluster.node.store.layout import LIBRARY, OURS
+from spark_cluster.node.store.layout import LIBRARY
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.node.values import ResourceError, Secret
-from spark_cluster.resources.hub_model import PROGRAM, HubModel
-from spark_cluster.runner.payload import ROOT_FOLDER, digest
+from spark_cluster.node.values import Secret
+from spark_cluster.resources.hub_model import HubModel
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
-
-PREVIEW_S = 300.0
-"""Longest wait for the description of a revision and the look at what is there, seconds."""
 
 
 @dataclass(frozen=True)
@@ -128,26 +122,17 @@ def preview(play: Play, node: Node, wanted: Wanted, *, hub: str, source: From = 
         SparkClusterError: the hub does not say, or the library cannot be installed.
     """
     play.apply(node, play.role("hub_library", path=LIBRARY))
-    request = {
-        "repository": wanted.repository,
-        "revision": wanted.revision,
-        "cache": hub,
-        "ours": OURS,
-        "token": str(source.token or ""),
-        "endpoint": source.endpoint,
-        "all_files": source.all_files,
-        "preview": True,
-    }
-    code = f"{ROOT_FOLDER}/{digest()}"
-    argv = own_program.in_environment(LIBRARY, PROGRAM, code=code)
-    done = play.session(node).run(argv, stdin=json.dumps(request), timeout=PREVIEW_S)
-    try:
-        result = own_program.answer_of(done.stdout, done.stderr, f"the pull of {wanted.repository}")
-        numbers = [int(result[key]) for key in ("size", "missing", "free")]
-        return Preview(str(result["commit"])[:40], *numbers)
-    except (ResourceError, KeyError, TypeError, ValueError) as error:
-        hint = error.hint if isinstance(error, ResourceError) else ""
-        raise Failed(str(error), where=node.name, hint=hint) from error
+    found = play.session(node).request(
+        "store",
+        what="preview",
+        hub=hub,
+        repository=wanted.repository,
+        revision=wanted.revision,
+        token={"$secret": str(source.token or "")},
+        endpoint=source.endpoint,
+        all_files=source.all_files,
+    )
+    return Preview(found["commit"], found["size"], found["missing"], found["free"])
 
 
 def warning(repository: str, node: str, found: Preview) -> str:

@@ -61,7 +61,7 @@ class Loader:
                 program = self.servers.program(name)
             except Failed:
                 continue
-            if program.running and self.servers.answers(program):
+            if program.kept_up and not self.servers.state(program).serves:
                 self.queue.ask(name)
 
     def load_next(self, limit_s: float) -> None:
@@ -81,7 +81,7 @@ class Loader:
         self.queue.done()
 
     def _load(self, name: str) -> bool:
-        starts = not self.servers.program(name).running
+        starts = not self.servers.program(name).kept_up
         if starts:
             self._wait_for_room(name)
             self._do(name, "its server is started")
@@ -90,7 +90,7 @@ class Loader:
         try:
             self._wait_for_answer(name)
         except Failed:
-            if not (starts or self.servers.program(name).running):
+            if not (starts or self.servers.program(name).kept_up):
                 return False  # its stop began before this program: the next request loads it
             self.servers.stop(name)
             raise
@@ -141,14 +141,14 @@ class Loader:
         deadline = time.monotonic() + float(self.servers.models[name]["ready_s"])
         while True:
             now = self.servers.program(name)
-            if not now.running:
+            if not now.kept_up:
                 why = f"its server has ended: `docker logs {name}` on the head says why"
                 raise Failed(loading.reason(name) or why)
-            why = self.servers.answers(now)
-            if not why:
+            state = self.servers.state(now)
+            if state.serves:
                 return
             if time.monotonic() > deadline:
-                raise Failed(f"its server does not answer in time: {why}")
+                raise Failed(f"its server does not answer in time: {state.reason}")
             time.sleep(LOOK_S)
 
     def _do(self, name: str, what: str) -> None:

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_cluster.node import memory
+from spark_cluster.node.containers import ContainerState
+from spark_cluster.node.health import State, judge
 from spark_cluster.node.model_loader import haproxy
 from spark_cluster.node.model_loader.policy import Loaded
 from spark_cluster.node.supervision import loading, look
-from spark_cluster.node.supervision.look import Program
 
 ACT_S = 180.0
 """Seconds to start or stop a container."""
@@ -50,7 +51,7 @@ class Servers:
         }
         self._loaded_at: dict[str, float] = {}
 
-    def program(self, name: str) -> Program:
+    def program(self, name: str) -> ContainerState:
         """Return a container.
 
         Raises:
@@ -61,9 +62,9 @@ class Servers:
             raise Failed(f"there is no container {name}: `spark-cluster up` makes it")
         return found
 
-    def _look(self, name: str) -> Program:
+    def _look(self, name: str) -> ContainerState:
         found = look.program(name, self.config)
-        if found is None:
+        if found.status == "unknown":
             raise Failed("Docker does not answer")
         return found
 
@@ -82,7 +83,7 @@ class Servers:
         except OSError as error:
             raise ProxyAway(f"the proxy does not answer: {error}") from None
 
-    def need_gib(self, one: Program) -> float:
+    def need_gib(self, one: ContainerState) -> float:
         """Return the memory that must be available before a server is started."""
         with contextlib.suppress(ValueError):
             return float(one.label(self.config["labels"]["needs"]))
@@ -101,7 +102,7 @@ class Servers:
             if name == but:
                 continue
             program = self._look(name)  # one that someone removed holds no memory
-            if program.running:
+            if program.kept_up:
                 use = uses.get(name, haproxy.Use())
                 since = now - self._loaded_at.get(name, float("-inf"))
                 idle = use.idle_s if use.idle_s is not None else since
@@ -147,9 +148,11 @@ class Servers:
         loading.end(name, self.config)
         look.output(["docker", "stop", "-t", "5", name], ACT_S)
 
-    def answers(self, one: Program) -> str:
-        """Return why a server gives no real answer; empty when it does."""
-        return look.answer(one, self.config, float(self.config["answer_s"]))[0]
+    def state(self, one: ContainerState) -> State:
+        """Return whether a server lives; one that has a process is asked for a real answer."""
+        if not one.kept_up:
+            return judge(one)
+        return judge(one, None, look.answer(one, self.config, float(self.config["answer_s"])))
 
     def came_up(self, name: str) -> None:
         """Note when a server was ready."""

@@ -11,12 +11,13 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from spark_cluster.node import engine_metrics, memory, nvidia_smi
+from spark_cluster.node import engine_metrics, memory, nvidia_smi, replies, unit_state
+from spark_cluster.node.containers import ContainerState, parse_state
+from spark_cluster.node.health import Completion
 from spark_cluster.node.http import ask
 
 COMMAND_S = 20.0
@@ -28,30 +29,11 @@ ACT_S = 180.0
 RETURNED = 0.9
 """Share of the memory that the server held, which must be available before it is started."""
 
+UNSEEN = ContainerState("unknown")
+"""Docker or systemd does not answer."""
+
 BOOT_ID = "/proc/sys/kernel/random/boot_id"
 _ADDRESS = re.compile(r"--node-ip-address=(\S+)")
-
-
-@dataclass(frozen=True)
-class Program:
-    """The server, whatever runs it.
-
-    Attributes:
-        id: changes when it is made again; empty where there is none.
-        runtime: `docker` or `venv`.
-    """
-
-    id: str = ""
-    runtime: str = "docker"
-    started: str = ""
-    running: bool = False
-    by_hand: bool = False
-    crashes: int = 0
-    labels: Mapping[str, str] | None = None
-    command: str = ""
-
-    def label(self, name: str, otherwise: str = "") -> str:
-        return str((self.labels or {}).get(name, otherwise))
 
 
 def output(argv: Sequence[str], limit_s: float = COMMAND_S) -> str | None:
@@ -76,70 +58,29 @@ def boot() -> str:
     return Path(BOOT_ID).read_text().strip()
 
 
-def program(name: str, config: Mapping[str, Any]) -> Program | None:
-    """Return a program of ours; None where Docker or systemd does not answer."""
-    try:
-        text = Path(f"{config['unit_folder']}/{name}.service").read_text()
-    except OSError:
-        return _container(name)
-    return _unit(name, text, str(config["declared"]))
-
-
-def _container(name: str) -> Program | None:
+def program(name: str, config: Mapping[str, Any]) -> ContainerState:
+    """Return a program of ours; `unknown` where Docker or systemd does not answer."""
+    folder = str(config["unit_folder"])
+    if Path(f"{folder}/{name}.service").exists():
+        shown = output(unit_state.question(name, folder))
+        return unit_state.parse(shown, name) if shown else UNSEEN
     # One question that both a missing container and a Docker that is down answer differently.
     listed = output(
         ["docker", "container", "ls", "--all", "--quiet", "--filter", f"name=^/?{name}$"]
     )
     if listed is None:
-        return None
+        return UNSEEN
     if not listed.strip():
-        return Program()
-    try:
-        (found,) = json.loads(output(["docker", "container", "inspect", name]) or "")
-        state, config = found["State"], found["Config"]
-        status = str(state["Status"])
-        return Program(
-            id=str(found["Id"]),
-            started=str(state["StartedAt"]),
-            running=status in ("running", "restarting"),
-            by_hand=status == "exited" and not state.get("Error"),
-            crashes=int(found["RestartCount"]),
-            labels=config.get("Labels") or {},
-            command=" ".join([str(found.get("Path", "")), *map(str, found.get("Args") or [])]),
-        )
-    except (ValueError, KeyError, TypeError):
-        return None
+        return ContainerState("absent")
+    found = parse_state(output(["docker", "container", "inspect", name]) or "")
+    return found if found.status != "absent" else UNSEEN  # it was listed
 
 
-def _unit(name: str, text: str, declared: str) -> Program | None:
-    wanted = "ActiveState,NRestarts,ExecMainStartTimestampMonotonic"
-    shown = output(["systemctl", "show", f"{name}.service", "-p", wanted])
-    if shown is None:
-        return None
-    known = dict(line.split("=", 1) for line in shown.splitlines() if "=" in line)
-    line = next((ln for ln in text.splitlines() if ln.startswith(declared)), "")
-    try:
-        made = json.loads(line.removeprefix(declared))
-        active = known["ActiveState"]
-        return Program(
-            id=str(made["spec"]),
-            runtime="venv",
-            started=known["ExecMainStartTimestampMonotonic"],
-            running=active in ("active", "activating", "reloading"),
-            by_hand=active == "inactive",
-            crashes=int(known["NRestarts"]),
-            labels=made.get("labels") or {},
-            command=" ".join(map(str, made.get("command") or [])),
-        )
-    except (ValueError, KeyError, TypeError):
-        return None
-
-
-def answer(server: Program, config: Mapping[str, Any], limit_s: float) -> tuple[str, bool]:
-    """Ask for a real answer; return why there is none, or nothing, and whether any reply came."""
+def answer(server: ContainerState, config: Mapping[str, Any], limit_s: float) -> Completion:
+    """Ask for a real answer within a limit in seconds."""
     base = server.label(config["labels"]["endpoint"]).removesuffix("/v1")
     if not base:
-        return "its labels name no endpoint", False
+        return Completion(0, why="its labels name no endpoint")
     kinds = config["requests"]
     request = kinds.get(server.label(config["labels"]["kind"], "chat"), kinds["chat"])
     body = None
@@ -154,30 +95,16 @@ def answer(server: Program, config: Mapping[str, Any], limit_s: float) -> tuple[
             "timeout": limit_s,
         }
     )
-    replied = reply["status"] != 0
-    if reply["status"] != 200:
-        told = reply.get("reason") or str(reply.get("body", ""))[:200]
-        what = f"answers with status {reply['status']}" if replied else "does not answer"
-        return f"{request['path']} {what}: {told}", replied
-    if not _has(reply["body"], request["found"]):
-        return f"{request['path']} gives no answer", replied
-    return "", replied
+    status, path = reply["status"], request["path"]
+    if status != 200:
+        told = reply.get("reason") or replies.error(str(reply.get("body", "")))
+        what = f"answers with status {status}" if status else "does not answer"
+        return Completion(status, why=f"{path} {what}: {told}")
+    found = replies.at(replies.decoded(reply["body"]), *request["found"])
+    return Completion(200, why="" if found or not request["found"] else f"{path} gives no answer")
 
 
-def _has(body: str, keys: Sequence[str | int]) -> bool:
-    """Return whether a reply has something at a path of keys and indexes; any does for none."""
-    if not keys:
-        return True
-    try:
-        found = json.loads(body)
-        for key in keys:
-            found = found[key]
-    except (ValueError, LookupError, TypeError, RecursionError):
-        return False
-    return bool(found)
-
-
-def tokens(server: Program, config: Mapping[str, Any]) -> float | None:
+def tokens(server: ContainerState, config: Mapping[str, Any]) -> float | None:
     """Return the tokens that the server has read and written so far; None where it does not say."""
     base = server.label(config["labels"]["endpoint"]).removesuffix("/v1")
     reply = ask({"url": f"{base}/metrics", "timeout": engine_metrics.ASK_S})
@@ -187,14 +114,14 @@ def tokens(server: Program, config: Mapping[str, Any]) -> float | None:
     return (found["prompt_tokens"] or 0.0) + (found["generation_tokens"] or 0.0)
 
 
-def held_mib(programs: Sequence[tuple[str, Program]]) -> int:
+def held_mib(programs: Sequence[tuple[str, ContainerState]]) -> int:
     """Return the GPU memory that processes of these programs hold on this node."""
     ours = {pid for name, one in programs for pid in _pids(name, one)}
     listed = nvidia_smi.processes(output(nvidia_smi.APPS) or "")
     return sum(mib or 0 for pid, _, mib in listed if pid in ours)
 
 
-def _pids(name: str, one: Program) -> set[int]:
+def _pids(name: str, one: ContainerState) -> set[int]:
     if one.runtime == "docker":
         text = output(["docker", "top", name, "-eo", "pid"]) or ""
     else:
@@ -227,7 +154,7 @@ def memory_obstacle(need_mib: int, title: str) -> str:
     return f"{available} MiB of memory are available, the server held {need_mib} MiB{holder}"
 
 
-def ray_obstacle(server: Program, config: Mapping[str, Any]) -> str:
+def ray_obstacle(server: ContainerState, config: Mapping[str, Any]) -> str:
     """Return how many of the nodes that serve Ray shows, where some are missing; or nothing."""
     labels = config["labels"]
     size = server.label(labels["nodes"]) or server.label(labels["tp"], "1")
@@ -243,10 +170,9 @@ def ray_obstacle(server: Program, config: Mapping[str, Any]) -> str:
     return "" if alive >= int(size) else f"Ray shows {alive} of {size} nodes: is the other one on?"
 
 
-def lost_of_ray(ray: Program | None) -> list[str]:
+def lost_of_ray(ray: ContainerState) -> list[str]:
     """Return the addresses with which Ray is started here, and that are none of the node's."""
-    wanted = _ADDRESS.findall(ray.command) if ray is not None else []
-    return [address for address in wanted if not _is_own(address)]
+    return [address for address in _ADDRESS.findall(ray.words) if not _is_own(address)]
 
 
 def lost_of_endpoint(config: Mapping[str, Any]) -> list[str]:

@@ -14,10 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import durable, locks
+from spark_cluster.node.containers import ContainerState
+from spark_cluster.node.health import Completion, judge
 from spark_cluster.node.supervision import loading
 from spark_cluster.node.supervision import look as looking
-from spark_cluster.node.supervision.look import Program
-from spark_cluster.node.supervision.policy import START, STOP, Limits, Look, State, decide
+from spark_cluster.node.supervision.policy import (
+    START,
+    STOP,
+    Limits,
+    Look,
+    SupervisionState,
+    decide,
+)
 
 EVENTS = 50
 """Events that are kept for `supervise status`."""
@@ -40,7 +48,7 @@ class Supervisor:
     def __post_init__(self) -> None:
         self.limits = Limits(**self.config["limits"])
         kept = self._kept()
-        self.state = State.from_dict(kept.get("state"))
+        self.state = SupervisionState.from_dict(kept.get("state"))
         self.need_mib = kept["need_mib"] if isinstance(kept.get("need_mib"), int) else 0
         events = kept.get("events")
         self.events: list[Any] = events[-EVENTS:] if isinstance(events, list) else []
@@ -52,8 +60,8 @@ class Supervisor:
     def look_once(self, now: float) -> str:
         """Look, decide and act; return what was done (START, STOP or nothing)."""
         with self._alone() as free:
-            server = looking.program(self.config["server"], self.config) if free else None
-        if server is None:  # a run is at work, or Docker does not answer (yet)
+            server = looking.program(self.config["server"], self.config) if free else looking.UNSEEN
+        if server.status == "unknown":  # a run is at work, or Docker does not answer (yet)
             return ""
         look = self._look(server)  # without the lock: an answer may take its time
         after, action = decide(self.state, look, now, self.limits)
@@ -64,7 +72,7 @@ class Supervisor:
             self._take(after, action, now)
             return ""
         with self._alone() as free:
-            again = looking.program(self.config["server"], self.config) if free else None
+            again = looking.program(self.config["server"], self.config) if free else looking.UNSEEN
             if again != server:  # a run, or the runtime, has done something meanwhile
                 return ""
             # First: after a power cut in the middle, a stop must not look like one by hand.
@@ -72,46 +80,41 @@ class Supervisor:
             self._act(server, action)
         return action
 
-    def _take(self, after: State, action: str, now: float) -> None:
+    def _take(self, after: SupervisionState, action: str, now: float) -> None:
         before, self.state = self.state, after
         self._tell(before, action, now)
         self._keep()
 
-    def _look(self, server: Program) -> Look:
+    def _look(self, server: ContainerState) -> Look:
+        name = self.config["server"]
         ray = looking.program(self.config["ray"], self.config)
         lost = looking.lost_of_ray(ray)
         self.problems = [LOST.format(a) for a in (*lost, *looking.lost_of_endpoint(self.config))]
-        why, moving, ended = "", False, ""
-        if server.running:
-            why, replied = looking.answer(server, self.config, self.limits.answer_s)
-            # After each answer too: the tokens of our own question say nothing of other requests.
-            before, tokens = self._tokens, looking.tokens(server, self.config)
-            if tokens is not None:
-                self._tokens = tokens
-                moving = not replied and before is not None and tokens > before
-            if why and moving:
-                why = f"busy with other requests: {why}"
-        elif server.id:
-            why = "its process has ended"
-            ended = loading.reason(self.config["server"])
-        if server.running and not why and self.state.phase != "serving":
-            programs = [(self.config["server"], server), (self.config["ray"], ray or Program())]
-            self.need_mib = looking.held_mib([(n, p) for n, p in programs if p.id])
+        state = judge(server, None, self._completion(server) if server.kept_up else None)
+        if state.serves and self.state.phase != "serving":
+            programs = [(name, server), (self.config["ray"], ray)]
+            self.need_mib = looking.held_mib([(n, one) for n, one in programs if one.id])
         return Look(
-            program=server.id,
-            started=server.started,
-            running=server.running,
-            by_hand=server.by_hand,
-            ended=ended,
-            crashes=server.crashes,
-            answers=server.running and not why,
-            moving=moving,
-            why=why,
-            obstacle="" if server.running else self._obstacle(server, lost),
+            server,
+            state,
+            ended="" if server.kept_up or not server.id else loading.reason(name),
+            obstacle="" if server.kept_up else self._obstacle(server, lost),
             boot=looking.boot(),
         )
 
-    def _obstacle(self, server: Program, lost: list[str]) -> str:
+    def _completion(self, server: ContainerState) -> Completion:
+        """Ask for a completion; one that does not come while others do is late."""
+        found = looking.answer(server, self.config, self.limits.answer_s)
+        # After each answer too: the tokens of our own question say nothing of other requests.
+        before, tokens = self._tokens, looking.tokens(server, self.config)
+        if tokens is None:
+            return found
+        self._tokens = tokens
+        if found.came or found.status or before is None or tokens <= before:
+            return found
+        return Completion(0, why=f"busy with other requests: {found.why}", late=True)
+
+    def _obstacle(self, server: ContainerState, lost: list[str]) -> str:
         if self.state.phase != "waiting":
             return ""
         return (
@@ -120,7 +123,7 @@ class Supervisor:
             or looking.memory_obstacle(self.need_mib, self.config["title"])
         )
 
-    def _act(self, server: Program, action: str) -> None:
+    def _act(self, server: ContainerState, action: str) -> None:
         name = self.config["server"]
         start = ["docker", "start", name]
         if server.runtime == "venv":
@@ -138,7 +141,7 @@ class Supervisor:
             self._event(time.time(), f"{' '.join(argv)} failed")
             self._keep()
 
-    def _tell(self, before: State, action: str, now: float) -> None:
+    def _tell(self, before: SupervisionState, action: str, now: float) -> None:
         """Print a change; the journal has it, and `supervise status` shows the last ones."""
         after = self.state
         if before.phase == after.phase and (before.reason == after.reason or not after.reason):

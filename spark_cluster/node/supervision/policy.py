@@ -9,6 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any
 
+from spark_cluster.node.containers import ContainerState
+from spark_cluster.node.health import MANY_RESTARTS, Life, State
+
 START, STOP = "start", "stop"
 
 
@@ -30,7 +33,7 @@ class Limits:
     answer_s: float = 30.0
     misses: int = 3
     load_s: float = 1800.0
-    crashes: int = 3
+    crashes: int = MANY_RESTARTS
     pause_s: float = 10.0
     longest_pause_s: float = 600.0
     restarts: int = 5
@@ -42,34 +45,27 @@ class Look:
     """The server at one moment.
 
     Attributes:
-        program: id that changes when `up` makes it again; empty where there is none.
-        started: when its process last began, as the runtime says it.
-        running: it has a process.
-        by_hand: it was stopped on purpose, by a person or by `up`.
+        server: its program, as its runtime tells it.
+        state: whether it lives.
         ended: why its load was ended by the guard of the node's memory; empty where it was not.
-        crashes: how often the runtime started it again.
-        answers: a real completion came.
-        moving: tokens came since the last look, so that it is busy, not dead.
-        why: there is no answer, in words.
         obstacle: a start has to wait for this; empty where it has not.
         boot: id of this boot of the node.
     """
 
-    program: str = ""
-    started: str = ""
-    running: bool = False
-    by_hand: bool = False
+    server: ContainerState
+    state: State
     ended: str = ""
-    crashes: int = 0
-    answers: bool = False
-    moving: bool = False
-    why: str = ""
     obstacle: str = ""
     boot: str = ""
 
+    @property
+    def why(self) -> str:
+        """Why it does not answer, in words."""
+        return self.state.reason if self.server.kept_up else "its process has ended"
+
 
 @dataclass(frozen=True)
-class State:
+class SupervisionState:
     """The memory of the supervision, kept on disk.
 
     Attributes:
@@ -100,7 +96,7 @@ class State:
         return {**asdict(self), "restarts": list(self.restarts)}
 
     @classmethod
-    def from_dict(cls, found: Any) -> State:
+    def from_dict(cls, found: Any) -> SupervisionState:
         """Read what was kept; what is not understood is left out."""
         kept: dict[str, Any] = found if isinstance(found, dict) else {}
         given: dict[str, Any] = {}
@@ -114,37 +110,41 @@ class State:
         return cls(**given)
 
 
-def decide(state: State, look: Look, now: float, limits: Limits) -> tuple[State, str]:
+def decide(
+    state: SupervisionState, look: Look, now: float, limits: Limits
+) -> tuple[SupervisionState, str]:
     """Return the state after a look, and what is to be done: START, STOP or nothing."""
     state = _at_boot(_of_now(state, now, limits), look, now)
-    if not look.program:
-        return _enter(replace(State(), boot=look.boot), "idle", now, state), ""
-    if look.program != state.program:  # `up` or `swap` made a new one: nothing is held against it
-        state = _enter(State(program=look.program, boot=look.boot), "loading", now)
-        state = replace(state, crashes=look.crashes)
+    if not look.server.id:
+        return _enter(replace(SupervisionState(), boot=look.boot), "idle", now, state), ""
+    if look.server.id != state.program:  # `up` or `swap` made a new one: nothing is held against it
+        state = _enter(SupervisionState(program=look.server.id, boot=look.boot), "loading", now)
+        state = replace(state, crashes=look.server.restarts)
     if state.phase in ("waiting", "gave-up"):
-        if not look.running:
+        if not look.server.kept_up:
             return _not_running(state, look, now)
-        if look.started == state.started and not look.answers:
+        if look.server.started == state.started and not look.state.serves:
             return state, STOP  # the stop failed
-    if look.answers:
-        state = replace(state, misses=0, crashes=look.crashes, started=look.started)
+    if look.state.serves:
+        state = replace(state, misses=0, crashes=look.server.restarts, started=look.server.started)
         return _enter(state, "serving", now, state), ""
-    if look.by_hand and not look.ended:
+    if look.server.by_hand and not look.ended:
         return _enter(state, "stopped", now, state, "it was stopped by hand"), ""
     return _without_answer(state, look, now, limits)
 
 
-def _without_answer(state: State, look: Look, now: float, limits: Limits) -> tuple[State, str]:
+def _without_answer(
+    state: SupervisionState, look: Look, now: float, limits: Limits
+) -> tuple[SupervisionState, str]:
     """Judge a server that runs, or has died, and gives no answer."""
-    began_again = look.started != state.started
+    began_again = look.server.started != state.started
     # A start by hand or by us, and perhaps a boot, lets the runtime count from 0.
-    crashes = min(state.crashes, look.crashes)
-    state = replace(state, started=look.started, crashes=crashes)
+    crashes = min(state.crashes, look.server.restarts)
+    state = replace(state, started=look.server.started, crashes=crashes)
     if state.phase == "serving" and not began_again:
-        if not look.running:
+        if not look.server.kept_up:
             return _end(state, f"it died: {look.why}", now, limits)
-        misses = 0 if look.moving else state.misses + 1
+        misses = 0 if look.state.life is Life.BUSY else state.misses + 1
         state = replace(state, misses=misses, reason=look.why)
         if misses < limits.misses:
             return state, ""
@@ -152,9 +152,9 @@ def _without_answer(state: State, look: Look, now: float, limits: Limits) -> tup
     if state.phase != "loading":
         served = state.phase == "serving"  # then crashes count from its last answer
         why = f"its process began again: {look.why}" if served else look.why
-        state = replace(state, crashes=state.crashes if served else look.crashes)
+        state = replace(state, crashes=state.crashes if served else look.server.restarts)
         state = _enter(state, "loading", now, reason=why)
-    times = max(0, look.crashes - state.crashes)
+    times = max(0, look.server.restarts - state.crashes)
     failed = look.ended
     if times >= limits.crashes:
         failed = failed or f"it ended {times} times before it answered"
@@ -163,16 +163,18 @@ def _without_answer(state: State, look: Look, now: float, limits: Limits) -> tup
     return _end(state, failed, now, limits) if failed else (state, "")
 
 
-def _not_running(state: State, look: Look, now: float) -> tuple[State, str]:
+def _not_running(state: SupervisionState, look: Look, now: float) -> tuple[SupervisionState, str]:
     if state.phase == "gave-up" or now < state.due:
         return state, ""
     if look.obstacle:
         return replace(state, reason=look.obstacle), ""
-    begun = replace(_enter(state, "loading", now), crashes=look.crashes)
+    begun = replace(_enter(state, "loading", now), crashes=look.server.restarts)
     return begun, START
 
 
-def _end(state: State, why: str, now: float, limits: Limits) -> tuple[State, str]:
+def _end(
+    state: SupervisionState, why: str, now: float, limits: Limits
+) -> tuple[SupervisionState, str]:
     """Have it stopped, to be started after a pause; or for good, when that was tried enough."""
     count = len(state.restarts)
     if count >= limits.restarts:
@@ -184,21 +186,25 @@ def _end(state: State, why: str, now: float, limits: Limits) -> tuple[State, str
 
 
 def _enter(
-    state: State, phase: str, now: float, before: State | None = None, reason: str = ""
-) -> State:
+    state: SupervisionState,
+    phase: str,
+    now: float,
+    before: SupervisionState | None = None,
+    reason: str = "",
+) -> SupervisionState:
     """Return the state in a phase, whose beginning is kept where it was the phase before."""
     since = before.since if before is not None and before.phase == phase else now
     return replace(state, phase=phase, since=since, reason=reason)
 
 
-def _of_now(state: State, now: float, limits: Limits) -> State:
+def _of_now(state: SupervisionState, now: float, limits: Limits) -> SupervisionState:
     """Leave out what is past, and moments that a clock which was set back has put in the future."""
     recent = tuple(t for t in state.restarts if now - limits.window_s <= t <= now)
     due = min(state.due, now + limits.longest_pause_s)
     return replace(state, restarts=recent, due=due, since=min(state.since, now))
 
 
-def _at_boot(state: State, look: Look, now: float) -> State:
+def _at_boot(state: SupervisionState, look: Look, now: float) -> SupervisionState:
     """After a reboot or a power cut a server that was given up is tried again."""
     if look.boot == state.boot:
         return state
@@ -206,5 +212,5 @@ def _at_boot(state: State, look: Look, now: float) -> State:
     if state.phase == "gave-up":
         return replace(_enter(state, "waiting", now, reason=state.reason), due=now)
     if state.phase in ("serving", "loading"):
-        return replace(_enter(state, "loading", now), crashes=look.crashes)
+        return replace(_enter(state, "loading", now), crashes=look.server.restarts)
     return state

@@ -17,12 +17,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.node.containers import RESTART_LIMIT, ContainerState
 from spark_cluster.node.supervision import look as looking
-from spark_cluster.node.supervision.look import Program
-
-RESTARTS = 5
-"""Restarts within the window after which a server is stopped; after a reboot one or two are usual,
-until its peers are there."""
 
 WINDOW_S = 3 * 3600.0
 """Seconds in which they count: a load that fails after half an hour is stopped as well, a server
@@ -47,7 +43,9 @@ class Known:
     at: tuple[float, ...] = ()
 
 
-def count(known: Known | None, seen: Program, now: float, obstacle: Callable[[], str]) -> Known:
+def count(
+    known: Known | None, seen: ContainerState, now: float, obstacle: Callable[[], str]
+) -> Known:
     """Return the restarts after a look.
 
     What happened before the first look is not known by its moment and does not count. A start by
@@ -56,11 +54,11 @@ def count(known: Known | None, seen: Program, now: float, obstacle: Callable[[],
     Args:
         obstacle: says what the server had to wait for, so that its restarts do not count.
     """
-    if known is None or known.program != seen.id or seen.crashes < known.counted:
-        return Known(seen.id, seen.crashes)
+    if known is None or known.program != seen.id or seen.restarts < known.counted:
+        return Known(seen.id, seen.restarts)
     recent = tuple(t for t in known.at if now - t < WINDOW_S)
-    new = seen.crashes - known.counted
-    return Known(seen.id, seen.crashes, recent + (now,) * (0 if new and obstacle() else new))
+    new = seen.restarts - known.counted
+    return Known(seen.id, seen.restarts, recent + (now,) * (0 if new and obstacle() else new))
 
 
 def names(config: Mapping[str, Any]) -> set[str]:
@@ -81,22 +79,23 @@ def look_once(
     found = {}
     for name in sorted(names(config)):
         seen = looking.program(name, config)
-        if seen is None or not seen.id:  # Docker does not answer, or there is no such server
+        if not seen.id:  # Docker does not answer, or there is no such server
             continue
         obstacle = partial(looking.ray_obstacle, seen, config)
         found[name] = count(known.get(name), seen, now, obstacle)
-        if len(found[name].at) >= RESTARTS and seen.running:
+        if len(found[name].at) >= RESTART_LIMIT and seen.kept_up:
             _stop(name, seen)
     return found
 
 
-def _stop(name: str, seen: Program) -> None:
+def _stop(name: str, seen: ContainerState) -> None:
     argv = looking.stop(name, seen.runtime)
     done = looking.output(argv, looking.ACT_S)
     said = "stopped" if done is not None else f"not stopped, {' '.join(argv)} failed"
+    often = f"{RESTART_LIMIT} times within {WINDOW_S / 3600:g} hours"
     print(
-        f"{name} was started again {RESTARTS} times within {WINDOW_S / 3600:g} hours and is {said}:"
-        " its log says why it ends, and `spark-cluster up` starts it",
+        f"{name} was started again {often} and is {said}: its log says why it ends, and "
+        "`spark-cluster up` starts it",
         flush=True,
     )
 

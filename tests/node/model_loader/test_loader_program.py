@@ -8,7 +8,6 @@ import os
 import socket
 import socketserver
 import subprocess
-import sys
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,12 +17,14 @@ from typing import Any
 import kept_docker
 import pytest
 from factories import make_node, put
+from unit_programs import installed
 from waiting import until
 
 from spark_cluster.engine import model_loading, proxy
-from spark_cluster.engine.containers import NEEDS
 from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.node import load_guard
+from spark_cluster.node.containers import NEEDS, ContainerState
+from spark_cluster.node.health import State
 from spark_cluster.node.model_loader import main as program
 from spark_cluster.node.model_loader.load_queue import Queue
 from spark_cluster.node.model_loader.main import Loader
@@ -248,13 +249,13 @@ def test_a_stop_that_outlives_the_program_is_no_failure_of_a_load(node, engine, 
     loader = Loader(Servers(node.config), queue)
     loader.go_on()
     node.known["a"]["State"]["Status"] = "exited"
-    look = Servers.answers
+    look = Servers.state
 
-    def answers(servers: Servers, one: Any) -> str:
+    def state(servers: Servers, one: ContainerState) -> State:
         node.write()  # now it has ended
         return look(servers, one)
 
-    monkeypatch.setattr(Servers, "answers", answers)
+    monkeypatch.setattr(Servers, "state", state)
     loader.load_next(0)
     assert queue.ask("a").text == "it is going to be loaded"
     assert node.acts == []
@@ -319,10 +320,7 @@ def test_the_installed_files_answer_and_load_by_themselves(node, tmp_path):
     node.write()
     # This machine's caches are its own; test_supervisor.py runs the same files on a scratch root.
     put(tmp_path / "config.json", json.dumps({**node.config, "unified_memory": False}))
-    for path, text in model_loading.PROGRAM.files().items():
-        put(tmp_path / path.removeprefix("/"), text)
-    start = tmp_path / model_loading.PROGRAM.start.removeprefix("/")
-    argv = [sys.executable, "-I", "-S", "-B", str(start), str(tmp_path / "config.json")]
+    argv = installed(tmp_path, model_loading.PROGRAM, str(tmp_path / "config.json"))
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
         until((tmp_path / "http.sock").exists)

@@ -18,7 +18,7 @@ from hostile.container import FILE_TRICKS, FOLDER_TRICKS, Outside, exchanged, le
 from models import COMMIT, REPOSITORY, content, model
 from waiting import HANG_S
 
-from spark_cluster.agent import model_copy, model_store
+from spark_cluster.agent import operations
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_work, long_work, pull
 from spark_cluster.node.store.blob_server import BlobServer
@@ -59,8 +59,8 @@ class Victim:
         return self.cache.blob(REPOSITORY, file.blob)
 
     def ask(self, what: str, **request: Any) -> dict[str, Any]:
-        asked = {"what": what, "hub": HUB, **request}
-        return json.loads(json.dumps(model_store.answer(self.host, asked)))
+        asked = {"op": "store", "what": what, "hub": HUB, **request}
+        return json.loads(json.dumps(operations.act(self.host, asked)))
 
     def state(self) -> dict[str, Any]:
         [found] = self.ask("state", wanted=[{"repository": REPOSITORY, "revision": "main"}])[
@@ -134,7 +134,7 @@ def _without_records(victim: Victim) -> None:
 
 def _lacking(victim: Victim) -> None:
     asked = {"what": "lacking", "hub": HUB, "manifest": victim.manifest.document()}
-    model_copy.answer(victim.host, asked)
+    operations.act(victim.host, {"op": "copy", **asked})
 
 
 OPERATIONS: dict[str, Callable[[Victim], object]] = {

@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "node" / "store"))
 
 from models import COMMIT, REPOSITORY, content, model
 
-from spark_cluster.agent import model_store
+from spark_cluster.agent import operations
 from spark_cluster.node.host import Host
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.values import ResourceError
@@ -40,7 +40,8 @@ def cache(host: Host) -> HubCache:
 
 
 def ask(host, what, **request):
-    return json.loads(json.dumps(model_store.answer(host, {"what": what, "hub": HUB, **request})))
+    asked = {"op": "store", "what": what, "hub": HUB, **request}
+    return json.loads(json.dumps(operations.act(host, asked)))
 
 
 def state(host, revision="main"):

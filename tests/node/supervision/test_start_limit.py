@@ -5,27 +5,27 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import kept_docker
 import pytest
 from factories import put
+from unit_programs import installed
 from waiting import until
 
 from spark_cluster.engine import supervision
+from spark_cluster.node.containers import RESTART_LIMIT, ContainerState
 from spark_cluster.node.supervision import start_limit
-from spark_cluster.node.supervision.look import Program
-from spark_cluster.node.supervision.start_limit import RESTARTS, WINDOW_S, Known, count
+from spark_cluster.node.supervision.start_limit import WINDOW_S, Known, count
 
 
 def free() -> str:
     return ""
 
 
-def seen(crashes: int, program: str = "one") -> Program:
-    return Program(id=program, running=True, crashes=crashes)
+def seen(crashes: int, program: str = "one") -> ContainerState:
+    return ContainerState(id=program, restarts=crashes)
 
 
 def test_restarts_of_months_do_not_count():
@@ -34,7 +34,7 @@ def test_restarts_of_months_do_not_count():
     for crashes in range(41, 60):
         now += WINDOW_S / 4
         known = count(known, seen(crashes), now, free)
-        assert len(known.at) < RESTARTS
+        assert len(known.at) < RESTART_LIMIT
 
 
 def test_a_server_that_is_made_or_started_anew_counts_anew():
@@ -83,10 +83,10 @@ def node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Node:
 
 def test_a_server_that_ends_again_and_again_is_stopped(node, capsys):
     """P16: without `supervise` and without the laptop; one next to it serves on."""
-    for times in range(RESTARTS):
+    for times in range(RESTART_LIMIT):
         node.has(spark_vllm=times, spark_vllm_chat=0)
         assert node.look() == []
-    node.has(spark_vllm=RESTARTS, spark_vllm_chat=0)
+    node.has(spark_vllm=RESTART_LIMIT, spark_vllm_chat=0)
     assert node.look() == ["stop spark-vllm"]
     assert "spark-vllm was started again 5 times within 3 hours and is stopped" in (
         capsys.readouterr().out
@@ -97,14 +97,14 @@ def test_one_of_several_models_is_stopped_too(node):
     """P16: its name is not known before."""
     node.has(spark_vllm_chat=0)
     node.look()
-    node.has(spark_vllm_chat=RESTARTS)
+    node.has(spark_vllm_chat=RESTART_LIMIT)
     assert node.look() == ["stop spark-vllm-chat"]
 
 
 def test_restarts_do_not_count_while_ray_lacks_a_node(node):
     """P16: the other node is still off after a power cut; when it is back, the server serves."""
     node.labels = {"spark-cluster.tp": "2", "spark-cluster.dashboard": "1"}
-    for times in range(4 * RESTARTS):
+    for times in range(4 * RESTART_LIMIT):
         node.has(spark_vllm=times)
         assert node.look() == []
 
@@ -117,15 +117,12 @@ def test_a_docker_that_is_down_is_waited_for(node):
 
 
 def test_the_program_runs_with_nothing_else_of_the_package(tmp_path: Path) -> None:
-    for path, text in supervision.START_LIMIT.files().items():
-        put(tmp_path / path.removeprefix("/"), text)
-    start = tmp_path / supervision.START_LIMIT.start.removeprefix("/")
     config: dict[str, Any] = supervision.start_limit_configuration()
     told = put(tmp_path / "config.json", json.dumps({**config, "unit_folder": str(tmp_path)}))
     looked = tmp_path / "looked"
     put(tmp_path / "bin/docker", f"#!/bin/sh\n: > {looked}\n", 0o755)
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-B", start, told],
+        installed(tmp_path, supervision.START_LIMIT, str(told)),
         env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:

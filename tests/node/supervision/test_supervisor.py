@@ -17,10 +17,12 @@ from typing import Any
 import kept_docker
 import pytest
 from factories import make_node, put
+from unit_programs import installed
 from waiting import HANG_S
 
 from spark_cluster.engine import supervision
-from spark_cluster.node import load_guard, memory, own_program
+from spark_cluster.node import load_guard, memory, own_program, unit_state
+from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.load_guard import PROGRAM, Settings
 from spark_cluster.node.supervision import look
 from spark_cluster.node.supervision.main import Supervisor
@@ -230,23 +232,25 @@ def test_an_endpoint_whose_address_has_changed_is_told_and_restarted(node, engin
 
 def test_ray_whose_address_has_changed_is_waited_for(node, engine):
     known = node.containers
-    node.write({**known, "spark-ray": {**known["spark-vllm"], "Args": [f"{OWN}=192.0.2.8"]}})
+    node.write(
+        {**known, "spark-ray": {**known["spark-vllm"], "Path": "ray", "Args": [f"{OWN}=192.0.2.8"]}}
+    )
     node.look()
     engine.alive = False
     assert [node.look(), node.look()] == ["", STOP]
     node.holds()
     assert node.look() == ""
     assert "192.0.2.8 is none of this node's addresses" in node.supervisor.state.reason
-    assert look.lost_of_ray(look.Program(command=f"ray start {OWN}=127.0.0.1")) == []
+    assert look.lost_of_ray(ContainerState(command=("ray", "start", f"{OWN}=127.0.0.1"))) == []
 
 
 def test_ray_without_the_other_node(node, free_rays):
     labels = {"spark-cluster.tp": "2", "spark-cluster.dashboard": str(free_rays)}
-    server = look.Program("one", labels=labels)
+    server = ContainerState(id="one", labels=labels)
     assert look.ray_obstacle(server, node.config) == "Ray shows 1 of 2 nodes: is the other one on?"
-    alone = look.Program("one", labels={**labels, "spark-cluster.tp": "1"})
+    alone = ContainerState(id="one", labels={**labels, "spark-cluster.tp": "1"})
     assert look.ray_obstacle(alone, node.config) == ""
-    mp = look.Program("one", labels={**labels, "spark-cluster.executor": "mp"})
+    mp = ContainerState(id="one", labels={**labels, "spark-cluster.executor": "mp"})
     assert look.ray_obstacle(mp, node.config) == ""
 
 
@@ -276,12 +280,21 @@ def free_rays() -> Iterator[int]:
 def test_a_unit_of_the_runtime_venv(node, monkeypatch):
     declared = json.dumps({"spec": "abc", "labels": {"spark-cluster.tp": "1"}, "command": ["x"]})
     put(node.folder / "spark-vllm.service", f"[Unit]\n[X-Spark-Cluster]\nDeclared={declared}\n")
-    shown = "ActiveState=failed\\nNRestarts=2\\nExecMainStartTimestampMonotonic=5\\n"
+    began = "ExecMainStartTimestamp=Fri 2026-11-20 10:00:00.5 UTC"
+    shown = f"ActiveState=failed\\nNRestarts=2\\nResult=exit-code\\n{began}\\n"
     put(node.folder / "bin/systemctl", f"#!/bin/sh\nprintf '{shown}'\n", 0o755)
     found = look.program("spark-vllm", node.config)
-    assert found is not None
-    assert (found.id, found.runtime, found.running, found.by_hand) == ("abc", "venv", False, False)
-    assert (found.crashes, found.label("spark-cluster.tp")) == (2, "1")
+    assert (found.id, found.runtime, found.kept_up, found.by_hand) == ("abc", "venv", False, False)
+    assert (found.restarts, found.label("spark-cluster.tp")) == (2, "1")
+    assert found.started.startswith("2026-11-20T10:00:00.45")
+    put(node.folder / "bin/systemctl", "#!/bin/sh\nexit 1\n", 0o755)
+    assert look.program("spark-vllm", node.config).status == "unknown"
+
+
+def test_a_unit_that_was_stopped_by_hand_keeps_the_result_of_the_run_before():
+    shown = "[Unit]\nActiveState={}\nResult=exit-code\nExecMainStatus=1\n"
+    assert not unit_state.parse(shown.format("failed")).by_hand
+    assert unit_state.parse(shown.format("inactive")).by_hand
 
 
 REASON = {"available_kib": 2**20, "free_kib": 0, "swap_free_kib": 0, "pressure": None, "at": 0}
@@ -321,12 +334,12 @@ def test_a_gpu_with_memory_of_its_own_is_left_alone(node, engine):
     assert node.memory == []
 
 
-def must_guard(code: Path, root: Path) -> None:
+def must_guard(code: str, root: Path) -> None:
     """Run the installed guard to its limit, and drop the caches of a node that has none."""
     told = Settings("spark-vllm", ("spark-vllm",), 0.0, root=str(root))
     put(root / "proc/sys/vm/drop_caches", "0")
     for program, word in ((PROGRAM, json.dumps(asdict(told))), (memory.__name__, str(root))):
-        argv = [sys.executable, "-I", "-S", "-B", "-c", own_program.CODE, str(code), program, word]
+        argv = [sys.executable, "-I", "-S", "-B", *own_program.entry(code, program), word]
         subprocess.run(argv, check=True, timeout=HANG_S)
     assert (root / "proc/sys/vm/drop_caches").read_text() == "3"
 
@@ -334,11 +347,8 @@ def must_guard(code: Path, root: Path) -> None:
 def test_the_installed_files_are_all_that_it_needs(node, tmp_path):
     """Run as on the node: by its own interpreter, with nothing of this checkout."""
     put(tmp_path / "config.json", json.dumps({**node.config, "folder": str(tmp_path / "kept")}))
-    for path, text in supervision.PROGRAM.files().items():
-        put(tmp_path / path.removeprefix("/"), text)
-    start = tmp_path / supervision.PROGRAM.start.removeprefix("/")
-    argv = [sys.executable, "-I", "-S", "-B", str(start), str(tmp_path / "config.json")]
-    must_guard(start.parent, tmp_path)
+    argv = installed(tmp_path, supervision.PROGRAM, str(tmp_path / "config.json"))
+    must_guard(argv[4].removesuffix(f"/{own_program.STARTER}"), tmp_path)
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
     try:

@@ -54,7 +54,7 @@ def inspect(state: dict[str, Any], kind: str, rest: list[str]) -> None:
     found, (name,) = options(rest, (), ("-f", "--format"))
     things = state["images" if kind == "image" else "containers"]
     if name not in things:
-        sys.stdout.write("" if found else "[]\n")
+        sys.stdout.write("[]\n")
         raise Refuse(1, f"Error response from daemon: No such {kind}: {name}")
     if found:
         ((shown,),) = found.values()

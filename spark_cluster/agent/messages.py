@@ -1,0 +1,305 @@
+"""The messages of an agent as the laptop expects them: events, replies, and how long they may take.
+
+The reader of a session checks every message by this before anyone sees it, so that an event or a
+reply has each key in its type. What is checked is the form: that a status is a number, not that it
+is true. A new operation of agent/operations.py has its reply and its limit here. Only the laptop
+reads this, so it is not sent (runner/payload.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from spark_cluster.agent.shape import PAIR, Maybe, Misfit, Shape, check, choice, number
+from spark_cluster.node.store.manifest import Manifest
+
+COUNT = number(int, 0)
+"""A count, or bytes."""
+
+TIME = number(float, 0, 253_402_300_799)
+"""Seconds since 1970 (UTC), to the year 9999."""
+
+WAIT = number(float, 0, 24 * 3600)
+"""Seconds to wait for something."""
+
+CHANGES: Shape = {str: PAIR}
+"""Attribute to [was, is now]."""
+
+VERDICTS = choice("ok", "change", "unknown", "failed", "skipped")
+
+_OF_RESULT: dict[str, Shape] = {
+    "id": str,
+    "verdict": VERDICTS,
+    "seconds": Maybe(number(float, 0)),
+    "changes": Maybe(CHANGES),
+    **dict.fromkeys(("diff", "reason", "error", "hint", "output"), Maybe(str)),
+}
+
+OF_AGENT: Mapping[str, Shape] = {
+    "ready": {},
+    "need_code": {"part": Maybe(str)},
+    "alive": {},
+    "too_old": {"python": str},
+    "no_room": {"error": str},
+}
+"""Events of the agent itself."""
+
+_OF_REQUEST: Mapping[str, Shape] = {
+    "ask": {
+        "id": str,
+        "verdict": VERDICTS,
+        "changes": Maybe(CHANGES),
+        "diff": Maybe(str),
+        "reason": Maybe(str),
+    },
+    "changing": {"id": str},
+    "need": {"sha256": str, "from": number(int, 0, 1 << 43), "size": number(int, 0, 1 << 43)},
+    "note": {"text": str},
+    "output": {"text": str},
+    "progress": {"id": str, "text": str},
+    "prove": {"path": str},
+    "result": _OF_RESULT,
+}
+"""Events on the way to a reply, which is the event `done`."""
+
+EVENTS: Mapping[str, Shape] = {
+    **OF_AGENT,
+    **{name: {"req": COUNT, **shape} for name, shape in _OF_REQUEST.items()},
+    "done": {"req": COUNT, "error": Maybe(str), "hint": Maybe(str)},
+}
+
+_ANSWER = {
+    "status": int,
+    "body": str,
+    "reason": Maybe(str),
+    "certificate": Maybe(str),
+    "headers": Maybe({str: str}),
+}
+_DONE = {"status": int, "stdout": str, "stderr": str}
+_MACHINE = {
+    **dict.fromkeys(("python", "arch", "kernel", "hostname"), str),
+    **dict.fromkeys(("cpus", "disk_total", "disk_free"), COUNT),
+}
+_MISSING = {"missing": str, "hint": str}
+
+_TEXT_OR_NULL = (None, str)
+
+
+def _run_id(value: object) -> None:
+    """Raises ValueError for what cannot be the id of a run: it names files of the laptop, too."""
+    if not isinstance(value, str) or re.fullmatch(r"[A-Za-z0-9-]{1,100}", value) is None:
+        raise ValueError("it is not the id of a run")
+
+
+_RUN = {
+    "run": _run_id,
+    "since": (None, TIME),
+    **dict.fromkeys(("user", "command", "reverts", "reverting"), _TEXT_OR_NULL),
+    "changes": COUNT,
+    "paths": COUNT,
+    "notes": [str],
+    "reverted_by": Maybe(_TEXT_OR_NULL),
+    "half_reverted_by": Maybe(_TEXT_OR_NULL),
+}
+_SIDE = {"kind": str, **dict.fromkeys(("mode", "uid", "gid"), Maybe(COUNT))}
+_ENTRY = {
+    "time": TIME,
+    "resource": str,
+    "action": str,
+    "changes": Maybe((None, CHANGES)),
+    "before": Maybe((None, _SIDE)),
+    "after": Maybe((None, _SIDE)),
+    **dict.fromkeys(("path", "what", "of"), Maybe(_TEXT_OR_NULL)),
+}
+_REBOOT = {"at": COUNT, "id": str, "boot_id": str, "changes": CHANGES, "timeout_s": WAIT}
+
+_REVISION = {
+    **dict.fromkeys(("repository", "commit", "in_use", "problem"), str),
+    **dict.fromkeys(("files", "size", "freed"), int),
+    "refs": [str],
+    "last_used": TIME,
+    "served": bool,
+    "pinned": bool,
+}
+_IMAGE = {
+    **dict.fromkeys(("id", "created"), str),
+    **{key: [str] for key in ("names", "digests", "used_by")},
+    "size": int,
+}
+_CACHE_ENTRY = {
+    "kind": str,
+    "path": str,
+    "bytes": COUNT,
+    "files": COUNT,
+    "modified": TIME,
+    "whole": bool,
+}
+_TUNED = {**dict.fromkeys(("model", "gpu", "file", "image"), str), "tp": int}
+
+REPLIES: Mapping[str, Shape] = {
+    "apply": {"ok": bool, "reboot": Maybe(_REBOOT), "stopped": Maybe(str)},
+    "http": _ANSWER,
+    "lock": {
+        "locked_by": Maybe(
+            {**dict.fromkeys(("run", "user", "command"), Maybe(str)), "since": Maybe(TIME)}
+        )
+    },
+    "reboot": {"boot_id": str},
+    "revert": (
+        _MISSING,
+        {
+            "ok": bool,
+            "of": _run_id,
+            "left": [{"what": str, "why": str}],
+            "notes": Maybe([str]),
+            "continued": Maybe(_run_id),
+        },
+    ),
+    "run": {**_DONE, "left_out": Maybe(COUNT)},
+    "stream": {"status": (None, int)},
+    "telemetry": ({"started": bool}, {"status": (None, int)}),
+}
+"""Operation to its reply, where it is always the same."""
+
+ACTIONS: Mapping[str, Mapping[str, Shape]] = {
+    "store": {
+        "state": {"models": [dict], "free": COUNT},
+        "usage": {
+            "revisions": [_REVISION],
+            **dict.fromkeys(("size", "unfinished", "unused", "free"), int),
+        },
+        "pin": {"changed": bool},
+        "unpin": {"changed": bool},
+        "prune": {
+            "removed": [_REVISION],
+            "kept": [{"repository": str, "commit": str, "reason": str}],
+            "freed": int,
+        },
+        "preview": {"commit": str, **dict.fromkeys(("size", "missing", "free"), COUNT)},
+        "verify": {**{key: [str] for key in ("damaged", "missing", "unchecked")}, "read": COUNT},
+        "remove_damaged": {"removed": COUNT, "links": COUNT},
+    },
+    "copy": {
+        "folder": {"manifest": Manifest.from_document},
+        "lacking": {"bytes": COUNT, "nothing": bool},
+        "begin": {
+            "secrets": (
+                None,
+                {"token": str, "certificate": str, "key": str, "port": number(int, 1, 65535)},
+            )
+        },
+        "work": {"moved": COUNT, "kept": COUNT, "seconds": number(float, 0)},
+    },
+    "image": {
+        "state": {"image": (None, {"id": str, "digests": [str], "layers": [str], "size": int})},
+        "common": {"count": COUNT, "containerd": bool},
+        "export": {"manifest": Manifest.from_document, "layers": [str]},
+        "list": {"images": [_IMAGE]},
+        "remove": {"kept": {str: str}},
+    },
+    "load_guard": {
+        "prepare": {
+            "pressure": (None, number(float, 0, 100)),
+            "problem": str,
+            "buddyinfo": str,
+            "page_size": number(int, 1, 1 << 30),
+        }
+    },
+    "caches": {
+        "state": {"launches": [dict], "compiled": {str: [str]}, "tuned": [_TUNED]},
+        "tuned": {"tuned": [_TUNED]},
+        "known": {"known": bool, "found": [str]},
+        "usage": {"entries": [_CACHE_ENTRY], "launches": [dict], "now": TIME},
+        "written": {"files": COUNT, "bytes": COUNT},
+        "remove": {"removed": [str]},
+    },
+}
+"""Operation and its `what` to the reply; what is not here has a reply that no one reads, or one
+that its reader checks as a whole (records of launches, what a node has of a model)."""
+
+
+OVERDUE_S = 60.0
+"""Seconds after its own limit at which an answer is waited for no longer, alive as the agent may
+be: more than it needs to end what hangs."""
+
+USUAL_S = 300.0
+"""Limit, in seconds, of a request that names none."""
+
+LONGEST_STEP_S = 4 * 3600.0
+"""Limit, in seconds, of one step of a document, unless a resource names a longer one: that of the
+longest whose limit is fixed (pulling an image)."""
+
+LONG_WORK_S = 24 * 3600.0
+"""Limit, in seconds, of work that says how far it is: reading, copying and verifying models and
+images. Without a word from it, the limit is that of any request."""
+
+
+def reply_to(op: str, request: Mapping[str, Any]) -> Shape:
+    """Return the shape of the reply to a request."""
+    if op == "gather":
+        return _gathered(request)
+    if op == "history":
+        runs = {"runs": [_RUN]}
+        return runs if request.get("of") is None else (_MISSING, {**_RUN, "entries": [_ENTRY]})
+    if op in ACTIONS:
+        return ACTIONS[op].get(str(request.get("what")), {})
+    return REPLIES.get(op, {})
+
+
+def _gathered(request: Mapping[str, Any]) -> Shape:
+    """All that was asked for has an answer, if only null."""
+    kinds = {
+        "commands": (None, _DONE),
+        "files": _TEXT_OR_NULL,
+        "trees": {str: str},
+        "requests": Maybe(_ANSWER),  # one that hangs is named in `late` only
+    }
+    asked = {kind: dict.fromkeys(request.get(kind, ()), shape) for kind, shape in kinds.items()}
+    return {**asked, "late": {str: str}, "machine": _MACHINE}
+
+
+def check_event(event: Mapping[str, Any]) -> None:
+    """Check the form of a message.
+
+    Raises:
+        Misfit: it is none of an agent's, or lacks a part.
+    """
+    kind = event.get("event")
+    shape = EVENTS.get(kind) if isinstance(kind, str) else None
+    if shape is None:
+        raise Misfit(f"the event {str(kind)[:60]!r} is not known" if kind else "it has no `event`")
+    try:
+        check(event, shape)
+    except Misfit as misfit:
+        raise Misfit(f"in the event `{kind}` {misfit}") from None
+
+
+def check_reply(event: Mapping[str, Any], op: str, shape: Shape) -> None:
+    """Check the reply to a request.
+
+    Raises:
+        Misfit: it is not what the operation returns.
+    """
+    if "error" in event:
+        return
+    try:
+        check(event, shape)
+    except Misfit as misfit:
+        raise Misfit(f"in the reply to `{op}` {misfit}") from None
+
+
+def limit_of(op: str, timeout: float | None, step_s: float) -> float:
+    """Seconds without a word after which a request is given up; see `Pending`."""
+    if op in ("stream", "telemetry"):
+        return float("inf")
+    if op in ("apply", "revert"):  # each step tells its end, and may take its own time
+        return max(LONGEST_STEP_S, step_s) + OVERDUE_S
+    return (timeout or USUAL_S) + OVERDUE_S
+
+
+def longest_of(op: str, limit: float) -> float:
+    """Seconds that a request may take in all, whatever is said about it meanwhile; of `apply`,
+    each of its steps."""
+    return max(limit, LONG_WORK_S) if op in ("caches", "copy", "image", "store") else limit

@@ -1,0 +1,1 @@
+"""Programs that measure next to a server, as one archive in the folder of a run."""

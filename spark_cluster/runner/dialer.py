@@ -1,0 +1,187 @@
+"""How the nodes of an opened inventory are reached: their connections, begun early, and passwords.
+
+Importing what checks an inventory takes as long as the network takes to log in. So connections can
+begin as soon as the addresses can be read; nothing is asked over them before the checks are done.
+One is used for exactly the target that it was begun for, or not at all.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.config.prompts import Prompts
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.runner.parallel import all_of, start
+from spark_cluster.runner.ssh_route import Target
+from spark_cluster.runner.transport import SshConnection
+
+if TYPE_CHECKING:
+    from spark_cluster.config.inventory import InventoryNode
+    from spark_cluster.runner.node_connection import NodeConnection
+    from spark_cluster.runner.session import Session
+
+SWITCH_S = 0.0002
+"""Seconds that an import may keep the thread of a handshake waiting."""
+
+
+def load_ssh() -> None:
+    """Import the SSH library while threads look up routes and open sockets.
+
+    In the caller's thread: those of the handshakes would share the interpreter with what the
+    caller imports next, and the first packet would leave later.
+    """
+    from spark_cluster.runner import ssh  # noqa: F401
+
+
+@dataclass(eq=False)
+class Dialer:
+    """The owner of the connections to nodes until someone takes them.
+
+    Args:
+        prompts: asks for passwords.
+    """
+
+    prompts: Prompts = field(default_factory=Prompts)
+    _begun: dict[Target, tuple[SshConnection, Future[Any]]] = field(
+        default_factory=dict, init=False
+    )
+
+    def begin(self, targets: Iterable[Target], label: str = "", *, become: bool = False) -> None:
+        """Begin to connect to nodes, a thread each; `connection` hands the connections out.
+
+        Args:
+            label: of the agents' processes, which are started there already; empty only logs in.
+            become: the agents are root, without a password for sudo.
+        """
+        self._begun.clear()
+        for target in targets:
+            made = SshConnection(target)
+            job = partial(made.prepare, label, become=become) if label else made.open
+            self._begun[target] = made, start(job)
+        if self._begun:
+            load_ssh()
+            sys.setswitchinterval(SWITCH_S)  # this process does one thing only
+
+    def connection(self, target: Target) -> SshConnection:
+        """Return the SSH connection to a target that was begun, or one that is not opened.
+
+        Raises:
+            SparkClusterError: the one that was begun failed.
+        """
+        begun = self._begun.pop(target, None)
+        if begun is None:
+            return SshConnection(target)
+        found, opened = begun
+        outcome = opened.result()
+        if isinstance(outcome, SparkClusterError):
+            found.close()
+            raise outcome
+        found.target = target  # with what asks for its passwords
+        return found
+
+    def target(self, node: InventoryNode) -> Target:
+        """Return how the transport reaches a node of the inventory."""
+        become, asks = node.become, self.prompts
+
+        def login_password() -> str | None:
+            if node.login_password is None:
+                return None
+            return node.login_password.read(_login_password(node.name), asks.ask)
+
+        def password() -> str | None:
+            if become.password is None:
+                return login_password()  # a fresh node's user has one for both
+            return become.password.read(_sudo_password(node.name), asks.ask)
+
+        found = Target.of(node.name, node)
+        return replace(found, sudo_password=password, login_password=login_password)
+
+    def remember_password(self, node: str, password: str) -> None:
+        """Answer with it where a terminal would be asked for the node's login or sudo password: a
+        fresh node's user has one for both.
+        """
+        for what in (_login_password(node), _sudo_password(node)):
+            self.prompts.remember(what, password)
+
+    def dial(self, node: InventoryNode) -> NodeConnection:
+        """Return a connection to a node: over SSH, or on this machine itself.
+
+        Raises:
+            SparkClusterError: it was begun early, and failed.
+        """
+        target = self.target(node)
+        if not node.is_local:
+            return self.connection(target)
+        from spark_cluster.runner.local_connection import LocalConnection
+
+        return LocalConnection(node.name, target.sudo_password, namespaces_of=node.namespaces_of)
+
+    @contextlib.contextmanager
+    def session(self, node: InventoryNode, label: str, *, become: bool = True) -> Iterator[Session]:
+        """Start an agent over a connection of its own; both end with the block.
+
+        Args:
+            label: of its process.
+
+        Raises:
+            SparkClusterError: the node cannot be reached.
+        """
+        with (
+            contextlib.closing(self.dial(node)) as connection,
+            contextlib.closing(connection.session(label, become=become)) as session,
+        ):
+            yield session
+
+    @contextlib.contextmanager
+    def sessions(self, nodes: Sequence[InventoryNode], label: str) -> Iterator[dict[str, Session]]:
+        """Start an agent as root on every node, in parallel; they end with the block.
+
+        For a question or two: there are no facts, no lock, no events.
+
+        Raises:
+            SparkClusterError: that of the first node that cannot be reached.
+        """
+        with contextlib.ExitStack() as stack:
+            jobs = {
+                node.name: partial(stack.enter_context, self.session(node, label)) for node in nodes
+            }
+            yield all_of(jobs)
+
+    @contextlib.contextmanager
+    def forward(self, node: InventoryNode, port: int) -> Iterator[int]:
+        """Lead a port of this machine's loopback to one of a node's loopback, during the block.
+
+        Yields:
+            The port of this machine.
+
+        Raises:
+            Unreachable: there is no way to the node.
+            UsageError: this machine has no program `ssh`.
+        """
+        if node.is_this_machine:
+            yield port
+        elif node.namespaces_of is not None:
+            from spark_cluster.runner.namespaces import forward_into
+
+            with forward_into(node.name, node.namespaces_of, port) as found:
+                yield found
+        else:
+            from spark_cluster.runner.tunnel import forward
+
+            with forward(self.target(node), LOOPBACK, port) as found:
+                yield found
+
+
+def _login_password(node: str) -> str:
+    return f"the login password of {node}"
+
+
+def _sudo_password(node: str) -> str:
+    return f"the sudo password of {node}"
