@@ -71,6 +71,7 @@ from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.image_upkeep import PrunedImages, StoredImages
 from spark_cluster.engine.copies.repair import RepairedModel
 from spark_cluster.engine.copies.upkeep import Pruned, StoredModels, VerifiedModel
+from spark_cluster.engine.endpoint_tunnel import TunnelEvent
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import RayJobs
 from spark_cluster.engine.memory_phases import MemoryOfNode
@@ -102,7 +103,6 @@ from spark_cluster.registries.update import Update
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
 from spark_cluster.runner.options import Options, Selection
-from spark_cluster.runner.tunnel import TunnelEvent
 from spark_cluster.topology import Link
 
 CHECKOUT = Path(__file__).parents[2]

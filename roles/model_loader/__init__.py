@@ -10,10 +10,10 @@ from pydantic import BaseModel, Field, InstanceOf
 
 from spark_cluster.engine import model_loading
 from spark_cluster.engine.proxy import LOADER_UNIT, UNIT, ModelServer
+from spark_cluster.loader import programs
 from spark_cluster.loader.template import render
 from spark_cluster.node import own_program, paths
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
-from spark_cluster.runner import payload
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -47,7 +47,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
             yield File(path, state="absent")
         yield Directory(model_loading.FOLDER, state="absent", keep=False)
         return
-    program = payload.program(model_loading.FOLDER, model_loading.PROGRAM)
+    program = programs.program(model_loading.FOLDER, model_loading.PROGRAM)
     yield Directory(model_loading.FOLDER, mode=0o700)
     yield program
     yield Directory(str(Path(model_loading.CONFIG).parent), mode=0o755)

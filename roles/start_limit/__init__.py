@@ -10,10 +10,10 @@ from typing import Literal
 from pydantic import BaseModel, Field
 
 from spark_cluster.engine import supervision
+from spark_cluster.loader import programs
 from spark_cluster.loader.template import render
 from spark_cluster.node import own_program, paths
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
-from spark_cluster.runner import payload
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -36,7 +36,7 @@ def role(_node: Node, settings: Settings) -> Iterator[Resource]:
         yield File(UNIT_FILE, state="absent")
         yield Directory(paths.START_LIMIT, state="absent", keep=False)
         return
-    program = payload.program(paths.START_LIMIT, supervision.START_LIMIT)
+    program = programs.program(paths.START_LIMIT, supervision.START_LIMIT)
     yield Directory(paths.START_LIMIT, mode=0o700)
     yield program
     told = json.dumps(supervision.start_limit_configuration(), indent=2) + "\n"

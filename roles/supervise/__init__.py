@@ -10,11 +10,11 @@ from typing import Any, Literal
 from pydantic import BaseModel, Field
 
 from spark_cluster.engine import supervision
+from spark_cluster.loader import programs
 from spark_cluster.loader.template import render
 from spark_cluster.node import own_program, paths
 from spark_cluster.node.health import MANY_RESTARTS
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
-from spark_cluster.runner import payload
 from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -58,7 +58,7 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
             yield File(path, state="absent")
         yield Directory(supervision.FOLDER, state="absent", keep=False)
         return
-    program = payload.program(supervision.FOLDER, supervision.PROGRAM)
+    program = programs.program(supervision.FOLDER, supervision.PROGRAM)
     yield Directory(supervision.FOLDER, mode=0o700)
     yield program
     yield Directory(str(Path(supervision.CONFIG).parent), mode=0o755)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.errors import Failed
+from spark_cluster.loader import programs
 from spark_cluster.node import own_program, paths
 from spark_cluster.node.bench import worker
 from spark_cluster.resources import Command, Directory, File, Resource, Secret
-from spark_cluster.runner import payload
 from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ class Job:
             Directory(FOLDER, mode=0o755),
             Directory(LOCK, mode=0o700, owner="root"),
             *[Directory(folder, mode=0o755, owner=self.user) for folder in self._parents()],
-            File(f"{self.folder}/{ARCHIVE}", content=programs()),
+            File(f"{self.folder}/{ARCHIVE}", content=own_programs()),
             *[File(f"{self.folder}/{name}", content=c) for name, c in self.files.items()],
             self._plan(plan),
             Command(
@@ -119,9 +119,9 @@ class Job:
         return ["/".join((FOLDER, *parts[: n + 1])) for n in range(len(parts))]
 
 
-def programs() -> bytes:
+def own_programs() -> bytes:
     """Return the archive that a folder of a run gets."""
-    return payload.archive(MAIN, ASK, VLLM_RUNS)
+    return programs.archive(MAIN, ASK, VLLM_RUNS)
 
 
 def measure_command(folder: str, user: str, lock: str) -> tuple[str, ...]:

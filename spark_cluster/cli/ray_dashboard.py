@@ -14,7 +14,7 @@ from spark_cluster.config.ports import LOOPBACK
 
 if TYPE_CHECKING:
     from spark_cluster.cli.app import App
-    from spark_cluster.runner.tunnel import TunnelEvent
+    from spark_cluster.engine.endpoint_tunnel import TunnelEvent
 
 
 def run(app: App, port: int | None, *, with_token: bool, open_it: bool) -> None:
@@ -25,7 +25,8 @@ def run(app: App, port: int | None, *, with_token: bool, open_it: bool) -> None:
         with_token: print the cluster's token.
         open_it: open the page in the browser.
     """
-    from spark_cluster.runner.tunnel import TunnelEvent, free_port, keep_open
+    from spark_cluster.engine.endpoint_tunnel import TunnelEvent, keep_open
+    from spark_cluster.runner.tunnel import free_port
 
     there, token = _asked(app)
     head, dialer = app.inventory.head, app.cluster.dialer

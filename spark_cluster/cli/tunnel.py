@@ -17,8 +17,8 @@ from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
+    from spark_cluster.engine.endpoint_tunnel import TunnelEvent
     from spark_cluster.runner.transport import SshConnection
-    from spark_cluster.runner.tunnel import TunnelEvent
 
 
 @click.command()
@@ -70,8 +70,7 @@ def command(
 def _run(app: App, head: InventoryNode, port: int) -> None:
     import contextlib
 
-    from spark_cluster.engine.tunnel_end import ask_head, url_on_head
-    from spark_cluster.runner.tunnel import keep_open
+    from spark_cluster.engine.endpoint_tunnel import ask_head, keep_open, url_on_head
 
     def find(connection: SshConnection) -> str:
         access = ask_head(connection) if app.port is None else None

@@ -1,8 +1,7 @@
 """A port of this machine's loopback that leads to a port which a node can reach.
 
 A child `ssh -N -L` carries the connections (source: ssh(1)): it reads the user's ssh_config, takes
-host keys as strictly as our own connections do, on every hop, and notices a peer that is gone. A
-tunnel is such a port to the endpoint, connected again when the SSH link is cut.
+host keys as strictly as our own connections do, on every hop, and notices a peer that is gone.
 """
 
 from __future__ import annotations
@@ -16,24 +15,14 @@ import signal
 import socket
 import subprocess
 import threading
-import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
-from urllib.parse import urlsplit
+from typing import Literal
 
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import SparkClusterError, Unreachable, UsageError
 from spark_cluster.runner import ssh_config
 from spark_cluster.runner.ssh_route import Target
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.transport import SshConnection
-
-PAUSES_S = (1.0, 30.0)
-"""Seconds between two tries to connect again: at first, and at most; each is twice the last."""
 
 KEEPALIVE_S, UNANSWERED = 10, 2
 """Seconds between two questions to sshd whether it is still there, and the number of them without
@@ -79,80 +68,8 @@ def free_port() -> int:
         return port
 
 
-Find = Callable[["SshConnection"], str]
-"""Asks the node for the endpoint's base URL, as the node reaches it."""
-
 News = Iterator[tuple[Literal["cut", "refused"], str]]
 Process = subprocess.Popen[bytes]
-
-
-@dataclass(frozen=True)
-class TunnelEvent:
-    """News of a tunnel.
-
-    Attributes:
-        event: `open` (it carries connections), `cut` (the SSH connection ended, or could not be
-            made again), `refused` (the node does not connect to the endpoint's port).
-        node: the node it goes through.
-        message: the reason; empty for `open`.
-        url: the endpoint's base URL on this machine, of `open`.
-        to: the same as the node reaches it.
-        retry_s: seconds until the next try, of `cut`.
-        hint: what to do; empty when there is nothing to add.
-    """
-
-    event: Literal["open", "cut", "refused"]
-    node: str
-    message: str = ""
-    url: str = ""
-    to: str = ""
-    retry_s: float | None = None
-    hint: str = ""
-
-
-def keep_open(
-    target: Target, dial: Callable[[Target], SshConnection], find: Find, port: int
-) -> Iterator[TunnelEvent]:
-    """Carry connections to an endpoint until the program is interrupted; again when it is cut.
-
-    Args:
-        target: the node that it goes through.
-        dial: makes a connection to the node, not opened.
-        find: asks a connected node where the endpoint is.
-        port: of this machine's loopback.
-
-    Yields:
-        What happens.
-
-    Raises:
-        Unreachable: the first connection could not be made; later ones are tried again.
-        UsageError: the port cannot be listened on, the first time.
-    """
-    pause, event = 0.0, partial(TunnelEvent, node=target.name)
-    while True:
-        try:
-            with contextlib.closing(dial(target)) as connection:
-                connection.open()
-                to, told = find(connection), ""
-            there = urlsplit(to)
-            host, to_port = there.hostname or LOOPBACK, there.port or 80
-            with carried(target, port, host, to_port) as news:
-                pause = PAUSES_S[0]
-                here = there._replace(netloc=f"{LOOPBACK}:{port}").geturl()
-                yield event("open", url=here, to=to)
-                for kind, why in news:
-                    if kind == "cut":
-                        yield event(kind, message=why, retry_s=pause)
-                    elif why != told:
-                        hint = "spark-cluster status shows what serves"
-                        told, hint = why, hint if "nothing listens" in why else ""
-                        yield event(kind, message=why, hint=hint)
-        except (Unreachable, UsageError) as error:
-            if not pause:
-                raise
-            pause = min(2 * pause, PAUSES_S[1])
-            yield event("cut", message=error.message, retry_s=pause, hint=error.hint)
-        time.sleep(pause)
 
 
 @contextlib.contextmanager

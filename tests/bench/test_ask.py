@@ -91,7 +91,7 @@ def measured(
         suite, cells, target, nowhere, health="", folder=str(tmp_path), user="nvidia"
     )
     (tmp_path / "raw").mkdir()
-    for name, content in {**job.files, on_node.ARCHIVE: on_node.programs()}.items():
+    for name, content in {**job.files, on_node.ARCHIVE: on_node.own_programs()}.items():
         (tmp_path / name).write_bytes(content)
     (program,) = job.cells
     done = subprocess.run(

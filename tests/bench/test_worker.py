@@ -190,7 +190,7 @@ def test_two_at_once(plan):
 def test_another_run_on_the_node(plan, tmp_path_factory):
     """By the command that root runs there: the lock is in a folder that only root opens."""
     folder, lock = plan("a"), tmp_path_factory.mktemp("lock")
-    (folder / on_node.ARCHIVE).write_bytes(on_node.programs())
+    (folder / on_node.ARCHIVE).write_bytes(on_node.own_programs())
     command = on_node.measure_command(str(folder), "root", str(lock))
 
     def measure() -> tuple[int, str]:

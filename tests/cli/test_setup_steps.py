@@ -15,13 +15,13 @@ from spark_cluster.cli.setup_asking import Asker
 from spark_cluster.cli.setup_flow import Flow, Stopped
 from spark_cluster.cli.setup_login import Login
 from spark_cluster.cli.setup_nodes import chosen, own_answers, write
+from spark_cluster.cluster import first_login
+from spark_cluster.cluster.first_login import FirstLogin
 from spark_cluster.discovery.cable import Peer
 from spark_cluster.discovery.candidates import Candidate
 from spark_cluster.errors import UsageError
 from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.new_inventory import Answers
-from spark_cluster.runner import first_login
-from spark_cluster.runner.first_login import FirstLogin
 from spark_cluster.runner.ssh_errors import KeysRefused
 
 ONE = Answers(("192.0.2.1",), "me")

@@ -24,6 +24,7 @@ from spark_cluster.cluster.record import Record
 from spark_cluster.cluster.result import Recap
 from spark_cluster.config import caches
 from spark_cluster.errors import Failed
+from spark_cluster.loader import programs
 from spark_cluster.loader.role import tagged
 from spark_cluster.node.values import Blob, Secret
 from spark_cluster.resources import Command, Directory, File, Service
@@ -87,28 +88,28 @@ def test_what_every_agent_gets_imports_nothing_of_a_part():
     later = {name for part in payload.PARTS if part for name in unpacked(payload.code(part))}
     for name, source in unpacked(payload.code()).items():
         if name.endswith(".py") and name != "spark_cluster/resources/__init__.py":
-            imported = set(payload.imported(name[:-3].replace("/", ".")))
+            imported = set(programs.imported(name[:-3].replace("/", ".")))
             assert not imported & later, f"{name} needs {imported & later}: {source[:60]!r}"
 
 
 def test_a_program_of_a_unit_is_all_that_it_imports_and_no_more():
-    found = payload.program("/x", "spark_cluster.node.supervision.start_limit")
+    found = programs.program("/x", "spark_cluster.node.supervision.start_limit")
     names = set(unpacked(found.content))
     assert {f"spark_cluster/node/{name}.py" for name in ("__main__", "supervision/look")} <= names
     assert "spark_cluster/node/supervision/main.py" not in names
-    guards = unpacked(payload.program("/x", "spark_cluster.node.supervision.main").content)
+    guards = unpacked(programs.program("/x", "spark_cluster.node.supervision.main").content)
     assert "spark_cluster/node/load_watch.py" in guards, "it is started by its name"
 
 
 def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
     """A new version restarts those units only whose program is another one."""
     copy = shutil.copytree(payload.PACKAGE, tmp_path / "spark_cluster")
-    monkeypatch.setattr(payload, "PACKAGE", copy)
+    monkeypatch.setattr(programs, "PACKAGE", copy)
 
     def paths():
-        payload.archive.cache_clear()
+        programs.archive.cache_clear()
         modules = ("supervision.main", "supervision.start_limit", "model_loader.main")
-        return [payload.program("/x", f"spark_cluster.node.{name}").path for name in modules]
+        return [programs.program("/x", f"spark_cluster.node.{name}").path for name in modules]
 
     def changed(name):
         before = paths()
@@ -122,7 +123,7 @@ def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
     assert changed("node/model_loader/policy.py") == [False, False, True]
     assert changed("__init__.py") == [False, False, False]
     assert changed("node/units.py") == [False, False, False]
-    payload.archive.cache_clear()
+    programs.archive.cache_clear()
 
 
 ONLY_TYPES = "if TYPE_CHECKING"

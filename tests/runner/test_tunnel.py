@@ -26,18 +26,14 @@ from relay import Relay
 from waiting import HANG_S, until
 
 from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.engine import endpoint_tunnel
+from spark_cluster.engine.endpoint_tunnel import TunnelEvent, keep_open, url_on_head
 from spark_cluster.engine.proxy import Access
-from spark_cluster.engine.tunnel_end import url_on_head
 from spark_cluster.errors import Unreachable, UsageError
 from spark_cluster.runner import tunnel
 from spark_cluster.runner.ssh_route import Target
 from spark_cluster.runner.transport import SshConnection
-from spark_cluster.runner.tunnel import (
-    TunnelEvent,
-    carried,
-    forward,
-    keep_open,
-)
+from spark_cluster.runner.tunnel import carried, forward
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -128,7 +124,7 @@ class Running:
 @pytest.fixture
 def run(target, monkeypatch):
     """`run(remote_port, **target) -> (tunnel, relay)`: through a relay that can be cut."""
-    monkeypatch.setattr(tunnel, "PAUSES_S", (0.01, 0.02))
+    monkeypatch.setattr(endpoint_tunnel, "PAUSES_S", (0.01, 0.02))
     made = []
 
     def start(remote_port, *, port=None, **given):

@@ -1,0 +1,153 @@
+"""A tunnel: a port of this machine to the endpoint, connected again when the SSH link is cut.
+
+The endpoint's address as the head sees it is asked over SSH alone: no agent, no root.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Literal
+from urllib.parse import urlsplit
+
+from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.engine.proxy import DESCRIPTION, Access, described
+from spark_cluster.errors import Unreachable, UsageError
+from spark_cluster.runner.tunnel import carried
+
+if TYPE_CHECKING:
+    from spark_cluster.config.inventory import InventoryNode
+    from spark_cluster.config.inventory_schema import ServeEntry
+    from spark_cluster.runner.ssh_route import Target
+    from spark_cluster.runner.transport import SshConnection
+
+PAUSES_S = (1.0, 30.0)
+"""Seconds between two tries to connect again: at first, and at most; each is twice the last."""
+
+READS_WITHIN_S = 10.0
+"""Seconds for reading a small file of the node."""
+
+LARGEST = 16 * 1024
+"""Bytes of it that are read."""
+
+
+Find = Callable[["SshConnection"], str]
+"""Asks the node for the endpoint's base URL, as the node reaches it."""
+
+
+@dataclass(frozen=True)
+class TunnelEvent:
+    """News of a tunnel.
+
+    Attributes:
+        event: `open` (it carries connections), `cut` (the SSH connection ended, or could not be
+            made again), `refused` (the node does not connect to the endpoint's port).
+        node: the node it goes through.
+        message: the reason; empty for `open`.
+        url: the endpoint's base URL on this machine, of `open`.
+        to: the same as the node reaches it.
+        retry_s: seconds until the next try, of `cut`.
+        hint: what to do; empty when there is nothing to add.
+    """
+
+    event: Literal["open", "cut", "refused"]
+    node: str
+    message: str = ""
+    url: str = ""
+    to: str = ""
+    retry_s: float | None = None
+    hint: str = ""
+
+
+def keep_open(
+    target: Target, dial: Callable[[Target], SshConnection], find: Find, port: int
+) -> Iterator[TunnelEvent]:
+    """Carry connections to an endpoint until the program is interrupted; again when it is cut.
+
+    Args:
+        target: the node that it goes through.
+        dial: makes a connection to the node, not opened.
+        find: asks a connected node where the endpoint is.
+        port: of this machine's loopback.
+
+    Yields:
+        What happens.
+
+    Raises:
+        Unreachable: the first connection could not be made; later ones are tried again.
+        UsageError: the port cannot be listened on, the first time.
+    """
+    pause, event = 0.0, partial(TunnelEvent, node=target.name)
+    while True:
+        try:
+            with contextlib.closing(dial(target)) as connection:
+                connection.open()
+                to, told = find(connection), ""
+            there = urlsplit(to)
+            host, to_port = there.hostname or LOOPBACK, there.port or 80
+            with carried(target, port, host, to_port) as news:
+                pause = PAUSES_S[0]
+                here = there._replace(netloc=f"{LOOPBACK}:{port}").geturl()
+                yield event("open", url=here, to=to)
+                for kind, why in news:
+                    if kind == "cut":
+                        yield event(kind, message=why, retry_s=pause)
+                    elif why != told:
+                        hint = "spark-cluster status shows what serves"
+                        told, hint = why, hint if "nothing listens" in why else ""
+                        yield event(kind, message=why, hint=hint)
+        except (Unreachable, UsageError) as error:
+            if not pause:
+                raise
+            pause = min(2 * pause, PAUSES_S[1])
+            yield event("cut", message=error.message, retry_s=pause, hint=error.hint)
+        time.sleep(pause)
+
+
+def ask_head(connection: SshConnection) -> Access | None:
+    """Return what the proxy's own file on the head says; None where there is no proxy.
+
+    Raises:
+        Unreachable: the connection was lost, or nothing came in time.
+    """
+    channel = connection.channel(["cat", DESCRIPTION])
+    found, until = b"", time.monotonic() + READS_WITHIN_S
+    try:
+        while data := channel.receive(max(0.1, until - time.monotonic())):
+            found += data
+            if len(found) > LARGEST or time.monotonic() > until:
+                break
+    except (OSError, EOFError) as error:
+        why = str(error) or "nothing came in time"
+        raise Unreachable(
+            f"{DESCRIPTION} could not be read: {why}", where=connection.target.name
+        ) from None
+    finally:
+        channel.close()
+    return described(found.decode(errors="replace"))
+
+
+def url_on_head(access: Access | None, serve: ServeEntry, head: InventoryNode) -> str:
+    """Return the endpoint's base URL, for a connection that the head makes.
+
+    Args:
+        access: what the proxy says is in force; None where the inventory says it.
+    """
+    if access is not None and _has_port(access.url):
+        return access.url
+    host = LOOPBACK
+    if not serve.on_loopback:
+        host = head.address if serve.bind == "management" else serve.bind
+    scheme = "http" if serve.tls is None else "https"
+    return f"{scheme}://{f'[{host}]' if ':' in host else host}:{serve.port}/v1"
+
+
+def _has_port(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname and parts.port)
+    except ValueError:
+        return False
