@@ -16,10 +16,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from spark_cluster.bench import describe, generators, on_node, replica_split, startup_logs, vllm_job
+from spark_cluster.bench import (
+    describe,
+    generators,
+    node_files,
+    on_node,
+    replica_split,
+    startup_logs,
+    vllm_job,
+)
 from spark_cluster.bench import run as alone
 from spark_cluster.bench.expansion import Step
-from spark_cluster.bench.node_files import files_of
 from spark_cluster.bench.reading import read_json
 from spark_cluster.bench.record import CellResult, ReplicaServer, Setup
 from spark_cluster.bench.replica_results import ReplicaPart, combined
@@ -339,7 +346,7 @@ def _bring_back(
     measuring = False
     for loader in loaders:
         try:
-            with files_of(play.connections, loader.name) as files:
+            with node_files.files_of(play.connections, loader.name) as files:
                 too_large[loader.name] = on_node.fetch(files, folder, into / loader.name)
             measuring |= on_node.is_measuring(loader.session, folder)
         except SparkClusterError as error:

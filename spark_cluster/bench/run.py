@@ -22,13 +22,13 @@ from spark_cluster.bench import (
     describe,
     environment,
     generators,
+    node_files,
     on_node,
     run_telemetry,
     startup_logs,
     telemetry_parts,
 )
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
-from spark_cluster.bench.node_files import files_of
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.reading import moment, number, read_json
 from spark_cluster.bench.reading import result as cell_result
@@ -323,7 +323,7 @@ def engine_base(server: Server) -> str:
 def collect(play: Play, run: BenchRun, step: Step, head: Node) -> None:
     """Bring back the results that are on the node, and add them to the record."""
     into = run.raw(step)
-    with files_of(play.connections, head.name) as files:
+    with node_files.files_of(play.connections, head.name) as files:
         too_large = on_node.fetch(files, run.on_node(step), into)
     found = []
     for cell in step.cells:

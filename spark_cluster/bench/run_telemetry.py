@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.bench.node_files import files_of
+from spark_cluster.bench import node_files
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.sampling import start_recording, stop_recording
 from spark_cluster.bench.telemetry import Row
@@ -74,7 +74,7 @@ class Recording:
         into.mkdir(parents=True, exist_ok=True)
         for name in self.nodes:
             try:
-                with files_of(self.play.connections, name) as files:
+                with node_files.files_of(self.play.connections, name) as files:
                     lines = self._lines(files)
                 (into / LINES.format(name)).write_bytes(gzip.compress(lines))
             except SparkClusterError as error:

@@ -17,6 +17,7 @@ from factories import put
 from spark_cluster.bench import environment, startup_logs
 from spark_cluster.bench.environment import Firmware, firmware_of
 from spark_cluster.errors import Unreachable
+from spark_cluster.node import own_program
 from spark_cluster.runner.session import Output
 
 ETHTOOL = "driver: mlx5_core\nversion: 6.14.0\nfirmware-version: 28.45.4028 (NVD0000000087)\n"
@@ -28,9 +29,11 @@ class Local:
     def __init__(self) -> None:
         self.asked: list[list[str]] = []
 
-    def run(self, argv: list[str], **_: Any) -> Output:
+    def run(self, argv: list[str], *, program: str = "", **_: Any) -> Output:
         self.asked.append(argv)
         words = argv[argv.index("python3") + 1 :] if "python3" in argv else argv[1:]
+        if program:
+            words = own_program.argv(program, *argv)[1:]
         done = subprocess.run(
             [sys.executable, *words], capture_output=True, text=True, check=False, timeout=60
         )

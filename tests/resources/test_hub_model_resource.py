@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spark_cluster.runner.messages import ACTIONS, check_reply
 
-from spark_cluster.agent import model_store
+from spark_cluster.agent import model_store, operations
+from spark_cluster.agent.messages import ACTIONS, check_reply
 from spark_cluster.engine.copies.pull import Preview, warning
 from spark_cluster.lab.hub import Conduct, LabHub, serve
 from spark_cluster.node.host import Host
@@ -80,13 +80,13 @@ def test_a_preview_says_what_a_pull_would_fetch_and_fetches_nothing(
     monkeypatch.setattr(model_store, "LIBRARY", model(hub).library)
     asked = {"what": "preview", "hub": "/srv/hub", "repository": "org/model", "revision": "main",
              "token": {"$secret": ""}, "endpoint": hub.url, "all_files": False}  # fmt: skip
-    found = model_store.answer(Host(root=node.root), asked)
+    found = operations.act(Host(root=node.root), {"op": "store", **asked})
     check_reply(found, "store", ACTIONS["store"]["preview"])
     assert (found["commit"], found["size"]) == (hub.commit("org/model"), 7002)
     assert found["missing"] == found["size"]
     assert not list((node.root / "srv/hub").rglob("config.json"))
     node.apply(model(hub))
-    assert model_store.answer(Host(root=node.root), asked)["missing"] == 0
+    assert operations.act(Host(root=node.root), {"op": "store", **asked})["missing"] == 0
 
 
 def test_the_token_is_in_no_argument_list_and_not_shown(hub: LabHub) -> None:
