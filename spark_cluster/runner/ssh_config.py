@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import glob
 import os
+import pwd
 import re
 import shutil
 import signal
@@ -40,8 +41,11 @@ def asked(host: str, user: str | None, port: int | None) -> dict[str, list[str]]
     """
     given = [*(["-l", user] if user else []), *(["-p", str(port)] if port else [])]
     try:
-        with configuration() as file:
-            status, out, err = _run(["ssh", "-T", "-G", "-F", file, *given, "--", host])
+        with contextlib.nullcontext(None) if _reads_home() else configuration() as file:
+            option = ["-F", file] if file else []
+            status, out, err = _run(["ssh", "-T", "-G", *option, *given, "--", host])
+    except FileNotFoundError:
+        raise _no_ssh() from None
     except subprocess.TimeoutExpired:
         raise InvalidFile(
             f"`ssh -G {host}` did not end within {LIMIT_S:g} s",
@@ -71,10 +75,7 @@ def configuration(first: str = "") -> Iterator[str]:
         Failed: there is no ssh here.
     """
     if shutil.which("ssh") is None:
-        raise Failed(
-            "there is no program `ssh` here, which reads ssh_config",
-            hint="install OpenSSH's client (package openssh-client)",
-        )
+        raise _no_ssh()
     known = " ".join(f'"{Path(name).expanduser()}"' for name in USER_KNOWN_HOSTS)
     with tempfile.NamedTemporaryFile("w", prefix="spark-cluster-ssh-") as file:
         file.write(first)
@@ -83,6 +84,22 @@ def configuration(first: str = "") -> Iterator[str]:
         file.write(f"Host *\n  UserKnownHostsFile {known}\n")
         file.flush()
         yield file.name
+
+
+def _reads_home() -> bool:
+    """True where ssh by itself reads the files of $HOME, and with them those of its own build."""
+    try:
+        usual = pwd.getpwuid(os.getuid()).pw_dir
+    except KeyError:
+        return False
+    return os.path.realpath(usual) == os.path.realpath(Path.home())
+
+
+def _no_ssh() -> Failed:
+    return Failed(
+        "there is no program `ssh` here, which reads ssh_config",
+        hint="install OpenSSH's client (package openssh-client)",
+    )
 
 
 def _run(argv: list[str]) -> tuple[int, bytes, bytes]:
