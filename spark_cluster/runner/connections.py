@@ -116,9 +116,7 @@ class Connections:
             Unreachable: its connection was lost.
             Refused: the node is not reached over SSH.
         """
-        from spark_cluster.runner import transport
-
-        return transport.over(self.connection(name), name, owned=False)
+        return self.connection(name).fabric(owned=False)
 
     def connection(self, name: str) -> NodeConnection:
         """Return the connection to a node.

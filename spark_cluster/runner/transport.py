@@ -8,24 +8,20 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_cluster.errors import Refused
-from spark_cluster.runner.agent_errors import why_no_agent
 from spark_cluster.runner.node_connection import NodeConnection, agent_argv
 from spark_cluster.runner.ssh_route import Target, route, socket_to
 
 if TYPE_CHECKING:
-    from spark_cluster.runner.session import Session
     from spark_cluster.runner.ssh import Connection, SshChannel
 
 
-class SshConnection:
+class SshConnection(NodeConnection):
     """An SSH connection to one node; opened on first use, safe to use from several threads."""
 
     def __init__(self, target: Target) -> None:
-        self.target = target
+        self.target, self.node = target, target.name
         self._lock = threading.Lock()
         self._login: Connection | None = None
         self._prepared: dict[tuple[str, ...], SshChannel] = {}
@@ -50,6 +46,13 @@ class SshConnection:
             self._login._set(target=self.target)  # one begun early knew of no passwords
             return self._login
 
+    def fabric(self, *, owned: bool) -> Connection:
+        if not owned:
+            return self.open()
+        from spark_cluster.runner import ssh
+
+        return ssh.Connection(route(self.target), shared=False)
+
     def channel(self, argv: Sequence[str]) -> SshChannel:
         """Start a command (an argument list; it is quoted for the remote shell)."""
         return self.open().channel(argv)
@@ -62,22 +65,11 @@ class SshConnection:
         argv = agent_argv(run, self.user, become=become, password=False)
         self._prepared[tuple(argv)] = self.channel(argv)
 
-    def session(self, run: str, *, become: bool = True) -> Session:
-        """Start an agent on the node, as root with `become`."""
-        from spark_cluster.runner.session import Session
+    def start(self, argv: Sequence[str]) -> SshChannel:
+        return self._prepared.pop(tuple(argv), None) or self.channel(argv)
 
-        user = self.user
-        is_root = user == "root"
-        password = self.target.sudo_password() if become and not is_root else None
-        argv = agent_argv(run, user, become=become, password=password is not None)
-        prepared = self._prepared.pop(tuple(argv), None)
-        return Session(
-            self.target.name,
-            self.channel(argv) if prepared is None else prepared,
-            as_root=become or is_root,
-            password=password,
-            explain=partial(why_no_agent, self.target.name, user),
-        )
+    def sudo_password(self) -> str | None:
+        return self.target.sudo_password()
 
     @property
     def user(self) -> str:
@@ -93,25 +85,3 @@ class SshConnection:
             if self._login is not None:
                 self._login.hang_up()
                 self._login = None
-
-
-def over(connection: NodeConnection, node: str, *, owned: bool) -> Connection:
-    """Return fabric's `Connection` to a node, for playbooks, programs and fabfiles of users.
-
-    Args:
-        owned: it is a new one, opened on first use and ended by `close`; otherwise that of the run.
-
-    Raises:
-        Refused: the node is not reached over SSH.
-    """
-    if not isinstance(connection, SshConnection):
-        raise Refused(
-            "it is on this machine and not reached over SSH: there is no fabric connection",
-            where=node,
-            hint="use its agent: `play.session(node).run([...])`",
-        )
-    if not owned:
-        return connection.open()
-    from spark_cluster.runner import ssh
-
-    return ssh.Connection(route(connection.target), shared=False)

@@ -130,6 +130,20 @@ def test_an_agent_that_was_killed_is_a_lost_connection(
     session.close()
 
 
+@pytest.mark.parametrize("reads", ["", "head -c 10 >/dev/null; "])
+def test_a_program_that_ends_before_it_has_read_all_is_heard(
+    connect: Callable[..., LocalConnection], home: Path, tmp_path: Path, reads: str
+) -> None:
+    """Its end resets the connection; what it said is the reason, not the reset."""
+    python = tmp_path / "bin/python3"
+    python.write_text(f"#!/bin/sh\n{reads}echo 'no room for the interpreter' >&2\nexit 3\n")
+    python.chmod(0o755)
+    session = connect().session("r1", become=False)
+    with pytest.raises(Failed, match="the agent did not start: no room for the interpreter"):
+        session.request("gather")
+    session.close()
+
+
 def test_secrets_of_the_environment_stay_here(
     connect: Callable[..., LocalConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:

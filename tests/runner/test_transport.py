@@ -251,7 +251,7 @@ def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
     with pytest.raises(TimeoutError):
         channel.receive(0.05)
     channel.send(b"x" * 8_000_000)
-    channel._channel.shutdown_write()
+    channel._stream.shutdown_write()
     assert channel.receive(HANG_S) == b"8000000\n"
 
 
