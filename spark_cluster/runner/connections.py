@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
@@ -197,57 +196,6 @@ class Connections:
                 if name not in self.facts:
                     raise failed.get(name) or Unreachable("it is not connected", where=name)
             return self.facts[name]
-
-    def announce_host_keys(self, name: str) -> tuple[Path, list[str]]:
-        """Write the host keys that a node has ready into known_hosts, next to those of now.
-
-        They come over a connection whose host key was verified: no one else can have sent them.
-
-        Returns:
-            The file, and the new keys' fingerprints; none when it has none ready, or is reached
-            without SSH.
-
-        Raises:
-            Failed: the file cannot be written.
-        """
-        from spark_cluster.facts.parsers import public_keys
-        from spark_cluster.resources.host_keys import PREPARED
-        from spark_cluster.runner import trust
-
-        if self.nodes[name].is_local:
-            return Path(), []
-        answer = self._sessions[name].request("gather", trees={"next": f"{PREPARED}/*/key.pub"})
-        keys = public_keys(answer["trees"]["next"].values())
-        wanted = self.dialer.target(self.nodes[name])
-        return trust.announce(wanted, keys, self.facts_of(name).host_keys)
-
-    def verify_host_keys(self, name: str) -> bool:
-        """Connect once more, and when the new host keys are shown, remove those they replace.
-
-        Returns:
-            Whether any were removed.
-
-        Raises:
-            SparkClusterError: the node does not let one in, or known_hosts cannot be written.
-        """
-        with contextlib.closing(self.dialer.dial(self.nodes[name])) as connection:
-            return self._forget_replaced(name, connection)
-
-    def forget_replaced_host_keys(self, name: str) -> bool:
-        """The same over the connection of this run, for what one that was cut has left."""
-        return self._forget_replaced(name, self._connections[name])
-
-    def _forget_replaced(self, name: str, connection: NodeConnection) -> bool:
-        from spark_cluster.facts.parsers import public_keys
-        from spark_cluster.runner import trust
-
-        wanted, shown = self.dialer.target(self.nodes[name]), connection.host_key()
-        if shown is None or not trust.is_under_way(wanted):
-            return False
-        trees = {"keys": gather.TREES["host_keys"]}
-        answer = self._sessions[name].request("gather", trees=trees)
-        current = public_keys(answer["trees"]["keys"].values())
-        return bool(trust.forget_replaced(wanted, shown, current))
 
     def verify_new_login(self, name: str, path: str) -> None:
         """Leave a file on a node over a new connection, as a proof that it still lets one in.

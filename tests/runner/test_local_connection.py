@@ -16,6 +16,7 @@ from program import invoke
 from scratch_nodes import Dials
 from waiting import until
 
+from spark_cluster.cluster import host_key_change
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Failed, InvalidFile, Refused, Unreachable
 from spark_cluster.resources import File
@@ -220,9 +221,9 @@ def test_a_run_over_it(connect: Callable[..., LocalConnection]) -> None:
     assert connections.open() == {}
     assert connections.users["spark1"] == LocalConnection("x").user
     assert connections.session("spark1").run(["echo", "hello"]).stdout == "hello\n"
-    _, prints = connections.announce_host_keys("spark1")
+    _, prints = host_key_change.announce(connections, "spark1")
     assert prints == []
-    assert connections.forget_replaced_host_keys("spark1") is False
+    assert host_key_change.forget_replaced(connections, "spark1") is False
     with pytest.raises(Failed, match="this machine has to be rebooted") as caught:
         reconnect.reboot(connections, "spark1", {"id": "Reboot:x"}, print)
     assert "run the same command again" in caught.value.hint
