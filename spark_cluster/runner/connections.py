@@ -24,8 +24,6 @@ from spark_cluster.runner.parallel import in_parallel, start
 from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.runner.node_connection import NodeConnection
     from spark_cluster.runner.ssh import Connection
@@ -127,10 +125,6 @@ class Connections:
             raise Unreachable("not connected", where=name)
         return self._connections[name]
 
-    def forward(self, name: str, port: int) -> AbstractContextManager[int]:
-        """Lead a port of this machine's loopback to one of a node's; see `Dialer`."""
-        return self.dialer.forward(self.nodes[name], port)
-
     def drop(self, name: str) -> None:
         """End a node's agent and connection; nothing of them is used again."""
         session = self._sessions.pop(name, None)
@@ -170,7 +164,14 @@ class Connections:
             Unreachable: an agent of this run, that has not yet noticed its end, holds it.
         """
         session = self._sessions[name]
-        lock = session.submit("lock", owner=self._owner()) if self.change else None
+        owner = {
+            "run": self.run,
+            "command": self.command,
+            "user": f"{getpass.getuser()}@{platform.node()}",
+            "laptop_pid": os.getpid(),
+            "since": time.time(),
+        }
+        lock = session.submit("lock", owner=owner) if self.change else None
         wanted = gather.question() if self.gather_facts or name in self.facts else {}
         gathered = session.submit("gather", **wanted)
         held_by = lock.wait().get("locked_by") if lock is not None else None
@@ -243,15 +244,6 @@ class Connections:
         self._connections[name] = connection
         self._sessions[name] = connection.session(self.run, become=True)
         return self._sessions[name]
-
-    def _owner(self) -> dict[str, object]:
-        return {
-            "run": self.run,
-            "command": self.command,
-            "user": f"{getpass.getuser()}@{platform.node()}",
-            "laptop_pid": os.getpid(),
-            "since": time.time(),
-        }
 
 
 def _locked(name: str, owner: dict[str, object]) -> Failed:

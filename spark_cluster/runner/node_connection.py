@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -20,43 +20,30 @@ PROMPT = "spark-cluster-sudo:"
 """What sudo asks with, so that asking twice (a wrong password) is recognised."""
 
 
-@dataclass(frozen=True)
-class _Refusal:
-    """A known error: all words of one of `signs` are in the output; `{user}` is filled in."""
-
-    signs: tuple[tuple[str, ...], ...]
-    message: str
-    hint: str
-
-
 _REFUSALS = (
-    _Refusal(
-        (("try again",), ("incorrect password",)),
+    (
+        r"try again|incorrect password",
         "sudo does not accept the password of {user}",
         "check `become.password` in the inventory",
     ),
-    _Refusal(
-        (("a password is required",), ("a terminal is required",)),
+    (
+        r"a password is required|a terminal is required",
         "sudo asks for the password of {user}",
         "set `become.password` in the inventory (from env, a file or a prompt)",
     ),
-    _Refusal(
-        (("not in the sudoers",), ("is not allowed to",), ("may not run sudo",)),
+    (
+        r"not in the sudoers|is not allowed to|may not run sudo",
         "{user} may not use sudo there",
         "as root on the node: usermod -aG sudo {user}",
     ),
-    _Refusal(
-        (
-            ("python3", "not found"),
-            ("python3", "no such file"),
-            ("python3", "permission denied"),
-            ("python3", "unable to execute"),
-        ),
+    (
+        r"(?s)(?=.*python3).*(not found|no such file|permission denied|unable to execute)",
         "there is no Python 3 on the node",
         "the only thing it needs besides sshd: sudo apt-get install python3",
     ),
-    _Refusal((("sudo", "not found"),), "there is no sudo on the node", "log in as root"),
+    (r"(?s)(?=.*sudo).*not found", "there is no sudo on the node", "log in as root"),
 )
+"""Known errors: the pattern of what was printed, in lower case; message and hint for `user`."""
 
 
 class NodeConnection(ABC):
@@ -81,7 +68,7 @@ class NodeConnection(ABC):
 
     @abstractmethod
     def start(self, argv: Sequence[str]) -> Channel:
-        """Start the command of an agent. Raises Unreachable."""
+        """Start a command, an agent's above all, by its argument list. Raises Unreachable."""
 
     def enter(self) -> list[str]:
         """Return what runs an agent in another place, as only root can; nothing where none does."""
@@ -161,10 +148,9 @@ def why_no_agent(node: str, user: str, stderr: str, status: int | None) -> Faile
     low = stderr.lower()
     if stderr.count(PROMPT) > 1:
         low += " try again"
-    for refusal in _REFUSALS:
-        if any(all(word in low for word in words) for words in refusal.signs):
-            message, hint = (t.format(user=user) for t in (refusal.message, refusal.hint))
-            return Failed(message, where=node, hint=hint)
+    for pattern, message, hint in _REFUSALS:
+        if re.search(pattern, low):
+            return Failed(message.format(user=user), where=node, hint=hint.format(user=user))
     if status is None:
         return None
     tail = stderr.strip().splitlines()[-1:] or [f"it ended with status {status}"]

@@ -26,7 +26,7 @@ from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, HubModel, Line
 from spark_cluster.runner import payload
 from spark_cluster.runner import wire as wire_module
-from spark_cluster.runner.document import document
+from spark_cluster.runner.delivery import document
 from spark_cluster.runner.session import Session
 
 

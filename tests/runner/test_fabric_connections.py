@@ -74,7 +74,7 @@ def test_a_cut_connection_of_a_run_starts_no_command(ssh, trusted):
     mine = ssh()
     mine.open().transport.close()
     with pytest.raises(Unreachable, match="SSH"):
-        mine.channel(["true"])
+        mine.start(["true"])
 
 
 def test_a_connection_of_a_run_stays(ssh, trusted):

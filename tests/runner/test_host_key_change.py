@@ -17,9 +17,9 @@ from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts.model import Facts
 from spark_cluster.resources.host_keys import PREPARED
 from spark_cluster.runner.connections import Connections
+from spark_cluster.runner.dialer import SshConnection, Target
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.known_hosts import PublicKey
-from spark_cluster.runner.transport import SshConnection, Target
 from spark_cluster.runner.trust import known_hosts_line
 
 ME = getpass.getuser()

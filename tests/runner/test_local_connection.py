@@ -22,8 +22,8 @@ from spark_cluster.errors import Failed, InvalidFile, Refused, Unreachable
 from spark_cluster.resources import File
 from spark_cluster.runner import local_connection, namespaces, payload, reconnect
 from spark_cluster.runner.connections import Connections
+from spark_cluster.runner.delivery import document
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.document import document
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.runner.node_connection import agent_argv

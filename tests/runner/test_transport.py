@@ -23,17 +23,17 @@ from waiting import FAR_S, HANG_S, until
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner import payload, trust
 from spark_cluster.runner import wire as wire_module
+from spark_cluster.runner.dialer import Target
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh import CIPHERS, Connection, SshChannel
 from spark_cluster.runner.ssh_route import node_of, route
-from spark_cluster.runner.transport import Target
 
 ME = getpass.getuser()
 
 
 def run(connection, *argv):
     """Return what a command prints, through a bare channel."""
-    channel = connection.channel(argv)
+    channel = connection.start(argv)
     found = b""
     while data := channel.receive(HANG_S):
         found += data
@@ -76,7 +76,7 @@ def test_a_laptop_without_the_socket_option(ssh, trusted, monkeypatch):
 def test_an_agent_over_ssh(ssh, trusted, agents_home, tmp_path):
     (tmp_path / "root").mkdir()
     argv = ["env", f"HOME={agents_home}", *payload.argv("test")]
-    session = Session("n", ssh().channel(argv), as_root=False, root=str(tmp_path / "root"))
+    session = Session("n", ssh().start(argv), as_root=False, root=str(tmp_path / "root"))
     pending = [session.submit("run", argv=["echo", str(i)]) for i in range(3)]
     assert [p.wait()["stdout"] for p in pending] == ["0\n", "1\n", "2\n"]
     session.close()
@@ -246,7 +246,7 @@ def test_each_of_two_jump_hosts_is_checked(ssh, sshd, second_sshd, trusted):
 
 def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
     """The window of a channel is full for longer than a read waits: nothing of it may be lost."""
-    channel = ssh().channel(["sh", "-c", "echo ready; sleep 0.4; wc -c"])
+    channel = ssh().start(["sh", "-c", "echo ready; sleep 0.4; wc -c"])
     assert channel.receive(HANG_S) == b"ready\n"
     with pytest.raises(TimeoutError):
         channel.receive(0.05)
@@ -258,7 +258,7 @@ def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
 def test_a_connection_that_is_cut(ssh, trusted, agents_home, tmp_path, monkeypatch):
     monkeypatch.setattr(wire_module, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
     argv = ["env", f"HOME={agents_home}", *payload.argv("test")]
-    session = Session("spark1", ssh().channel(argv), as_root=False, root=str(tmp_path))
+    session = Session("spark1", ssh().start(argv), as_root=False, root=str(tmp_path))
     parent = session.run(["sh", "-c", 'tr "\\0" "\\n" < /proc/$PPID/stat'])
     agent = int(parent.stdout.split()[0])
     shell = int(parent.stdout.rpartition(")")[2].split()[1])
