@@ -78,7 +78,9 @@ class LocalChannel(Channel):
     def receive(self, timeout: float) -> bytes:
         try:
             data = super().receive(timeout)
-        except ConnectionResetError:  # it has ended, and left some of what was sent to it
+        except TimeoutError:
+            raise
+        except OSError:  # it is closed, or has ended and left some of what was sent to it
             data = b""
         if not data:
             self._listener.join(timeout=1)  # its last words are part of the end

@@ -14,7 +14,7 @@ import factories
 import pytest
 from program import invoke
 from scratch_nodes import Dials
-from waiting import until
+from waiting import FAR_S, until
 
 from spark_cluster.cluster import host_key_change
 from spark_cluster.config.inventory import InventoryNode
@@ -143,6 +143,20 @@ def test_a_program_that_ends_before_it_has_read_all_is_heard(
     with pytest.raises(Failed, match="the agent did not start: no room for the interpreter"):
         session.request("gather")
     session.close()
+
+
+def test_an_agent_that_does_not_end_is_left(
+    connect: Callable[..., LocalConnection], home: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Its session is closed under the reader, which takes that for the end."""
+    monkeypatch.setattr(local_connection, "LEAVES_WITHIN_S", 0.1)
+    (tmp_path / "bin/python3").write_text(f"#!/bin/sh\nexec sleep {FAR_S}\n")
+    session = connect().session("r1", become=False)
+    pending = session.submit("gather")
+    session.close()
+    with pytest.raises(Unreachable, match="the connection was cut"):
+        pending.wait()
+    session._channel._process.kill()
 
 
 def test_secrets_of_the_environment_stay_here(
