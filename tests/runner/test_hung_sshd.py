@@ -17,9 +17,9 @@ import paramiko
 import pytest
 from waiting import HANG_S, until, with_a_limit
 
+from spark_cluster.cluster import known_hosts_file
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner import ssh as ssh_module
-from spark_cluster.runner import trust
 from spark_cluster.runner.dialer import SshConnection, Target
 from spark_cluster.runner.ssh_route import route
 
@@ -207,7 +207,7 @@ def test_keys_are_never_exchanged(hangs_at, step):
 
 @pytest.mark.parametrize("step", ["hello", "keys"])
 def test_a_host_key_is_never_shown(hangs_at, step):
-    error = hangs_at(step, lambda connection: trust.show(route(connection.target)))
+    error = hangs_at(step, lambda connection: known_hosts_file.show(route(connection.target)))
     assert "sshd did not finish the key exchange" in error.message
 
 
