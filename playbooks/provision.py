@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from spark_cluster.cluster import host_key_change
 from spark_cluster.engine import link_check
 from spark_cluster.engine.link_cabling import must_be_switched
 from spark_cluster.errors import SparkClusterError, VerificationFailed
@@ -72,7 +73,7 @@ def main(
     with play.stage("apply"):
         if not play.check:
             for node in play.nodes:  # of a run that was cut
-                play.connections.forget_replaced_host_keys(node.name)
+                host_key_change.forget_replaced(play.connections, node.name)
         if _shares_host_keys(play.nodes) and not play.check:
             _own_host_keys(play, bootstrap, done)
         applied = play.apply(play.nodes, *roles, fail_fast=False)
@@ -136,7 +137,7 @@ def _own_host_keys(play: Play, bootstrap: RoleCall, done: Provisioned) -> None:
     printed = {}
     for node in play.nodes:
         if node.name in ready.results:
-            path, prints = play.connections.announce_host_keys(node.name)
+            path, prints = host_key_change.announce(play.connections, node.name)
             printed.update({node.name: (path, prints)} if prints else {})
     play.apply(play.nodes, bootstrap, fail_fast=False)
     play.refresh(play.nodes, fail_fast=False)
@@ -154,7 +155,7 @@ def _own_host_keys(play: Play, bootstrap: RoleCall, done: Provisioned) -> None:
 
 def _forget_old_host_keys(play: Play, node: Node, done: Provisioned) -> None:
     try:
-        seen = play.connections.verify_host_keys(node.name)
+        seen = host_key_change.verify(play.connections, node.name)
     except SparkClusterError as error:
         done.failures.setdefault(node.name, []).append(error)
         return

@@ -18,7 +18,7 @@ from spark_cluster.errors import UsageError
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.engine.endpoint_tunnel import TunnelEvent
-    from spark_cluster.runner.transport import SshConnection
+    from spark_cluster.runner.dialer import SshConnection
 
 
 @click.command()

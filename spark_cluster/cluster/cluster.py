@@ -118,10 +118,8 @@ class Cluster(Opened):
         """
         from fabric import ThreadingGroup
 
-        from spark_cluster.runner import transport
-
         return ThreadingGroup.from_connections(
-            transport.over(self.dialer.dial(node), node.name, owned=True) for node in self.nodes
+            self.dialer.dial(node).fabric(owned=True) for node in self.nodes
         )
 
     def ping(self) -> PingResult:

@@ -21,8 +21,8 @@ from spark_cluster.runner.tunnel import carried
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.inventory_schema import ServeEntry
+    from spark_cluster.runner.dialer import SshConnection
     from spark_cluster.runner.ssh_route import Target
-    from spark_cluster.runner.transport import SshConnection
 
 PAUSES_S = (1.0, 30.0)
 """Seconds between two tries to connect again: at first, and at most; each is twice the last."""
@@ -113,7 +113,7 @@ def ask_head(connection: SshConnection) -> Access | None:
     Raises:
         Unreachable: the connection was lost, or nothing came in time.
     """
-    channel = connection.channel(["cat", DESCRIPTION])
+    channel = connection.start(["cat", DESCRIPTION])
     found, until = b"", time.monotonic() + READS_WITHIN_S
     try:
         while data := channel.receive(max(0.1, until - time.monotonic())):

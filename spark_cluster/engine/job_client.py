@@ -70,7 +70,8 @@ def ray_jobs(play: Play, port: int) -> Iterator[RayJobs]:
         Unreachable: there is no tunnel to the head.
     """
     token, name = token_of(play), play.head.name
-    with play.connections.forward(name, port) as local:
+    at = play.connections
+    with at.dialer.forward(at.nodes[name], port) as local:
         yield RayJobs(f"http://{LOOPBACK}:{local}", token, name)
 
 

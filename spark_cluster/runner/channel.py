@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from typing import Protocol
+from abc import ABC, abstractmethod
+from typing import Any
 
 TAKES_NOTHING_S = 30.0
 """Seconds in which an agent takes not one byte more; then it is lost."""
@@ -11,6 +13,9 @@ TAKES_NOTHING_S = 30.0
 SLOWEST = 4096
 """Bytes a second that must come and go, on average, of what takes longer than some seconds; the
 slowest link to work over."""
+
+SLICE = 64 * 1024
+"""Bytes sent or received at once; paramiko copies what is left after each packet."""
 
 
 class TakesNothing(OSError):
@@ -33,20 +38,39 @@ def must_take(taken: int, begun: float, last: float) -> None:
         raise TakesNothing(f"the node has read only {taken} bytes in {now - begun:.0f} s")
 
 
-class Channel(Protocol):
-    """The interface of a connection that a session needs."""
+class Channel(ABC):
+    """The connection to an agent's process that a session needs.
+
+    Args:
+        stream: a socket, or what has `send`, `recv` and `settimeout` as one.
+    """
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
 
     def send(self, data: bytes) -> None:
         """Send all of it. Raises OSError when the connection is gone."""
+        rest = memoryview(data)
+        begun = last = time.monotonic()
+        while rest:
+            must_take(len(data) - len(rest), begun, last)
+            with contextlib.suppress(TimeoutError):  # that of `receive`; a window may need longer
+                rest = rest[self._stream.send(bytes(rest[:SLICE])) :]
+                last = time.monotonic()
 
     def receive(self, timeout: float) -> bytes:
         """Return what has come; empty at the end. Raises TimeoutError after `timeout` seconds."""
+        self._stream.settimeout(timeout)
+        return bytes(self._stream.recv(SLICE))
 
+    @abstractmethod
     def stderr(self) -> str:
         """Return what has come on standard error so far."""
 
+    @abstractmethod
     def status(self) -> int | None:
         """Return the exit status, once it has ended and reported one."""
 
+    @abstractmethod
     def close(self) -> None:
         """End the connection; the agent sees the end of its input."""

@@ -13,7 +13,6 @@ from collections.abc import Collection, Iterable, Mapping
 from concurrent.futures import Future
 from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
@@ -25,8 +24,6 @@ from spark_cluster.runner.parallel import in_parallel, start
 from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.runner.node_connection import NodeConnection
     from spark_cluster.runner.ssh import Connection
@@ -116,9 +113,7 @@ class Connections:
             Unreachable: its connection was lost.
             Refused: the node is not reached over SSH.
         """
-        from spark_cluster.runner import transport
-
-        return transport.over(self.connection(name), name, owned=False)
+        return self.connection(name).fabric(owned=False)
 
     def connection(self, name: str) -> NodeConnection:
         """Return the connection to a node.
@@ -129,10 +124,6 @@ class Connections:
         if name not in self._connections:
             raise Unreachable("not connected", where=name)
         return self._connections[name]
-
-    def forward(self, name: str, port: int) -> AbstractContextManager[int]:
-        """Lead a port of this machine's loopback to one of a node's; see `Dialer`."""
-        return self.dialer.forward(self.nodes[name], port)
 
     def drop(self, name: str) -> None:
         """End a node's agent and connection; nothing of them is used again."""
@@ -173,7 +164,14 @@ class Connections:
             Unreachable: an agent of this run, that has not yet noticed its end, holds it.
         """
         session = self._sessions[name]
-        lock = session.submit("lock", owner=self._owner()) if self.change else None
+        owner = {
+            "run": self.run,
+            "command": self.command,
+            "user": f"{getpass.getuser()}@{platform.node()}",
+            "laptop_pid": os.getpid(),
+            "since": time.time(),
+        }
+        lock = session.submit("lock", owner=owner) if self.change else None
         wanted = gather.question() if self.gather_facts or name in self.facts else {}
         gathered = session.submit("gather", **wanted)
         held_by = lock.wait().get("locked_by") if lock is not None else None
@@ -199,57 +197,6 @@ class Connections:
                 if name not in self.facts:
                     raise failed.get(name) or Unreachable("it is not connected", where=name)
             return self.facts[name]
-
-    def announce_host_keys(self, name: str) -> tuple[Path, list[str]]:
-        """Write the host keys that a node has ready into known_hosts, next to those of now.
-
-        They come over a connection whose host key was verified: no one else can have sent them.
-
-        Returns:
-            The file, and the new keys' fingerprints; none when it has none ready, or is reached
-            without SSH.
-
-        Raises:
-            Failed: the file cannot be written.
-        """
-        from spark_cluster.facts.parsers import public_keys
-        from spark_cluster.resources.host_keys import PREPARED
-        from spark_cluster.runner import trust
-
-        if self.nodes[name].is_local:
-            return Path(), []
-        answer = self._sessions[name].request("gather", trees={"next": f"{PREPARED}/*/key.pub"})
-        keys = public_keys(answer["trees"]["next"].values())
-        wanted = self.dialer.target(self.nodes[name])
-        return trust.announce(wanted, keys, self.facts_of(name).host_keys)
-
-    def verify_host_keys(self, name: str) -> bool:
-        """Connect once more, and when the new host keys are shown, remove those they replace.
-
-        Returns:
-            Whether any were removed.
-
-        Raises:
-            SparkClusterError: the node does not let one in, or known_hosts cannot be written.
-        """
-        with contextlib.closing(self.dialer.dial(self.nodes[name])) as connection:
-            return self._forget_replaced(name, connection)
-
-    def forget_replaced_host_keys(self, name: str) -> bool:
-        """The same over the connection of this run, for what one that was cut has left."""
-        return self._forget_replaced(name, self._connections[name])
-
-    def _forget_replaced(self, name: str, connection: NodeConnection) -> bool:
-        from spark_cluster.facts.parsers import public_keys
-        from spark_cluster.runner import trust
-
-        wanted, shown = self.dialer.target(self.nodes[name]), connection.host_key()
-        if shown is None or not trust.is_under_way(wanted):
-            return False
-        trees = {"keys": gather.TREES["host_keys"]}
-        answer = self._sessions[name].request("gather", trees=trees)
-        current = public_keys(answer["trees"]["keys"].values())
-        return bool(trust.forget_replaced(wanted, shown, current))
 
     def verify_new_login(self, name: str, path: str) -> None:
         """Leave a file on a node over a new connection, as a proof that it still lets one in.
@@ -297,15 +244,6 @@ class Connections:
         self._connections[name] = connection
         self._sessions[name] = connection.session(self.run, become=True)
         return self._sessions[name]
-
-    def _owner(self) -> dict[str, object]:
-        return {
-            "run": self.run,
-            "command": self.command,
-            "user": f"{getpass.getuser()}@{platform.node()}",
-            "laptop_pid": os.getpid(),
-            "since": time.time(),
-        }
 
 
 def _locked(name: str, owner: dict[str, object]) -> Failed:

@@ -1,21 +1,32 @@
-"""Brings one node's resources to its agent and the results back, over reboots and lost lines."""
+"""Brings one node's resources to its agent and the results back, over reboots and lost lines.
+
+They travel as one document, with the contents that the agent asks for.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.node.masking import mask, secrets_in
-from spark_cluster.runner.document import Document, document
+from spark_cluster.node.values import Blob, LaptopFile, Secret
+from spark_cluster.resources.base import Resource, to_wire
+from spark_cluster.resources.file import File
 from spark_cluster.runner.events import Applying, Changing, Note, Progress, Result
 from spark_cluster.runner.reconnect import reboot, reconnect
 
 if TYPE_CHECKING:
-    from spark_cluster.resources.base import Resource
     from spark_cluster.runner.connections import Connections
     from spark_cluster.runner.events import Bus
     from spark_cluster.runner.options import Options
+
+INLINE = 8 * 1024
+"""Bytes up to which a file's content travels with its document; more only when it is lacking."""
 
 _TOLD = ("seconds", "changes", "diff", "reason", "error", "hint", "output")
 
@@ -41,6 +52,7 @@ class Applied:
         return self.results[node][f"Command:{title}"].output
 
 
+@dataclass(eq=False)
 class Delivery:
     """The delivery of one document to one node.
 
@@ -50,25 +62,21 @@ class Delivery:
         secrets: of the play so far; those of the document come to them.
     """
 
-    def __init__(
-        self,
-        connections: Connections,
-        bus: Bus,
-        options: Options,
-        node: str,
-        *,
-        applied: Applied,
-        secrets: set[str],
-    ) -> None:
-        self.connections = connections
-        self.bus = bus
-        self.options = options
-        self.node = node
-        self.results = applied.results.setdefault(node, {})
-        self._secrets = secrets
-        self._roles: dict[str, str] = {}
-        self._left_out: dict[str, tuple[str, ...]] = {}
-        self._away: dict[str, float] = {}
+    connections: Connections
+    bus: Bus
+    options: Options
+    node: str
+    _: KW_ONLY
+    applied: Applied
+    secrets: set[str]
+    _roles: dict[str, str] = field(default_factory=dict, init=False)
+    _left_out: dict[str, tuple[str, ...]] = field(default_factory=dict, init=False)
+    _away: dict[str, float] = field(default_factory=dict, init=False)
+
+    @property
+    def results(self) -> dict[str, Result]:
+        """The results of the node's resources so far, by their ids."""
+        return self.applied.results.setdefault(self.node, {})
 
     def deliver(self, resources: list[tuple[str, Resource]]) -> None:
         """Have the chosen ones of these (role, resource) applied.
@@ -90,7 +98,7 @@ class Delivery:
         label = ", ".join(dict.fromkeys(self._roles[r.id] for r in chosen))
         self.bus.emit(Applying(self.node, label, len(chosen)))
         packed = document(chosen)
-        self._secrets |= secrets_in(packed.resources)
+        self.secrets |= secrets_in(packed.resources)
         reply = self._send_all(packed, [r.id for r in chosen])
         if "stopped" in reply:
             shown = self._shown(reply["stopped"])
@@ -170,7 +178,7 @@ class Delivery:
 
     def _shown(self, resource: str) -> str:
         """The id of a resource for people: a secret that a role put into it is masked."""
-        return str(mask(resource, self._secrets))
+        return str(mask(resource, self.secrets))
 
     def _ask(self, event: dict[str, Any]) -> str:
         if self.options.ask is None:
@@ -227,3 +235,73 @@ def _advice(error: str, node: str) -> str:
 
     found = next(filter(None, map(known_for, error.splitlines())), None)
     return fill(f"{found.cause}: {found.fix}", {"NODE": node}) if found else ""
+
+
+# -- the document ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Document:
+    """The set of resources sent to a node, as JSON, and the contents that are sent on demand."""
+
+    resources: list[dict[str, Any]]
+    blobs: dict[str, bytes | Path]
+
+    @property
+    def longest_step_s(self) -> float:
+        """Seconds that one of the resources may take, by its own limit; 0 when none names one."""
+        return max((float(r.get("timeout_s", 0.0)) for r in self.resources), default=0.0)
+
+
+def check(resources: Sequence[Resource], where: str) -> None:
+    """Check that these resources can be one document, before any of them is left out.
+
+    Raises:
+        Failed: two have one id, or a trigger names a resource that is not among them.
+    """
+    known: set[str] = set()
+    for resource in resources:
+        if resource.id in known:
+            raise Failed(f"{resource.id} is declared twice", where=where)
+        known.add(resource.id)
+    for resource in resources:
+        for trigger in resource.triggers():
+            if trigger not in known:
+                raise Failed(
+                    f"{resource.id} is to act on changes of {trigger}, which is not declared",
+                    where=where,
+                )
+
+
+def document(resources: Sequence[Resource]) -> Document:
+    """Pack resources for the wire."""
+    blobs: dict[str, bytes | Path] = {}
+    return Document([to_wire(_lighter(r, blobs)) for r in resources], blobs)
+
+
+def _lighter(resource: Resource, blobs: dict[str, bytes | Path]) -> Resource:
+    if not isinstance(resource, File) or isinstance(resource.content, (Secret, Blob, type(None))):
+        return resource
+    content = resource.content
+    if isinstance(content, LaptopFile):
+        return dataclasses.replace(resource, content=_of_file(content, blobs))
+    data = content.encode() if isinstance(content, str) else content
+    if len(data) <= INLINE:
+        return resource
+    blob = Blob(hashlib.sha256(data).hexdigest(), len(data))
+    blobs[blob.sha256] = data
+    return dataclasses.replace(resource, content=blob)
+
+
+def _of_file(content: LaptopFile, blobs: dict[str, bytes | Path]) -> bytes | Blob:
+    """A file of the laptop: itself when it is small."""
+    try:
+        if content.path.stat().st_size <= INLINE:
+            return content.path.read_bytes()
+        blob = content.blob()
+    except OSError as error:
+        raise Failed(
+            f"{content.path}: {error.strerror}", hint="it is to be sent to a node"
+        ) from None
+    blobs[blob.sha256] = content.path
+    return blob

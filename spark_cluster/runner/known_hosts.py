@@ -1,12 +1,9 @@
-"""Host keys in known_hosts files: what they say of a key, as strictly as OpenSSH; their change.
+"""Host keys in known_hosts files: what they say of a key, as strictly as OpenSSH.
 
 `ssh-keygen -F` finds a host's lines. It knows hashes, patterns, negation, ports and markers
 (sshd(8), "SSH_KNOWN_HOSTS FILE FORMAT"); paramiko's own reader knows none of the last three, keeps
 one key of a kind, and gives up at bytes that are not UTF-8. Lines of certificate authorities do not
 count: no certificate is asked for, and a host that has one shows its plain key.
-
-A file is changed as bytes, line by line: comments, order, damaged lines and what is not UTF-8 stay.
-`ssh-keygen -R` would remove whole lines, with their other names and patterns.
 """
 
 from __future__ import annotations
@@ -16,13 +13,9 @@ import binascii
 import contextlib
 import errno
 import hashlib
-import os
 import re
-import stat
 import subprocess
-import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -34,15 +27,10 @@ from spark_cluster.runner.ssh_route import Hop
 LIMIT_S = 30.0
 """For ssh-keygen, seconds."""
 
-TRIES = 10
-"""Of changing a file that other programs change meanwhile."""
-
 Verdict = Literal["trusted", "new", "changed", "revoked"]
-Change = Callable[[list[bytes]], list[bytes]]
 
 _FOUND = re.compile(rb"# Host .* found: line (\d+) ?(REVOKED|CA)?\Z", re.DOTALL)
 _REVOCATION_LIST = b"SSHKRL\n\0"
-_one_at_a_time = threading.Lock()
 
 
 @dataclass(frozen=True)
@@ -228,9 +216,6 @@ def _key_in(line: bytes) -> bytes | None:
     return blob if is_whole(words[1].decode(errors="replace"), blob) else None
 
 
-# -- changing a file -------------------------------------------------------------------------------
-
-
 def of_host(lines: list[bytes], name: str) -> list[tuple[bytes, PublicKey | None]]:
     """Return each line of a file with the key that it gives a host; None where it gives it none.
 
@@ -241,70 +226,3 @@ def of_host(lines: list[bytes], name: str) -> list[tuple[bytes, PublicKey | None
     blobs = (_key_in(line) if markers.get(n) == "" else None for n, line in enumerate(lines, 1))
     keys = (None if blob is None else PublicKey(blob) for blob in blobs)
     return list(zip(lines, keys, strict=True))
-
-
-def without(line: bytes, name: str) -> bytes | None:
-    """Return a line that gives a host its key without that host; None when it names no other.
-
-    Only the name itself and its hash go: a pattern such as `*.lan` speaks of others too.
-    """
-    names = line.split(None, 1)[0]
-    gone = name.lower().encode("utf-8", "surrogateescape")
-    kept = [one for one in names.split(b",") if one.lower() != gone and not one.startswith(b"|")]
-    if all(one.startswith(b"!") for one in kept):
-        return None
-    return line.replace(names, b",".join(kept), 1)
-
-
-def update(path: Path, change: Change) -> None:
-    """Replace a file by what `change` makes of its lines, in one step.
-
-    It keeps its mode and owner (a new one is for the user only), and a link stays one. What
-    another program, such as ssh, appends meanwhile is not lost: then it is all done again.
-
-    Raises:
-        Failed: it cannot be read or written, or is no regular file.
-    """
-    try:
-        path = path.resolve()
-        path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with _one_at_a_time:
-            is_done = any(_replaced(path, change) for _ in range(TRIES))
-    except (OSError, RuntimeError) as error:  # RuntimeError: links in a circle
-        why = getattr(error, "strerror", None) or str(error)
-        raise Failed(f"cannot be written: {why}", where=str(path)) from None
-    if not is_done:
-        raise Failed("other programs keep on changing it", where=str(path), hint="try again")
-
-
-def _replaced(path: Path, change: Change) -> bool:
-    """Replace the file; return False when the file was changed meanwhile."""
-    found = path.stat() if path.exists() else None
-    if found is not None and not stat.S_ISREG(found.st_mode):
-        raise Failed(
-            "no host key can be written there: it is not a regular file",
-            where=str(path),
-            hint="give `known_hosts` in the inventory, or another UserKnownHostsFile in ssh_config",
-        )
-    old = path.read_bytes() if found else b""
-    lines = change(old.removesuffix(b"\n").split(b"\n") if old else [])
-    new = b"".join(line + b"\n" for line in lines)
-    if new == old:
-        return True
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    staged = Path(name)
-    try:
-        with os.fdopen(handle, "wb") as out:
-            out.write(new)
-            out.flush()
-            if found is not None:
-                if (found.st_uid, found.st_gid) != (os.geteuid(), os.getegid()):
-                    os.fchown(handle, found.st_uid, found.st_gid)
-                os.fchmod(handle, stat.S_IMODE(found.st_mode))
-            os.fsync(handle)
-        if (path.read_bytes() if path.exists() else b"") != old:
-            return False
-        staged.replace(path)
-        return True
-    finally:
-        staged.unlink(missing_ok=True)

@@ -14,6 +14,7 @@ from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import InvalidFile, Refused, Unreachable
 from spark_cluster.loader import trust
 from spark_cluster.runner import namespace_relay
+from spark_cluster.runner.tunnel import end
 
 SPACES = ("mount", "uts", "ipc", "net", "pid", "cgroup")
 """Those that are entered; of the others the node has the machine's."""
@@ -24,9 +25,6 @@ START = 19
 """Place of a process's start among the fields of /proc/PID/stat after its name, proc(5)."""
 
 PROC = Path("/proc")
-
-ENDS_WITHIN_S = 5.0
-"""Seconds that the relay has to end before it is killed."""
 
 
 def leader(node: str, file: Path, proc: Path = PROC) -> int:
@@ -160,13 +158,7 @@ def forward_into(node: str, namespaces_of: Path, port: int) -> Iterator[int]:
     try:
         yield found
     finally:
-        if process.stdout is not None:
-            process.stdout.close()  # which ends it
-        try:
-            process.wait(ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+        end(process, process.stdout)
 
 
 def _is_off(node: str) -> Unreachable:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -36,23 +36,21 @@ class Selection:
         return bool(self.tags or self.skip_tags or self.start_at)
 
     def wants(self, node: str, role: str, resource: Resource) -> bool:
-        self._seen.update((role, resource.id, *resource.tags))
-        if self.start_at and node not in self._begun:
-            if not any(fnmatch.fnmatchcase(name, self.start_at) for name in (role, resource.id)):
-                return False
-            self._begun.add(node)
-        names = {role, *resource.tags}
-        return (not self.tags or bool(names & self.tags)) and not names & self.skip_tags
+        return self._wants([node], (role, resource.id), {role, *resource.tags})
 
     def wants_part(self, nodes: Iterable[str], name: str) -> bool:
         """Return whether a part of a run that is no resource is to be done, by its name."""
-        self._seen.add(name)
+        return self._wants(list(nodes), (name,), {name})
+
+    def _wants(self, nodes: Sequence[str], names: Sequence[str], tags: set[str]) -> bool:
+        """Return whether what has these names and tags is to be done on these nodes."""
+        self._seen.update(names, tags)
         if self.start_at:
-            if fnmatch.fnmatchcase(name, self.start_at):
+            if any(fnmatch.fnmatchcase(name, self.start_at) for name in names):
                 self._begun.update(nodes)
             if not self._begun.issuperset(nodes):
                 return False
-        return (not self.tags or name in self.tags) and name not in self.skip_tags
+        return (not self.tags or bool(tags & self.tags)) and not tags & self.skip_tags
 
     def unmatched(self) -> UsageError | None:
         """An error when a name that was asked for was never met in the whole run."""

@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import json
 from functools import cache
-from typing import TYPE_CHECKING
 
 from spark_cluster.agent import bootstrap, frames
 from spark_cluster.loader.programs import PACKAGE, packed
 from spark_cluster.loader.resources import ProjectFiles, loaded_files
 from spark_cluster.node import paths
-
-if TYPE_CHECKING:
-    pass
 
 MARKER = b"spark-cluster:begin"
 

@@ -15,8 +15,7 @@ from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable
 from spark_cluster.loader.role import tagged
 from spark_cluster.resources.base import Resource
 from spark_cluster.runner.connections import Connections
-from spark_cluster.runner.delivery import Applied, Delivery
-from spark_cluster.runner.document import check
+from spark_cluster.runner.delivery import Applied, Delivery, check
 from spark_cluster.runner.events import Bus, NodeFailed, Note, StageFinished, StageStarted
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.parallel import all_of, in_parallel
@@ -173,7 +172,9 @@ class Play:
         chosen = [current[n.name] for n in wanted if n.name in current]
         documents = self._documents(chosen, what, fail_fast=fail_fast)
         applied = Applied({node.name: {} for node in chosen})
-        jobs = {n: partial(self._apply, n, found, applied) for n, found in documents.items()}
+        at, how = self.connections, self.options
+        to = partial(Delivery, at, self.bus, how, applied=applied, secrets=self._secrets)
+        jobs = {name: partial(to(name).deliver, found) for name, found in documents.items()}
         for name, outcome in in_parallel(jobs).items():
             if isinstance(outcome, SparkClusterError):
                 self._leave(name, outcome)
@@ -247,11 +248,6 @@ class Play:
                 found += [("playbook", r) for r in tagged(part, "playbook")]
         check([r for _, r in found], node.name)
         return found
-
-    def _apply(self, name: str, resources: list[tuple[str, Resource]], applied: Applied) -> None:
-        at, how = self.connections, self.options
-        delivery = Delivery(at, self.bus, how, name, applied=applied, secrets=self._secrets)
-        delivery.deliver(resources)
 
     def _leave(self, name: str, error: SparkClusterError) -> None:
         self.out[name] = error

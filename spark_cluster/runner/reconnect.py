@@ -61,10 +61,12 @@ def reboot(connections: Connections, name: str, wanted: Mapping[str, Any], tell:
     until = started + float(wanted["timeout_s"])
     missing = _wait(connections, name, until, tell, booted_before=wanted["boot_id"])
     if missing is not None:
+        from spark_cluster.known_issues.entries import catalogue
+
         raise NotBack(
             f"it did not come back within {wanted['timeout_s']:g} s after the reboot: {missing}",
             where=name,
-            hint=_advice(name),
+            hint=catalogue()["no-return-from-reboot"].fix_on(name),
         )
     return time.monotonic() - started
 
@@ -83,12 +85,6 @@ def reconnect(connections: Connections, name: str, lost: Unreachable, tell: Tell
     if _wait(connections, name, started + RECONNECT_S, tell) is not None:
         raise lost
     return time.monotonic() - started
-
-
-def _advice(name: str) -> str:
-    from spark_cluster.known_issues.entries import catalogue
-
-    return catalogue()["no-return-from-reboot"].fix_on(name)
 
 
 def _wait(

@@ -102,9 +102,14 @@ class Pending:
                 if kind == "need":
                     self._give(event, blobs or {})
                 elif kind == "ask":
-                    self._answer(on_ask(event) if on_ask else "yes")
+                    answer = on_ask(event) if on_ask else "yes"
+                    message = {"op": "answer", "req": self.number, "answer": answer}
+                    self.session.send(self.session.pack(message))
                 elif kind == "done":
-                    return self._reply(event)
+                    if "error" in event:
+                        node, hint = self.session.node, event.get("hint", "")
+                        raise Failed(event["error"], where=node, hint=hint)
+                    return event
                 else:
                     if on_event is not None:
                         on_event(event)
@@ -163,15 +168,6 @@ class Pending:
                     left = left - len(piece) if piece else 0
         except OSError:
             self.session.put(head + frames.pack(b""))
-
-    def _answer(self, text: str) -> None:
-        message = {"op": "answer", "req": self.number, "answer": text}
-        self.session.send(self.session.pack(message))
-
-    def _reply(self, event: dict[str, Any]) -> dict[str, Any]:
-        if "error" in event:
-            raise Failed(event["error"], where=self.session.node, hint=event.get("hint", ""))
-        return event
 
     def _acknowledge(self, event: dict[str, Any]) -> None:
         """Tell the agent what was shown of its stream, so that it sends more."""

@@ -22,7 +22,7 @@ import fabric
 import paramiko
 
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner.channel import must_take
+from spark_cluster.runner.channel import Channel
 from spark_cluster.runner.known_hosts import HostKey, HostKeyCheck
 from spark_cluster.runner.ssh_errors import KeysRefused, explained, refused_host_key, silent
 from spark_cluster.runner.ssh_route import Hop, Target, socket_to
@@ -38,9 +38,6 @@ CLOSES_WITHIN_S = 10.0
 
 STATUS_WITHIN_S = 2.0
 """Seconds after its output in which a command's exit status comes."""
-
-SLICE = 64 * 1024
-"""Bytes given to paramiko at once; it copies what is left after each packet."""
 
 # Otherwise Python prints paramiko's own words for what is an error of ours, or none (a port that
 # does not listen yet).
@@ -183,43 +180,30 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
             self.gateway.hang_up()
 
 
-class SshChannel:
-    """An agent's channel; see `spark_cluster.runner.channel.Channel`."""
+class SshChannel(Channel):
+    """An agent's channel of an SSH connection."""
 
     def __init__(self, channel: paramiko.Channel) -> None:
-        self._channel = channel
+        super().__init__(channel)
         self._said = b""
 
-    def send(self, data: bytes) -> None:
-        rest = memoryview(data)
-        begun = last = time.monotonic()
-        while rest:
-            must_take(len(data) - len(rest), begun, last)
-            with contextlib.suppress(TimeoutError):  # that of `receive`; a window may need longer
-                rest = rest[self._channel.send(bytes(rest[:SLICE])) :]
-                last = time.monotonic()
-
-    def receive(self, timeout: float) -> bytes:
-        self._channel.settimeout(timeout)
-        return bytes(self._channel.recv(65536))
-
     def stderr(self) -> str:
-        while self._channel.recv_stderr_ready():
-            self._said += self._channel.recv_stderr(65536)
+        while self._stream.recv_stderr_ready():
+            self._said += self._stream.recv_stderr(65536)
         return self._said.decode(errors="replace")
 
     def status(self) -> int | None:
-        if not self._channel.status_event.wait(STATUS_WITHIN_S):
+        if not self._stream.status_event.wait(STATUS_WITHIN_S):
             return None
-        return int(self._channel.recv_exit_status())
+        return int(self._stream.recv_exit_status())
 
     def close(self) -> None:
         # What is said at the end waits for what is being sent, which a node may never take.
         with (
             contextlib.suppress(OSError, EOFError, Unreachable),  # the connection has ended already
-            limited(self._channel.get_transport(), CLOSES_WITHIN_S, Unreachable("it hangs")),
+            limited(self._stream.get_transport(), CLOSES_WITHIN_S, Unreachable("it hangs")),
         ):
-            self._channel.close()
+            self._stream.close()
 
 
 # -- below fabric ----------------------------------------------------------------------------------

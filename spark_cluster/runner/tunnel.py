@@ -17,7 +17,7 @@ import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Literal
+from typing import IO, Literal
 
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import SparkClusterError, Unreachable, UsageError
@@ -29,7 +29,7 @@ KEEPALIVE_S, UNANSWERED = 10, 2
 an answer after which the connection is cut."""
 
 ENDS_WITHIN_S = 5.0
-"""Seconds that ssh has to end; then it is killed."""
+"""Seconds that what carries connections has to end; then it is killed."""
 
 LONGEST = 1000
 """Characters of a line of ssh's that are kept."""
@@ -64,8 +64,7 @@ SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 def free_port() -> int:
     """Return a port of the loopback that nothing listens on."""
     with socket.create_server((LOOPBACK, 0)) as listener:
-        port: int = listener.getsockname()[1]
-        return port
+        return int(listener.getsockname()[1])
 
 
 News = Iterator[tuple[Literal["cut", "refused"], str]]
@@ -126,7 +125,7 @@ def carried(target: Target, port: int, host: str, to_port: int) -> Iterator[News
                 raise _not_open(target, port, why)
             yield _news(heard, f"{host}:{to_port}")
         finally:
-            _end(process)
+            end(process, process.stdin)
 
 
 def _why_not(mark: str, heard: Iterator[str], process: Process, limit_s: float) -> str:
@@ -183,9 +182,10 @@ def _not_open(target: Target, port: int, why: str) -> SparkClusterError:
     )
 
 
-def _end(process: Process) -> None:
-    if process.stdin is not None:
-        process.stdin.close()  # which has ssh's process group end
+def end(process: Process, pipe: IO[bytes] | None) -> None:
+    """Close the pipe with which a process and its group end; kill them if they do not."""
+    if pipe is not None:
+        pipe.close()
     try:
         process.wait(ENDS_WITHIN_S)
     except subprocess.TimeoutExpired:

@@ -132,6 +132,6 @@ class RawAgent:
 
 def document(*resources: Any) -> list[dict[str, Any]]:
     """Resources as they travel."""
-    from spark_cluster.runner.document import document as packed
+    from spark_cluster.runner.delivery import document as packed
 
     return json.loads(json.dumps(packed(resources).resources))

@@ -16,7 +16,7 @@ from spark_cluster.node.host import Cancelled, Host
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Package, ResourceError
 from spark_cluster.resources.apt import apt
-from spark_cluster.runner.document import document
+from spark_cluster.runner.delivery import document
 
 
 @pytest.fixture

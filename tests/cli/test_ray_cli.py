@@ -29,6 +29,7 @@ from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.facts.model import Process
 from spark_cluster.node.containers import ContainerState
+from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.session import Answer
 
 INVENTORY = """\
@@ -48,11 +49,11 @@ def server(project, pipes, monkeypatch, tmp_path_factory):
         put(project / "spark1" / TOKEN_FILE.lstrip("/"), f"{server.token}\n", 0o600)
         ports = []
 
-        def forward(_self: Any, name: str, port: int) -> Any:
-            ports.append((name, port))
+        def forward(_self: Any, node: Any, port: int) -> Any:
+            ports.append((node.name, port))
             return contextlib.nullcontext(server.port)
 
-        monkeypatch.setattr(pipes, "forward", forward)
+        monkeypatch.setattr(Dialer, "forward", forward)
         monkeypatch.setattr(readiness, "container_state", lambda *_: found)
         yield server
         assert set(ports) <= {("spark1", 8300)}
@@ -255,7 +256,8 @@ def test_jobs_are_ended_with_the_flag(running, tmp_path, monkeypatch):
         session.request = lambda *_, **__: {"files": files}
         play.session = lambda _node: session
         forward = lambda *_: contextlib.nullcontext(server.port)  # noqa: E731
-        play.connections = SimpleNamespace(forward=forward)
+        dialer = SimpleNamespace(forward=forward)
+        play.connections = SimpleNamespace(dialer=dialer, nodes={play.head.name: play.head})
         ask(play, end_jobs=True)
         assert server.jobs["job-1"]["status"] == "STOPPED"
         assert play.notes == ["ended job job-1"]

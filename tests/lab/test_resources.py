@@ -26,8 +26,8 @@ from spark_cluster.resources import (
     User,
 )
 from spark_cluster.resources.base import to_wire
+from spark_cluster.runner.dialer import SshConnection, Target
 from spark_cluster.runner.session import Session
-from spark_cluster.runner.transport import SshConnection, Target
 
 pytestmark = pytest.mark.lab
 

@@ -16,7 +16,7 @@ from spark_cluster.node.host import Host
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Directory, File, Line, Service
 from spark_cluster.resources.base import to_wire
-from spark_cluster.runner.document import check
+from spark_cluster.runner.delivery import check
 
 KEY = "sk-test-5be1cf0277a04d"
 PEM = "-----BEGIN CERTIFICATE-----\nx\n-----BEGIN PRIVATE KEY-----\ny\n"

@@ -4,7 +4,7 @@ import pytest
 from role_samples import a_spark, together
 
 from spark_cluster.loader.project import Project
-from spark_cluster.runner.document import check, document
+from spark_cluster.runner.delivery import check, document
 
 PROVISION = (
     "bootstrap", "drivers", "network", "ssh_mesh", "memory", "power", "containers", "caches",

@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 from role_samples import a_spark, together
 
+from spark_cluster.cluster import host_key_change
 from spark_cluster.config.inventory import read_inventory
 from spark_cluster.engine import link_check
 from spark_cluster.errors import Failed, SparkClusterError
@@ -44,11 +45,7 @@ class Play:
             output,
         )
         self.applied, self.notes, self.ran, self.refreshed, self.steps = [], [], [], 0, []
-        self.connections = SimpleNamespace(
-            announce_host_keys=self.announce,
-            verify_host_keys=self.verify,
-            forget_replaced_host_keys=lambda name: self.steps.append(f"look at {name}"),
-        )
+        self.connections = self
         self.announced, self.verified = {"spark2": ["ssh-ed25519 SHA256:x"]}, True
         self.options, self.out = Options(check=check), {}
         self.after_refresh = nodes
@@ -72,6 +69,9 @@ class Play:
     def refresh(self, nodes, *, fail_fast=True):
         self.refreshed += 1
         self.nodes = self.after_refresh
+
+    def forget_replaced(self, name):
+        self.steps.append(f"look at {name}")
 
     def announce(self, name):
         self.steps.append(f"announce {name}")
@@ -115,6 +115,15 @@ class Play:
 
 def names(what):
     return [w.name if isinstance(w, RoleCall) else w for w in what]
+
+
+@pytest.fixture(autouse=True)
+def host_keys(monkeypatch):
+    """The host keys of this play: nothing is connected to."""
+    for name in ("announce", "verify", "forget_replaced"):
+        monkeypatch.setattr(
+            host_key_change, name, lambda play, node, of=name: getattr(play, of)(node)
+        )
 
 
 @pytest.fixture

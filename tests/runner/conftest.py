@@ -13,7 +13,7 @@ from scratch_nodes import ScratchNode, play_over
 from waiting import HANG_S
 
 from spark_cluster.runner import reconnect
-from spark_cluster.runner.transport import SshConnection, Target
+from spark_cluster.runner.dialer import SshConnection, Target
 
 
 @pytest.fixture(scope="session")

@@ -26,7 +26,7 @@ from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, HubModel, Line
 from spark_cluster.runner import payload
 from spark_cluster.runner import wire as wire_module
-from spark_cluster.runner.document import document
+from spark_cluster.runner.delivery import document
 from spark_cluster.runner.session import Session
 
 
@@ -818,7 +818,7 @@ def test_too_old_a_python():
 def test_why_an_agent_never_spoke(monkeypatch, said, status, message, hint):
     """The texts as sudo and shells print them, from an agent's own standard error."""
     monkeypatch.setattr(wire_module, "START_WITHIN", FAR_S)
-    from spark_cluster.runner.agent_errors import why_no_agent
+    from spark_cluster.runner.node_connection import why_no_agent
 
     end = "sys.stdin.read()" if status is None else f"sys.exit({status})"
     session = script(

@@ -19,7 +19,7 @@ import pytest
 from own_sshd import SSHD, Sshd, keygen, public, start_sshd
 
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.runner.transport import SshConnection, Target
+from spark_cluster.runner.dialer import SshConnection, Target
 
 ME = getpass.getuser()
 ACCEPTED, REFUSED, REVOKED = "accepted", "refused", "revoked"

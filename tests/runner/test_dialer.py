@@ -15,8 +15,8 @@ from spark_cluster.config.inventory_schema import BecomeEntry
 from spark_cluster.config.prompts import Prompts
 from spark_cluster.config.secret import Secret
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.transport import SshConnection, Target, over
+from spark_cluster.runner.dialer import Dialer, Target
+from spark_cluster.runner.ssh import Connection
 
 ME = getpass.getuser()
 
@@ -35,13 +35,13 @@ def dialer() -> Dialer:
 def channels(monkeypatch):
     """The command lines that were started over SSH."""
     started = []
-    channel = SshConnection.channel
+    channel = Connection.channel
 
     def counted(self, argv):
         started.append(list(argv))
         return channel(self, argv)
 
-    monkeypatch.setattr(SshConnection, "channel", counted)
+    monkeypatch.setattr(Connection, "channel", counted)
     return started
 
 
@@ -60,7 +60,7 @@ def test_fabric_gets_the_passwords_that_are_known_later(dialer, target, monkeypa
     monkeypatch.setattr(fabric.Connection, "sudo", lambda *_, **options: given.append(options))
     dialer.begin([target])
     connection = dialer.connection(replace(target, sudo_password=lambda: "secret"))
-    login = over(connection, "spark1", owned=False)
+    login = connection.fabric(owned=False)
     login.user = "someone"
     login.sudo("id")
     connection.close()

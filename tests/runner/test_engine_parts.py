@@ -29,7 +29,7 @@ from spark_cluster.loader.role import tagged
 from spark_cluster.node.values import Blob, Secret
 from spark_cluster.resources import Command, Directory, File, Service
 from spark_cluster.runner import payload
-from spark_cluster.runner.document import INLINE, check, document
+from spark_cluster.runner.delivery import INLINE, check, document
 from spark_cluster.runner.events import (
     Bus,
     Changing,

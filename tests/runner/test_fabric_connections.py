@@ -13,7 +13,6 @@ from spark_cluster import Cluster
 from spark_cluster.errors import Refused, Unreachable
 from spark_cluster.facts.model import Facts
 from spark_cluster.runner.local_connection import LocalConnection
-from spark_cluster.runner.transport import over
 from spark_cluster.topology import Node
 
 ME = getpass.getuser()
@@ -27,7 +26,7 @@ def where(c, name="it"):
 
 
 def test_run_get_and_put(ssh, trusted, tmp_path):
-    with over(ssh(), "spark1", owned=True) as connection:
+    with ssh().fabric(owned=True) as connection:
         assert isinstance(connection, fabric.Connection)
         assert connection.run("echo $0 hello", hide=True).stdout.endswith("hello\n")
         with pytest.raises(invoke.UnexpectedExit):
@@ -41,14 +40,14 @@ def test_run_get_and_put(ssh, trusted, tmp_path):
 
 
 def test_each_time_it_connects_the_host_is_verified(ssh, sshd, second_sshd, trusted):
-    connection = over(ssh(), "spark1", owned=True)
+    connection = ssh().fabric(owned=True)
     connection.open()
     connection.close()
     trusted.write_text("")
     with pytest.raises(Unreachable, match="is not known"):
         connection.run("true")
     trusted.write_text(sshd.host_line)
-    jumped = over(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"), "spark1", owned=True)
+    jumped = ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}").fabric(owned=True)
     with pytest.raises(Unreachable, match=r"host key of the jump host .* is not known"):
         jumped.run("true")
     trusted.write_text(sshd.host_line + second_sshd.host_line)
@@ -60,7 +59,7 @@ def test_a_connection_that_was_cut_is_made_again_with_its_jump_host(
 ):
     """As fabric does it; the jump host's connection, which is open still, is not left behind."""
     trusted.write_text(sshd.host_line + second_sshd.host_line)
-    jumped = over(ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}"), "spark1", owned=True)
+    jumped = ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}").fabric(owned=True)
     with jumped:
         assert jumped.run("echo once", hide=True).stdout == "once\n"
         before = jumped.gateway.transport
@@ -75,13 +74,13 @@ def test_a_cut_connection_of_a_run_starts_no_command(ssh, trusted):
     mine = ssh()
     mine.open().transport.close()
     with pytest.raises(Unreachable, match="SSH"):
-        mine.channel(["true"])
+        mine.start(["true"])
 
 
 def test_a_connection_of_a_run_stays(ssh, trusted):
     """What a playbook closes is not the connection over which its agent is reached."""
     mine = ssh()
-    with over(mine, "spark1", owned=False) as connection:
+    with mine.fabric(owned=False) as connection:
         connection.run("true", hide=True)
         connection.sftp()
     assert mine.open().transport.is_active()
@@ -108,6 +107,6 @@ def test_where_there_is_no_connection():
     with pytest.raises(Refused, match="only a node of a run"):
         assert Node("spark1", facts=Facts()).connection
     with pytest.raises(Refused, match="not reached over SSH"):
-        over(LocalConnection("spark1", lambda: None), "spark1", owned=False)
+        LocalConnection("spark1", lambda: None).fabric(owned=False)
     node = Node("spark1", connect=lambda: SimpleNamespace(host="h"))
     assert node.connection.host == "h"

@@ -15,8 +15,7 @@ from spark_cluster.cluster.provision import public_key
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import Secret
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.transport import SshConnection, Target
+from spark_cluster.runner.dialer import Dialer, SshConnection, Target
 
 PASSWORD = "correct horse"
 

@@ -11,16 +11,16 @@ import getpass
 import pytest
 from own_sshd import SSHD, keygen, public, start_sshd
 
+from spark_cluster.cluster import host_key_change
+from spark_cluster.cluster.known_hosts_file import known_hosts_line
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts.model import Facts
 from spark_cluster.resources.host_keys import PREPARED
-from spark_cluster.runner import trust
 from spark_cluster.runner.connections import Connections
+from spark_cluster.runner.dialer import SshConnection, Target
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.known_hosts import PublicKey
-from spark_cluster.runner.transport import SshConnection, Target
-from spark_cluster.runner.trust import known_hosts_line
 
 ME = getpass.getuser()
 KEY = PublicKey(b"\0\0\0\x0bssh-ed25519")
@@ -62,7 +62,7 @@ class Site:
         return True
 
     def announce(self):
-        return trust.announce(self.target, [public(self.new)], [public(self.old)])
+        return host_key_change.announce_keys(self.target, [public(self.new)], [public(self.old)])
 
     def forget(self):
         """As seen over a connection of now."""
@@ -70,7 +70,7 @@ class Site:
         shown = connection.open().transport.get_remote_server_key().asbytes()
         connection.close()
         on_disk = [public(self.folder / "host_key")]
-        return trust.forget_replaced(self.target, shown, on_disk)
+        return host_key_change.forget_keys(self.target, shown, lambda: on_disk)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_key_whose_kind_holds_more_lines(home):
     known = home / ".ssh/known_hosts"
     known.write_text("github.com ssh-ed25519 AAAA\n")
     with pytest.raises(Failed, match="not a type of host key"):
-        trust.announce(Target("spark1", "127.0.0.1"), [key], [])
+        host_key_change.announce_keys(Target("spark1", "127.0.0.1"), [key], [])
     assert known.read_text() == "github.com ssh-ed25519 AAAA\n"
 
 
@@ -136,7 +136,7 @@ def test_a_key_that_is_in_force_on_the_disk_only(site):
     shown = SshConnection(site.target)
     blob = shown.open().transport.get_remote_server_key().asbytes()
     shown.close()
-    assert trust.forget_replaced(site.target, blob, [public(site.new)]) == []
+    assert host_key_change.forget_keys(site.target, blob, lambda: [public(site.new)]) == []
     assert site.is_reached()
 
 
@@ -169,13 +169,13 @@ def test_connections_do_it_over_what_they_have_verified(site):
     connections._sessions["spark1"] = Agent(site)
     connections._connections["spark1"] = connections.dialer.dial(node)
     connections.facts["spark1"] = Facts(hostname="n", host_keys=(public(site.old),))
-    assert not connections.forget_replaced_host_keys("spark1")
-    path, prints = connections.announce_host_keys("spark1")
+    assert not host_key_change.forget_replaced(connections, "spark1")
+    path, prints = host_key_change.announce(connections, "spark1")
     assert (path, len(prints)) == (site.known, 1)
-    assert not connections.verify_host_keys("spark1"), "the old one is shown"
+    assert not host_key_change.verify(connections, "spark1"), "the old one is shown"
     connections._connections["spark1"].open()
     site.show(site.new)
-    assert connections.verify_host_keys("spark1")
+    assert host_key_change.verify(connections, "spark1")
     assert "spark-cluster" not in site.known.read_text()
     connections._connections["spark1"].close()
     assert site.is_reached()
@@ -191,7 +191,7 @@ def test_the_next_run_removes_what_a_run_that_was_cut_has_left(site):
     connections = Connections({"spark1": node}, Bus(), "r", command="test", change=True)
     connections._sessions["spark1"] = Agent(site)
     connections._connections["spark1"] = connections.dialer.dial(node)
-    assert connections.forget_replaced_host_keys("spark1")
+    assert host_key_change.forget_replaced(connections, "spark1")
     connections._connections["spark1"].close()
     assert public(site.old) in site.known.read_text(), "github.com's"
     assert f"[127.0.0.1]:{site.server.port} {public(site.old)}" not in site.known.read_text()

@@ -17,11 +17,11 @@ import paramiko
 import pytest
 from waiting import HANG_S, until, with_a_limit
 
+from spark_cluster.cluster import known_hosts_file
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner import ssh as ssh_module
-from spark_cluster.runner import trust
+from spark_cluster.runner.dialer import SshConnection, Target
 from spark_cluster.runner.ssh_route import route
-from spark_cluster.runner.transport import SshConnection, Target
 
 
 @functools.cache
@@ -207,7 +207,7 @@ def test_keys_are_never_exchanged(hangs_at, step):
 
 @pytest.mark.parametrize("step", ["hello", "keys"])
 def test_a_host_key_is_never_shown(hangs_at, step):
-    error = hangs_at(step, lambda connection: trust.show(route(connection.target)))
+    error = hangs_at(step, lambda connection: known_hosts_file.show(route(connection.target)))
     assert "sshd did not finish the key exchange" in error.message
 
 
@@ -223,13 +223,13 @@ def test_the_end_of_a_channel_does_not_wait_for_what_the_node_never_takes(target
     monkeypatch.setattr(ssh_module, "CLOSES_WITHIN_S", 0.3)
     with hung("second command") as (port, server):
         connection = SshConnection(target(port, connect_timeout_s=HANG_S))
-        channel = connection.channel(["true"])
+        channel = connection.start(["true"])
         sock = connection.open().transport.sock
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)
         threads = [
             threading.Thread(target=ignoring_errors, args=(use,), daemon=True)
             for use in (
-                lambda: connection.channel(["true"]),
+                lambda: connection.start(["true"]),
                 lambda: channel.send(b"x" * 1_000_000),
             )
         ]

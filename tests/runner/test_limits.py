@@ -16,7 +16,7 @@ from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.resources import Command, File, LaptopFile
 from spark_cluster.runner import channel as channel_module
 from spark_cluster.runner import wire as wire_module
-from spark_cluster.runner.document import document
+from spark_cluster.runner.delivery import document
 from spark_cluster.runner.session import Session
 
 ALIVE_FOR_EVER = (

@@ -14,15 +14,16 @@ import factories
 import pytest
 from program import invoke
 from scratch_nodes import Dials
-from waiting import until
+from waiting import FAR_S, until
 
+from spark_cluster.cluster import host_key_change
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Failed, InvalidFile, Refused, Unreachable
 from spark_cluster.resources import File
 from spark_cluster.runner import local_connection, namespaces, payload, reconnect
 from spark_cluster.runner.connections import Connections
+from spark_cluster.runner.delivery import document
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.document import document
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.runner.node_connection import agent_argv
@@ -130,6 +131,34 @@ def test_an_agent_that_was_killed_is_a_lost_connection(
     session.close()
 
 
+@pytest.mark.parametrize("reads", ["", "head -c 10 >/dev/null; "])
+def test_a_program_that_ends_before_it_has_read_all_is_heard(
+    connect: Callable[..., LocalConnection], home: Path, tmp_path: Path, reads: str
+) -> None:
+    """Its end resets the connection; what it said is the reason, not the reset."""
+    python = tmp_path / "bin/python3"
+    python.write_text(f"#!/bin/sh\n{reads}echo 'no room for the interpreter' >&2\nexit 3\n")
+    python.chmod(0o755)
+    session = connect().session("r1", become=False)
+    with pytest.raises(Failed, match="the agent did not start: no room for the interpreter"):
+        session.request("gather")
+    session.close()
+
+
+def test_an_agent_that_does_not_end_is_left(
+    connect: Callable[..., LocalConnection], home: Path, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """Its session is closed under the reader, which takes that for the end."""
+    monkeypatch.setattr(local_connection, "LEAVES_WITHIN_S", 0.1)
+    (tmp_path / "bin/python3").write_text(f"#!/bin/sh\nexec sleep {FAR_S}\n")
+    session = connect().session("r1", become=False)
+    pending = session.submit("gather")
+    session.close()
+    with pytest.raises(Unreachable, match="the connection was cut"):
+        pending.wait()
+    session._channel._process.kill()
+
+
 def test_secrets_of_the_environment_stay_here(
     connect: Callable[..., LocalConnection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,9 +235,9 @@ def test_a_run_over_it(connect: Callable[..., LocalConnection]) -> None:
     assert connections.open() == {}
     assert connections.users["spark1"] == LocalConnection("x").user
     assert connections.session("spark1").run(["echo", "hello"]).stdout == "hello\n"
-    _, prints = connections.announce_host_keys("spark1")
+    _, prints = host_key_change.announce(connections, "spark1")
     assert prints == []
-    assert connections.forget_replaced_host_keys("spark1") is False
+    assert host_key_change.forget_replaced(connections, "spark1") is False
     with pytest.raises(Failed, match="this machine has to be rebooted") as caught:
         reconnect.reboot(connections, "spark1", {"id": "Reboot:x"}, print)
     assert "run the same command again" in caught.value.hint

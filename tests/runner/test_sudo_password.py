@@ -11,7 +11,7 @@ from pipe_channel import PipeChannel
 
 from spark_cluster.errors import Failed
 from spark_cluster.runner import payload
-from spark_cluster.runner.agent_errors import PROMPT, why_no_agent
+from spark_cluster.runner.node_connection import PROMPT, why_no_agent
 from spark_cluster.runner.session import Session
 
 SUDO = """

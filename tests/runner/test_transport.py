@@ -20,20 +20,21 @@ from free_ports import free_port
 from own_sshd import keygen, public, start_sshd
 from waiting import FAR_S, HANG_S, until
 
+from spark_cluster.cluster import known_hosts_file
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner import payload, trust
+from spark_cluster.runner import payload
 from spark_cluster.runner import wire as wire_module
+from spark_cluster.runner.dialer import Target
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh import CIPHERS, Connection, SshChannel
 from spark_cluster.runner.ssh_route import node_of, route
-from spark_cluster.runner.transport import Target
 
 ME = getpass.getuser()
 
 
 def run(connection, *argv):
     """Return what a command prints, through a bare channel."""
-    channel = connection.channel(argv)
+    channel = connection.start(argv)
     found = b""
     while data := channel.receive(HANG_S):
         found += data
@@ -76,7 +77,7 @@ def test_a_laptop_without_the_socket_option(ssh, trusted, monkeypatch):
 def test_an_agent_over_ssh(ssh, trusted, agents_home, tmp_path):
     (tmp_path / "root").mkdir()
     argv = ["env", f"HOME={agents_home}", *payload.argv("test")]
-    session = Session("n", ssh().channel(argv), as_root=False, root=str(tmp_path / "root"))
+    session = Session("n", ssh().start(argv), as_root=False, root=str(tmp_path / "root"))
     pending = [session.submit("run", argv=["echo", str(i)]) for i in range(3)]
     assert [p.wait()["stdout"] for p in pending] == ["0\n", "1\n", "2\n"]
     session.close()
@@ -246,19 +247,19 @@ def test_each_of_two_jump_hosts_is_checked(ssh, sshd, second_sshd, trusted):
 
 def test_what_is_sent_waits_for_a_slow_reader(ssh, trusted):
     """The window of a channel is full for longer than a read waits: nothing of it may be lost."""
-    channel = ssh().channel(["sh", "-c", "echo ready; sleep 0.4; wc -c"])
+    channel = ssh().start(["sh", "-c", "echo ready; sleep 0.4; wc -c"])
     assert channel.receive(HANG_S) == b"ready\n"
     with pytest.raises(TimeoutError):
         channel.receive(0.05)
     channel.send(b"x" * 8_000_000)
-    channel._channel.shutdown_write()
+    channel._stream.shutdown_write()
     assert channel.receive(HANG_S) == b"8000000\n"
 
 
 def test_a_connection_that_is_cut(ssh, trusted, agents_home, tmp_path, monkeypatch):
     monkeypatch.setattr(wire_module, "LOST_AFTER", FAR_S)  # a cut is seen, not waited for
     argv = ["env", f"HOME={agents_home}", *payload.argv("test")]
-    session = Session("spark1", ssh().channel(argv), as_root=False, root=str(tmp_path))
+    session = Session("spark1", ssh().start(argv), as_root=False, root=str(tmp_path))
     parent = session.run(["sh", "-c", 'tr "\\0" "\\n" < /proc/$PPID/stat'])
     agent = int(parent.stdout.split()[0])
     shell = int(parent.stdout.rpartition(")")[2].split()[1])
@@ -320,9 +321,9 @@ def test_another_kind_of_key_is_known(ssh, sshd, trusted, tmp_path):
     trusted.write_text(f"[127.0.0.1]:{sshd.port} {kind} {blob}\n")
     connection = ssh()
     assert "HOST KEY HAS CHANGED" in refusal(connection).message
-    shown = trust.show(route(connection.target))
+    shown = known_hosts_file.show(route(connection.target))
     assert shown.verdict == "changed"
-    trust.write(trusted, shown)
+    known_hosts_file.write(trusted, shown)
     assert run(connection, "echo", "x") == "x\n"
 
 
@@ -334,7 +335,7 @@ def test_a_known_rsa_key_of_a_host_that_has_others_too(ssh, sshd, trusted, tmp_p
     try:
         trusted.write_text(f"[127.0.0.1]:{server.port} {kind} {blob}\n")
         connection = ssh(port=server.port)
-        assert trust.show(route(connection.target)).verdict == "trusted"
+        assert known_hosts_file.show(route(connection.target)).verdict == "trusted"
         assert run(connection, "echo", "x") == "x\n"
         connection.close()
     finally:
@@ -363,7 +364,7 @@ def test_a_revoked_key_is_refused(ssh, sshd, trusted):
     assert f"revoked by {trusted}:2" in error.message
     assert "possible man-in-the-middle" in error.hint
     assert "ssh-keygen -A" in error.hint
-    shown = trust.show(route(ssh().target))
+    shown = known_hosts_file.show(route(ssh().target))
     assert (shown.verdict, shown.line.place) == ("revoked", f"{trusted}:2")
 
 
@@ -374,9 +375,9 @@ def test_the_inventorys_known_hosts_wins_over_an_older_one_of_the_user(
     other = second_sshd.host_line.split(" ", 1)[1]
     trusted.write_text(f"[127.0.0.1]:{sshd.port} {other}")
     connection = ssh(known_hosts=tmp_path / "known")
-    shown = trust.show(route(connection.target))
+    shown = known_hosts_file.show(route(connection.target))
     assert shown.verdict == "changed"
-    trust.write(trust.file_of(node_of(connection.target)), shown)
+    known_hosts_file.write(known_hosts_file.file_of(node_of(connection.target)), shown)
     assert run(connection, "echo", "x") == "x\n"
 
 
@@ -460,13 +461,13 @@ def test_a_jump_host_that_refuses(ssh, trusted):
 
 def test_trust_of_a_new_host(ssh, sshd, home):
     connection = ssh()
-    shown = trust.show(route(connection.target))
+    shown = known_hosts_file.show(route(connection.target))
     assert (shown.verdict, shown.fingerprint) == ("new", _fingerprint(sshd))
-    path = trust.file_of(node_of(connection.target))
+    path = known_hosts_file.file_of(node_of(connection.target))
     assert path == home / ".ssh/known_hosts"
-    trust.write(path, shown)
+    known_hosts_file.write(path, shown)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert trust.show(route(connection.target)).verdict == "trusted"
+    assert known_hosts_file.show(route(connection.target)).verdict == "trusted"
     assert run(connection, "echo", "x") == "x\n"
 
 
@@ -481,9 +482,9 @@ def test_trust_of_a_changed_host_keeps_all_else(ssh, sshd, second_sshd, home, tm
     assert name not in hashed
     path.write_text(hashed + f"plain.example.org {other}@revoked * {other}")
     connection = ssh()
-    shown = trust.show(route(connection.target))
+    shown = known_hosts_file.show(route(connection.target))
     assert (shown.verdict, shown.line.fingerprint) == ("changed", _fingerprint(second_sshd))
-    trust.write(path, shown)
+    known_hosts_file.write(path, shown)
     lines = path.read_text().splitlines()
     assert lines[-1] == sshd.host_line.strip()
     assert len(lines) == len(hashed.splitlines()) + 2
@@ -493,14 +494,14 @@ def test_trust_of_a_changed_host_keeps_all_else(ssh, sshd, second_sshd, home, tm
         )
         assert found.stdout
     assert "# a comment" in lines
-    assert trust.show(route(connection.target)).verdict == "trusted"
+    assert known_hosts_file.show(route(connection.target)).verdict == "trusted"
     assert run(connection, "echo", "x") == "x\n"
 
 
 def test_trust_into_the_inventorys_file(ssh, home, tmp_path):
     connection = ssh(known_hosts=tmp_path / "folder" / "known")
-    path = trust.file_of(node_of(connection.target))
-    trust.write(path, trust.show(route(connection.target)))
+    path = known_hosts_file.file_of(node_of(connection.target))
+    known_hosts_file.write(path, known_hosts_file.show(route(connection.target)))
     assert run(connection, "echo", "x") == "x\n"
     assert not (home / ".ssh/known_hosts").exists()
 
@@ -509,17 +510,17 @@ def test_trust_through_a_jump_host(ssh, sshd, second_sshd, home):
     path = home / ".ssh/known_hosts"
     path.write_text(second_sshd.host_line)
     connection = ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}")
-    shown = trust.show(route(connection.target))
+    shown = known_hosts_file.show(route(connection.target))
     assert shown.fingerprint == _fingerprint(sshd)
-    trust.write(path, shown)
+    known_hosts_file.write(path, shown)
     assert run(connection, "echo", "x") == "x\n"
 
 
 def test_trust_of_what_does_not_answer(ssh, home):
     with pytest.raises(Unreachable, match="refused"):
-        trust.show(route(ssh(port=free_port()).target))
+        known_hosts_file.show(route(ssh(port=free_port()).target))
     with silent() as port, pytest.raises(Unreachable):
-        trust.show(route(ssh(port=port, connect_timeout_s=0.4).target))
+        known_hosts_file.show(route(ssh(port=port, connect_timeout_s=0.4).target))
 
 
 @pytest.mark.parametrize("when", ["open_session", "exec_command"])

@@ -31,8 +31,8 @@ from spark_cluster.engine.endpoint_tunnel import TunnelEvent, keep_open, url_on_
 from spark_cluster.engine.proxy import Access
 from spark_cluster.errors import Unreachable, UsageError
 from spark_cluster.runner import tunnel
+from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.ssh_route import Target
-from spark_cluster.runner.transport import SshConnection
 from spark_cluster.runner.tunnel import carried, forward
 
 CHECKOUT = Path(__file__).parents[2]
