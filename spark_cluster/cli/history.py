@@ -283,7 +283,9 @@ def described(entry: dict[str, Any]) -> str:
 
     action, resource = entry["action"], entry["resource"]
     if action == "file":
-        return f"  {entry['path']}: {_become(entry.get('before'), entry.get('after'))}"
+        return (
+            f"  {entry.get('path') or resource}: {_become(entry.get('before'), entry.get('after'))}"
+        )
     if action == "converged":
         return f"{resource}  {summary(entry.get('changes') or {})}".rstrip()
     texts = {

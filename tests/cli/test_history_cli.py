@@ -10,6 +10,7 @@ from factories import put
 from json_schema import document as fits
 
 from spark_cluster.agent import revert as revert_module
+from spark_cluster.cli.history import described
 from spark_cluster.errors import Unreachable
 from spark_cluster.node.host import Host
 from spark_cluster.runner.dialer import Dialer
@@ -171,3 +172,9 @@ def test_a_revert_that_was_killed_is_shown_and_continued(run, tmp_path, monkeypa
     assert torn in out + err
     assert (tmp_path / "spark1/config").read_text() == "old\n"
     assert "reverted by killed-one" in run("history", "--limit", "spark1")[1]
+
+
+def test_an_entry_without_its_path_is_shown_by_its_resource():
+    """What a node sends of its journal may be a lie; it is no traceback."""
+    entry = {"action": "file", "resource": "File:/etc/x", "time": 1.0}
+    assert described(entry).startswith("  File:/etc/x: ")
