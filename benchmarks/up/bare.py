@@ -16,7 +16,7 @@ from typing import Any
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.ray import TOKEN_FILE
-from spark_cluster.engine.ray_node import RAY_TOKEN
+from spark_cluster.engine.ray_node import RAY_HOME, RAY_TOKEN
 from spark_cluster.node.engine_caches import short
 from spark_cluster.resources.container import ARGV, ID
 from spark_cluster.resources.secret_files import secret_path
@@ -99,12 +99,12 @@ class BareScript:
     def run(self) -> str:
         """Start it all, and return the answer to one question."""
         files = (TOKEN_FILE, secret_path(SERVER, RAY_TOKEN))
-        token = "; ".join(
+        made = f"mkdir -p {RAY_HOME}; " + "; ".join(
             f"install -D -m 600 /dev/null {file}; printf %s {TOKEN} > {file}" for file in files
         )
         begun = [
             subprocess.Popen(
-                machine.argv("; ".join(filter(None, (token, starts[PAUSE], starts[RAY])))),
+                machine.argv("; ".join(filter(None, (made, starts[PAUSE], starts[RAY])))),
                 stdout=subprocess.DEVNULL,
             )
             for machine, starts in zip(self.machines, self._starts, strict=True)
