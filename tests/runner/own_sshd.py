@@ -16,6 +16,20 @@ from waiting import HANG_S
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin")
 
+STUBBORN_PROXY = """\
+import os, signal, socket, sys, threading
+signal.signal(signal.SIGHUP, signal.SIG_IGN)
+peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+def up():
+    while data := os.read(0, 65536):
+        peer.sendall(data)
+threading.Thread(target=up, daemon=True).start()
+while data := peer.recv(65536):
+    os.write(1, data)
+threading.Event().wait()
+"""
+"""A ProxyCommand to a port of the loopback, which goes on after its ssh has ended."""
+
 CONFIG = """\
 Port {port}
 ListenAddress 127.0.0.1

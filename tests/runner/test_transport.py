@@ -17,7 +17,7 @@ from types import SimpleNamespace
 import paramiko
 import pytest
 from free_ports import free_port
-from own_sshd import keygen, public, start_sshd
+from own_sshd import STUBBORN_PROXY, keygen, public, start_sshd
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.cluster import known_hosts_file
@@ -107,22 +107,8 @@ def test_an_alias_of_ssh_config(ssh, sshd, trusted, home):
     assert transport.sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) == 1
 
 
-STUBBORN = """\
-import os, signal, socket, sys, threading
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
-peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-def up():
-    while data := os.read(0, 65536):
-        peer.sendall(data)
-threading.Thread(target=up, daemon=True).start()
-while data := peer.recv(65536):
-    os.write(1, data)
-threading.Event().wait()
-"""
-
-
 def test_a_proxy_command_is_ended_with_its_connection(ssh, sshd, trusted, home, tmp_path):
-    (tmp_path / "proxy.py").write_text(STUBBORN)
+    (tmp_path / "proxy.py").write_text(STUBBORN_PROXY)
     pid = tmp_path / "pid"
     command = f"echo $$ > {pid}; exec {sys.executable} {tmp_path}/proxy.py {sshd.port}"
     (home / ".ssh/config").write_text(f'Host 127.0.0.1\n  ProxyCommand sh -c "{command}"\n')

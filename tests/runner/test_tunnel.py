@@ -21,7 +21,7 @@ from pathlib import Path
 
 import pytest
 from free_ports import free_port
-from own_sshd import public, start_sshd
+from own_sshd import STUBBORN_PROXY, public, start_sshd
 from relay import Relay
 from waiting import HANG_S, until
 
@@ -359,23 +359,9 @@ def test_a_forward_ends_when_its_program_is_killed(sshd, trusted, endpoint, home
     until(lambda: not group_of(int(done.stdout)))
 
 
-STUBBORN = """\
-import os, signal, socket, sys, threading
-signal.signal(signal.SIGHUP, signal.SIG_IGN)
-peer = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
-def up():
-    while data := os.read(0, 65536):
-        peer.sendall(data)
-threading.Thread(target=up, daemon=True).start()
-while data := peer.recv(65536):
-    os.write(1, data)
-threading.Event().wait()
-"""
-
-
 def test_a_proxy_command_that_outlives_ssh_hides_no_cut(target, sshd, home, endpoint):
     """It holds the output of ssh open, on which the end is heard."""
-    (home / "proxy.py").write_text(STUBBORN)
+    (home / "proxy.py").write_text(STUBBORN_PROXY)
     command = f"{sys.executable} {home}/proxy.py {sshd.port}"
     (home / ".ssh" / "config").write_text(f"Host *\n  ProxyCommand {command}\n")
     port = free_port()
