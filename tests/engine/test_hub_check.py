@@ -2,31 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import checkpoints
 import pytest
-from checkpoints import SMALL
 from factories import make_inventory, make_node
 
 from spark_cluster.engine.copies.hub_check import must_be_the_hubs
 from spark_cluster.errors import Failed
-from spark_cluster.lab.hub import LabHub, serve
+from spark_cluster.lab.hub import LabHub
 from spark_cluster.models.hub.library import HubLibrary
 from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, Manifest
 
 NODES = "nodes: {spark1: {address: 10.0.0.1, roles: [head]}, spark2: {address: 10.0.0.2}}\n"
-
-
-@pytest.fixture
-def hub(tmp_path: Path, hub_allowed: None) -> Iterator[LabHub]:
-    tensors = checkpoints.dense(SMALL, "fp8")
-    checkpoints.write(tmp_path / "hub/org/small", SMALL, tensors, files=2)
-    with serve(tmp_path / "hub") as served:
-        yield served
 
 
 class Run:

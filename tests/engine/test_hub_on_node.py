@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import checkpoints
 import pytest
-from checkpoints import SMALL
 
 from spark_cluster.agent.gathering import Gathering
 from spark_cluster.engine.hub_on_node import NodeDocuments
-from spark_cluster.lab.hub import Conduct, LabHub, serve
+from spark_cluster.lab.hub import Conduct, LabHub
 from spark_cluster.models import find
 from spark_cluster.models.hub import Hub, HubError
 from spark_cluster.models.hub.library import HubLibrary
@@ -46,15 +43,6 @@ class Node:
                 if one["url"].startswith(url):
                     answer["requests"][name] = reply
         return answer
-
-
-@pytest.fixture
-def hub(tmp_path: Path, hub_allowed: None) -> Iterator[LabHub]:
-    """A hub with a model of two files."""
-    tensors = checkpoints.dense(SMALL, "fp8")
-    checkpoints.write(tmp_path / "hub/org/small", SMALL, tensors, files=2)
-    with serve(tmp_path / "hub") as served:
-        yield served
 
 
 @pytest.fixture
