@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -36,7 +37,6 @@ AT_A_TIME = 16
 """Requests in one exchange with the node."""
 TIMEOUT_S = 30.0
 """Longest that one exchange may take, seconds."""
-OK, PARTIAL, NOT_SATISFIABLE, TOO_MANY = 200, 206, 416, 429
 MOVED = (301, 302, 303, 307, 308)
 
 
@@ -73,9 +73,9 @@ class NodeDocuments:
         """
         path = _path(repository, commit, name)
         (reply,) = self._answers(repository, commit, [(path, _range(begin, most))])
-        if reply["status"] == NOT_SATISFIABLE:
+        if reply["status"] == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
             return b"", True
-        if begin and reply["status"] == OK:
+        if begin and reply["status"] == HTTPStatus.OK:
             raise wrong_answer("it does not give parts of files")
         body = _body(reply)
         total = str(reply["headers"].get("Content-Range", "")).rpartition("/")[2]
@@ -173,13 +173,16 @@ def _must_be_an_answer(reply: dict[str, Any], repository: str, revision: str) ->
     HubError: it is a refusal, or none came.
     """
     status, code = reply["status"], reply["headers"].get("X-Error-Code", "")
-    if status in (OK, PARTIAL, NOT_SATISFIABLE):
+    if status in (
+        HTTPStatus.OK,
+        HTTPStatus.PARTIAL_CONTENT,
+        HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
+    ):
         return
     if status == 0:
         raise unreachable(f"from the node: {str(reply.get('reason', ''))[:200]}")
-    if status == TOO_MANY:
-        wait = str(reply["headers"].get("Retry-After", ""))
-        raise busy(wait if wait.isdecimal() and len(wait) < 6 else "")
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        raise busy(str(reply["headers"].get("Retry-After", "")))
     if code == "GatedRepo":
         raise gated(repository)
     if code == "RevisionNotFound":

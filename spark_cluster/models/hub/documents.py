@@ -102,9 +102,9 @@ def no_revision(repository: str, revision: str) -> HubError:
     return _error(hub_problems.no_revision(repository, revision))
 
 
-def busy(wait_s: str) -> HubError:
-    """Say that too many requests came from here."""
-    return _error(hub_problems.busy(wait_s))
+def busy(retry_after: str) -> HubError:
+    """Say that too many requests came from here, and what the header of that name says."""
+    return _error(hub_problems.busy(hub_problems.seconds_of(retry_after)))
 
 
 def unreachable(reason: str) -> HubError:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import quote
 
@@ -29,7 +30,6 @@ ALL_S = 90.0
 AT_A_TIME = 8
 LARGEST_LISTING = 16 << 20
 """Bytes of the description of a repository."""
-OK, PARTIAL, TOO_MANY, NOT_SATISFIABLE = 200, 206, 429, 416
 
 
 class HubLibrary:
@@ -112,14 +112,14 @@ class HubLibrary:
             self._explained(repository, revision),
             get_session().stream("GET", url, headers=headers, timeout=REQUEST_S) as response,
         ):
-            if response.status_code == NOT_SATISFIABLE:
+            if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return b"", True
-            if response.status_code not in (OK, PARTIAL):
+            if response.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
                 self._refused(response)
-            if begin and response.status_code == OK:
+            if begin and response.status_code == HTTPStatus.OK:
                 raise wrong_answer("it does not give parts of files")
             body, ended = _bounded(response.iter_bytes(), most)
-            if response.status_code == PARTIAL and ended:
+            if response.status_code == HTTPStatus.PARTIAL_CONTENT and ended:
                 ended = _is_the_end(response.headers.get("Content-Range", ""), begin + len(body))
             return body, ended
 
@@ -128,9 +128,8 @@ class HubLibrary:
         import httpx2
         from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
-        if response.status_code == TOO_MANY:
-            wait = response.headers.get("Retry-After", "")
-            raise busy(wait if wait.isdecimal() and len(wait) < 6 else "")
+        if response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
+            raise busy(response.headers.get("Retry-After", ""))
         # Its words come with the headers; the body, of any length, is not read.
         left_out = ("content-encoding", "content-length", "transfer-encoding")
         headers = [(k, v) for k, v in response.headers.items() if k.lower() not in left_out]

@@ -192,8 +192,8 @@ class Fetcher:
 def wait_of(error: BaseException) -> float:
     """Return the seconds that a hub's refusal asks to wait, 5 min at most; 0 without."""
     headers = getattr(getattr(error, "response", None), "headers", {})
-    text = headers.get("Retry-After", "")
-    return min(float(text), LONGEST_WAIT_S) if text.isdecimal() and len(text) < 6 else 0.0
+    seconds = hub_problems.seconds_of(headers.get("Retry-After", ""))
+    return min(float(seconds or 0), LONGEST_WAIT_S)
 
 
 class Progress:

@@ -93,6 +93,11 @@ def token_expired(repository: str, status: int) -> HubProblem:
     )
 
 
+def seconds_of(retry_after: str) -> str:
+    """Return the seconds of a header Retry-After; empty where it has none that can be believed."""
+    return retry_after if retry_after.isdecimal() and len(retry_after) < 6 else ""
+
+
 def busy(wait_s: str) -> HubProblem:
     """Say that too many requests came from here."""
     wait = f"wait {wait_s} s" if wait_s else "wait some minutes"
@@ -166,7 +171,7 @@ def _by_status(error: BaseException, repository: str) -> HubProblem:
     status = status_of(error)
     if status == TOO_MANY:
         wait = error.response.headers.get("Retry-After", "")  # type: ignore[attr-defined]
-        return busy(wait if wait.isdecimal() and len(wait) < 6 else "")
+        return busy(seconds_of(wait))
     if status in (401, 403):
         return refused(repository, status)
     return wrong_answer(f"status {status}")
