@@ -8,12 +8,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.cluster import host_key_change
 from spark_cluster.engine import link_check
 from spark_cluster.engine.link_cabling import must_be_switched
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.facts import pins
 from spark_cluster.resources import Command, File, Reboot, Resource
+from spark_cluster.runner import host_key_change
 from spark_cluster.runner.play import Applied, Play, RoleCall
 from spark_cluster.topology import Node
 

@@ -10,14 +10,14 @@ __all__ = ["Allowances", "Cluster", "Options", "Selection", "__version__"]
 
 _MODULES = {
     "Allowances": "spark_cluster.config.allowances",
-    "Cluster": "spark_cluster.cluster.cluster",
+    "Cluster": "spark_cluster.cli.api",
     "Options": "spark_cluster.runner.options",
     "Selection": "spark_cluster.runner.options",
 }
 
 TYPE_CHECKING = False  # as type checkers read it, without importing typing
 if TYPE_CHECKING:
-    from spark_cluster.cluster.cluster import Cluster
+    from spark_cluster.cli.api import Cluster
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.runner.options import Options, Selection
 

@@ -20,7 +20,7 @@ LAYERS = (
     "registries",
     "known_issues",
     "runner", "planning", "engine",
-    "doctor", "bench", "cluster", "dashboard", "lab", "cli",
+    "doctor", "bench", "dashboard", "lab", "cli",
     "__main__",
 )  # fmt: skip
 """Of the package, the lowest first; roles and playbooks are above all but the command line."""

@@ -25,37 +25,40 @@ from spark_cluster.cli import (
 )
 from spark_cluster.cli import cli as root
 from spark_cluster.cli import exec as exec_command
+from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import WOULD_CHANGE
+from spark_cluster.cli.bench_measure import BenchResult
 from spark_cluster.cli.completion import Completion
+from spark_cluster.cli.event_stream import EventStream
 from spark_cluster.cli.history import RunDetails, Runs
 from spark_cluster.cli.init import Written
 from spark_cluster.cli.models_pull import PulledModel
 from spark_cluster.cli.models_size import ModelSizes
+from spark_cluster.cli.opened import Opened
 from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
 from spark_cluster.cli.recipes_update import NotUpdated
+from spark_cluster.cli.results import (
+    DownResult,
+    FactsResult,
+    MeasuredBandwidth,
+    PingResult,
+    PlaybookError,
+    PlaybookResult,
+    PlayedNode,
+    ProvisionedNode,
+    ProvisionResult,
+    RayUpResult,
+    Reached,
+    RunSummary,
+    UpResult,
+    VramResult,
+    pinged,
+)
 from spark_cluster.cli.revert import RevertedNode
 from spark_cluster.cli.setup_flow import Step
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Versions
-from spark_cluster.cluster import ping
-from spark_cluster.cluster.bench import BenchResult
-from spark_cluster.cluster.cluster import Cluster
-from spark_cluster.cluster.down import DownResult
-from spark_cluster.cluster.event_stream import EventStream
-from spark_cluster.cluster.facts import FactsResult
-from spark_cluster.cluster.opened import Opened
-from spark_cluster.cluster.ping import PingResult, Reached
-from spark_cluster.cluster.playbook import PlaybookError, PlaybookResult, PlayedNode
-from spark_cluster.cluster.provision import (
-    MeasuredBandwidth,
-    ProvisionedNode,
-    ProvisionResult,
-)
-from spark_cluster.cluster.ray import RayUpResult
-from spark_cluster.cluster.result import RunSummary
-from spark_cluster.cluster.up import UpResult
-from spark_cluster.cluster.vram import VramResult
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.not_carried_over import NotCarriedOver
@@ -170,7 +173,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "setup": ("setup", {"ok": bool, "check": bool, "steps": [Step]}),
     "init": ("init", Written),
     "trust": ("trust", {"nodes": [NodeKey | UnreadKey], "jump_hosts": [JumpHostKey]}),
-    "ping": ("ping", {"nodes": [ping.document]}),
+    "ping": ("ping", {"nodes": [pinged]}),
     "facts": ("facts", {"nodes": [(Facts, {"name": str, "address": str, "links": [Link]})]}),
     "doctor": ("doctor", {"checks": [CheckResult], "issues": [KnownIssueMatch]}),
     "recipes-list": ("recipes list", {"recipes": [recipe_list.document]}),

@@ -45,10 +45,13 @@ def render() -> str:
 
 
 def methods() -> Iterator[tuple[str, Callable[..., Any]]]:
-    """The public methods that the class itself has, in the order of its code."""
-    for name, found in vars(CLUSTER).items():
-        if inspect.isfunction(found) and not name.startswith("_"):
-            yield name, found
+    """The public methods of the class and of those between it and what opens an inventory, in the
+    order of their code.
+    """
+    for owner in CLUSTER.__mro__[: CLUSTER.__mro__.index(API_OPENS)]:
+        for name, found in vars(owner).items():
+            if inspect.isfunction(found) and not name.startswith("_"):
+                yield name, found
 
 
 def _class() -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_cluster.cli import process_start  # noqa: F401  (first: it notes the time)
+from spark_cluster.cli import process_start  # first: it notes the time
 
 # isort: split
 import contextlib
@@ -21,7 +21,7 @@ import click
 from spark_cluster import __version__
 from spark_cluster.cli.app import App
 from spark_cluster.cli.visible import show_error
-from spark_cluster.cluster.watch import watching
+from spark_cluster.cli.watch import watching
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
@@ -147,8 +147,9 @@ def take_globals(command: click.Command) -> None:
 
 def _setter(attribute: str) -> Any:
     def take(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
-        if value:
-            setattr(ctx.find_object(App), attribute, value)
+        app = ctx.find_object(App)
+        if value and app is not None:
+            setattr(app.cluster if attribute == "limit" else app, attribute, value)
 
     return take
 
@@ -186,9 +187,12 @@ def cli(
     Exit status: 0 fine, 1 failed, 2 usage or invalid file, 3 unreachable, 4 refused by the plan,
     5 verification failed, 130 interrupted.
     """
-    app = App(inventory, project, limit, as_json=as_json, verbose=verbose)
+    from spark_cluster.cli.api import Cluster
+
+    cluster = Cluster(inventory, project=project, limit=limit, started=process_start.STARTED)
     if isinstance(ctx.obj, App):  # `setup` runs it
-        app.prompts = ctx.obj.prompts
+        cluster.prompts = ctx.obj.cluster.prompts
+    app = App(cluster, as_json=as_json, verbose=verbose)
     ctx.obj = app
     ctx.with_resource(watching(app.watch))
 

@@ -2,78 +2,58 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import click
 
-from spark_cluster.cli import process_start
-from spark_cluster.config.prompts import Prompts
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.console import Console
+    from contextlib import AbstractContextManager
+
+    from spark_cluster.cli.api import Cluster
+    from spark_cluster.cli.display import Display
     from spark_cluster.cli.run import Run
-    from spark_cluster.cluster.cluster import Cluster
-    from spark_cluster.cluster.watch import WatchedRun
+    from spark_cluster.cli.terminal import Console
+    from spark_cluster.cli.watch import WatchedRun
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.loader.project import Project
     from spark_cluster.runner.events import Sink
-    from spark_cluster.runner.options import Options
 
 F = TypeVar("F", bound=Callable[..., Any])
+R = TypeVar("R", bound="Documented")
 
 WOULD_CHANGE = 10
 """Exit status of `--check --exit-code` when something would change."""
 
 
+class Documented(Protocol):
+    """A result that has a JSON document."""
+
+    def to_dict(self) -> dict[str, Any]: ...
+
+
 @dataclass
 class App:
-    """The global options, and what they lead to.
+    """The program: what commands work on, and how they show it.
 
     Args:
-        inventory_name: file or name given with --inventory.
-        project_folder: given with --project.
-        limit: pattern given with --limit.
+        cluster: does what the commands do; it has the global options that are about nodes.
         as_json: one JSON document on standard output and nothing else there.
         verbose: also show what was fine already.
-        port: of the endpoint, in place of the inventory's.
-        prompts: asks for secrets; the commands that `setup` runs have those of `setup`.
     """
 
-    inventory_name: str | None = None
-    project_folder: str | None = None
-    limit: str = "all"
+    cluster: Cluster
     as_json: bool = field(default=False, kw_only=True)
     verbose: bool = field(default=False, kw_only=True)
-    port: int | None = field(default=None, kw_only=True)
-    prompts: Prompts = field(default_factory=Prompts, kw_only=True, repr=False)
-
-    def __post_init__(self) -> None:
-        self.last_run: WatchedRun | None = None
-        _ = self._opened  # from here on the project's own files are those that count
-
-    @cached_property
-    def _opened(self) -> Cluster:
-        from spark_cluster.cluster.cluster import Cluster
-
-        return Cluster(
-            self.inventory_name, project=self.project_folder, started=process_start.STARTED
-        )
-
-    @property
-    def cluster(self) -> Cluster:
-        """What the commands do is done by this."""
-        found = self._opened
-        found.limit, found.port, found.prompts = self.limit, self.port, self.prompts
-        return found
+    last_run: WatchedRun | None = field(default=None, init=False)
 
     @property
     def project(self) -> Project:
@@ -95,9 +75,19 @@ class App:
         """The nodes that --limit selects."""
         return self.cluster.nodes
 
-    def connect_early(self, label: str = "", *, become: bool = True) -> None:
+    @property
+    def connect_early(self) -> Callable[..., None]:
         """Begin to connect while the command is still being imported; see `Opened`."""
-        self.cluster.connect_early(label, become=become)
+        return self.cluster.connect_early
+
+    @property
+    def play(self) -> Callable[..., AbstractContextManager[Run]]:
+        """A run over nodes that a command makes itself; see `Opened`."""
+        return self.cluster.play
+
+    def allowances(self, named: Allowances) -> Allowances:
+        """Return what recipes are allowed: by the inventory, and by the options of the command."""
+        return self.cluster.allowances(named)
 
     def import_meanwhile(self, *modules: str) -> None:
         """Import what shows the answers while the nodes are asked; nothing for --json.
@@ -110,7 +100,7 @@ class App:
         from spark_cluster.runner.parallel import start
 
         if not self.as_json:
-            names = ("rich.table", "spark_cluster.cli.console", *modules)
+            names = ("rich.table", "spark_cluster.cli.terminal", *modules)
             start(lambda: [import_module(name) for name in names])
 
     @cached_property
@@ -118,14 +108,10 @@ class App:
         """The id of the run that this command makes."""
         return self.cluster.take_run_id()
 
-    def allowances(self, named: Allowances) -> Allowances:
-        """Return what recipes are allowed: by the inventory, and by the options of the command."""
-        return self.cluster.allowances(named)
-
     @cached_property
     def console(self) -> Console:
         """The console that people read: standard output, or standard error with --json."""
-        from spark_cluster.cli.console import Console
+        from spark_cluster.cli.terminal import Console
 
         return Console(stderr=self.as_json)
 
@@ -133,48 +119,36 @@ class App:
         """The one JSON document."""
         click.echo(json.dumps(document, indent=2, default=str))
 
+    def show(self, found: R, show: Callable[[App, R], object]) -> None:
+        """Print what a command has found: its JSON document, or what `show` prints for people."""
+        if self.as_json:
+            self.print_json(found.to_dict())
+        else:
+            show(self, found)
+
     def watch(self, run: WatchedRun) -> Sink:
         """Return what shows a run of this command."""
-        from spark_cluster.cli.run import shown
+        from spark_cluster.cli.late_display import shown
 
         self.last_run = run
         if not run.change:  # its result is shown right after; a run that changes shows its events
             self.import_meanwhile()
-        return shown(self, run)
+
+        def draw() -> Display:
+            from spark_cluster.cli.display import Display
+
+            return Display(self.console, verbose=self.verbose, titled=run.change)
+
+        asks = not self.as_json and sys.stdin.isatty() and sys.stdout.isatty()
+        return shown(run, draw, verbose=self.verbose, asks=asks)
 
     def show_recap(self) -> None:
         """Print the closing table of the last run, unless the output is JSON."""
-        from spark_cluster.cli.run import show_recap
+        if self.last_run is not None and not self.as_json:
+            from spark_cluster.cli.display import recap
 
-        if self.last_run is not None:
-            show_recap(self, self.last_run)
-
-    @contextlib.contextmanager
-    def play(
-        self,
-        command: str,
-        nodes: list[InventoryNode],
-        options: Options,
-        *,
-        change: bool = True,
-        gather_facts: bool = True,
-    ) -> Iterator[Run]:
-        """A run over nodes: connected, shown, recorded, ended in order whatever happens.
-
-        Args:
-            gather_facts: at once; otherwise when one is first read.
-
-        Raises:
-            SparkClusterError: no node could be reached, or what the body raises.
-        """
-        from spark_cluster.cli.run import Run
-        from spark_cluster.cluster.run import ended
-
-        how = {"change": change, "gather_facts": gather_facts}
-        run = self.cluster.begin(Run, command, nodes, options, run_id=self.run_id, **how)
-        run.app = self
-        with ended(run):
-            yield run
+            run = self.last_run
+            recap(self.console, run.recap, run.seconds, check=run.check)
 
 
 def allowing(function: F) -> F:

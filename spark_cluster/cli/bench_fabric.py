@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
-from spark_cluster.cluster.bench import RESULTS
+from spark_cluster.cli.bench_measure import RESULTS
 from spark_cluster.errors import UsageError, VerificationFailed
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def fabric(
     CPUs. The exit status is 5 when the figures are worse than expected.
     """
     from spark_cluster.bench.fabric_record import FILE, save_fabric
-    from spark_cluster.cluster.recipes import recipe_for_ray
+    from spark_cluster.cli.recipes_to_serve import recipe_for_ray
 
     if options.selection.partial and not options.check:
         raise UsageError(
@@ -60,8 +60,8 @@ def fabric(
     with app.play("bench fabric", app.nodes, options) as play_run:
         playbook = app.project.load_playbook("fabric")
         play = play_run.open()
-        found = playbook.function(play, recipe=recipe, tp=size, name=app.run_id)
-        folder = out or Path(RESULTS) / app.run_id
+        found = playbook.function(play, recipe=recipe, tp=size, name=play_run.id)
+        folder = out or Path(RESULTS) / play_run.id
         if found is not None:
             save_fabric(found, folder)
         play_run.finish()
@@ -70,7 +70,7 @@ def fabric(
             where = str(folder) if found is not None else None
             app.print_json(play_run.to_dict(folder=where, fabric=shown))
         else:
-            play_run.show_recap()
+            app.show_recap()
             if found is not None:
                 show(app, found, folder / FILE)
     leave_with(play_run, exit_code=exit_code)

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing, changing
+from spark_cluster.cli.bench_measure import RESULTS, refuse_second_run
 from spark_cluster.cli.bench_run import KEEP, OUT, RUN, STOP, TRUST, go_on
-from spark_cluster.cluster.bench import RESULTS, refuse_second_run
 
 if TYPE_CHECKING:
     from spark_cluster.bench.repeat import Original

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
-from spark_cluster.cluster.bench import RESULTS, of_folder, of_record, refuse_second_run
+from spark_cluster.cli.bench_measure import RESULTS, of_folder, of_record, refuse_second_run
 
 if TYPE_CHECKING:
     from spark_cluster.bench.run import BenchRun
-    from spark_cluster.cluster.bench import BenchResult
+    from spark_cluster.cli.bench_measure import BenchResult
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.runner.options import Options
     from spark_cluster.runner.play import Play
@@ -220,7 +220,7 @@ def go_on(
     before: Callable[[Play], None] | None = None,
 ) -> None:
     """Measure what has no result yet, and show what came of it; see `measure`."""
-    from spark_cluster.cluster.bench import measure
+    from spark_cluster.cli.bench_measure import measure
 
     found = measure(app.cluster, made, options, how, run_id=app.run_id, before=before)
     _leave(app, found, options, exit_code=exit_code)

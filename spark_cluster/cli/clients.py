@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.visible import visible
 from spark_cluster.engine.client_snippets import CLIENTS, snippets
 from spark_cluster.errors import UsageError
@@ -78,7 +79,6 @@ def _target(app: App, port: int | None, *, tunnel: bool, show_key: bool) -> Clie
 
 
 def _show(app: App, target: ClientTarget, made: list[Snippet]) -> None:
-    from spark_cluster.cli.console import painted, styled
 
     console = app.console
     console.print(styled("[bold]{}[/] at [bold cyan]{}[/]", target.model, target.url))

@@ -1,19 +1,19 @@
-"""The one console of all commands: our own markup is parsed, what comes from elsewhere never is."""
+"""Text and tables for the console: our own markup is parsed, what comes from elsewhere never is.
+
+Light to import: rich is imported when something is made for a screen.
+"""
 
 from __future__ import annotations
 
 import string
 from collections.abc import Iterable
-from typing import IO, Any
-
-import rich.console
-from rich.console import ConsoleOptions, Group, RenderableType
-from rich.segment import Segment
-from rich.text import Text
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.cli.visible import visible
 
-__all__ = ["Console", "Group", "RenderableType", "joined", "mark", "painted", "styled"]
+if TYPE_CHECKING:
+    from rich.table import Table
+    from rich.text import Text
 
 _SLOT = "\ue000"
 """Stands for a value while a template is parsed (a private-use character)."""
@@ -29,39 +29,6 @@ _MARKS = {
 }
 
 
-class Console(rich.console.Console):
-    """Prints strings as they are: no markup, no emoji codes, control characters escaped.
-
-    Args:
-        stderr: standard error, instead of standard output.
-        file: somewhere else, for tests.
-        width: columns; by default the terminal's.
-    """
-
-    def __init__(
-        self, *, stderr: bool = False, file: IO[str] | None = None, width: int | None = None
-    ) -> None:
-        super().__init__(
-            stderr=stderr, file=file, width=width, markup=False, emoji=False, highlight=False
-        )
-
-    def on_broken_pipe(self) -> None:
-        """Leave it to the program's own end, as for everything else that is printed."""
-        raise BrokenPipeError
-
-    def render_str(self, text: str, **options: Any) -> Text:
-        return super().render_str(visible(text), **options)
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterable[Segment]:
-        for segment in super().render(renderable, options):
-            if segment.control:  # of rich itself: moves the cursor of a live display
-                yield segment
-            else:
-                yield Segment(visible(segment.text), segment.style)
-
-
 def styled(template: str, *values: object) -> Text:
     """A template of ours with `[style]...[/]`, and values that stay what they are.
 
@@ -72,6 +39,8 @@ def styled(template: str, *values: object) -> Text:
         template: a literal; it holds `{}` or `{:format}` for each value.
         values: shown as they are, control characters escaped; a Text keeps its own styles.
     """
+    from rich.text import Text
+
     pattern, texts = "", []
     left = iter(values)
     for literal, name, spec, _ in string.Formatter().parse(template):
@@ -86,6 +55,8 @@ def styled(template: str, *values: object) -> Text:
 
 def painted(text: str, style: str = "") -> Text:
     """Text from elsewhere in one style, which ends with it when something is added."""
+    from rich.text import Text
+
     found = Text(visible(text))
     if style:
         found.stylize(style)
@@ -94,6 +65,8 @@ def painted(text: str, style: str = "") -> Text:
 
 def joined(parts: Iterable[Text | str], between: str = "\n") -> Text:
     """Parts one after another, each with its own styles."""
+    from rich.text import Text
+
     return Text(between).join(p if isinstance(p, Text) else painted(p) for p in parts)
 
 
@@ -102,8 +75,26 @@ def mark(verdict: str) -> Text:
     return painted(*_MARKS[verdict])
 
 
+def plain_table(*titles: str, right: Iterable[str] = (), **options: Any) -> Table:
+    """Return an empty table as all commands show theirs: without lines, with bold titles.
+
+    Args:
+        titles: of the columns.
+        right: those whose values stand at the right, as numbers do.
+        options: of rich's Table.
+    """
+    from rich.table import Table
+
+    found = Table(box=None, pad_edge=False, header_style="bold", **options)
+    for title in titles:
+        found.add_column(title, justify="right" if title in right else "left")
+    return found
+
+
 def _filled(parsed: Text, values: list[Text]) -> Text:
     """The parsed template with a value at each slot, in the slot's style and its own."""
+    from rich.text import Text
+
     at = [index for index, char in enumerate(parsed.plain) if char == _SLOT]
     found = Text()
     left = iter(values)

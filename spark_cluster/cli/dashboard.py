@@ -43,7 +43,7 @@ def command(app: App, port: int, interval: float, open_it: bool) -> None:
     """
     app.connect_early("top")
     from spark_cluster.bench.sampling import Sampling, metrics_url
-    from spark_cluster.cluster.bench import RESULTS
+    from spark_cluster.cli.bench_measure import RESULTS
     from spark_cluster.dashboard.feed import Feed
     from spark_cluster.dashboard.questions import Questions
     from spark_cluster.dashboard.server import listen, need_libraries, serve
@@ -70,8 +70,9 @@ def command(app: App, port: int, interval: float, open_it: bool) -> None:
 
 def _options(app: App) -> list[str]:
     """The options of this command line that the commands of the page get, too."""
-    given = (("-i", app.inventory_name), ("--project", app.project_folder), ("-l", app.limit))
-    return [word for option, value in given if value for word in (option, value)]
+    opened = app.cluster
+    given = (("-i", opened.named), ("--project", opened.named_project), ("-l", opened.limit))
+    return [word for option, value in given if value for word in (option, str(value))]
 
 
 def _teller(app: App, kept: contextlib.ExitStack | None) -> Callable[[str], None]:

@@ -12,9 +12,10 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from spark_cluster.cli.console import Console, mark, painted, styled
+from spark_cluster.cli.console import mark, painted, styled
+from spark_cluster.cli.results import Recap, Tally
+from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.visible import visible
-from spark_cluster.cluster.result import Recap, Tally
 from spark_cluster.runner.events import (
     Applying,
     Changing,

@@ -9,6 +9,7 @@ import click
 
 from spark_cluster.cli import process_start
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import joined, mark, painted, styled
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
@@ -107,8 +108,6 @@ def _question(recipe: Recipe | None) -> Probe:
 def _show(app: App, diagnosis: Diagnosis, seconds: float) -> None:
     from rich.table import Table
 
-    from spark_cluster.cli.console import mark, painted
-
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("")
     table.add_column("check", no_wrap=True)
@@ -128,7 +127,6 @@ def _show(app: App, diagnosis: Diagnosis, seconds: float) -> None:
 
 
 def _text(result: CheckResult) -> Text:
-    from spark_cluster.cli.console import joined, painted
 
     lines = [painted(result.found)]
     if result.cause:
@@ -141,7 +139,6 @@ def _text(result: CheckResult) -> Text:
 
 
 def _summary(diagnosis: Diagnosis, seconds: float) -> Text:
-    from spark_cluster.cli.console import joined, painted, styled
 
     counts = {status: diagnosis.count(status) for status in ("fail", "warn", "unknown", "ok")}
     styles = {"fail": "red", "warn": "yellow", "unknown": "magenta", "ok": "green"}

@@ -10,7 +10,7 @@ from spark_cluster.cli.app import App, changing, leave_with
 from spark_cluster.cli.serving_options import ending_jobs, unloading
 
 if TYPE_CHECKING:
-    from spark_cluster.cluster.down import DownResult
+    from spark_cluster.cli.results import DownResult
     from spark_cluster.runner.options import Options
 
 
@@ -30,16 +30,12 @@ def command(
     names the process ids and programs that hold memory.
     """
     app.connect_early()
-    found = app.cluster.down(unload=unload, end_jobs=end_jobs, options=options)
-    show(app, found)
+    app.show(app.cluster.down(unload=unload, end_jobs=end_jobs, options=options), show)
     leave_with(app.last_run, exit_code=exit_code)
 
 
 def show(app: App, found: DownResult) -> None:
     """Print the recap, and the memory before and after."""
-    if app.as_json:
-        app.print_json(found.to_dict())
-        return
     app.show_recap()
     if found.stopped is not None:
         from spark_cluster.cli.vram import table

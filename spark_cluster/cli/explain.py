@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -75,8 +76,6 @@ def _about(app: App, name: str) -> None:
 def _list(app: App, known: Mapping[str, Issue]) -> None:
     from rich.table import Table
 
-    from spark_cluster.cli.console import mark
-
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column()
     table.add_column(no_wrap=True)
@@ -112,7 +111,6 @@ def _show(app: App, explanation: Explanation) -> None:
 
 
 def _list_seen(app: App, title: str, seen: list[Seen]) -> None:
-    from spark_cluster.cli.console import painted
 
     if seen:
         app.console.print(painted(f"{title}:", "dim"))
@@ -122,7 +120,6 @@ def _list_seen(app: App, title: str, seen: list[Seen]) -> None:
 
 def _show_next(app: App, explanation: Explanation) -> None:
     """The end of logs without an error where there is no cause, and where to look next."""
-    from spark_cluster.cli.console import mark, painted, styled
 
     if explanation.verdict in ("effects", "unfinished") or not explanation.facts:
         for name, said in explanation.last.items():
@@ -135,8 +132,6 @@ def _show_next(app: App, explanation: Explanation) -> None:
 
 def _show_start(app: App, explanation: Explanation) -> None:
     from rich.table import Table
-
-    from spark_cluster.cli.console import mark, styled
 
     if explanation.facts:
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
@@ -165,7 +160,6 @@ NOT_RECOGNISED = ("no error, and nothing of a start was recognised", "yellow")
 
 
 def _verdict(explanation: Explanation) -> Text:
-    from spark_cluster.cli.console import painted, styled
 
     lines = sum(count for _, _, count in explanation.logs)
     names = [name for name, _, _ in explanation.logs]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import painted
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,8 +30,6 @@ def command(app: App) -> None:
 
 def _show(app: App, nodes: Sequence[Node]) -> None:
     from rich.table import Table
-
-    from spark_cluster.cli.console import painted
 
     table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("")

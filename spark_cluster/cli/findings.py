@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from spark_cluster.cli.console import mark, painted, styled
+
 if TYPE_CHECKING:
-    from spark_cluster.cli.console import Console
+    from spark_cluster.cli.terminal import Console
     from spark_cluster.known_issues.entries import Issue
     from spark_cluster.known_issues.match import KnownIssueMatch
 
@@ -17,8 +19,6 @@ def show(console: Console, found: KnownIssueMatch, *, place: str = "") -> None:
         place: where it was seen, and when.
     """
     from rich.padding import Padding
-
-    from spark_cluster.cli.console import mark, painted, styled
 
     named = f"  {found.id}" if found.id else ""
     console.print(styled("{} [bold]{}[/][dim]{}[/]", mark(found.severity), found.title, named))
@@ -33,8 +33,6 @@ def show(console: Console, found: KnownIssueMatch, *, place: str = "") -> None:
 def show_issue(console: Console, issue: Issue) -> None:
     """An entry of the catalogue."""
     from rich.table import Table
-
-    from spark_cluster.cli.console import mark, styled
 
     title = styled("{} [bold]{}[/]  [dim]{}[/]", mark(issue.severity), issue.title, issue.id)
     console.print(title)

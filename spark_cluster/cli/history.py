@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import styled
+from spark_cluster.cli.results import NodeError
 from spark_cluster.cli.visible import show_error
-from spark_cluster.cluster.node_error import NodeError
 from spark_cluster.errors import Failed, SparkClusterError
 
 if TYPE_CHECKING:
@@ -140,7 +141,7 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
 
     app: App = ctx.obj
     if node is not None:
-        app.limit = node
+        app.cluster.limit = node
     app.connect_early("history")
     jobs = {n.name: partial(_ask, app, n, run_id) for n in app.nodes}
     app.import_meanwhile()
@@ -221,8 +222,6 @@ def _when(seconds: float | None) -> str:
 def _show_runs(app: App, found: Answers) -> None:
     from rich.table import Table
 
-    from spark_cluster.cli.console import styled
-
     table = Table(box=None, pad_edge=False, header_style="bold")
     for title in ("run", "when", *found):
         table.add_column(title, no_wrap=True)
@@ -260,7 +259,6 @@ def _count(done: RunOnNode | None) -> str:
 
 
 def _show_run(app: App, found: Answers) -> None:
-    from spark_cluster.cli.console import styled
 
     first = next(iter(found.values()))
     about = (_when(first["since"]), first["user"] or "", first["command"] or "")

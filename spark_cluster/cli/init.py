@@ -9,6 +9,7 @@ from pathlib import Path
 
 import click
 
+from spark_cluster.cli.app import App
 from spark_cluster.errors import UsageError
 
 
@@ -68,10 +69,9 @@ def command(
 ) -> None:
     """Write a commented inventory.yaml for one or more Sparks into the project folder."""
     from spark_cluster.loader.new_inventory import DEFAULT_RECIPE, Answers, write
-    from spark_cluster.loader.project import Project
 
-    folder = getattr(ctx.obj, "project_folder", None)
-    project = Project(Path(folder) if folder else None)
+    app: App = ctx.obj
+    project = app.project
     path = project.folder / "inventory.yaml"
     # Before the questions: no one likes to answer them for nothing.
     if path.exists() and not force:
@@ -98,7 +98,7 @@ def command(
         passwordless_sudo,
     )
     inventory = write(path, answers, project)
-    _print(path, list(inventory.nodes), as_json=getattr(ctx.obj, "as_json", False))
+    _print(path, list(inventory.nodes), as_json=app.as_json)
 
 
 def _source(text: str | None) -> str | None:

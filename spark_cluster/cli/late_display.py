@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import gc
+import signal
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol, runtime_checkable
+from functools import partial
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
+import click
+
+from spark_cluster.cli.visible import visible
 from spark_cluster.runner.events import (
     Connected,
     Event,
@@ -15,6 +21,13 @@ from spark_cluster.runner.events import (
     Sink,
     StageStarted,
 )
+
+if TYPE_CHECKING:
+    pass
+
+if TYPE_CHECKING:
+    from spark_cluster.cli.display import Display
+    from spark_cluster.cli.watch import WatchedRun
 
 WITHIN_S = 0.15
 """Seconds after which a title is shown, also when nothing has been sent to any node yet."""
@@ -104,3 +117,40 @@ class LateDisplay:
                 self._sink = sink
         except Exception as error:  # noqa: BLE001  (handed to who waits)
             self._error = error
+
+
+def shown(run: WatchedRun, draw: Callable[[], Display], *, verbose: bool, asks: bool) -> Sink:
+    """Return what shows a run; with --step it also asks.
+
+    The process is the run's from here on: garbage is collected again, and SIGTERM ends it as
+    Ctrl-C does.
+
+    Args:
+        draw: imports and begins what draws.
+        verbose: also what was fine already.
+        asks: a person can be asked on the terminal.
+    """
+    gc.freeze()
+    gc.enable()
+    signal.signal(signal.SIGTERM, _interrupt)
+    sink: Display | LateDisplay
+    if run.options.step:
+        from spark_cluster.cli.step import Stepper
+
+        sink = draw()
+        run.options.ask = Stepper(sink).ask
+    else:
+        sink = LateDisplay(draw, verbose=verbose, titled=run.change)
+    if asks:
+        run.options.consent = partial(_consent, sink)
+    return sink
+
+
+def _consent(sink: Display | LateDisplay, question: str) -> bool:
+    """Ask on the terminal; Enter is a no."""
+    with sink.quiet():
+        return click.confirm(visible(question))
+
+
+def _interrupt(_signal: int, _frame: Any) -> None:
+    raise KeyboardInterrupt

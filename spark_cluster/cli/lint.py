@@ -9,15 +9,16 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing
+from spark_cluster.cli.console import joined, mark, painted, styled
 from spark_cluster.cli.hub_option import hub, offline_option
+from spark_cluster.cli.recipes_to_serve import changed_launch
+from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.visible import visible
-from spark_cluster.cluster.overrides import changed_launch
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from spark_cluster.cli.console import Console
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.known_issues.lint_target import Fixed, LintTarget
     from spark_cluster.known_issues.match import KnownIssueMatch
@@ -110,7 +111,6 @@ def command(
 
 def _say_what_is_lacking(app: App, chosen: LintTarget) -> None:
     """What an import could not take over: an error where it cannot work without."""
-    from spark_cluster.cli.console import mark, styled
 
     for entry in chosen.not_carried_over:
         severity = mark("fail" if entry.blocks else "warn")
@@ -119,7 +119,6 @@ def _say_what_is_lacking(app: App, chosen: LintTarget) -> None:
 
 def _say_what_is_asked_for(app: App, chosen: LintTarget, allow: Allowances) -> None:
     """The variables of this machine; their values are not read."""
-    from spark_cluster.cli.console import mark, styled
 
     for remark in chosen.builds:
         app.console.print(styled("{} {}", mark("info"), remark), soft_wrap=True)
@@ -135,7 +134,6 @@ def _say_what_is_asked_for(app: App, chosen: LintTarget, allow: Allowances) -> N
 
 def _say_what_is_open(app: App) -> None:
     """Print what the inventory leaves open, if there is one: a recipe does not show its network."""
-    from spark_cluster.cli.console import mark, styled
     from spark_cluster.engine import firewall
 
     if not app.inventory_is_missing and app.inventory.trusted_network:
@@ -190,7 +188,6 @@ def _place(app: App, chosen: LintTarget, output: Path | None) -> Path | None:
 
 
 def _write(app: App, chosen: LintTarget, done: Fixed, place: Path | None) -> None:
-    from spark_cluster.cli.console import Console, mark, styled
     from spark_cluster.known_issues import lint_target
 
     if place is not None:
@@ -232,7 +229,6 @@ def _named(chosen: LintTarget, done: Fixed, place: Path) -> str:
 def _show(console: Console, title: str, found: list[KnownIssueMatch], *, verbose: bool) -> None:
     """The verdict first, then errors and warnings in full, then notes in a line each, then what
     holds for nearly every launch in one line."""
-    from spark_cluster.cli.console import mark, styled
     from spark_cluster.cli.findings import show
     from spark_cluster.known_issues.entries import catalogue
 
@@ -255,7 +251,6 @@ def _show(console: Console, title: str, found: list[KnownIssueMatch], *, verbose
 
 
 def _verdict(title: str, found: list[KnownIssueMatch]) -> Text:
-    from spark_cluster.cli.console import joined, painted, styled
 
     counts = [
         (sum(f.severity == severity for f in found), word, style)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.cli.console import painted, styled
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ def show_run(app: App, run: str | None, file: Path | None) -> None:
         document = {"run": record.run, "command": record.command, "memory": phases.to_dict()}
         app.print_json({**document, "plot": plot})
         return
-    from spark_cluster.cli.console import painted, styled
 
     console = app.console
     console.print(styled("[bold]{}[/]  {}", record.run, record.command), soft_wrap=True)

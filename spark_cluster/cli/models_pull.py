@@ -80,7 +80,7 @@ def command(
         if app.as_json:
             app.print_json(run.to_dict(model=vars(pulled)))
         else:
-            run.show_recap()
+            app.show_recap()
             app.console.print(
                 f"{pulled.repository}@{pulled.commit[:12]} is on {pulled.node}: {pulled.files} "
                 f"files, {pulled.bytes / 1e9:.2f} GB"

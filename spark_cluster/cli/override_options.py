@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import click
 
 from spark_cluster.cli.app import App, with_options
-from spark_cluster.cluster.overrides import Changes
+from spark_cluster.cli.recipes_to_serve import Changes
 from spark_cluster.errors import UsageError
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -38,7 +38,7 @@ def with_port(function: F) -> F:
 
     def collect(ctx: click.Context, /, port: int | None, **given: Any) -> Any:
         if port is not None and (app := ctx.find_object(App)) is not None:
-            app.port = port
+            app.cluster.port = port
         return ctx.invoke(function, **given)
 
     return with_options(collect, function, (_PORT,))

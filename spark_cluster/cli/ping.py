@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import styled
 
 if TYPE_CHECKING:
-    from spark_cluster.cluster.ping import PingResult
+    from spark_cluster.cli.results import PingResult
 
 
 @click.command()
@@ -30,8 +31,7 @@ def command(ctx: click.Context) -> None:
 
 
 def _show(app: App, found: PingResult) -> None:
-    from spark_cluster.cli.console import styled
-    from spark_cluster.cluster.ping import Reached
+    from spark_cluster.cli.results import Reached
 
     width = max(len(name) for name in found.nodes)
     for name, outcome in found.nodes.items():

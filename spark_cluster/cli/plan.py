@@ -10,14 +10,16 @@ import click
 from spark_cluster.cli.app import App, allowing
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.override_options import overriding, with_port
-from spark_cluster.cli.served_models import plan_models, show_plan
-from spark_cluster.cluster.overrides import Changes, changed, changed_launch
-from spark_cluster.cluster.served_models import (
+from spark_cluster.cli.recipes_to_serve import (
     OVERRIDE,
+    Changes,
+    changed,
+    changed_launch,
     models_to_serve,
     must_be_for_all,
     serves_several,
 )
+from spark_cluster.cli.served_models import plan_models, show_plan
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:

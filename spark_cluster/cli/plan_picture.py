@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from spark_cluster.cli.console import Console, joined, mark, painted, styled
+from spark_cluster.cli.console import joined, mark, painted, styled
 from spark_cluster.config.engines import dialect
 from spark_cluster.config.overrides import text
 from spark_cluster.planning.speed.estimate import SHOWN_FROM, range_text
 
 if TYPE_CHECKING:
+    from spark_cluster.cli.terminal import Console
     from spark_cluster.planning.fit import Fit
     from spark_cluster.planning.plan import Plan, Speed
     from spark_cluster.planning.purpose import Advice, Topology

@@ -23,10 +23,7 @@ def command(app: App, file: str, exit_code: bool, options: Options) -> None:
     """
     app.connect_early()
     found = app.cluster.playbook(file, options=options)
-    if app.as_json:
-        app.print_json(found.to_dict())
-    else:
-        app.show_recap()
+    app.show(found, lambda app, _found: app.show_recap())
     for error in found.errors.values():
         raise SystemExit(error.exit_code)
     leave_with(app.last_run, exit_code=exit_code)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.groups import Group
 from spark_cluster.cli.hub_option import hub, offline_option
@@ -162,7 +163,6 @@ def speed(
     a measured acceptance a drafter's range is wide. The constants are those of calibration.json in
     the project folder, where there is one.
     """
-    from spark_cluster.cli.console import painted, styled
     from spark_cluster.cli.predicted_speed import PredictedDrafter, PredictedSpeed
     from spark_cluster.planning.evidence import said
     from spark_cluster.planning.speed.constants import load_constants
@@ -259,8 +259,6 @@ def _show(
     app: App, document: dict[str, Any], found: tuple[Decode, Prefill, Speculative | None]
 ) -> None:
     from rich.table import Table
-
-    from spark_cluster.cli.console import painted, styled
 
     plain, first, drafted = found
     many, prompt = document["concurrency"], document["prompt"]

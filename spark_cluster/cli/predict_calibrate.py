@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.predict_link import measured_link, split
 from spark_cluster.cli.predict_logs import memory_accounts, split_logs
 from spark_cluster.cli.predict_options import served_by
@@ -125,8 +126,6 @@ def show_fit(app: App, found: Calibration, left_out: Sequence[str]) -> None:
     """Print the constants, the errors before and after, and what does not fit."""
     from rich.table import Table
 
-    from spark_cluster.cli.console import painted, styled
-
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     for title, side in (("constant", "left"), ("was", "right"), ("is", "right"), ("", "left")):
         table.add_column(title, justify="right" if side == "right" else "left", overflow="fold")
@@ -150,7 +149,6 @@ def show_fit(app: App, found: Calibration, left_out: Sequence[str]) -> None:
 
 def _show_errors(app: App, found: Calibration) -> None:
     """Show how well the fit describes the runs."""
-    from spark_cluster.cli.console import styled
 
     left = "" if found.left_out is None else f" ({found.left_out:.1%} of a point left out)"
     errors = styled("{:.1%} before, [bold]{:.1%}[/] after{}", found.before, found.after, left)

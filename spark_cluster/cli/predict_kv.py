@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.hub_option import hub, offline_option
 
@@ -129,7 +130,6 @@ def command(
 
     The arithmetic is that of the vLLM version asked for; it gives the figures that its log prints.
     """
-    from spark_cluster.cli.console import mark, styled
     from spark_cluster.errors import UsageError
     from spark_cluster.models import find
     from spark_cluster.planning import kv
@@ -177,8 +177,6 @@ def _figures(cache: KvCache) -> KvFigures:
 
 def _show(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, title: str) -> None:
     from rich.table import Table
-
-    from spark_cluster.cli.console import painted, styled
 
     console = app.console
     console.print(styled("[bold]{}[/]  {}", geometry.name, title))

@@ -63,10 +63,7 @@ def command(
         password_env=password_env,
         options=options,
     )
-    if app.as_json:
-        app.print_json(found.to_dict())
-    else:
-        app.show_recap()
+    app.show(found, lambda app, _found: app.show_recap())
     if not found.ok:
         sys.exit(max(error.exit_code for error in found.errors.values()))
     leave_with(app.last_run, exit_code=exit_code)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.groups import Group
 from spark_cluster.cli.serving_options import ending_jobs, local_port
 from spark_cluster.cli.visible import coloured, lines_of, visible
@@ -19,6 +20,7 @@ from spark_cluster.errors import Interrupted, UsageError
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from spark_cluster.cli.results import RayUpResult
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.engine.job import Job
     from spark_cluster.engine.job_client import RayJobs
@@ -70,12 +72,7 @@ def up(
     """
     app.connect_early()
     found = app.cluster.ray_up(recipe_name, end_jobs=end_jobs, allow=allow, options=options)
-    if app.as_json:
-        app.print_json(found.to_dict())
-    else:
-        app.show_recap()
-        if found.cluster is not None:
-            _show(app, found.cluster)
+    app.show(found, _show_up)
     leave_with(app.last_run, exit_code=exit_code)
 
 
@@ -85,10 +82,7 @@ def status(app: App) -> None:
     """Show Ray's nodes and GPUs, the jobs that run, and each node's GPU memory by process."""
     app.connect_early()
     found = app.cluster.ray_status()
-    if app.as_json:
-        app.print_json(found.to_dict())
-    else:
-        _show(app, found)
+    app.show(found, _show)
 
 
 @command.command()
@@ -116,14 +110,13 @@ def submit(
 
     It can use all GPUs, by Ray. Ctrl-C, and closing this machine, leave it running.
     """
-    from spark_cluster.cluster.ray import open_jobs
     from spark_cluster.engine.job import must_be_sendable
 
     variables = _variables(env)
     if working_dir is not None:
         must_be_sendable(working_dir)
     name = f"job-{secrets.token_hex(4)}"
-    with open_jobs(app.cluster, "ray submit") as jobs:
+    with app.cluster.ray_jobs(command="ray submit") as jobs:
         try:
             jobs.submit(words, name=name, working_dir=working_dir, env=variables)
             click.echo(visible(f"job {name} is submitted"), err=True)
@@ -148,9 +141,7 @@ def logs(app: App, follow: bool, job_id: str) -> None:
 
     Colours are kept on a terminal; any other control sequence is shown escaped (\\x1b...).
     """
-    from spark_cluster.cluster.ray import open_jobs
-
-    with open_jobs(app.cluster, "ray logs") as jobs:
+    with app.cluster.ray_jobs(command="ray logs") as jobs:
         job = jobs.job(job_id)
         if follow:
             try:
@@ -173,9 +164,7 @@ def logs(app: App, follow: bool, job_id: str) -> None:
 @click.pass_obj
 def list_(app: App) -> None:
     """List the jobs, the newest first."""
-    from spark_cluster.cluster.ray import open_jobs
-
-    with open_jobs(app.cluster, "ray list") as jobs:
+    with app.cluster.ray_jobs(command="ray list") as jobs:
         found = jobs.list()
     if app.as_json:
         app.print_json({"jobs": [job.to_dict() for job in found]})
@@ -190,9 +179,7 @@ def list_(app: App) -> None:
 @click.pass_obj
 def stop(app: App, job_id: str) -> None:
     """End a job; Ray asks its processes to end, and kills them after 3 seconds."""
-    from spark_cluster.cluster.ray import open_jobs
-
-    with open_jobs(app.cluster, "ray stop") as jobs:
+    with app.cluster.ray_jobs(command="ray stop") as jobs:
         changed = jobs.stop(job_id)
     if app.as_json:
         app.print_json({"job": job_id, "changed": changed})
@@ -208,7 +195,7 @@ def down(app: App, exit_code: bool, options: Options) -> None:
     from spark_cluster.cli.down import show
 
     app.connect_early()
-    show(app, app.cluster.ray_down(options=options))
+    app.show(app.cluster.ray_down(options=options), show)
     leave_with(app.last_run, exit_code=exit_code)
 
 
@@ -276,11 +263,16 @@ def _leave_as(job: Job) -> None:
     sys.exit(job.exit_status)
 
 
+def _show_up(app: App, found: RayUpResult) -> None:
+    app.show_recap()
+    if found.cluster is not None:
+        _show(app, found.cluster)
+
+
 def _show(app: App, found: RayStatus) -> None:
     """Print the state, the nodes, the jobs that run, and the GPU memory."""
     from rich.table import Table
 
-    from spark_cluster.cli.console import painted, styled
     from spark_cluster.cli.vram import table
 
     colours = {"running": "green", "stopped": "dim", "degraded": "yellow", "failed": "red"}
@@ -312,8 +304,6 @@ def _show(app: App, found: RayStatus) -> None:
 
 def _show_jobs(app: App, jobs: Iterable[Job]) -> None:
     from rich.table import Table
-
-    from spark_cluster.cli.console import painted
 
     colours = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
     result = Table(box=None, pad_edge=False, header_style="bold")

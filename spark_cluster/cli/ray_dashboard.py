@@ -70,15 +70,11 @@ def _asked(app: App) -> tuple[int, str]:
     """Return the dashboard's port on the head, and the cluster's token."""
     from spark_cluster.engine.job_client import token_of
     from spark_cluster.engine.ray_cluster import running_port
-    from spark_cluster.runner.options import Options
 
     head = [app.inventory.head]
-    cluster, options = app.cluster, Options()
-    with cluster.play("ray dashboard", head, options, change=False, gather_facts=False) as made:
-        play = made.open()
-        found = running_port(play), token_of(play)
-        made.finish()
-    return found
+    with app.play("ray dashboard", head, change=False, gather_facts=False) as run:
+        play = run.open()
+        return running_port(play), token_of(play)
 
 
 def _open(url: str) -> None:

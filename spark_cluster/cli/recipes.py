@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import joined, mark, painted, styled
 from spark_cluster.cli.groups import Group
 
 if TYPE_CHECKING:
@@ -93,7 +94,6 @@ def show(ctx: click.Context, name: str, tp: int | None) -> None:
 
 
 def _list(app: App, rows: list[tuple[Entry, dict[int, Estimate]]]) -> None:
-    from spark_cluster.cli.console import mark, painted, styled
 
     sources: dict[str, int] = {}
     app.console.print(_table(rows, sources, wide=app.console.width >= WIDE))
@@ -109,8 +109,6 @@ def _table(
 ) -> Table:
     """Return the list; a wide one has each recipe's model below its name, and its sizes."""
     from rich.table import Table
-
-    from spark_cluster.cli.console import joined, painted, styled
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("recipe", no_wrap=True)
@@ -134,7 +132,6 @@ def _table(
 
 
 def _speeds(speeds: dict[int, Estimate]) -> Text:
-    from spark_cluster.cli.console import joined, painted
 
     lines = [_sized(tp, painted(_span(one))) for tp, one in speeds.items()]
     return joined(lines or [painted("not predicted", "dim")])
@@ -147,7 +144,6 @@ def _span(speed: Estimate) -> str:
 
 
 def _measured(recipe: Recipe, sources: dict[str, int]) -> Text:
-    from spark_cluster.cli.console import joined, styled
     from spark_cluster.cli.recipe_list import headlines
 
     def one(measured: Measured) -> Text:
@@ -159,6 +155,5 @@ def _measured(recipe: Recipe, sources: dict[str, int]) -> Text:
 
 
 def _sized(tp: int, text: Text) -> Text:
-    from spark_cluster.cli.console import styled
 
     return text if tp == 1 else styled("[dim]TP={}[/] {}", tp, text)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.hub_option import hub, offline_option
 from spark_cluster.cli.imported_model import about_model
 from spark_cluster.errors import SparkClusterError, UsageError
@@ -238,7 +239,6 @@ def _document(path: Path, imported: Imported) -> dict[str, Any]:
 
 
 def _show(app: App, path: Path, imported: Imported) -> None:
-    from spark_cluster.cli.console import mark, styled
     from spark_cluster.config.yamlfile import shown
 
     console = app.console
@@ -265,8 +265,6 @@ def _show(app: App, path: Path, imported: Imported) -> None:
 
 def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> None:
     from rich.table import Table
-
-    from spark_cluster.cli.console import painted
 
     if not rows:
         return

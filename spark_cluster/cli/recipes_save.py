@@ -8,8 +8,8 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.override_options import overriding
+from spark_cluster.cli.recipes_to_serve import Changes, changed
 from spark_cluster.cli.visible import visible
-from spark_cluster.cluster.overrides import Changes, changed
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:

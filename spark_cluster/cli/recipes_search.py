@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import joined, painted, styled
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -41,7 +42,6 @@ def command(ctx: click.Context, words: tuple[str, ...], most: int) -> None:
         recipes = [document(one, verdicts) for one, verdicts in rows]
         app.print_json({"found": len(found), "recipes": recipes})
         return
-    from spark_cluster.cli.console import painted
 
     if not found:
         text = "no recipe has all these words; try fewer, or `recipes update` for registries"
@@ -82,7 +82,6 @@ def _verdicts(app: App, one: Candidate) -> list[Verdict]:
 
 def _show(app: App, rows: list[tuple[Candidate, list[Verdict]]]) -> None:
     """Two lines a recipe: a name of a registry is too long for a column of a table."""
-    from spark_cluster.cli.console import joined, painted, styled
 
     for one, verdicts in rows:
         own = " (yours)" if one.origin == "yours" else ""
@@ -94,7 +93,6 @@ def _show(app: App, rows: list[tuple[Candidate, list[Verdict]]]) -> None:
 
 
 def _answer(verdict: Verdict) -> Text:
-    from spark_cluster.cli.console import styled
 
     sparks = "one Spark" if verdict.tp == 1 else "two Sparks"
     if verdict.feasible is None:

@@ -10,10 +10,11 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from spark_cluster.cli.console import Console, painted, styled
+from spark_cluster.cli.console import painted, styled
 from spark_cluster.config.model_kind import RUNGS
 
 if TYPE_CHECKING:
+    from spark_cluster.cli.terminal import Console
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import Measured
     from spark_cluster.planning.evidence import Evidence

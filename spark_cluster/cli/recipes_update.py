@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import mark, styled
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +104,6 @@ class _Decision:
 
     def done(self, found: Update) -> None:
         """Say what is in use now."""
-        from spark_cluster.cli.console import mark, styled
 
         self._show(found)
         name, revision = found.registry.name, found.found.revision[:12]
@@ -123,7 +123,6 @@ class _Decision:
 
     def failed(self, registry: Registry, error: SparkClusterError) -> None:
         """Say why a registry could not be looked at; the others are."""
-        from spark_cluster.cli.console import mark, styled
 
         self.status = error.exit_code
         text = styled("{} {}: {}", mark("fail"), registry.name, error)
@@ -131,7 +130,6 @@ class _Decision:
 
     def _show(self, found: Update) -> None:
         """Show the names that differ, once for each registry."""
-        from spark_cluster.cli.console import styled
 
         name = found.registry.name
         if name in self._shown:
@@ -157,7 +155,6 @@ class _Decision:
         self._show_unusable(found)
 
     def _show_unusable(self, found: Update) -> None:
-        from spark_cluster.cli.console import styled
 
         out = self.app.console.print
         broken, skipped = found.broken, found.found.skipped

@@ -1,88 +1,209 @@
-"""A run as a command shows it: its display, its closing table, its end by a signal."""
+"""A run over nodes: connected, watched, recorded, ended in order."""
 
 from __future__ import annotations
 
-import gc
-import signal
-import sys
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
-import click
-
-from spark_cluster.cli.late_display import LateDisplay
-from spark_cluster.cli.visible import visible
-from spark_cluster.cluster import run
+from spark_cluster.cli import watch
+from spark_cluster.cli.results import Recap, RunSummary
+from spark_cluster.cli.run_record import RunRecord
+from spark_cluster.errors import Interrupted, SparkClusterError
+from spark_cluster.runner import connections
+from spark_cluster.runner.events import Bus, Note, RunFinished, RunStarted
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.console import Console
-    from spark_cluster.cli.display import Display
-    from spark_cluster.cluster.watch import WatchedRun
-    from spark_cluster.runner.events import Sink
+    from spark_cluster.config.inventory import Inventory, InventoryNode
+    from spark_cluster.loader.project import Project
+    from spark_cluster.runner.dialer import Dialer
+    from spark_cluster.runner.options import Options
+    from spark_cluster.runner.play import Play
+
+LOADING = "load"
+"""Stage of `up` in which a server loads by itself, whoever waits for it."""
 
 
-class Program(Protocol):
-    """The parts of the program that showing a run uses."""
+class Run:
+    """A play, its recap, its record, its end. Connecting begins with the object.
 
-    as_json: bool
-    verbose: bool
+    Args:
+        inventory, project: what the play is over, and where its roles are.
+        dialer: reaches the nodes.
+        command: what the user asked for, for the record, and for whoever meets this run's locks.
+        nodes: those of the inventory that it is over.
+        run_id: as `history` and `revert` know it.
+        change: it may change nodes: it is recorded and holds their locks, outside check mode.
+        gather_facts: at once; otherwise when one is first read.
+        started: when its time began, seconds on the monotonic clock.
+    """
+
+    def __init__(
+        self,
+        inventory: Inventory,
+        project: Project,
+        dialer: Dialer,
+        command: str,
+        nodes: Sequence[InventoryNode],
+        options: Options,
+        *,
+        run_id: str,
+        change: bool,
+        gather_facts: bool,
+        started: float,
+    ) -> None:
+        self.command = command
+        self.options = options
+        self.change = change
+        self.id = run_id
+        self.recap = Recap()
+        self.bus = Bus(self.recap)
+        self._started = started
+        self._begun = self._finished = self._cancelled = False
+        if change:
+            record = RunRecord(self.id, on_error=lambda why: self.bus.emit(Note(why, "warning")))
+            self.bus.add(record)
+        self.connections = connections.Connections(
+            {node.name: node for node in nodes},
+            self.bus,
+            self.id,
+            command=command,
+            change=change and not options.check,
+            gather_facts=gather_facts,
+            dialer=dialer,
+        )
+        self.connections.begin()  # what follows is imported while the network is waited for
+        if change:
+            import jinja2  # noqa: F401  (roles with templates want it next)
+
+        from spark_cluster.runner.play import Play
+
+        self._play = Play(inventory, project, self.connections, self.bus, options)
 
     @property
-    def console(self) -> Console: ...
+    def check(self) -> bool:
+        """True if it changes nothing."""
+        return self.options.check
+
+    @property
+    def seconds(self) -> float:
+        """Seconds since its time began."""
+        return time.monotonic() - self._started
+
+    def open(self, *, fail_fast: bool = True) -> Play:
+        """Connect; with `fail_fast` every node has to be there.
+
+        Raises:
+            SparkClusterError: the first node's error.
+        """
+        watcher = watch.current()
+        if watcher is not None:
+            self.bus.add(watcher(self))
+        names = tuple(self.connections.nodes)
+        self.bus.emit(RunStarted(self.id, self.command, names, self.check))
+        failed = self.connections.open()
+        self._play.out.update(failed)
+        if failed and (fail_fast or len(failed) == len(names)):
+            raise next(iter(failed.values()))
+        self._begun = True
+        return self._play
+
+    def summary(self, *, ok: bool = True) -> RunSummary:
+        """Return how it went so far."""
+        return RunSummary(self.id, ok, self.recap.changed, self.stage_seconds)
+
+    def to_dict(self, *, ok: bool = True, **found: Any) -> dict[str, Any]:
+        """The JSON of a run that can change something: `found` between what all of them tell."""
+        return self.summary(ok=ok).to_dict(**found)
+
+    @property
+    def stage_seconds(self) -> dict[str, float]:
+        """Seconds by stage, and in `total` all until now."""
+        return {**self._play.seconds, "total": round(self.seconds, 3)}
+
+    def cancel(self) -> None:
+        """End it from another thread as Ctrl-C does; its own thread raises Interrupted.
+
+        What waits for a node ends with the connections; everything else at the next event.
+        """
+        self._cancelled = True
+        self.connections.close()
+
+    @property
+    def cancelled(self) -> bool:
+        """True if it was told to end."""
+        return self._cancelled
+
+    def interrupted(self) -> Interrupted:
+        """Return the error that says in which state an interrupt leaves things."""
+        at_work = [f"{node} was at {what}" for node, what in self.recap.last.items()]
+        if not at_work and self._play.failed_stage == LOADING:
+            return Interrupted(
+                "interrupted; no node was being changed, and the server goes on loading",
+                hint="run the same command again to continue, which waits for it; `spark-cluster "
+                "status` shows it, `spark-cluster down` ends it",
+            )
+        if not at_work:
+            return Interrupted(
+                "interrupted; no node was being changed",
+                hint="run the same command again to continue",
+            )
+        return Interrupted(
+            f"interrupted; {', '.join(at_work)}",
+            hint="a package manager or an image pull finishes there by itself, so do a model's "
+            "download and a tuner; everything else is stopped within seconds, and no file is "
+            "half-written. Run the same command again to continue",
+        )
+
+    def finish(self, error: str = "") -> None:
+        """Tell the sinks that it is over.
+
+        Raises:
+            UsageError: all went well, but a name of --tags or --start-at was never met.
+        """
+        if self._finished:
+            return
+        self._finished = True
+        unmatched = self.options.selection.unmatched() if self._begun and not error else None
+        error = str(unmatched or error)
+        self.bus.emit(RunFinished(not error, self.seconds, error))
+        if unmatched is not None:  # before anyone hears that all is well
+            raise unmatched
+
+    def close(self) -> None:
+        """End the sinks first, among them a live display, then the connections."""
+        self.bus.close()
+        self.connections.close()
 
 
-class Run(run.Run):
-    """A run that a command makes itself, with what shows its end."""
+@contextlib.contextmanager
+def ended(run: Run) -> Iterator[Run]:
+    """Have a run end in order whatever happens in the block.
 
-    app: Program
-
-    def show_recap(self) -> None:
-        """The closing table, unless the output is JSON."""
-        show_recap(self.app, self)
-
-
-def shown(app: Program, run: WatchedRun) -> Sink:
-    """Return what shows a run; with --step it also asks.
-
-    The process is the run's from here on: garbage is collected again, and SIGTERM ends it as
-    Ctrl-C does.
+    Raises:
+        Interrupted: on Ctrl-C, or when it was cancelled.
+        SparkClusterError: what the block raises.
     """
-    gc.freeze()
-    gc.enable()
-    signal.signal(signal.SIGTERM, _interrupt)
-
-    def draw() -> Display:
-        """Import and begin what draws."""
-        from spark_cluster.cli.display import Display
-
-        return Display(app.console, verbose=app.verbose, titled=run.change)
-
-    sink: Display | LateDisplay
-    if run.options.step:
-        from spark_cluster.cli.step import Stepper
-
-        sink = draw()
-        run.options.ask = Stepper(sink).ask
+    try:
+        yield run
+    except KeyboardInterrupt:
+        interrupted = run.interrupted()
+        run.finish(error=str(interrupted))
+        raise interrupted from None
+    except SparkClusterError as error:
+        shown = run.interrupted() if run.cancelled else error
+        run.finish(error=str(shown))
+        if shown is not error:
+            raise shown from None
+        raise
+    except Exception as error:
+        if not run.cancelled:
+            raise
+        interrupted = run.interrupted()  # a connection that is closed under what uses it
+        run.finish(error=str(interrupted))
+        raise interrupted from error
     else:
-        sink = LateDisplay(draw, verbose=app.verbose, titled=run.change)
-    if not app.as_json and sys.stdin.isatty() and sys.stdout.isatty():
-        run.options.consent = partial(_consent, sink)
-    return sink
-
-
-def _consent(sink: Display | LateDisplay, question: str) -> bool:
-    """Ask on the terminal; Enter is a no."""
-    with sink.quiet():
-        return click.confirm(visible(question))
-
-
-def show_recap(app: Program, run: WatchedRun) -> None:
-    """Print the closing table of a run, unless the output is JSON."""
-    from spark_cluster.cli.display import recap
-
-    if not app.as_json:
-        recap(app.console, run.recap, run.seconds, check=run.check)
-
-
-def _interrupt(_signal: int, _frame: Any) -> None:
-    raise KeyboardInterrupt
+        run.finish()
+    finally:
+        run.close()

@@ -5,11 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
+from spark_cluster.cli.console import mark, painted, styled
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from spark_cluster.cli.app import App
-    from spark_cluster.cli.console import Console
+    from spark_cluster.cli.terminal import Console
     from spark_cluster.engine.models import ServedModel
     from spark_cluster.planning.planner import Planner, Question
     from spark_cluster.planning.together import NodeTogether, Placed, PlanTogether
@@ -58,7 +60,6 @@ def _asked(app: App, planner: Planner, models: Sequence[ServedModel]) -> list[Pl
 
 def show_plan(console: Console, plan: PlanTogether) -> None:
     """Show the sum of each node, then each model's own plan."""
-    from spark_cluster.cli.console import mark, painted, styled
     from spark_cluster.cli.plan_picture import show
 
     verdict = styled("{} [bold green]go[/]", mark("ok"))
@@ -84,8 +85,6 @@ def show_plan(console: Console, plan: PlanTogether) -> None:
 
 def _show_node(console: Console, node: NodeTogether) -> None:
     from rich.table import Table
-
-    from spark_cluster.cli.console import painted
 
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column(node.room.name, overflow="fold")

@@ -104,7 +104,7 @@ def command(
         flow.show_way_on(stopped)
         status = stopped.status
     finally:
-        flow.app.prompts.forget()
+        flow.app.cluster.prompts.forget()
     if flow.app.as_json:
         steps = [asdict(step) for step in flow.steps]
         flow.app.print_json({"ok": status == 0, "check": check, "steps": steps})

@@ -18,6 +18,7 @@ from spark_cluster.cli import process_start
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.setup_asking import Asker
+from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import Failed, Interrupted, SparkClusterError
 
@@ -109,15 +110,12 @@ class Flow:
 
     def say(self, text: Any = "") -> None:
         """Print for people: with --json on standard error."""
-        from spark_cluster.cli.console import Console
 
         Console(stderr=self.app.as_json).print(text, soft_wrap=True)
 
     def text(self, text: str, *, indent: int = 0) -> None:
         """Print further words, folded between words."""
         from rich.padding import Padding
-
-        from spark_cluster.cli.console import Console
 
         Console(stderr=self.app.as_json).print(Padding(painted(text, "dim"), (0, 0, 0, indent)))
 
@@ -127,10 +125,10 @@ class Flow:
 
     def words(self, *words: str) -> list[str]:
         """Return a command with the global options of this run."""
-        app = self.app
-        options = {"-i": app.inventory_name, "--project": app.project_folder}
-        given = [word for name, value in options.items() if value for word in (name, value)]
-        return [*given, *(["-l", app.limit] if app.limit != "all" else []), *words]
+        opened = self.app.cluster
+        options = {"-i": opened.named, "--project": opened.named_project}
+        given = [word for name, value in options.items() if value for word in (name, str(value))]
+        return [*given, *(["-l", opened.limit] if opened.limit != "all" else []), *words]
 
     def line(self, *words: str) -> str:
         """Return a command as a user types it."""

@@ -15,7 +15,7 @@ from spark_cluster.cli.setup_nodes import own_answers, write
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 
 if TYPE_CHECKING:
-    from spark_cluster.cluster.first_login import FirstLogin
+    from spark_cluster.cli.first_login import FirstLogin
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.secret import Secret
     from spark_cluster.discovery.cable import Peer
@@ -140,7 +140,7 @@ class Login:
         self, nodes: list[InventoryNode], password: Secret | None = None
     ) -> tuple[dict[str, FirstLogin], dict[str, SparkClusterError]]:
         """Log in to nodes; return what was found, and who refused and why."""
-        from spark_cluster.cluster.first_login import log_in
+        from spark_cluster.cli.first_login import log_in
 
         outcomes = log_in(self._dialer, nodes, password)
         errors = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
@@ -196,7 +196,7 @@ class Login:
         Raises:
             Failed: there is none.
         """
-        from spark_cluster.cluster.provision import public_key
+        from spark_cluster.cli.first_login import public_key
 
         if all(public_key(node, search=True) for node in nodes):
             return

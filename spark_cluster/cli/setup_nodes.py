@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -74,7 +74,7 @@ def own_answers(flow: Flow) -> Answers | None:
     from spark_cluster.loader.new_inventory import answers_in
 
     path = inventory_path(flow)
-    if flow.app.inventory_name is not None or not path.exists():
+    if flow.app.cluster.named is not None or not path.exists():
         return flow.planned
     return answers_in(path)
 
@@ -100,7 +100,7 @@ def write(flow: Flow, step: Step, answers: Answers, *, new: bool = False) -> Non
     if not flow.check:
         flow.note("ok", f"wrote {inventory_path(flow)}")
     flow.planned = answers if flow.check else None
-    flow.app = replace(flow.app)  # with the inventory as it is now
+    flow.app.cluster.read_again()
 
 
 def _answers(flow: Flow, asked: Asked) -> Answers:

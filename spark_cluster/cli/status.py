@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import mark, painted, styled
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.console import Console
+    from spark_cluster.cli.terminal import Console
     from spark_cluster.engine.status import Status
 
 STYLES = {
@@ -41,8 +42,6 @@ def command(ctx: click.Context) -> None:
 
 def _show(app: App, found: Status) -> None:
     from rich.table import Table
-
-    from spark_cluster.cli.console import painted, styled
 
     console = app.console
     verdict = painted(found.state, f"bold {STYLES[found.state]}")
@@ -80,7 +79,6 @@ def _show(app: App, found: Status) -> None:
 
 def _show_behind(console: Console, found: Status) -> None:
     """Show what is behind the endpoint where it is not one server."""
-    from spark_cluster.cli.console import styled
 
     for model in found.models:
         names = ", ".join((model.model, *model.aliases))
@@ -92,7 +90,6 @@ def _show_behind(console: Console, found: Status) -> None:
 
 
 def _show_rest(console: Console, found: Status) -> None:
-    from spark_cluster.cli.console import mark, painted, styled
 
     if found.tuned:
         text = f"started with tuned kernels: {', '.join(found.tuned)}"

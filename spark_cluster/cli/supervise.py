@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal
 import click
 
 from spark_cluster.cli.app import App, changing, leave_with
+from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.groups import Group
 
 if TYPE_CHECKING:
@@ -74,20 +75,17 @@ def _apply(
     with app.play(f"supervise {name}", [head], options, gather_facts=False) as run:
         playbook = app.project.load_playbook("supervise")
         found = playbook.function(run.open(), state=state, at_boot=at_boot)
-        run.finish()
-        if app.as_json:
-            app.print_json(run.to_dict(**({"supervision": found.to_dict()} if found else {})))
-        else:
-            run.show_recap()
-            if found is not None:
-                _show(app, found)
+    if app.as_json:
+        app.print_json(run.to_dict(**({"supervision": found.to_dict()} if found else {})))
+    else:
+        app.show_recap()
+        if found is not None:
+            _show(app, found)
     leave_with(run, exit_code=exit_code)
 
 
 def _show(app: App, found: Supervision) -> None:
     import time
-
-    from spark_cluster.cli.console import painted, styled
 
     console = app.console
     if not found.installed:

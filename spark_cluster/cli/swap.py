@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.console import painted
 from spark_cluster.cli.override_options import overriding
+from spark_cluster.cli.recipes_to_serve import Changes, recipe_to_serve, size_on
 from spark_cluster.cli.serving_options import adopting, ending_jobs, forced, sized, unloading
-from spark_cluster.cluster.overrides import Changes
-from spark_cluster.cluster.recipes import recipe_to_serve, size_on
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def command(
     """
     app.connect_early()
     options.adopt = adopt
-    from spark_cluster.cluster.memory_plot import keep_plot
+    from spark_cluster.cli.run_record import keep_plot
     from spark_cluster.config.overrides import text
     from spark_cluster.engine.memory_phases import MemoryPhases
 
@@ -91,20 +91,18 @@ def command(
             unload=unload,
             end_jobs=end_jobs,
         )
-        plot = keep_plot(run, memory)
-        run.finish()
-        if app.as_json:
-            found = swapped.to_dict() if swapped is not None else {}
-            app.print_json(run.to_dict(**found, memory=memory.to_dict(), memory_plot=plot))
-        else:
-            run.show_recap()
-            if swapped is not None:
-                _show(app, swapped, memory, plot)
+        plot = keep_plot(run.id, run.bus, memory)
+    if app.as_json:
+        found = swapped.to_dict() if swapped is not None else {}
+        app.print_json(run.to_dict(**found, memory=memory.to_dict(), memory_plot=plot))
+    else:
+        app.show_recap()
+        if swapped is not None:
+            _show(app, swapped, memory, plot)
     leave_with(run, exit_code=exit_code)
 
 
 def _show(app: App, swapped: Any, memory: MemoryPhases, plot: Path | None) -> None:
-    from spark_cluster.cli.console import painted
     from spark_cluster.cli.up import show_served
 
     show_served(app, swapped.served, memory.nodes.values(), plot)

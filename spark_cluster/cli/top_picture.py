@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 from spark_cluster.bench.live import LiveState, NodeState, warnings
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.bench.telemetry_flags import size
+from spark_cluster.cli.console import painted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from spark_cluster.bench.sampling import Update
-    from spark_cluster.cli.console import RenderableType
+    from spark_cluster.cli.terminal import RenderableType
 
 MOST_PROCESSES = 6
 """Processes of a node that are shown, the largest first."""
@@ -25,7 +26,8 @@ NOT_KNOWN = "-"
 
 def picture(live: LiveState) -> RenderableType:
     """Return the whole picture; it fits 80 columns."""
-    from spark_cluster.cli.console import Group, painted
+
+    from spark_cluster.cli.terminal import Group
 
     parts: list[RenderableType] = [_nodes(live)]
     serving = [n for n in live.nodes.values() if n.row is not None and n.row.running is not None]

@@ -121,7 +121,7 @@ class _Asking:
 
     def look(self, routes: Mapping[str, tuple[Hop, ...]], count: int) -> None:
         """Ask the hosts that are `count` connections away, and write down what is accepted."""
-        from spark_cluster.cluster.known_hosts_file import show
+        from spark_cluster.runner.known_hosts_file import show
         from spark_cluster.runner.parallel import in_parallel
 
         hosts: dict[object, _Host] = {}
@@ -146,7 +146,7 @@ class _Asking:
             _say(self.app, f"  {error.hint}")
 
     def _settle(self, host: _Host, outcome: HostKey | SparkClusterError) -> None:
-        from spark_cluster.cluster.known_hosts_file import file_of, write
+        from spark_cluster.runner.known_hosts_file import file_of, write
 
         if isinstance(outcome, SparkClusterError):
             for name in host.nodes:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.override_options import overriding
+from spark_cluster.cli.recipes_to_serve import Changes, recipe_to_serve, size_on
 from spark_cluster.cli.serving_options import sized
-from spark_cluster.cluster.overrides import Changes
-from spark_cluster.cluster.recipes import recipe_to_serve, size_on
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -85,14 +85,12 @@ def command(
             tuner=tuner,
             renew=again,
         )
-        run.finish()
-        if app.as_json:
-            found = {"tuned": done.to_dict()} if done is not None else {}
-            app.print_json(run.to_dict(**found))
-        else:
-            run.show_recap()
-            if done is not None:
-                _show(app, done)
+    if app.as_json:
+        app.print_json(run.to_dict(**({"tuned": done.to_dict()} if done is not None else {})))
+    else:
+        app.show_recap()
+        if done is not None:
+            _show(app, done)
     leave_with(run, exit_code=exit_code)
 
 
@@ -110,7 +108,6 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 
 def _show(app: App, done: Tuning) -> None:
-    from spark_cluster.cli.console import mark, painted, styled
 
     console = app.console
     what = "tuned" if done.changed else "tuned already"

@@ -49,7 +49,7 @@ def command(
     app.as_json = app.as_json or as_json
     if install and remove:
         raise UsageError("--install and --remove contradict each other", hint="leave one out")
-    app.port = remote_port
+    app.cluster.port = remote_port
     head = app.inventory.head
     if head.is_local:
         here = "this machine" if head.is_this_machine else "on this machine"
@@ -73,7 +73,7 @@ def _run(app: App, head: InventoryNode, port: int) -> None:
     from spark_cluster.engine.endpoint_tunnel import ask_head, keep_open, url_on_head
 
     def find(connection: SshConnection) -> str:
-        access = ask_head(connection) if app.port is None else None
+        access = ask_head(connection) if app.cluster.port is None else None
         return url_on_head(access, app.inventory.serve, head)
 
     dialer = app.cluster.dialer
@@ -123,10 +123,12 @@ def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None
 
 def _argv(app: App, port: int) -> list[str]:
     """Return the command that the service runs: this program with the same inventory."""
-    given = [] if app.inventory_name is None else ["--inventory", _absolute(app.inventory_name)]
+    named = app.cluster.named
+    given = [] if named is None else ["--inventory", _absolute(str(named))]
     project = ["--project", str(app.project.folder)]
     program = [sys.executable, "-m", "spark_cluster"]
-    remote = [] if app.port is None else ["--remote-port", str(app.port)]
+    port_there = app.cluster.port
+    remote = [] if port_there is None else ["--remote-port", str(port_there)]
     return [*program, *project, *given, "tunnel", "--port", str(port), *remote]
 
 

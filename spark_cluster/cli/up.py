@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.override_options import overriding, with_port
 from spark_cluster.cli.serving_options import adopting, ending_jobs, forced, sized
 
@@ -14,7 +15,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
-    from spark_cluster.cluster.overrides import Changes
+    from spark_cluster.cli.recipes_to_serve import Changes
+    from spark_cluster.cli.results import UpResult
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.engine.memory_phases import MemoryOfNode
     from spark_cluster.engine.result import Served
@@ -82,15 +84,16 @@ def command(
         allow=allow,
         options=options,
     )
-    if app.as_json:
-        app.print_json(found.to_dict())
-    else:
-        app.show_recap()
-        if found.served is not None and found.several:
-            _show_models(app, found.served, found.memory)
-        elif found.served is not None:
-            show_served(app, found.served, found.memory, found.memory_plot)
+    app.show(found, _show)
     leave_with(app.last_run, exit_code=exit_code)
+
+
+def _show(app: App, found: UpResult) -> None:
+    app.show_recap()
+    if found.served is not None and found.several:
+        _show_models(app, found.served, found.memory)
+    elif found.served is not None:
+        show_served(app, found.served, found.memory, found.memory_plot)
 
 
 def show_served(
@@ -101,7 +104,6 @@ def show_served(
     Args:
         plot: of the memory over time, where there is one.
     """
-    from spark_cluster.cli.console import mark, painted, styled
     from spark_cluster.cli.vram import table
 
     console = app.console
@@ -143,7 +145,6 @@ def show_served(
 
 def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> None:
     """Print a verified endpoint: memory, address, each model with its answer."""
-    from spark_cluster.cli.console import mark, painted, styled
     from spark_cluster.cli.vram import table
 
     console = app.console

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import joined, mark, painted, styled
 
 if TYPE_CHECKING:
     from spark_cluster.engine.kept_answers import ComparedSize
@@ -78,8 +79,6 @@ def command(
 def _show(app: App, found: Verification) -> None:
     from rich.table import Table
 
-    from spark_cluster.cli.console import mark, painted, styled
-
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("")
     table.add_column("test", no_wrap=True)
@@ -130,7 +129,6 @@ def _result(verdict: CheckVerdict) -> str:
 
 
 def _summary(found: Verification) -> object:
-    from spark_cluster.cli.console import joined, painted, styled
 
     styles = {"failed": "red", "not applicable": "dim", "not run": "yellow", "ok": "green"}
     counts = {status: found.count(status) for status in ("failed", "not run", "ok")}

@@ -89,7 +89,7 @@ def _inventory(app: App) -> tuple[str | None, str]:
     from spark_cluster.loader.inventory_source import DEFAULT
 
     try:
-        path = app.project.resolve("inventories", app.inventory_name or f"./{DEFAULT}")
+        path = app.project.resolve("inventories", str(app.cluster.named or f"./{DEFAULT}"))
     except SparkClusterError as error:
         return None, error.message
     return str(path.absolute()), ""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import painted
 from spark_cluster.cli.ended_by_signals import ended_by_signals
 
 if TYPE_CHECKING:
@@ -133,8 +134,6 @@ def table(
         peak, before, under_load: other readings of the nodes, whose sums are shown next to it.
     """
     from rich.table import Table
-
-    from spark_cluster.cli.console import painted
 
     result = Table(box=None, pad_edge=False, header_style="bold")
     result.add_column("node")

@@ -17,7 +17,7 @@ from spark_cluster.bench.live import LiveState, warnings
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.sampling import Lost, Sampling, metrics_url
 from spark_cluster.bench.telemetry import Row
-from spark_cluster.cli.console import Console
+from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.top_picture import line, picture
 from spark_cluster.errors import Failed, Unreachable
 

@@ -23,6 +23,7 @@ from click.testing import CliRunner
 from made_once import made_once
 from ruamel.yaml import YAML
 
+from spark_cluster import Cluster
 from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool
 from spark_cluster.bench.report import build
 from spark_cluster.bench.report.arena import COLUMNS
@@ -56,7 +57,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     def make(folder: Path) -> None:
         run = write_run(folder / "run", dual_record())
         take_globals(command)
-        result = CliRunner().invoke(command, [str(run), "--json"], obj=App())
+        result = CliRunner().invoke(command, [str(run), "--json"], obj=App(Cluster()))
         assert result.exit_code == 0, result.output
         document = json.loads(result.stdout)
         assert document["verdict"] == "bad"

@@ -23,9 +23,9 @@ from spark_cluster.bench.run import BenchRun, StartedServer
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.cli import bench_run
-from spark_cluster.cli.console import Console
-from spark_cluster.cluster.bench import BenchResult
-from spark_cluster.cluster.result import RunSummary
+from spark_cluster.cli.bench_measure import BenchResult
+from spark_cluster.cli.results import RunSummary
+from spark_cluster.cli.terminal import Console
 from spark_cluster.config.flags import words
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import (

@@ -124,11 +124,10 @@ def test_a_question_before_anything_was_told():
 
 QUESTION = """
 from types import SimpleNamespace
-from spark_cluster.cli.run import shown
-from spark_cluster.runner.options import Options
-program = SimpleNamespace(as_json={as_json}, verbose=False, console=None)
+from spark_cluster import Cluster, Options
+from spark_cluster.cli.app import App
 run = SimpleNamespace(options=Options(), change=True)
-shown(program, run)
+App(Cluster(), as_json={as_json}).watch(run)
 consent = run.options.consent
 print("answer", consent and consent("org/model is in /root: take a copy?"))
 """

@@ -12,7 +12,7 @@ from program import invoke
 from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.suite import load_suite
 from spark_cluster.cli import status as status_command
-from spark_cluster.cli.console import Console
+from spark_cluster.cli.terminal import Console
 from spark_cluster.engine.status import Status
 from spark_cluster.errors import Refused
 from spark_cluster.loader.project import Project

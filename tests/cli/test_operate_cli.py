@@ -11,7 +11,7 @@ from factories import put
 from program import invoke
 
 from spark_cluster.cli import supervise
-from spark_cluster.cli.console import Console
+from spark_cluster.cli.terminal import Console
 from spark_cluster.engine.supervision import Supervision
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.node.supervision.policy import SupervisionState

@@ -7,7 +7,7 @@ import json
 import pytest
 from factories import put
 
-from spark_cluster.cli.app import App
+from spark_cluster import Cluster
 from spark_cluster.errors import UsageError
 
 RECIPE = "gemma4-26b-a4b-nvfp4"
@@ -52,8 +52,8 @@ def test_what_is_refused_before_any_node_is_asked(run, project, options, message
 
 def test_the_port_stands_in_place_of_the_inventorys(project):
     put(project / "inventory.yaml", INVENTORY)
-    assert App(None, str(project)).inventory.serve.port == 8000
-    changed = App(None, str(project), port=9000).inventory
+    assert Cluster(project=project).inventory.serve.port == 8000
+    changed = Cluster(project=project, port=9000).inventory
     assert (changed.serve.port, changed.serve.engine_port) == (9000, 18000)
     with pytest.raises(UsageError):
         changed.with_port(18000)

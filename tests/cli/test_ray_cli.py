@@ -19,7 +19,7 @@ from ray_server import ray_server
 from waiting import until
 
 from spark_cluster.cli import ray as ray_command
-from spark_cluster.cli.console import Console
+from spark_cluster.cli.terminal import Console
 from spark_cluster.engine import job, ray_cluster, readiness
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.ray import TOKEN_FILE

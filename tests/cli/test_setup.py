@@ -17,6 +17,7 @@ from password_sshd import PASSWORD, PasswordSshd
 from program import Program
 from terminal import Terminal
 
+from spark_cluster import Cluster
 from spark_cluster.cli import cli
 from spark_cluster.cli.app import App
 from spark_cluster.config.inventory import read_inventory
@@ -182,14 +183,14 @@ def test_check_changes_nothing_and_shows_every_command(program):
 )
 def test_no_password_is_kept_afterwards(program, closed_port, monkeypatch, words, status):
     """A program that calls `setup` and goes on is asked again."""
-    caller = App(None, str(program.folder))
+    caller = App(Cluster(project=program.folder))
     caller.cluster.dialer.remember_password("spark1", PASSWORD)
     nodes = ("--nodes", "127.0.0.1", "--port", str(closed_port))
     argv = ["--project", str(program.folder), "setup", *nodes, *words]
     assert cli.main(argv, standalone_mode=False, obj=caller) == status
     monkeypatch.setattr(sys, "stdin", mock.Mock(isatty=lambda: True))
     monkeypatch.setattr(getpass, "getpass", lambda _question: "typed")
-    ask = caller.prompts.ask
+    ask = caller.cluster.prompts.ask
     assert ask is not None
     assert ask("the sudo password of spark1") == "typed"
     assert ask("the login password of spark1") == "typed"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from spark_cluster import Cluster
 from spark_cluster.cli import cli
 from spark_cluster.cli.app import App
 from spark_cluster.cli.setup_asking import Asker
@@ -32,7 +33,7 @@ def flow(project: Path) -> Flow:
     )
     for name in ("one", "two"):
         (project / f"{name}.py").write_text(PLAYBOOK.replace("NAME", name))
-    return Flow(cli, App(None, str(project)), Asker(yes=True))
+    return Flow(cli, App(Cluster(project=project)), Asker(yes=True))
 
 
 def test_one_command_after_another_each_with_its_own_run(flow, project, capsys):

@@ -9,14 +9,14 @@ from pathlib import Path
 import click
 import pytest
 
-from spark_cluster.cli import cli, setup, setup_login
+from spark_cluster import Cluster
+from spark_cluster.cli import cli, first_login, setup, setup_login
 from spark_cluster.cli.app import App
+from spark_cluster.cli.first_login import FirstLogin
 from spark_cluster.cli.setup_asking import Asker
 from spark_cluster.cli.setup_flow import Flow, Stopped
 from spark_cluster.cli.setup_login import Login
 from spark_cluster.cli.setup_nodes import chosen, own_answers, write
-from spark_cluster.cluster import first_login
-from spark_cluster.cluster.first_login import FirstLogin
 from spark_cluster.discovery.cable import Peer
 from spark_cluster.discovery.candidates import Candidate
 from spark_cluster.errors import UsageError
@@ -43,7 +43,7 @@ class Says(Asker):
 def flow(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Flow:
     """In a project whose inventory was written for one Spark."""
     monkeypatch.setenv("HOME", str(tmp_path))
-    made = Flow(cli, App(None, str(tmp_path)), Says(yes=False))
+    made = Flow(cli, App(Cluster(project=tmp_path)), Says(yes=False))
     with made.step("nodes", "which") as step:
         write(made, step, ONE, new=True)
     return made
@@ -119,7 +119,7 @@ def test_each_node_keeps_the_password_that_it_took(flow, logins, tmp_path):
     with flow.step("login", "log in") as step:
         login.log_in(step)
     assert offered == ["spark1 one", "spark2 one", "spark2 two"]
-    ask = flow.app.prompts.ask
+    ask = flow.app.cluster.prompts.ask
     assert ask("the sudo password of spark1") == "one"
     assert ask("the login password of spark2") == "two"
     assert login.options == ["--ask-password"]
@@ -185,7 +185,7 @@ def ends(how: str) -> None:
     ("how", "status"), [("interrupted", 130), ("exits", 4), ("fails", 2), ("badly", 5), ("x y", 5)]
 )
 def test_how_a_command_ends_is_told_with_the_way_on(how, status, capsys, tmp_path):
-    flow = Flow(root, App(None, str(tmp_path)), Asker(yes=True))
+    flow = Flow(root, App(Cluster(project=tmp_path)), Asker(yes=True))
     with pytest.raises(Stopped) as stopped, flow.step("up", "serve it") as step:
         flow.run(step, "ends", how)
     assert stopped.value.status == status
@@ -197,7 +197,7 @@ def test_how_a_command_ends_is_told_with_the_way_on(how, status, capsys, tmp_pat
 
 
 def test_what_goes_well_goes_on(tmp_path, capsys):
-    flow = Flow(root, App(None, str(tmp_path)), Asker(yes=True))
+    flow = Flow(root, App(Cluster(project=tmp_path)), Asker(yes=True))
     with flow.step("up", "serve it") as step:
         flow.run(step, "ends", "well")
     assert (step.state, step.commands) == ("done", [flow.line("ends", "well")])

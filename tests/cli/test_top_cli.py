@@ -113,7 +113,7 @@ def test_a_duration(run, nodes):
 
 
 def test_on_a_terminal_it_is_drawn(run, nodes, monkeypatch):
-    from spark_cluster.cli.console import Console
+    from spark_cluster.cli.terminal import Console
 
     monkeypatch.setattr(Console, "is_terminal", True)
     monkeypatch.setenv("COLUMNS", "80")

@@ -11,9 +11,8 @@ import pytest
 from json_schema import document as fits
 
 from spark_cluster.bench.report import drawing, plot_run
-from spark_cluster.cluster import memory_plot
-from spark_cluster.cluster import record as record_module
-from spark_cluster.cluster.record import Record
+from spark_cluster.cli import run_record as record_module
+from spark_cluster.cli.run_record import RunRecord, keep_plot
 from spark_cluster.engine import memory_record
 from spark_cluster.runner.events import Event, MemoryHeld, MemoryPlanned, RunStarted
 
@@ -38,14 +37,14 @@ def recorded(project: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The record of a run, its last line torn, between others that read no memory."""
     monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.setattr(drawing, "PNG_DPI", 10)
-    record = Record(RUN)
+    record = RunRecord(RUN)
     for event in EVENTS:
         record.take(event)
     record.close()
     with record.path.open("a") as out:
         out.write('{"event": "MemoryHeld", "node": "spark1", "used_mi')
     for other in ("20261120-101502-0000", "20261121-101502-0000"):
-        Record(other).close()
+        RunRecord(other).close()
     return record.path
 
 
@@ -94,23 +93,23 @@ def test_up_keeps_the_plot_next_to_the_record(
     recorded: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told: list[Event] = []
-    run: Any = SimpleNamespace(id=RUN, bus=SimpleNamespace(emit=told.append))
+    bus: Any = SimpleNamespace(emit=told.append)
     phases = memory_record.read(recorded).phases()
-    assert memory_plot.keep_plot(run, phases) == recorded.with_suffix(".svg")
+    assert keep_plot(RUN, bus, phases) == recorded.with_suffix(".svg")
     assert "under load" in recorded.with_suffix(".svg").read_text()
     for node in phases.nodes.values():
         node.under_load = None
-    assert memory_plot.keep_plot(run, phases) is None, "nothing was started"
+    assert keep_plot(RUN, bus, phases) is None, "nothing was started"
     monkeypatch.setattr(plot_run, "is_installed", lambda: False)
-    assert memory_plot.keep_plot(run, memory_record.read(recorded).phases()) is None
+    assert keep_plot(RUN, bus, memory_record.read(recorded).phases()) is None
     assert told == []
 
 
 def test_a_plot_that_cannot_be_kept_fails_nothing(recorded: Path) -> None:
     told: list[Any] = []
-    run: Any = SimpleNamespace(id=RUN, bus=SimpleNamespace(emit=told.append))
+    bus: Any = SimpleNamespace(emit=told.append)
     recorded.with_suffix(".svg").mkdir()
-    assert memory_plot.keep_plot(run, memory_record.read(recorded).phases()) is None
+    assert keep_plot(RUN, bus, memory_record.read(recorded).phases()) is None
     assert [(one.level, "no plot of the memory" in one.text) for one in told] == [("warning", True)]
 
 
@@ -118,7 +117,7 @@ def test_a_plot_goes_with_its_record(recorded: Path, monkeypatch: pytest.MonkeyP
     plot = recorded.with_suffix(".svg")
     plot.write_text("<svg/>")
     monkeypatch.setattr(record_module, "KEPT", 3)
-    Record("20270102-000000-0000").close()
+    RunRecord("20270102-000000-0000").close()
     assert (recorded.exists(), plot.exists()) == (False, False)
 
 

@@ -173,4 +173,4 @@ def test_what_the_page_of_the_python_api_imports_is_there():
         and node.func.value.id == "cluster"
     }
     assert called == {"provision", "up", "verify", "events"}
-    assert called <= vars(space["Cluster"]).keys()
+    assert called <= set(dir(space["Cluster"]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,8 +20,8 @@ from docs.generate import schemas
 from docs.generate.code import OUTPUTS, commands, event_classes
 from docs.generate.inference import Inference
 from playbooks.provision import Provisioned
-from spark_cluster.cluster import provision
-from spark_cluster.cluster.result import Recap
+from spark_cluster.cli import api
+from spark_cluster.cli.results import Recap, RunSummary
 from spark_cluster.engine.link_check import Bandwidth, Hop
 from spark_cluster.errors import Unreachable
 from spark_cluster.lab import Lab, breakage
@@ -216,8 +216,9 @@ def test_what_provision_prints_fits():
         firmware={"spark1": {"UEFI": "1.0"}},
         bandwidth=[Bandwidth(Hop(*nodes, link, link), 98.5)],
     )
-    run: Any = SimpleNamespace(id="20261120-1", recap=recap, stage_seconds={"total": 1.0})
-    found = provision._result(run, done, {"spark2": Unreachable("no answer", hint="wait")})
+    summary = RunSummary("20261120-1", ok=False, changed=0, seconds={"total": 1.0})
+    run: Any = SimpleNamespace(recap=recap, summary=lambda ok: replace(summary, ok=ok))
+    found = api._provisioned(run, done, {"spark2": Unreachable("no answer", hint="wait")})
     assert not found.run.ok
     check(made()["output-provision"], json.loads(json.dumps(found.to_dict())))
 

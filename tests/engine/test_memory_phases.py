@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-from spark_cluster.cluster.record import Record
+from spark_cluster.cli.run_record import RunRecord
 from spark_cluster.engine import vram
 from spark_cluster.engine.memory_phases import MemoryOfNode, MemoryPhases
 from spark_cluster.engine.vram import NodeVram
@@ -56,7 +56,7 @@ def test_a_phase_of_another_version_is_left_out():
 
 def test_the_course_is_recorded_as_it_goes(tmp_path):
     """A start that fails leaves in the record how far it had come."""
-    record, phases = Record("x", tmp_path), MemoryPhases()
+    record, phases = RunRecord("x", tmp_path), MemoryPhases()
     course = vram.Course(Bus(record, phases), "loading")
     for used in (10, 30, 30, 20, 40):
         course.take([reading(used)])

@@ -9,6 +9,7 @@ import pytest
 from click.testing import CliRunner, Result
 from json_schema import document as fits
 
+from spark_cluster import Cluster
 from spark_cluster.cli.app import App
 from spark_cluster.cli.predict_kv import command
 from spark_cluster.errors import UsageError
@@ -18,7 +19,7 @@ KEYS += ["max_model_len", "rule"]
 
 
 def call(*words: str, as_json: bool = True) -> Result:
-    app = App(None, None, "all", as_json=as_json, verbose=False)
+    app = App(Cluster(), as_json=as_json)
     return CliRunner().invoke(command, [*words], obj=app, env={"COLUMNS": "100"})
 
 
@@ -76,7 +77,7 @@ def test_a_folder_and_an_unknown_family(tmp_path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = ["--model", str(tmp_path), "--kv-gib", "1"]
     with pytest.raises(UsageError, match="--max-model-len"):
-        CliRunner().invoke(command, words, obj=App(), catch_exceptions=False)
+        CliRunner().invoke(command, words, obj=App(Cluster()), catch_exceptions=False)
     said = call(*words, "--max-model-len", "1024", as_json=False).output
     assert "'brand_new' is not known" in said
 

@@ -18,10 +18,10 @@ import pytest
 from waiting import HANG_S
 
 from spark_cluster.agent import bootstrap, frames
-from spark_cluster.cluster import record
-from spark_cluster.cluster.opened import new_run
-from spark_cluster.cluster.record import Record
-from spark_cluster.cluster.result import Recap
+from spark_cluster.cli import run_record as record
+from spark_cluster.cli.opened import new_run
+from spark_cluster.cli.results import Recap
+from spark_cluster.cli.run_record import RunRecord
 from spark_cluster.config import caches
 from spark_cluster.errors import Failed
 from spark_cluster.loader import programs
@@ -360,7 +360,7 @@ def test_recap():
 
 def test_the_record_is_private_and_complete(tmp_path):
     run = new_run()
-    kept = Record(run, tmp_path)
+    kept = RunRecord(run, tmp_path)
     kept.take(RunStarted(run, "up --tp 2", ("spark1",)))
     kept.take(Result("spark1", "r", "File:/a", "change", 0.1, {"mode": ["0600", "0644"]}))
     kept.close()
@@ -378,7 +378,7 @@ def test_old_records_go(tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     (tmp_path / "runs" / "notes.txt").write_text("mine")
     for i in range(5):
-        Record(f"2026010{i}-000000-aaaa", tmp_path).close()
+        RunRecord(f"2026010{i}-000000-aaaa", tmp_path).close()
     names = sorted(p.name for p in (tmp_path / "runs").iterdir())
     assert names == [f"2026010{i}-000000-aaaa.jsonl" for i in (2, 3, 4)] + ["notes.txt"]
 
@@ -386,7 +386,7 @@ def test_old_records_go(tmp_path, monkeypatch):
 def test_a_clock_that_is_behind_does_not_cost_the_run_its_record(tmp_path, monkeypatch):
     monkeypatch.setattr(record, "KEPT", 3)
     for name in ("20301111-a", "20301111-b", "20301111-c", "20200101-a", "20200101-b"):
-        Record(name, tmp_path).close()
+        RunRecord(name, tmp_path).close()
     left = {path.stem for path in (tmp_path / "runs").glob("*.jsonl")}
     assert left == {"20301111-c", "20200101-a", "20200101-b"}
 
@@ -404,7 +404,7 @@ def test_a_full_disk_ends_the_record_and_not_the_run(monkeypatch):
 
     bus = Bus()
     with tempfile.TemporaryDirectory() as folder:
-        kept = Record("r1", Path(folder), lambda why: bus.emit(Note(why, "warning")))
+        kept = RunRecord("r1", Path(folder), lambda why: bus.emit(Note(why, "warning")))
         os.close(kept._handle)
         kept._handle = os.open("/dev/full", os.O_WRONLY)
         bus.add(kept)

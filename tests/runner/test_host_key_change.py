@@ -11,16 +11,16 @@ import getpass
 import pytest
 from own_sshd import SSHD, keygen, public, start_sshd
 
-from spark_cluster.cluster import host_key_change
-from spark_cluster.cluster.known_hosts_file import known_hosts_line
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts.model import Facts
 from spark_cluster.resources.host_keys import PREPARED
+from spark_cluster.runner import host_key_change
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.dialer import SshConnection, Target
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.known_hosts import PublicKey
+from spark_cluster.runner.known_hosts_file import known_hosts_line
 
 ME = getpass.getuser()
 KEY = PublicKey(b"\0\0\0\x0bssh-ed25519")

@@ -17,8 +17,8 @@ import paramiko
 import pytest
 from waiting import HANG_S, until, with_a_limit
 
-from spark_cluster.cluster import known_hosts_file
 from spark_cluster.errors import Unreachable
+from spark_cluster.runner import known_hosts_file
 from spark_cluster.runner import ssh as ssh_module
 from spark_cluster.runner.dialer import SshConnection, Target
 from spark_cluster.runner.ssh_route import route

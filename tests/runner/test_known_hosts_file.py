@@ -7,10 +7,10 @@ import os
 
 import pytest
 
-from spark_cluster.cluster import known_hosts_file
-from spark_cluster.cluster.known_hosts_file import write
 from spark_cluster.errors import Failed
+from spark_cluster.runner import known_hosts_file
 from spark_cluster.runner.known_hosts import HostKey, Line
+from spark_cluster.runner.known_hosts_file import write
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "E" * 43
 NEW = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "F" * 43

@@ -16,11 +16,10 @@ from program import invoke
 from scratch_nodes import Dials
 from waiting import FAR_S, until
 
-from spark_cluster.cluster import host_key_change
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Failed, InvalidFile, Refused, Unreachable
 from spark_cluster.resources import File
-from spark_cluster.runner import local_connection, namespaces, payload, reconnect
+from spark_cluster.runner import host_key_change, local_connection, namespaces, payload, reconnect
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.delivery import document
 from spark_cluster.runner.dialer import Dialer

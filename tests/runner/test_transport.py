@@ -20,9 +20,8 @@ from free_ports import free_port
 from own_sshd import STUBBORN_PROXY, keygen, public, start_sshd
 from waiting import FAR_S, HANG_S, until
 
-from spark_cluster.cluster import known_hosts_file
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner import payload
+from spark_cluster.runner import known_hosts_file, payload
 from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.dialer import Target
 from spark_cluster.runner.session import Session

@@ -8,13 +8,13 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.cluster.result import RunSummary
+from spark_cluster.cli.results import RunSummary
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.bench.record import CellResult, Record
     from spark_cluster.bench.run import BenchRun
-    from spark_cluster.cluster.opened import Opened
+    from spark_cluster.cli.opened import Opened
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.runner.options import Options
     from spark_cluster.runner.play import Play
@@ -212,4 +212,4 @@ def measure(
         playbook.function(play, run=made, **how)
         run.finish()
         ok = all(cell.status != "failed" for cell in made.record.cells)
-        return BenchResult(RunSummary.of(run, ok=ok), made.record, made.folder)
+        return BenchResult(run.summary(ok=ok), made.record, made.folder)

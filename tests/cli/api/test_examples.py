@@ -11,7 +11,7 @@ import pytest
 from factories import put
 from notebook import cells, run
 
-EXAMPLES = Path(__file__).parents[2] / "examples"
+EXAMPLES = Path(__file__).parents[3] / "examples"
 NOTEBOOK = EXAMPLES / "cluster.ipynb"
 NVIDIA_SMI = "#!/bin/sh\necho 17, VLLM::EngineCore, 900\n"
 

@@ -9,21 +9,19 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from spark_cluster.config.prompts import Prompts
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.cluster.run import Run
+    from spark_cluster.cli.run import Run
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.config.yamlfile import Sourced
     from spark_cluster.loader.project import Project
     from spark_cluster.runner.dialer import Dialer
     from spark_cluster.runner.options import Options
-
-    R = TypeVar("R", bound=Run)
 
 _loading = threading.Lock()
 """What a project brings of its own is loaded into the process; runs of several threads want it."""
@@ -57,7 +55,7 @@ class Opened:
     ) -> None:
         from spark_cluster.loader import own_files
 
-        self.named = inventory
+        self.named, self.named_project = inventory, project
         self.limit = limit
         self.port = port
         self.prompts = Prompts()
@@ -120,6 +118,11 @@ class Opened:
             Refused: others can write it.
         """
         return self._checked if self.port is None else self._checked.with_port(self.port)
+
+    def read_again(self) -> None:
+        """Forget the inventory that was read: its file has changed."""
+        for name in ("_source", "_checked"):
+            self.__dict__.pop(name, None)
 
     @property
     def nodes(self) -> list[InventoryNode]:
@@ -207,38 +210,12 @@ class Opened:
         early, self._early_id = self._early_id, ""
         return early or new_run()
 
-    def begin(
-        self,
-        kind: type[R],
-        command: str,
-        nodes: list[InventoryNode],
-        options: Options,
-        *,
-        change: bool = True,
-        gather_facts: bool = True,
-        run_id: str = "",
-    ) -> R:
-        """Begin a run of this kind; see `play`."""
-        self.load_extensions()
-        return kind(
-            self.inventory,
-            self.project,
-            command,
-            nodes,
-            options,
-            run_id=run_id or self.take_run_id(),
-            change=change,
-            gather_facts=gather_facts,
-            dialer=self.dialer,
-            started=time.monotonic() if self._started is None else self._started,
-        )
-
     @contextlib.contextmanager
     def play(
         self,
         command: str,
-        nodes: list[InventoryNode],
-        options: Options,
+        nodes: Sequence[InventoryNode],
+        options: Options | None = None,
         *,
         change: bool = True,
         gather_facts: bool = True,
@@ -247,6 +224,7 @@ class Opened:
         """A run over nodes: connected, watched, recorded, ended in order whatever happens.
 
         Args:
+            options: check mode, diffs, a selection of roles.
             change: it may change nodes.
             gather_facts: at once; otherwise when one is first read.
             run_id: by default `take_run_id()`.
@@ -255,10 +233,23 @@ class Opened:
             Interrupted: on Ctrl-C, or when it was cancelled.
             SparkClusterError: no node could be reached, or what the body raises.
         """
-        from spark_cluster.cluster.run import Run, ended
+        from spark_cluster.cli.run import Run, ended
+        from spark_cluster.runner.options import Options
 
-        how = {"change": change, "gather_facts": gather_facts}
-        with ended(self.begin(Run, command, nodes, options, run_id=run_id, **how)) as run:
+        self.load_extensions()
+        run = Run(
+            self.inventory,
+            self.project,
+            self.dialer,
+            command,
+            nodes,
+            options or Options(),
+            run_id=run_id or self.take_run_id(),
+            change=change,
+            gather_facts=gather_facts,
+            started=time.monotonic() if self._started is None else self._started,
+        )
+        with ended(run):
             self._runs.add(run)
             try:
                 yield run

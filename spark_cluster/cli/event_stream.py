@@ -9,7 +9,7 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from spark_cluster.cluster.watch import WatchedRun, watching
+from spark_cluster.cli.watch import WatchedRun, watching
 from spark_cluster.errors import Failed, Interrupted
 from spark_cluster.runner.events import Event, RunFinished
 

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.cluster.known_hosts_file import file_of, known_hosts_line, update, without
 from spark_cluster.facts import gather
 from spark_cluster.facts.parsers import public_keys
 from spark_cluster.resources.host_keys import PREPARED
 from spark_cluster.runner.known_hosts import PublicKey, of_host
+from spark_cluster.runner.known_hosts_file import file_of, known_hosts_line, update, without
 from spark_cluster.runner.ssh_route import Hop, Target, node_of
 
 if TYPE_CHECKING:

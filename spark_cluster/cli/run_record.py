@@ -1,4 +1,5 @@
-"""The run record on the laptop: every event of a run as JSON lines, kept next to the last ones."""
+"""The run record on the laptop: every event of a run as JSON lines, kept next to the last ones, and
+the plot of its memory next to it."""
 
 from __future__ import annotations
 
@@ -9,16 +10,20 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spark_cluster.config.caches import state_folder
-from spark_cluster.errors import Failed
-from spark_cluster.runner.events import Event
+from spark_cluster.errors import Failed, SparkClusterError
+from spark_cluster.runner.events import Bus, Event, Note
+
+if TYPE_CHECKING:
+    from spark_cluster.engine.memory_phases import MemoryPhases
 
 KEPT = 200
 """Runs whose records are kept."""
 
 
-class Record:
+class RunRecord:
     """The writer of `runs/RUN.jsonl`, readable by its user only.
 
     Args:
@@ -87,3 +92,26 @@ class Record:
             staged = order.with_name(f"runs.order.{os.getpid()}")
             staged.write_text("".join(f"{path.name}\n" for path in records[-KEPT:]))
             staged.replace(order)
+
+
+def keep_plot(run: str, bus: Bus, memory: MemoryPhases) -> Path | None:
+    """Draw the memory of a run next to its record; None where nothing is drawn.
+
+    A server that serves is not failed for its plot: what goes wrong is a note. Without matplotlib,
+    which comes with the extra `bench`, nothing is drawn and nothing said: the readings are in the
+    record, and `vram --plot` names the extra.
+    """
+    if all(node.under_load is None for node in memory.nodes.values()):
+        return None  # nothing was started
+    from spark_cluster.bench.report import plot_run
+    from spark_cluster.engine import memory_record
+
+    if not plot_run.is_installed():
+        return None
+    path = memory_record.plot_path(run)
+    try:
+        plot_run.write_plot(memory_record.of_run(run), path)
+    except SparkClusterError as error:
+        bus.emit(Note(f"no plot of the memory: {error}", "warning"))
+        return None
+    return path

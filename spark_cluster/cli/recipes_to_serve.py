@@ -1,0 +1,249 @@
+"""The recipes that a command serves: named or the inventory's, with the user's changes, and checked
+as far as that goes without asking a node."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from spark_cluster.errors import InvalidFile, UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.cli.opened import Opened
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.launch import Launch
+    from spark_cluster.config.overrides import Overrides
+    from spark_cluster.config.recipe import Recipe
+    from spark_cluster.config.recipe_schema import EngineValue
+    from spark_cluster.engine.models import ServedModel
+
+Changes: TypeAlias = tuple[str, ...]
+"""KEY=VALUE texts; of two with one key the later one holds."""
+
+OVERRIDE = "an override such as -o, -e or --max-model-len"
+
+
+def _own_recipe(opened: Opened, name: str, changes: Changes, allow: Allowances) -> Recipe:
+    """Return a recipe of the user's own or a shipped one, with the user's changes.
+
+    Raises:
+        SparkClusterError: it is wrong, or others can write it.
+    """
+    from spark_cluster.loader.recipes import load_recipe
+
+    recipe = changed(load_recipe(name, opened.project, opened.allowances(allow)), changes)
+    opened.project.must_be_own(opened.project.resolve("recipes", name), f"recipe {recipe.name}")
+    return recipe
+
+
+def recipe_to_serve(opened: Opened, name: str, changes: Changes, allow: Allowances) -> Recipe:
+    """Return a recipe that may be served, with the user's changes.
+
+    Raises:
+        SparkClusterError: it is wrong, is another's, or asks for what is not allowed.
+    """
+    from spark_cluster.config.allowance_checks import must_be_allowed
+    from spark_cluster.config.model_kind import must_be_served
+
+    recipe = _own_recipe(opened, name, changes, allow)
+    must_be_served(recipe.kind, f"recipe {recipe.name}")
+    must_be_allowed(recipe)
+    return recipe
+
+
+def size_on(opened: Opened, recipe: Recipe, tp: int | None) -> int:
+    """Return the tensor-parallel size; what cannot be is refused before any node is asked.
+
+    Raises:
+        Refused: the recipe does not do this size, or there are too few nodes.
+    """
+    from spark_cluster.engine.nodes import serving
+
+    nodes = opened.nodes
+    size = tp if tp is not None else recipe.size_for(len(nodes))
+    recipe.check_size(size)
+    serving(nodes, size, recipe.nodes_for(size))
+    return size
+
+
+def recipe_for_ray(
+    opened: Opened, name: str | None, command: str, allow: Allowances
+) -> tuple[Recipe, int]:
+    """Return the recipe in whose image Ray runs, and over how many nodes; before any is asked.
+
+    Args:
+        name: None takes the inventory's.
+        command: that wants it, for messages.
+
+    Raises:
+        UsageError: there is no recipe.
+        SparkClusterError: it may not be used, or joins no nodes over Ray.
+    """
+    from spark_cluster.config.allowance_checks import must_be_allowed
+    from spark_cluster.engine.nodes import serving
+    from spark_cluster.engine.ray_cluster import must_suit
+
+    name = name or opened.inventory.serve.recipe
+    if name is None:
+        raise UsageError(
+            f"no recipe is given, and {command} runs in the image of one",
+            hint="give --recipe NAME, or `serve: {recipe: NAME}` in the inventory",
+        )
+    recipe = _own_recipe(opened, name, (), allow)
+    must_be_allowed(recipe)
+    # Over all nodes that can share it, also where fewer usually serve the recipe.
+    sizes = recipe.tensor_parallel.model_copy(update={"default": None})
+    size = sizes.size_for(len(opened.nodes) // recipe.nodes_for(1))
+    must_suit(recipe, recipe.nodes_for(size), command)
+    recipe.check_size(size)
+    serving(opened.nodes, size, recipe.nodes_for(size))
+    return recipe, size
+
+
+def head_must_be_selected(opened: Opened, hint: str = "") -> None:
+    """Look whether the head, which serves, is among the selected nodes.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not any(node.is_head for node in opened.nodes):
+        head = opened.inventory.head.name
+        raise UsageError(
+            f"--limit {opened.limit} leaves out the head, which serves",
+            hint=f"the head is {head}{hint}",
+        )
+
+
+# -- several models --------------------------------------------------------------------------------
+
+
+def serves_several(opened: Opened) -> bool:
+    """Return whether the inventory names several models."""
+    return not opened.inventory_is_missing and bool(opened.inventory.serve.recipes)
+
+
+def must_be_for_all(given: Mapping[str, object]) -> None:
+    """Refuse options that are for one recipe.
+
+    Args:
+        given: option to whether it was given.
+
+    Raises:
+        UsageError: with the first of them.
+    """
+    for option, is_given in given.items():
+        if is_given:
+            raise UsageError(
+                f"{option} is for one recipe, and the inventory serves several",
+                hint="name the recipe to plan or serve it alone, or change the recipes: "
+                "`spark-cluster recipes save` makes one with other values",
+            )
+
+
+def models_to_serve(opened: Opened, allow: Allowances) -> tuple[ServedModel, ...]:
+    """Return the inventory's models; what cannot be is refused before any node is asked.
+
+    Raises:
+        SparkClusterError: a recipe is wrong, or they cannot be served next to each other.
+    """
+    from spark_cluster.engine.models import ServedModel, must_be_on_head, must_go_together
+
+    head = opened.inventory.head.name
+    found = tuple(
+        ServedModel(
+            recipe_to_serve(opened, entry.recipe, (), allow),
+            entry.node or head,
+            tuple(entry.aliases),
+            entry.on_request,
+        )
+        for entry in opened.inventory.serve.recipes
+    )
+    must_go_together(found)
+    must_be_on_head(found, head)
+    return found
+
+
+# -- overrides -------------------------------------------------------------------------------------
+
+
+def texts(given: Mapping[str, EngineValue | None] | Sequence[str]) -> Changes:
+    """Return overrides as KEY=VALUE texts.
+
+    Args:
+        given: engine arguments by name, or the texts. `env.NAME` is a variable of the containers,
+            `image.ref` the image; None takes an argument away.
+    """
+    if isinstance(given, Mapping):
+        return tuple(f"{key}={_text(value)}" for key, value in given.items())
+    return tuple(given)
+
+
+def _text(value: EngineValue | None) -> str:
+    if value is None:
+        return ""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def changed(recipe: Recipe, changes: Changes) -> Recipe:
+    """Return the recipe with the changes.
+
+    Raises:
+        UsageError: a key that is not known, or a value that it cannot have.
+    """
+    if not changes:
+        return recipe
+    from spark_cluster.config.overrides import apply
+
+    found = _read(changes, recipe.engine, set(recipe.engine_args))
+    return apply(recipe, _with_whole_experts(recipe, found))
+
+
+def _with_whole_experts(recipe: Recipe, given: Overrides) -> Overrides:
+    """Return overrides to data-parallel ranks with --enable-expert-parallel for experts.
+
+    Without it vLLM cuts every expert into as many pieces as there are ranks. A dense model does not
+    start with it (0.32, `ModelConfig.verify_with_parallel_config`), so it is left out where nothing
+    at hand says that the model has experts, and where the user or the recipe names it.
+    """
+    from spark_cluster.config.overrides import DATA_PARALLEL, EXPERT_PARALLEL
+
+    ranks = given.get(DATA_PARALLEL)
+    named = {*given, *recipe.engine_args} & {EXPERT_PARALLEL, f"no-{EXPERT_PARALLEL}"}
+    if not isinstance(ranks, int) or ranks < 2 or named or not _has_experts(recipe):
+        return given
+    return {**given, EXPERT_PARALLEL: True}
+
+
+def _has_experts(recipe: Recipe) -> bool:
+    """True if the shape of the model says so, as far as it is known without asking the hub."""
+    from spark_cluster.models import find
+
+    model = recipe.model
+    with contextlib.suppress(UsageError, InvalidFile):
+        if model.directory is not None:
+            return find(model.directory).is_moe
+        return find(model.name, base=model.base, revision=model.revision or "main").is_moe
+    return False
+
+
+def changed_launch(launch: Launch, changes: Changes) -> Launch:
+    """Return a pasted command's launch with the changes.
+
+    Raises:
+        UsageError: as `changed`.
+    """
+    if not changes:
+        return launch
+    from spark_cluster.config.overrides import apply_to_launch
+
+    return apply_to_launch(launch, _read(changes, launch.engine, set(launch.args)))
+
+
+def _read(changes: Changes, engine: str, own: set[str]) -> Overrides:
+    """The changes; a flag that is given already is known, whatever the tables say."""
+    from spark_cluster.config.overrides import read
+    from spark_cluster.importers.vllm_flags import kinds
+
+    return read(changes, engine, {**dict.fromkeys(own, ""), **kinds(engine)})
