@@ -129,15 +129,12 @@ def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
 
 def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
     """`ib_write_bw` over every hop, in rounds."""
-
-    def measured(hop: Hop) -> float:
-        return link_check.measure(sessions[hop.target.name], sessions[hop.source.name], hop)
-
+    rates = link_check.bandwidths(hops, lambda node: sessions[node.name])
     return tuple(
         Rdma(name(hop), None, rate.message)
         if isinstance(rate, SparkClusterError)
         else Rdma(name(hop), rate)
-        for hop, rate in zip(hops, link_check.in_rounds(hops, measured), strict=True)
+        for hop, rate in zip(hops, rates, strict=True)
     )
 
 

@@ -19,8 +19,8 @@ from ruamel.yaml import YAML
 from docs.generate import schemas
 from docs.generate.code import OUTPUTS, commands, event_classes
 from docs.generate.inference import Inference
-from playbooks.provision import Provisioned
 from spark_cluster.cluster import provision
+from spark_cluster.cluster.provisioning import Provisioned
 from spark_cluster.cluster.result import Recap
 from spark_cluster.engine.link_check import Bandwidth, Hop
 from spark_cluster.errors import Unreachable
