@@ -141,6 +141,7 @@ def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
 def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Question) -> Answer | None:
     """The endpoint's answer, asked by the node where the server runs."""
     from spark_cluster.engine.endpoint import running
+    from spark_cluster.engine.engine import ask_health, engine_of
     from spark_cluster.engine.kind_probe import ANSWERS, kind_of, probe_once
     from spark_cluster.engine.proxy import DESCRIPTION
 
@@ -153,7 +154,7 @@ def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Questio
             endpoint = running(engine.labels, files["endpoint"], question.key)
             if endpoint is None:
                 continue
-            health = endpoint.health(session)
+            _, health = ask_health(engine_of(engine), endpoint, session)
             kind = kind_of(engine.labels)
             reply = probe_once(session, endpoint, kind, question.probe, timeout=20)
             expected = question.probe.expect

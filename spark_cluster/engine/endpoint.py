@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -15,7 +15,6 @@ from spark_cluster.config.tls import Tls
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import Access, ModelServer, Replica, TlsKind
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.node.health import HEALTH_S
 from spark_cluster.runner.session import Answer
 from spark_cluster.topology import Node
 
@@ -118,12 +117,6 @@ class Endpoint:
             timeout=timeout,
             certificate=self.certificate,
         )
-
-    def health(self, session: Asker, path: str = "/health", timeout: float = HEALTH_S) -> Answer:
-        """Ask whether the server takes requests; status 0 too where the proxy answers for it."""
-        answer = self.request(session, path, timeout=timeout)
-        refused = proxy.refused_by_proxy(answer.status, answer.body)
-        return replace(answer, status=0) if refused else answer
 
     def proxy_settings(self) -> dict[str, Any]:
         """Settings of the role `endpoint`; none, which takes it away, without a proxy."""

@@ -10,6 +10,7 @@ from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import logs, node_states, server_states, tuned
 from spark_cluster.engine.endpoint import Endpoint, running
+from spark_cluster.engine.engine import Engine, ask_health, engine_of, judge_health
 from spark_cluster.engine.kind_probe import kind_of, probe_once, short
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.node_states import NodeState
@@ -28,7 +29,7 @@ from spark_cluster.engine.ray_node import ALONE
 from spark_cluster.engine.status import Status
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.containers import DATA_PARALLEL, FIREWALL, NODES, OVERRIDES, ContainerState
-from spark_cluster.node.health import Completion, Life, judge
+from spark_cluster.node.health import HEALTH_S, Completion, Life
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer, Session
@@ -111,7 +112,14 @@ def _serving_state(
             _ray(play, head, server) if on_ray and not dark else None,
             server_states.look(play, behind, known, ask),
         ),
-        lambda: _asked(play.connections.session(head), endpoint, probe, kind, limit),
+        lambda: _asked(
+            engine_of(server),
+            play.connections.session(head),
+            endpoint,
+            probe,
+            kind=kind,
+            limit=limit,
+        ),
     )
     problems = [f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark]
     problems += _problems(play, nodes, server, size, ray, on_ray=on_ray, behind=behind)
@@ -119,14 +127,15 @@ def _serving_state(
     problems += _of_proxy(head_state)
     loading_too = {one.problem for one in replicas if one.state == "loading"}
     of_nodes = set(problems) - loading_too
-    found = judge(None, health.status, completion)
+    found = judge_health(engine_of(server), health.status, None, completion)
     if not found.serves:
         problems.append(_unanswered(endpoint, health, completion, kind, limit))
     if health.status == 0 and server.restarts and not behind:
         problems.append(_restarted(play.connections.session(head), head, server.restarts))
     if not found.serves and on_ray:
         problems += _ray_restarted(play, nodes, size)
-    loads = endpoint is not None and judge(server, health.status).life is Life.LOADING
+    life = judge_health(engine_of(server), health.status, server).life
+    loads = endpoint is not None and life is Life.LOADING
     access = described(description) or (Access(endpoint.url) if endpoint is not None else None)
     return Status(
         _state(answer=found.serves, problems=problems, loading=loads and not of_nodes),
@@ -183,7 +192,9 @@ def _with_models(
     loading = not problems and all(one.state == "loading" for one in found)
     problems += [one.problem for one in found if one.problem]
     access = described(head.description) or Access(whole.url)
-    access = replace(access, fingerprint=whole.health(session).certificate)
+    access = replace(
+        access, fingerprint=whole.request(session, "/health", timeout=HEALTH_S).certificate
+    )
     return Status(
         _state(answer=answer, problems=problems, loading=loading),
         nodes,
@@ -350,13 +361,19 @@ def _restarted(session: Session, head: str, times: int) -> str:
 
 
 def _asked(
-    session: Session, endpoint: Endpoint | None, probe: Probe, kind: ModelKind, limit: float
+    serving: Engine,
+    session: Session,
+    endpoint: Endpoint | None,
+    probe: Probe,
+    *,
+    kind: ModelKind,
+    limit: float,
 ) -> tuple[Answer, Completion | None]:
     """Return the answer of /health, status 0 without an endpoint; and a completion, where asked."""
     if endpoint is None:
         return Answer(0, ""), None
-    health = endpoint.health(session)
-    if health.status != 200:
+    life, health = ask_health(serving, endpoint, session)
+    if not life.serves:
         return health, None
     return health, probe_once(session, endpoint, kind, short(probe), timeout=limit)
 

@@ -16,6 +16,7 @@ from spark_cluster.engine import rungs, runtime, vram
 from spark_cluster.engine.checks import every
 from spark_cluster.engine.client import PATIENCE_S, NotApplicable, RequestFailed
 from spark_cluster.engine.endpoint import running
+from spark_cluster.engine.engine import Engine, ask_health, engine
 from spark_cluster.engine.kept_answers import COMPARED, ComparedSize, KeptAnswers
 from spark_cluster.engine.kind_probe import kind_of
 from spark_cluster.engine.names import SERVER
@@ -364,17 +365,17 @@ def _verdicts(
                 yield _verdict(check, "not applicable", error.message, seconds)
                 continue
             if isinstance(error, RequestFailed) and error.status == 0:
-                lost = _lost(client)
+                lost = _lost(client, engine(recipe.engine))
             known = error if launch is None else rungs.with_known(error, check.rung, launch)
             yield _verdict(check, "failed", known.message, seconds, known.hint)
         else:
             yield _verdict(check, "ok", found, time.monotonic() - begun)
 
 
-def _lost(client: Client) -> str:
+def _lost(client: Client, serving: Engine) -> str:
     """Return why nothing more can be asked; empty when the server is healthy."""
-    answer = client.endpoint.health(client.session, timeout=HEALTH_UNDER_LOAD_S)
-    if judge(None, answer.status).serves:
+    life, answer = ask_health(serving, client.endpoint, client.session, timeout=HEALTH_UNDER_LOAD_S)
+    if life.serves:
         return ""
     return f"the server is gone: /health answers {answer.status or answer.reason}"
 
