@@ -142,7 +142,7 @@ def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Questio
     """The endpoint's answer, asked by the node where the server runs."""
     from spark_cluster.engine.endpoint import running
     from spark_cluster.engine.engine import ask_health, engine_of
-    from spark_cluster.engine.kind_probe import ANSWERS, kind_of, probe_once
+    from spark_cluster.engine.kind_probe import ANSWERS, probe_once
     from spark_cluster.engine.proxy import DESCRIPTION
 
     for seen in nodes:
@@ -155,7 +155,7 @@ def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Questio
             if endpoint is None:
                 continue
             _, health = ask_health(engine_of(engine), endpoint, session)
-            kind = kind_of(engine.labels)
+            kind = engine.kind
             reply = probe_once(session, endpoint, kind, question.probe, timeout=20)
             expected = question.probe.expect
             if kind != "chat":  # any answer of the kind is right, and its reason is no answer

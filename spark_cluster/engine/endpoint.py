@@ -15,13 +15,9 @@ from spark_cluster.config.tls import Tls
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import Access, ModelServer, Replica, TlsKind
 from spark_cluster.errors import Failed, UsageError
+from spark_cluster.node.containers import ENDPOINT, MODEL
 from spark_cluster.runner.session import Answer
 from spark_cluster.topology import Node
-
-LABEL = "spark-cluster.endpoint"
-"""Of the server's container: vLLM's own base URL, which is the endpoint's where there is no proxy.
-What a proxy serves is in its own file (`proxy.DESCRIPTION`): a new key or certificate is no reason
-to load the model again."""
 
 
 class Asker(Protocol):
@@ -165,7 +161,7 @@ def running(labels: Mapping[str, str], description: str | None, key: str | None)
         description: text of `proxy.DESCRIPTION` on its node, when there is such a file.
         key: the API key of the inventory.
     """
-    access = proxy.described(description) or Access(labels.get(LABEL, ""))
+    access = proxy.described(description) or Access(labels.get(ENDPOINT, ""))
     parts = urlsplit(access.url)
     try:
         host, port = parts.hostname, parts.port
@@ -173,7 +169,7 @@ def running(labels: Mapping[str, str], description: str | None, key: str | None)
         return None
     if not host or port is None:
         return None
-    return Endpoint(host, port, labels.get("spark-cluster.model", ""), key, tls=access.tls)
+    return Endpoint(host, port, labels.get(MODEL, ""), key, tls=access.tls)
 
 
 def address_of(serve: ServeEntry, head: Node) -> str:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from spark_cluster.config import engines
 from spark_cluster.engine import proxy
+from spark_cluster.node.containers import ENGINE
 from spark_cluster.node.health import HEALTH_S, Completion, State, judge
 
 if TYPE_CHECKING:
@@ -96,7 +97,7 @@ def engine(name: str) -> Engine:
 
 def engine_of(container: ContainerState) -> Engine:
     """Return the engine that a program was started with; vLLM where its label names none."""
-    name = container.label("spark-cluster.engine", engines.DEFAULT)
+    name = container.label(ENGINE, engines.DEFAULT)
     return engine(name if name in engines.names() else engines.DEFAULT)
 
 

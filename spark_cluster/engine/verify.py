@@ -18,14 +18,13 @@ from spark_cluster.engine.client import PATIENCE_S, NotApplicable, RequestFailed
 from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.engine import Engine, ask_health, engine
 from spark_cluster.engine.kept_answers import COMPARED, ComparedSize, KeptAnswers
-from spark_cluster.engine.kind_probe import kind_of
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, models_of
 from spark_cluster.engine.readiness import container_state
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, VerificationFailed
 from spark_cluster.node import unit_state
-from spark_cluster.node.containers import OVERRIDES
+from spark_cluster.node.containers import OVERRIDES, RECIPE, TP
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Life, judge
 from spark_cluster.runner.events import Progress
 
@@ -233,16 +232,14 @@ def _chosen(models: Sequence[ModelServer], model: str | None) -> ModelServer:
 
 
 def _of_labels(state: ContainerState, endpoint: Endpoint) -> RunningServer:
-    labels = state.labels
-    size = labels.get("spark-cluster.tp", "")
     flags = {flag.lstrip("-"): value for flag, value in state.arguments().items()}
     return RunningServer(
         endpoint,
-        labels.get("spark-cluster.recipe", ""),
-        int(size) if size.isascii() and size.isdigit() else 1,
-        kind_of(labels),
+        state.label(RECIPE),
+        state.number(TP, 1),
+        state.kind,
         flags,
-        labels.get(OVERRIDES, ""),
+        state.label(OVERRIDES),
     )
 
 
