@@ -35,7 +35,7 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
         fabric_run.warn_of_others(play)
     running = readiness.container_state(play, RAY)
     if running.running and MEASURING not in running.labels and not play.check:
-        port = dashboard_port(running.labels)
+        port = dashboard_port(running)
         with play.stage("start"):
             readiness.ray_cluster(play, len(deployment.nodes), port, FOUND_WITHIN_S)
         with play.stage("measure"):

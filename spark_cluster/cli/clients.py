@@ -42,7 +42,7 @@ def command(app: App, name: str | None, tunnel: bool, port: int | None, show_key
     if name is not None:
         chosen = [snippet for snippet in made if snippet.client == name]
         if not chosen:
-            kinds = ", ".join(sorted(CLIENTS[name][1]))
+            kinds = ", ".join(sorted(CLIENTS[name][2]))
             raise UsageError(
                 f"{target.model} is a model for {target.kind}; {name} is for {kinds}",
                 hint=f"there are {', '.join(snippet.client for snippet in made)}",

@@ -129,22 +129,20 @@ def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
 
 def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
     """`ib_write_bw` over every hop, in rounds."""
-
-    def measured(hop: Hop) -> float:
-        return link_check.measure(sessions[hop.target.name], sessions[hop.source.name], hop)
-
+    rates = link_check.bandwidths(hops, lambda node: sessions[node.name])
     return tuple(
         Rdma(name(hop), None, rate.message)
         if isinstance(rate, SparkClusterError)
         else Rdma(name(hop), rate)
-        for hop, rate in zip(hops, link_check.in_rounds(hops, measured), strict=True)
+        for hop, rate in zip(hops, rates, strict=True)
     )
 
 
 def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Question) -> Answer | None:
     """The endpoint's answer, asked by the node where the server runs."""
     from spark_cluster.engine.endpoint import running
-    from spark_cluster.engine.kind_probe import ANSWERS, kind_of, probe_once
+    from spark_cluster.engine.engine import ask_health, engine_of
+    from spark_cluster.engine.kind_probe import ANSWERS, probe_once
     from spark_cluster.engine.proxy import DESCRIPTION
 
     for seen in nodes:
@@ -156,8 +154,8 @@ def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Questio
             endpoint = running(engine.labels, files["endpoint"], question.key)
             if endpoint is None:
                 continue
-            health = endpoint.health(session)
-            kind = kind_of(engine.labels)
+            _, health = ask_health(engine_of(engine), endpoint, session)
+            kind = engine.kind
             reply = probe_once(session, endpoint, kind, question.probe, timeout=20)
             expected = question.probe.expect
             if kind != "chat":  # any answer of the kind is right, and its reason is no answer

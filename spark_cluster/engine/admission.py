@@ -20,7 +20,7 @@ from spark_cluster.engine.models import ServedModel, placed
 from spark_cluster.engine.names import PROGRAMS, RAY, SERVER
 from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, SparkClusterError, UsageError
 from spark_cluster.models.memory import LOWEST, RESERVE_GIB, utilization
-from spark_cluster.node.containers import NEEDS, OVERRIDES, ContainerState
+from spark_cluster.node.containers import NEEDS, OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.runner.play import Play
 
@@ -36,7 +36,7 @@ def serves(running: ContainerState, server: Server) -> bool:
 def was_made_for(running: ContainerState, server: Server) -> bool:
     """Return whether a server, running or not, was made for this recipe at this size."""
     labels = server.labels
-    wanted = {name: labels[name] for name in ("spark-cluster.recipe", "spark-cluster.tp")}
+    wanted = {name: labels[name] for name in (RECIPE, TP)}
     if running.runtime != server.runtime:
         return False
     if running.labels.get(OVERRIDES, "") != labels.get(OVERRIDES, ""):
@@ -48,7 +48,7 @@ def overrides_changed(running: ContainerState, server: Server) -> str:
     """Return in words how the engine arguments differ from those of the recipe that runs."""
     labels = server.labels
     had, now = running.labels.get(OVERRIDES, ""), labels.get(OVERRIDES, "")
-    same = running.labels.get("spark-cluster.recipe") == labels["spark-cluster.recipe"]
+    same = running.label(RECIPE) == labels[RECIPE]
     if running.status != "running" or not same or had == now:
         return ""
     return (

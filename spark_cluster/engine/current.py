@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.engine import runtime
-from spark_cluster.engine.endpoint import LABEL, running
-from spark_cluster.engine.kind_probe import kind_of
+from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, Access, ModelServer, described, models_of
 from spark_cluster.errors import Failed
 from spark_cluster.node import replies, unit_state
+from spark_cluster.node.containers import ENDPOINT
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,8 +70,8 @@ def current(session: Session, node: str) -> Current:
     return Current(
         access,
         endpoint.model,
-        kind_of(state.labels),
-        _context(session, state.labels.get(LABEL, ""), endpoint.model),
+        state.kind,
+        _context(session, state.label(ENDPOINT), endpoint.model),
         _certificate(session, access),
     )
 

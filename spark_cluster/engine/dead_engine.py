@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from spark_cluster.engine.deployment import Server
-from spark_cluster.engine.engine import engine
+from spark_cluster.engine.engine import ask_health, engine
 from spark_cluster.engine.kind_probe import probe_once
 from spark_cluster.engine.readiness import container_state
 from spark_cluster.node.health import Life, judge
@@ -39,8 +39,7 @@ def is_dead(play: Play, server: Server) -> bool:
             now = container_state(play, server.program, name).watched(before)
             if judge(now).gone:
                 return True
-        health = endpoint.health(session, serves.health).status
-        if judge(None, health, died=serves.died).gone:
+        if ask_health(serves, endpoint, session)[0].gone:
             return True
         reply = probe_once(
             session, endpoint, server.recipe.kind, server.recipe.probe, timeout=ANSWER_S

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 from urllib.parse import urlsplit
 
@@ -15,14 +15,9 @@ from spark_cluster.config.tls import Tls
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import Access, ModelServer, Replica, TlsKind
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.node.health import HEALTH_S
+from spark_cluster.node.containers import ENDPOINT, MODEL
 from spark_cluster.runner.session import Answer
 from spark_cluster.topology import Node
-
-LABEL = "spark-cluster.endpoint"
-"""Of the server's container: vLLM's own base URL, which is the endpoint's where there is no proxy.
-What a proxy serves is in its own file (`proxy.DESCRIPTION`): a new key or certificate is no reason
-to load the model again."""
 
 
 class Asker(Protocol):
@@ -119,12 +114,6 @@ class Endpoint:
             certificate=self.certificate,
         )
 
-    def health(self, session: Asker, path: str = "/health", timeout: float = HEALTH_S) -> Answer:
-        """Ask whether the server takes requests; status 0 too where the proxy answers for it."""
-        answer = self.request(session, path, timeout=timeout)
-        refused = proxy.refused_by_proxy(answer.status, answer.body)
-        return replace(answer, status=0) if refused else answer
-
     def proxy_settings(self) -> dict[str, Any]:
         """Settings of the role `endpoint`; none, which takes it away, without a proxy."""
         if self.engine_port is None:
@@ -172,7 +161,7 @@ def running(labels: Mapping[str, str], description: str | None, key: str | None)
         description: text of `proxy.DESCRIPTION` on its node, when there is such a file.
         key: the API key of the inventory.
     """
-    access = proxy.described(description) or Access(labels.get(LABEL, ""))
+    access = proxy.described(description) or Access(labels.get(ENDPOINT, ""))
     parts = urlsplit(access.url)
     try:
         host, port = parts.hostname, parts.port
@@ -180,7 +169,7 @@ def running(labels: Mapping[str, str], description: str | None, key: str | None)
         return None
     if not host or port is None:
         return None
-    return Endpoint(host, port, labels.get("spark-cluster.model", ""), key, tls=access.tls)
+    return Endpoint(host, port, labels.get(MODEL, ""), key, tls=access.tls)
 
 
 def address_of(serve: ServeEntry, head: Node) -> str:

@@ -12,7 +12,7 @@ from spark_cluster.config import overrides
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import Refused, SparkClusterError
-from spark_cluster.node.containers import OVERRIDES, ContainerState
+from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.runner.play import Play
 
 if TYPE_CHECKING:
@@ -66,11 +66,8 @@ Load = Callable[[Former], "Recipe"]
 
 def former_of(running: ContainerState) -> Former | None:
     """Return what a container's labels name; None where they name no recipe and size."""
-    recipe = running.labels.get("spark-cluster.recipe", "")
-    tp = running.labels.get("spark-cluster.tp", "")
-    if not recipe or not (tp.isascii() and tp.isdigit()):
-        return None
-    return Former(recipe, int(tp), running.labels.get(OVERRIDES, ""))
+    recipe, tp = running.label(RECIPE), running.number(TP, 0)
+    return Former(recipe, tp, running.label(OVERRIDES)) if recipe and tp else None
 
 
 def plan_again(play: Play, former: Former, load: Load, running: ContainerState) -> Deployment:

@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_cluster.engine import vector_checks
-from spark_cluster.engine.audio import FORM_TYPE, form, tone
 from spark_cluster.engine.checks.check import Check
 from spark_cluster.engine.client import FOREIGN, Client, NoSuchPath
-from spark_cluster.engine.vector_checks import DISTINCT, SAME, UNIT, NotVectors, Vector
 from spark_cluster.node import replies
+from spark_cluster.node.supervision import model_probe
+from spark_cluster.node.supervision.model_probe import (
+    DISTINCT,
+    FORM_TYPE,
+    SAME,
+    UNIT,
+    NotVectors,
+    Vector,
+    form,
+    tone,
+)
 
 SENTENCE = "A dog is running across the park."
 RELATED = "A puppy runs through a garden."
@@ -46,14 +54,14 @@ def embedding(client: Client) -> str:
     _sized(client, [one, near, far, again])
     if client.normalized:
         _normalized(client, [one, near, far])
-    same = vector_checks.cosine(one, again)
+    same = model_probe.cosine(one, again)
     if same < SAME:
         raise client.wrong(
             f"embedding: the same text gives another vector the second time (cosine {same:.3f}, "
             f"expected at least {SAME})",
             KERNELS,
         )
-    related, unrelated = vector_checks.cosine(one, near), vector_checks.cosine(one, far)
+    related, unrelated = model_probe.cosine(one, near), model_probe.cosine(one, far)
     if unrelated > DISTINCT:
         raise client.wrong(
             "embedding: two sentences about different things have the same vector "
@@ -77,7 +85,7 @@ def reranking(client: Client) -> str:
     """
     document = _reranked(client)
     try:
-        found = vector_checks.scores(document, len(DOCUMENTS))
+        found = model_probe.scores(document, len(DOCUMENTS))
     except NotVectors as error:
         raise client.wrong(f"reranking: {error}", KERNELS) from None
     high, low = found[RELEVANT], found[1 - RELEVANT]
@@ -134,7 +142,7 @@ def _embedded(client: Client, texts: Sequence[str]) -> list[Vector]:
     except NoSuchPath as error:
         raise client.wrong(error.message, POOLING) from None
     try:
-        return vector_checks.vectors(document, len(texts))
+        return model_probe.vectors(document, len(texts))
     except NotVectors as error:
         raise client.wrong(f"embedding: {error}", f"{KERNELS}; {FOREIGN}") from None
 
@@ -154,7 +162,7 @@ def _sized(client: Client, found: Sequence[Vector]) -> None:
 
 def _normalized(client: Client, found: Sequence[Vector]) -> None:
     for vector in found:
-        length = vector_checks.length(vector)
+        length = model_probe.length(vector)
         if abs(length - 1) > UNIT:
             raise client.wrong(
                 f"embedding: a vector has the length {length:.4g}, expected 1",

@@ -132,6 +132,17 @@ def in_rounds(found: Sequence[Hop], measured: Callable[[Hop], T]) -> list[T | Sp
     return [outcomes[str(hop)] for hop in found]
 
 
+def bandwidths(
+    found: Sequence[Hop], session: Callable[[Node], Session]
+) -> list[float | SparkClusterError]:
+    """Measure each hop with `ib_write_bw`, in rounds: Gb/s, or why it could not be measured."""
+
+    def measured(hop: Hop) -> float:
+        return measure(session(hop.target), session(hop.source), hop)
+
+    return in_rounds(found, measured)
+
+
 def ping_argv(hop: Hop, size: int) -> list[str]:
     """Return the ping command for one packet of so many bytes that must not be fragmented."""
     own, other = str(hop.ours.address.ip), str(hop.theirs.address.ip)
@@ -217,6 +228,15 @@ def _known(issue: str, hop: Hop) -> str:
 
     found = catalogue()[issue]
     return f"{found.cause}: {found.fix_on(f'{hop.source.name},{hop.target.name}')}"
+
+
+def slow(result: Bandwidth) -> str:
+    """Return what a low bandwidth means, with the known issue's cause and fix."""
+    issue = "link-at-13-gbps" if result.verdict == "degraded" else "rdma-below-rate"
+    return (
+        f"{result.gbits:.1f} Gb/s from {result.hop}; {GOOD_GBITS:g} or more are expected. "
+        f"{_known(issue, result.hop)}"
+    )
 
 
 def measure(server: Session, client: Session, hop: Hop) -> float:

@@ -16,7 +16,6 @@ from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.models.memory import RESERVE_GIB
 from spark_cluster.node import paths
-from spark_cluster.node.containers import NEEDS
 from spark_cluster.node.health import judge
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
@@ -48,15 +47,12 @@ def configuration(
         stays_s: seconds that a model stays after it was loaded.
     """
     known = supervision.configuration({}, head)
-    shared = ("unit_folder", "requests", "unified_memory")
     return {
-        **{name: known[name] for name in shared},
-        "labels": {**known["labels"], "needs": NEEDS},
+        **{name: known[name] for name in ("unit_folder", "unified_memory")},
         "socket": proxy.LOADER,
         "header": proxy.HEADER,
         "admin": proxy.ADMIN_SOCKET,
         "reserve_gib": RESERVE_GIB,
-        "answer_s": ANSWER_S,
         "stays_s": stays_s,
         "always": [one.program for one in servers if not one.on_request and one.node == head.name],
         "models": [

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import secrets
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,7 +16,9 @@ from spark_cluster.config.ports import EnginePorts
 from spark_cluster.engine.job import Job, job_of, newest_first
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray_node import RAY_TOKEN
+from spark_cluster.node.containers import DASHBOARD, ContainerState
 from spark_cluster.node.replies import at, decoded, short, text_of
+from spark_cluster.node.supervision.look import RAY_NODES
 from spark_cluster.resources.secret_files import secret_path
 from spark_cluster.runner.session import Answer, Session
 
@@ -28,7 +29,7 @@ TOKENS_SINCE = "2.52"
 """First Ray that can ask for a token (docs.ray.io, "Ray token authentication")."""
 
 
-NODES, VERSION, JOBS = "/api/v0/nodes", "/api/version", "/api/jobs/"
+NODES, VERSION, JOBS = RAY_NODES, "/api/version", "/api/jobs/"
 """Paths of the State API, of the dashboard's version and of the Jobs API."""
 
 TIMEOUT_S = 5.0
@@ -92,11 +93,9 @@ class RayState:
         return self.ask(VERSION, with_token=False).status == 200
 
 
-def dashboard_port(labels: Mapping[str, str]) -> int:
+def dashboard_port(container: ContainerState) -> int:
     """Return the port of the dashboard on the head's loopback, by the labels of Ray or a server."""
-    text = labels.get("spark-cluster.dashboard", "")
-    is_port = text.isascii() and text.isdecimal() and len(text) <= 5
-    return int(text) if is_port else EnginePorts().dashboard
+    return container.number(DASHBOARD, EnginePorts().dashboard)
 
 
 def question(port: int) -> dict[str, Any]:

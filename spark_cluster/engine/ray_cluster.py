@@ -146,7 +146,7 @@ def running_port(play: Play) -> int:
     state = readiness.container_state(play, RAY)
     if not state.running:
         raise Failed("no Ray cluster is running", where=play.head.name, hint="spark-cluster ray up")
-    return dashboard_port(state.labels)
+    return dashboard_port(state)
 
 
 def running_jobs(play: Play) -> list[Job]:
@@ -157,7 +157,7 @@ def running_jobs(play: Play) -> list[Job]:
     state = readiness.container_state(play, RAY)
     if not state.running or MEASURING in state.labels:
         return []
-    found = RayState(play.session(play.head), dashboard_port(state.labels)).jobs()
+    found = RayState(play.session(play.head), dashboard_port(state)).jobs()
     return [job for job in found if not job.has_ended]
 
 
@@ -277,7 +277,7 @@ def look(play: Play) -> RayStatus:
             RayMember(n.name, n.fabric_ip or "", False, 0.0, held[n.name]) for n in nodes
         )
         return RayStatus("stopped", members)
-    ray = RayState(play.session(play.head), dashboard_port(state.labels))
+    ray = RayState(play.session(play.head), dashboard_port(state))
     known = {node.address: node for node in ray.nodes()} if state.running else {}
     members = tuple(
         RayMember(

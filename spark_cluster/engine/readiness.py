@@ -10,7 +10,7 @@ from typing import Any
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import load_guard, logs, runtime, vram
 from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.engine import Engine
+from spark_cluster.engine.engine import Engine, ask_health
 from spark_cluster.engine.kind_probe import probe_once
 from spark_cluster.engine.load_guard import LoadGuard
 from spark_cluster.engine.load_progress import LONGEST, Seen, TimeLimit
@@ -196,11 +196,11 @@ def _until_healthy(
     course = vram.Course(play.bus, "loading")
     first: dict[str, ContainerState] = {}
     while True:
-        health = endpoint.health(session, serving.health)
+        life, _ = ask_health(serving, endpoint, session)
         now = vram.sample(sessions)
         course.take(now)
         peak = vram.peak(peak, now)
-        if judge(None, health.status).serves:
+        if life.serves:
             return peak
         guard.begin()
         states = {name: container_state(play, server, name) for name in (play.head.name, *ranks)}

@@ -22,7 +22,7 @@ from spark_cluster.engine import (
 )
 from spark_cluster.engine.deployment import Key
 from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.engine import engine
+from spark_cluster.engine.engine import Engine, ask_health, engine
 from spark_cluster.engine.kind_probe import ANSWERS, probe_once, short
 from spark_cluster.engine.members import Member, chains
 from spark_cluster.engine.readiness import Again
@@ -72,7 +72,7 @@ def ready(play: Play, now: Starting) -> list[vram.NodeVram]:
     )
     deployment = now.deployment
     if not deployment.is_one:
-        _until_behind_proxy(play, deployment.endpoint, engine(deployment.first.engine).health)
+        _until_behind_proxy(play, deployment.endpoint, engine(deployment.first.engine))
     if deployment.endpoint.models:
         model_loading.start_loader(play, deployment)
     return [reading for peak in peaks for reading in peak]
@@ -94,7 +94,7 @@ def healthy(one: Member, again: Again) -> list[vram.NodeVram]:
     )
 
 
-def _until_behind_proxy(play: Play, endpoint: Endpoint, health: str) -> None:
+def _until_behind_proxy(play: Play, endpoint: Endpoint, serving: Engine) -> None:
     """Wait until the proxy has seen the servers healthy; it looks every second.
 
     Raises:
@@ -103,8 +103,8 @@ def _until_behind_proxy(play: Play, endpoint: Endpoint, health: str) -> None:
     deadline = time.monotonic() + BEHIND_PROXY_S
     session = play.session(play.head)
     while True:
-        answer = endpoint.health(session, health)
-        if judge(None, answer.status).serves:
+        life, answer = ask_health(serving, endpoint, session)
+        if life.serves:
             return
         if time.monotonic() > deadline:
             raise VerificationFailed(

@@ -28,14 +28,25 @@ from spark_cluster.config.recipe_settings import (
 from spark_cluster.config.secret_env import secrets_of_laptop
 from spark_cluster.engine import caches, firewall
 from spark_cluster.engine.deployment import Deployment, Server
-from spark_cluster.engine.endpoint import LABEL, Endpoint, endpoint_of
+from spark_cluster.engine.endpoint import Endpoint, endpoint_of
 from spark_cluster.engine.engine import engine
-from spark_cluster.engine.kind_probe import KIND_LABEL
 from spark_cluster.engine.models import ServedModel, must_go_together
 from spark_cluster.engine.nodes import groups, serving
 from spark_cluster.engine.proxy import ModelServer, Replica
 from spark_cluster.errors import Refused
-from spark_cluster.node.containers import DATA_PARALLEL, NODES, OVERRIDES, RECIPE
+from spark_cluster.node.containers import (
+    DASHBOARD,
+    DATA_PARALLEL,
+    ENDPOINT,
+    ENGINE,
+    EXECUTOR,
+    KIND,
+    MODEL,
+    NODES,
+    OVERRIDES,
+    RECIPE,
+    TP,
+)
 from spark_cluster.topology import Node
 
 NO_LINK = "add the cable, then `spark-cluster provision`; `spark-cluster doctor --only link` checks"
@@ -97,15 +108,15 @@ def _labels(recipe: Recipe, launch: Launch, endpoint: Endpoint) -> dict[str, str
         **({DATA_PARALLEL: str(recipe.data_parallel)} if recipe.data_parallel > 1 else {}),
         **({OVERRIDES: text(recipe.overrides)} if recipe.overrides else {}),
         RECIPE: recipe.name,
-        "spark-cluster.model": endpoint.model,
-        "spark-cluster.tp": str(tp),
-        "spark-cluster.executor": recipe.executor,
-        "spark-cluster.engine": recipe.engine,
+        MODEL: endpoint.model,
+        TP: str(tp),
+        EXECUTOR: recipe.executor,
+        ENGINE: recipe.engine,
         "spark-cluster.runtime": recipe.runtime,
-        LABEL: endpoint.engine_url,
-        "spark-cluster.dashboard": str(recipe.ray.dashboard_port),
+        ENDPOINT: endpoint.engine_url,
+        DASHBOARD: str(recipe.ray.dashboard_port),
         # Of chat models none: a server that was started without the label keeps running.
-        **({KIND_LABEL: recipe.kind} if recipe.kind != "chat" else {}),
+        **({KIND: recipe.kind} if recipe.kind != "chat" else {}),
     }
 
 
@@ -212,7 +223,7 @@ def _behind(alone: Server, inventory: Inventory, node: Node, at: Replica) -> Ser
         nodes=(node,),
         endpoint=endpoint,
         cache_root=caches.root_on(inventory.nodes[node.name]),
-        labels={**alone.labels, LABEL: endpoint.engine_url},
+        labels={**alone.labels, ENDPOINT: endpoint.engine_url},
     )
 
 
@@ -225,7 +236,7 @@ def _named(server: Server, at: ModelServer) -> Server:
         server,
         endpoint=replace(server.endpoint, model=at.model),
         flags=flags,
-        labels={**server.labels, "spark-cluster.model": at.model},
+        labels={**server.labels, MODEL: at.model},
         names=at.names,
         instance=server.recipe.name,
         on_request=at.on_request,

@@ -10,6 +10,7 @@ from typing import Any, Literal
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.engine import logs, runtime
 from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.engine import ask_health, engine_of, judge_health
 from spark_cluster.engine.kind_probe import ANSWERS
 from spark_cluster.engine.node_states import NodeState
 from spark_cluster.engine.proxy import ModelServer, Replica
@@ -172,9 +173,11 @@ def _look(
     state, completion = judge(container), None
     if state.serves:
         session = play.connections.session(server.node)
-        health = Endpoint(server.address, server.port, "").health(session).status
-        completion = ask(server) if health == 200 else None
-        state = judge(container, health, completion)
+        serving, own = engine_of(container), Endpoint(server.address, server.port, "")
+        state, health = ask_health(serving, own, session, container)
+        if state.serves:
+            completion = ask(server)
+            state = judge_health(serving, health.status, container, completion)
     word = WORDS.get(state.life, "failed")
     if state.serves or state.life is Life.UNLOADED:  # asked for an answer, it would be loaded
         return word, ""

@@ -133,7 +133,8 @@ class Sglang:
     name = "sglang"
     dialect = DIALECT
     health = "/health"
-    died: int | None = None  # it answers 503 while it loads, too
+    died: int | None = None  # 503 is its answer while it loads, too
+    loading: int | None = 503
     models = "/v1/models"
     version = ("/get_server_info", "version")
     started = start_patterns.SGLANG.up

@@ -16,13 +16,13 @@ from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import logs, readiness, vram
 from spark_cluster.engine.checks.filler import filler
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.engine import engine
+from spark_cluster.engine.engine import ask_health, engine
 from spark_cluster.engine.kind_probe import probe_once
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.result import Served
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Completion, judge
+from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Completion
 from spark_cluster.runner.play import Play
 
 STAGE = "under load"
@@ -105,9 +105,8 @@ def _must_be_there(play: Play, deployment: Deployment, sent: Sequence[Completion
     if not failed:
         return
     session, why = play.session(play.head), failed[0].fault
-    path = engine(deployment.first.engine).health
-    health = deployment.endpoint.health(session, path, HEALTH_UNDER_LOAD_S)
-    if judge(None, health.status).serves:
+    serving, endpoint = engine(deployment.first.engine), deployment.endpoint
+    if ask_health(serving, endpoint, session, timeout=HEALTH_UNDER_LOAD_S)[0].serves:
         play.note(
             f"{len(failed)} of {len(sent)} requests of a short load were not answered: {why}; "
             "spark-cluster verify looks closer",

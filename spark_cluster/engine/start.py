@@ -18,7 +18,7 @@ from spark_cluster.engine import (
 )
 from spark_cluster.engine.admission import Admitted
 from spark_cluster.engine.deployment import Deployment, Key, Server
-from spark_cluster.engine.engine import engine
+from spark_cluster.engine.engine import ask_health, engine
 from spark_cluster.engine.members import Member, chains
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import ModelServer, Replica
@@ -26,7 +26,6 @@ from spark_cluster.engine.ray import token
 from spark_cluster.engine.ray_start import start_ray
 from spark_cluster.engine.readiness import Again, container_state
 from spark_cluster.node.containers import NEEDS
-from spark_cluster.node.health import judge
 from spark_cluster.resources import Resource
 from spark_cluster.runner.play import Play, RoleCall
 
@@ -256,8 +255,8 @@ def end_dead_server(play: Play, server: Server) -> None:
     left_out = play.check or play.options.selection.partial  # it may not be started again
     if left_out or serving.died is None:
         return
-    health = server.endpoint.of_engine.health(play.session(server.nodes[0]), serving.health)
-    if judge(None, health.status, died=serving.died).gone:
+    life, _ = ask_health(serving, server.endpoint.of_engine, play.session(server.nodes[0]))
+    if life.gone:
         play.note("the engine of the server that runs has died; it is started again")
         end_server(play, server)
 

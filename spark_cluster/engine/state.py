@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -10,7 +10,8 @@ from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import logs, node_states, server_states, tuned
 from spark_cluster.engine.endpoint import Endpoint, running
-from spark_cluster.engine.kind_probe import kind_of, probe_once, short
+from spark_cluster.engine.engine import Engine, ask_health, engine_of, judge_health
+from spark_cluster.engine.kind_probe import probe_once, short
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.node_states import NodeState
 from spark_cluster.engine.proxy import (
@@ -27,8 +28,17 @@ from spark_cluster.engine.ray import RayNode, RayState, dashboard_port
 from spark_cluster.engine.ray_node import ALONE
 from spark_cluster.engine.status import Status
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.node.containers import DATA_PARALLEL, FIREWALL, NODES, OVERRIDES, ContainerState
-from spark_cluster.node.health import Completion, Life, judge
+from spark_cluster.node.containers import (
+    DATA_PARALLEL,
+    FIREWALL,
+    MODEL,
+    NODES,
+    OVERRIDES,
+    RECIPE,
+    TP,
+    ContainerState,
+)
+from spark_cluster.node.health import HEALTH_S, Completion, Life
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer, Session
@@ -69,10 +79,9 @@ def status(
 def _warmth(play: Play, nodes: list[NodeState], upcoming: Upcoming) -> Warmth:
     """Judge the next launch at the size at which the recipe runs, else at its usual one."""
     server = _server(play, {node.name: node for node in nodes})
-    labels = server.labels if server is not None else {}
     tp = upcoming.recipe.size_for(len(nodes))
-    if labels.get("spark-cluster.recipe") == upcoming.recipe.name:
-        tp = _number(labels, "spark-cluster.tp", tp)
+    if server is not None and server.label(RECIPE) == upcoming.recipe.name:
+        tp = server.number(TP, tp)
     _, chosen = _serving(play, upcoming.recipe.nodes_for(tp))
     gpus = {n.name: n.facts.gpu.name for n in play.nodes if n.facts.gpu is not None}
     asked = {node.name: node.caches for node in nodes if node.name in chosen and node.caches}
@@ -91,13 +100,11 @@ def _serving_state(
         return _without_server(play, nodes)
     head, description = head_state.name, head_state.description
     behind = replicas_of(description)
-    tp = _number(server.labels, "spark-cluster.tp", 1)
-    size = _number(server.labels, NODES, tp)
-    model = server.label("spark-cluster.model")
-    on_ray = size > 1 and server.label("spark-cluster.executor", "ray") == "ray"
+    tp, model, on_ray = server.number(TP, 1), server.label(MODEL), server.on_ray
+    size = server.number(NODES, tp)
     dark = _without_link(play, size)
     endpoint = running(server.labels, description, endpoint_key)
-    kind = kind_of(server.labels)
+    kind = server.kind
 
     def ask(replica: Replica) -> Completion:
         asked = Endpoint(replica.address, replica.port, model)
@@ -111,7 +118,14 @@ def _serving_state(
             _ray(play, head, server) if on_ray and not dark else None,
             server_states.look(play, behind, known, ask),
         ),
-        lambda: _asked(play.connections.session(head), endpoint, probe, kind, limit),
+        lambda: _asked(
+            engine_of(server),
+            play.connections.session(head),
+            endpoint,
+            probe,
+            kind=kind,
+            limit=limit,
+        ),
     )
     problems = [f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark]
     problems += _problems(play, nodes, server, size, ray, on_ray=on_ray, behind=behind)
@@ -119,14 +133,15 @@ def _serving_state(
     problems += _of_proxy(head_state)
     loading_too = {one.problem for one in replicas if one.state == "loading"}
     of_nodes = set(problems) - loading_too
-    found = judge(None, health.status, completion)
+    found = judge_health(engine_of(server), health.status, None, completion)
     if not found.serves:
         problems.append(_unanswered(endpoint, health, completion, kind, limit))
     if health.status == 0 and server.restarts and not behind:
         problems.append(_restarted(play.connections.session(head), head, server.restarts))
     if not found.serves and on_ray:
         problems += _ray_restarted(play, nodes, size)
-    loads = endpoint is not None and judge(server, health.status).life is Life.LOADING
+    life = judge_health(engine_of(server), health.status, server).life
+    loads = endpoint is not None and life is Life.LOADING
     access = described(description) or (Access(endpoint.url) if endpoint is not None else None)
     return Status(
         _state(answer=found.serves, problems=problems, loading=loads and not of_nodes),
@@ -141,7 +156,7 @@ def _serving_state(
         overrides=server.label(OVERRIDES),
         replicas=replicas,
         tuned=tuple(server.label(tuned.LABEL).split()),
-        data_parallel=_number(server.labels, DATA_PARALLEL, 1),
+        data_parallel=server.number(DATA_PARALLEL, 1),
     )
 
 
@@ -183,7 +198,9 @@ def _with_models(
     loading = not problems and all(one.state == "loading" for one in found)
     problems += [one.problem for one in found if one.problem]
     access = described(head.description) or Access(whole.url)
-    access = replace(access, fingerprint=whole.health(session).certificate)
+    access = replace(
+        access, fingerprint=whole.request(session, "/health", timeout=HEALTH_S).certificate
+    )
     return Status(
         _state(answer=answer, problems=problems, loading=loading),
         nodes,
@@ -263,7 +280,7 @@ def _without_server(play: Play, nodes: list[NodeState]) -> Status:
 
 
 def _ray(play: Play, head: str, server: ContainerState) -> list[RayNode]:
-    return RayState(play.connections.session(head), dashboard_port(server.labels)).nodes()
+    return RayState(play.connections.session(head), dashboard_port(server)).nodes()
 
 
 def _problems(
@@ -322,12 +339,6 @@ def _without_link(play: Play, size: int) -> list[str]:
     return [n for n, found in hcas.items() if size > 1 and found and not any(h.up for h in found)]
 
 
-def _number(labels: Mapping[str, str], label: str, otherwise: int) -> int:
-    """A number among a container's labels; another one where it is none."""
-    text = labels.get(label, "")
-    return int(text) if text.isascii() and text.isdigit() else otherwise
-
-
 def _ray_restarted(play: Play, nodes: list[NodeState], size: int) -> list[str]:
     """Return where Ray was started again, which ends the server: why one that served loads."""
     _, wanted = _serving(play, size)
@@ -350,13 +361,19 @@ def _restarted(session: Session, head: str, times: int) -> str:
 
 
 def _asked(
-    session: Session, endpoint: Endpoint | None, probe: Probe, kind: ModelKind, limit: float
+    serving: Engine,
+    session: Session,
+    endpoint: Endpoint | None,
+    probe: Probe,
+    *,
+    kind: ModelKind,
+    limit: float,
 ) -> tuple[Answer, Completion | None]:
     """Return the answer of /health, status 0 without an endpoint; and a completion, where asked."""
     if endpoint is None:
         return Answer(0, ""), None
-    health = endpoint.health(session)
-    if health.status != 200:
+    life, health = ask_health(serving, endpoint, session)
+    if not life.serves:
         return health, None
     return health, probe_once(session, endpoint, kind, short(probe), timeout=limit)
 

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.config.model_kind import ModelKind
-from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import endpoint, kind_probe, proxy, runtime
+from spark_cluster.engine import proxy, runtime
 from spark_cluster.engine.names import RAY, SERVER, TITLE
-from spark_cluster.engine.ray import NODES as RAY_NODES
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.node import locks, paths, replies
-from spark_cluster.node.containers import NODES
 from spark_cluster.node.supervision.policy import SupervisionState
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
 from spark_cluster.runner.session import Session
@@ -29,11 +24,6 @@ FOLDER = paths.SUPERVISION
 CONFIG = paths.SUPERVISE_SETTINGS
 STATE = f"{FOLDER}/state/state.json"
 
-PROBE = Probe(
-    question="Answer with one word: what is the capital of France?", expect="Paris", max_tokens=8
-)
-"""The question of the supervision to a chat model; any answer shows that its engine lives."""
-
 PROGRAM = "spark_cluster.node.supervision.main"
 
 START_LIMIT = "spark_cluster.node.supervision.start_limit"
@@ -43,7 +33,7 @@ START_LIMIT = "spark_cluster.node.supervision.start_limit"
 def start_limit_configuration() -> dict[str, Any]:
     """Return what the program of the start limit is told."""
     known = _known()
-    wanted = ("server", "unit_folder", "labels", "ray_nodes", "ray_token")
+    wanted = ("server", "unit_folder", "ray_token")
     return {**{name: known[name] for name in wanted}, "servers": runtime.servers_there()}
 
 
@@ -62,37 +52,9 @@ def _known() -> dict[str, Any]:
         "unit_folder": UNIT_FOLDER,
         "lock": locks.RUN,
         "title": TITLE.pattern,
-        "labels": {
-            "endpoint": endpoint.LABEL,
-            "kind": kind_probe.KIND_LABEL,
-            "model": "spark-cluster.model",
-            "nodes": NODES,
-            "tp": "spark-cluster.tp",
-            "executor": "spark-cluster.executor",
-            "dashboard": "spark-cluster.dashboard",
-        },
-        "requests": _requests(),
-        "ray_nodes": RAY_NODES,
         "ray_token": TOKEN_FILE,
         "description": proxy.DESCRIPTION,
     }
-
-
-def _requests() -> dict[str, Any]:
-    """Return kind of model to the request that shows that it answers, and where its answer is."""
-    answers: dict[ModelKind, list[str | int]] = {
-        "chat": ["choices", 0, "message"],
-        "embedding": ["data", 0],
-        "reranking": ["results", 0],
-    }
-    found: dict[str, Any] = {
-        # A form with audio in it: its server's health has to do.
-        "transcription": {"path": "/health", "body": None, "found": []},
-    }
-    for kind, where in answers.items():
-        path, body, _ = kind_probe.request_of(kind, "", PROBE)
-        found[kind] = {"path": path, "body": json.loads(body), "found": where}
-    return found
 
 
 @dataclass(frozen=True)

@@ -16,15 +16,15 @@ from spark_cluster.engine import rungs, runtime, vram
 from spark_cluster.engine.checks import every
 from spark_cluster.engine.client import PATIENCE_S, NotApplicable, RequestFailed
 from spark_cluster.engine.endpoint import running
+from spark_cluster.engine.engine import Engine, ask_health, engine
 from spark_cluster.engine.kept_answers import COMPARED, ComparedSize, KeptAnswers
-from spark_cluster.engine.kind_probe import kind_of
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, models_of
 from spark_cluster.engine.readiness import container_state
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, VerificationFailed
 from spark_cluster.node import unit_state
-from spark_cluster.node.containers import OVERRIDES
+from spark_cluster.node.containers import OVERRIDES, RECIPE, TP
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Life, judge
 from spark_cluster.runner.events import Progress
 
@@ -232,16 +232,14 @@ def _chosen(models: Sequence[ModelServer], model: str | None) -> ModelServer:
 
 
 def _of_labels(state: ContainerState, endpoint: Endpoint) -> RunningServer:
-    labels = state.labels
-    size = labels.get("spark-cluster.tp", "")
     flags = {flag.lstrip("-"): value for flag, value in state.arguments().items()}
     return RunningServer(
         endpoint,
-        labels.get("spark-cluster.recipe", ""),
-        int(size) if size.isascii() and size.isdigit() else 1,
-        kind_of(labels),
+        state.label(RECIPE),
+        state.number(TP, 1),
+        state.kind,
         flags,
-        labels.get(OVERRIDES, ""),
+        state.label(OVERRIDES),
     )
 
 
@@ -364,17 +362,17 @@ def _verdicts(
                 yield _verdict(check, "not applicable", error.message, seconds)
                 continue
             if isinstance(error, RequestFailed) and error.status == 0:
-                lost = _lost(client)
+                lost = _lost(client, engine(recipe.engine))
             known = error if launch is None else rungs.with_known(error, check.rung, launch)
             yield _verdict(check, "failed", known.message, seconds, known.hint)
         else:
             yield _verdict(check, "ok", found, time.monotonic() - begun)
 
 
-def _lost(client: Client) -> str:
+def _lost(client: Client, serving: Engine) -> str:
     """Return why nothing more can be asked; empty when the server is healthy."""
-    answer = client.endpoint.health(client.session, timeout=HEALTH_UNDER_LOAD_S)
-    if judge(None, answer.status).serves:
+    life, answer = ask_health(serving, client.endpoint, client.session, timeout=HEALTH_UNDER_LOAD_S)
+    if life.serves:
         return ""
     return f"the server is gone: /health answers {answer.status or answer.reason}"
 

@@ -57,7 +57,8 @@ class Vllm:
     name = "vllm"
     dialect = DIALECT
     health = "/health"
-    died: int | None = 503  # while it loads nothing listens (source: make gpu, vLLM 0.26.0)
+    died: int | None = 503
+    loading: int | None = None  # nothing listens then (source: make gpu, vLLM 0.26.0)
     models = "/v1/models"
     version = ("/version", "version")
     started = start_patterns.VLLM.up

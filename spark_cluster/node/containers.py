@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from spark_cluster.node.replies import at, decoded, mapping_of, short, text_of, texts_of
 
@@ -28,11 +28,22 @@ DATA_PARALLEL = "spark-cluster.data-parallel"
 """Label of how many data-parallel ranks the server has, where there are several."""
 RECIPE = "spark-cluster.recipe"
 """Label of the recipe that a program was started with."""
+ENGINE, EXECUTOR = "spark-cluster.engine", "spark-cluster.executor"
+"""Labels of the engine, and of what joins its nodes: `ray` or `mp`."""
+MODEL, KIND = "spark-cluster.model", "spark-cluster.kind"
+"""Labels of the name to ask for, and of the kind of model; chat models have no kind."""
+TP = "spark-cluster.tp"
+"""Label of the tensor-parallel size."""
+ENDPOINT = "spark-cluster.endpoint"
+"""Label of the engine's own base URL."""
+DASHBOARD = "spark-cluster.dashboard"
+"""Label of the port of Ray's dashboard on the head."""
+
+Kind = Literal["chat", "embedding", "reranking", "transcription"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
+"""Kinds of models that are served."""
 OVERRIDES = "spark-cluster.overrides"
 """Label of the engine arguments that are not the recipe's own; absent without any."""
-FIREWALL = "spark-cluster.firewall"
-"""Label of the engine's containers: `present`, or `absent` where the inventory does without."""
-
 FIREWALL = "spark-cluster.firewall"
 """Label of the engine's containers: `present`, or `absent` where the inventory does without."""
 
@@ -150,6 +161,22 @@ class ContainerState:
         """Return a label; another text where there is none."""
         return self.labels.get(name, otherwise)
 
+    def number(self, name: str, otherwise: int) -> int:
+        """Return a label that is a number; another number where it is none."""
+        text = self.labels.get(name, "")
+        return int(text) if text.isascii() and text.isdigit() and len(text) <= 5 else otherwise
+
+    @property
+    def kind(self) -> Kind:
+        """The kind of its model; chat where its label names none."""
+        return next((kind for kind in KINDS if kind == self.labels.get(KIND)), "chat")
+
+    @property
+    def on_ray(self) -> bool:
+        """True for a server whose nodes Ray joins."""
+        size = self.number(NODES, self.number(TP, 1))
+        return size > 1 and self.label(EXECUTOR, "ray") == "ray"
+
     @property
     def words(self) -> str:
         """The command in one line."""
@@ -158,7 +185,7 @@ class ContainerState:
     @property
     def tp(self) -> int:
         """Nodes that serve together, as far as the container tells."""
-        label = self.labels.get(NODES, self.labels.get("spark-cluster.tp", ""))
+        label = self.labels.get(NODES, self.labels.get(TP, ""))
         if label.isdigit():
             return int(label)
         found = [int(a or b) for a, b in _TP.findall(self.words)]

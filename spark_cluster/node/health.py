@@ -123,6 +123,7 @@ def judge(
     completion: Completion | None = None,
     *,
     died: int | None = None,
+    loading: int | None = None,
 ) -> State:
     """Return the state of a server by what was looked at; None is what was not.
 
@@ -132,10 +133,11 @@ def judge(
         completion: the answer to a request.
         died: the status of /health with which this engine says that it has died
             (`Engine.died`); None where there is no such status.
+        loading: the same while it loads (`Engine.loading`).
     """
     if container is not None and not container.running:
         return _without_process(container)
-    if health == 0:
+    if health is not None and health in (0, loading):
         often = container.restarts if container is not None else 0
         if often >= MANY_RESTARTS:
             return State(Life.ENDED, f"has been restarted {often} times and takes no requests")

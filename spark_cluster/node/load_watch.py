@@ -17,6 +17,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from spark_cluster.node import durable, memory, paths
+from spark_cluster.node.health import judge
 from spark_cluster.node.http import ask
 from spark_cluster.node.load_guard import FLOOR_KIB, Reason, Settings, reason_file
 
@@ -109,7 +110,7 @@ class Guard:
         """Set the end when the server is ready, or none of the programs runs any more."""
         health = {"url": self.settings.health, "timeout": ASK_S}
         while not self._over.is_set():
-            ready = bool(self.settings.health) and ask(health)["status"] == 200
+            ready = bool(self.settings.health) and judge(None, ask(health)["status"]).serves
             if ready or not self._running():
                 self._over.set()
             self._over.wait(WATCH_S)

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import base64
 import contextlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.errors import SparkClusterError
 from spark_cluster.facts import gather
 from spark_cluster.facts.parsers import public_keys
 from spark_cluster.resources.host_keys import PREPARED
@@ -22,9 +23,59 @@ from spark_cluster.runner.ssh_route import Hop, Target, node_of
 if TYPE_CHECKING:
     from spark_cluster.runner.connections import Connections
     from spark_cluster.runner.node_connection import NodeConnection
+    from spark_cluster.runner.play import Play, RoleCall
 
 _REPLACES = b" spark-cluster:replaces="
 """Begins the comment of a key that was announced: the fingerprint of the one that it replaces."""
+
+
+def replace_shared_keys(
+    play: Play,
+    bootstrap: RoleCall,
+    notes: MutableMapping[str, list[str]],
+    failures: MutableMapping[str, list[SparkClusterError]],
+) -> None:
+    """Give new host keys to the later of nodes that share some; check mode leaves all as it is.
+
+    Whatever is cut in between, known_hosts has the key that the node shows: the new ones are
+    written next to the old ones first, and the old ones go when a new one was seen.
+
+    Args:
+        bootstrap: the role that puts the keys into force.
+        notes, failures: by node; what is to be said is added.
+
+    Raises:
+        Failed: known_hosts cannot be written.
+    """
+    if play.check:
+        return
+    for node in play.nodes:  # of a run that was cut
+        forget_replaced(play.connections, node.name)
+    keys = [key for node in play.nodes for key in set(node.facts.host_keys)]
+    if len(keys) == len(set(keys)):
+        return
+    ready = play.apply(play.nodes, play.role("bootstrap", prepare_host_keys=True), fail_fast=False)
+    asked = [node.name for node in play.nodes if node.name in ready.results]
+    announced = {name: announce(play.connections, name) for name in asked}
+    play.apply(play.nodes, bootstrap, fail_fast=False)
+    play.refresh(play.nodes, fail_fast=False)
+    for name in (node.name for node in play.nodes):
+        path, prints = announced.get(name, (Path(), []))
+        if not prints:
+            continue
+        notes[name].append(
+            f"it has new SSH host keys ({', '.join(prints)}); they came over the connection that "
+            f"was verified with the old one, and are in {path} now. Other machines that know the "
+            "node will report a changed key"
+        )
+        try:
+            if not verify(play.connections, name):
+                notes[name].append(
+                    "its sshd still shows the old host key: `systemctl reload ssh` there; both "
+                    "are in known_hosts until the next run"
+                )
+        except SparkClusterError as error:
+            failures[name].append(error)
 
 
 def announce(connections: Connections, name: str) -> tuple[Path, list[str]]:

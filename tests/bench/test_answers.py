@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.engine.checks import pictures
-from spark_cluster.engine.checks.questions import CATALOGUE, HTML, Question
+from spark_cluster.engine.checks.questions import CATALOGUE, HTML, Question, picture_url
 from spark_cluster.engine.checks.right_answer import why_wrong
 
 QUESTIONS = {one.id: one for listed in CATALOGUE.values() for one in listed}
@@ -126,22 +125,27 @@ def colour_at(url: str, x: int, y: int) -> tuple[int, ...]:
     return tuple(found[3 * (y * width + x) : 3 * (y * width + x) + 3])
 
 
+SIDE = 336
+WHITE, BLACK, YELLOW = (255, 255, 255), (0, 0, 0), (255, 220, 0)
+RED, GREEN, BLUE = (220, 20, 30), (20, 150, 50), (30, 60, 220)
+
+
 def test_pictures_show_what_they_are_asked_about():
-    middle = pictures.SIDE // 2
-    assert colour_at(pictures.red(), 5, 300) == pictures.RED
-    assert colour_at(pictures.circle(), middle, middle) == pictures.BLUE
-    assert colour_at(pictures.circle(), 5, 5) == pictures.WHITE
-    line = [colour_at(pictures.squares(), x, middle) for x in range(0, pictures.SIDE, 12)]
+    middle = SIDE // 2
+    assert colour_at(picture_url("red"), 5, 300) == RED
+    assert colour_at(picture_url("circle"), middle, middle) == BLUE
+    assert colour_at(picture_url("circle"), 5, 5) == WHITE
+    line = [colour_at(picture_url("squares"), x, middle) for x in range(0, SIDE, 12)]
     changes = [b for a, b in pairwise(line) if a != b]
-    assert changes == [pictures.BLACK, pictures.WHITE] * 3
-    assert colour_at(pictures.sides(), 80, middle) == pictures.GREEN
-    assert colour_at(pictures.sides(), 250, middle) == pictures.RED
-    assert colour_at(pictures.house(), 280, 55) == pictures.YELLOW
+    assert changes == [BLACK, WHITE] * 3
+    assert colour_at(picture_url("sides"), 80, middle) == GREEN
+    assert colour_at(picture_url("sides"), 250, middle) == RED
+    assert colour_at(picture_url("house"), 280, 55) == YELLOW
 
 
 def test_digits_are_those_of_a_display():
     """Bars of the digits: 4 lacks the top one, 0 the middle one, 7 all but the right side."""
-    url, size, top = pictures.number(), 70, 98
+    url, size, top = picture_url("number"), 70, 98
     lit = {}
     for place, digit in enumerate("407"):
         left = 30 + 98 * place
@@ -151,7 +155,7 @@ def test_digits_are_those_of_a_display():
         }  # fmt: skip
         lit[digit] = "".join(
             name for name, (x, y) in sorted(spots.items())
-            if colour_at(url, left + x, top + y) == pictures.BLACK
+            if colour_at(url, left + x, top + y) == BLACK
         )  # fmt: skip
     assert lit == {"4": "bfg", "0": "abdef", "7": "ab"}
 

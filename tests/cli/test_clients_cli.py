@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 from factories import put
 
-from spark_cluster.engine.endpoint import LABEL
 from spark_cluster.engine.proxy import DESCRIPTION, SELF_SIGNED
+from spark_cluster.node.containers import ENDPOINT
 
 INVENTORY = """\
 nodes: {spark1: {address: 10.0.0.1, roles: [head]}}
@@ -47,7 +47,7 @@ def serving(project: Path, agent, monkeypatch, engine):
 
     monkeypatch.setenv("COLUMNS", "200")
     put(project / "inventory.yaml", INVENTORY)
-    usual = {"spark-cluster.model": "gemma", LABEL: f"http://127.0.0.1:{engine}/v1"}
+    usual = {"spark-cluster.model": "gemma", ENDPOINT: f"http://127.0.0.1:{engine}/v1"}
 
     def begin(**labels):
         state = {
@@ -133,7 +133,7 @@ def test_when_nothing_serves_it_says_so(run, serving, project):
 
 
 def test_a_model_that_still_loads_has_no_length_yet(run, serving, closed_port):
-    serving(**{LABEL: f"http://127.0.0.1:{closed_port}/v1"})
+    serving(**{ENDPOINT: f"http://127.0.0.1:{closed_port}/v1"})
     status, out, _ = run("clients", "continue")
     assert status == 0
     assert "contextLength" not in out

@@ -19,10 +19,10 @@ from ruamel.yaml import YAML
 from docs.generate import schemas
 from docs.generate.code import OUTPUTS, commands, event_classes
 from docs.generate.inference import Inference
-from playbooks.provision import Provisioned
 from spark_cluster.cli import api
 from spark_cluster.cli.results import Recap, RunSummary
 from spark_cluster.engine.link_check import Bandwidth, Hop
+from spark_cluster.engine.provisioning import Provisioned
 from spark_cluster.errors import Unreachable
 from spark_cluster.lab import Lab, breakage
 from spark_cluster.lab.gpu import GpuLab

@@ -15,9 +15,10 @@ from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.secret import Secret
 from spark_cluster.config.tls import Tls
 from spark_cluster.engine import endpoint, proxy
-from spark_cluster.engine.endpoint import LABEL, Endpoint
+from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.facts.model import Facts, Interface
+from spark_cluster.node.containers import ENDPOINT
 from spark_cluster.runner.session import Answer
 from spark_cluster.topology import Node
 
@@ -115,7 +116,7 @@ def test_a_request_is_what_a_user_sends(key):
     ],
 )  # fmt: skip
 def test_where_a_server_that_runs_answers(label, description, url):
-    found = endpoint.running({LABEL: label, "spark-cluster.model": "m"}, description, "k")
+    found = endpoint.running({ENDPOINT: label, "spark-cluster.model": "m"}, description, "k")
     assert (found.url if found else None) == url
     if found:
         assert (found.model, found.api_key) == ("m", "k")

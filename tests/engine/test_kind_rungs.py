@@ -23,11 +23,13 @@ from serve_plans import server_for, snapshot_of
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
-from spark_cluster.engine import embedding_size, kind_probe, kind_rungs, rungs, vector_checks
+from spark_cluster.engine import embedding_size, kind_probe, kind_rungs, rungs
 from spark_cluster.engine.client import Client
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
+from spark_cluster.node.containers import KIND, ContainerState
 from spark_cluster.node.http import ask
+from spark_cluster.node.supervision import model_probe
 from spark_cluster.runner.session import Answer, carried_body
 
 PROBE = Recipe.model_fields["probe"].default
@@ -274,9 +276,9 @@ def test_the_short_request_of_status(server: Server) -> None:
 
 
 def test_the_label_of_a_container_says_the_kind() -> None:
-    assert kind_probe.kind_of({kind_probe.KIND_LABEL: "reranking"}) == "reranking"
-    assert kind_probe.kind_of({}) == "chat"
-    assert kind_probe.kind_of({kind_probe.KIND_LABEL: "x"}) == "chat"
+    assert ContainerState(labels={KIND: "reranking"}).kind == "reranking"
+    assert ContainerState().kind == "chat"
+    assert ContainerState(labels={KIND: "x"}).kind == "chat"
 
 
 DENSE = json.dumps([
@@ -333,7 +335,7 @@ def test_any_reply_gets_a_verdict(document: Any, rung: str) -> None:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=8))
 def test_a_cosine_is_a_cosine(vector: list[float]) -> None:
-    found = vector_checks.cosine(vector, vector)
+    found = model_probe.cosine(vector, vector)
     assert found == 0.0 or math.isclose(found, 1.0, rel_tol=1e-6)
 
 
@@ -359,7 +361,7 @@ def test_up_climbs_with_the_size_that_the_models_files_say(
     play = SimpleNamespace(head=node, session=lambda _node: head, bus=Mock())
     if verified:
         assert rungs.climb(play, plan).startswith("3 numbers; cosine")  # type: ignore[arg-type]
-        assert plan.labels[kind_probe.KIND_LABEL] == "embedding"
+        assert plan.labels[KIND] == "embedding"
         return
     with pytest.raises(VerificationFailed, match="3 numbers, expected 1024"):
         rungs.climb(play, plan)  # type: ignore[arg-type]

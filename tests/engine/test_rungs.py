@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import base64
 import json
-import struct
-import zlib
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -21,8 +18,7 @@ from serve_plans import server_for
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.engine import rungs
-from spark_cluster.engine.checks import pictures
-from spark_cluster.engine.text_checks import incoherent
+from spark_cluster.engine.checks.texts import incoherent
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
 from spark_cluster.node.containers import parse_state
@@ -115,20 +111,3 @@ def test_a_loop_is_found_whatever_it_says(piece, times):
 @given(st.text(max_size=400))
 def test_any_text_gets_a_verdict(text):
     assert isinstance(incoherent(text), str)
-
-
-def test_a_picture_is_a_png():
-    data = base64.b64decode(pictures.Canvas((255, 0, 0), 4, 4).url.partition(",")[2])
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    at, chunks = 8, {}
-    while at < len(data):
-        (size,) = struct.unpack(">I", data[at : at + 4])
-        kind_, body = data[at + 4 : at + 8], data[at + 8 : at + 8 + size]
-        assert struct.unpack(">I", data[at + 8 + size : at + 12 + size])[0] == zlib.crc32(
-            kind_ + body
-        )
-        chunks[kind_] = body
-        at += 12 + size
-    assert struct.unpack(">IIBB", chunks[b"IHDR"][:10]) == (4, 4, 8, 2)
-    assert zlib.decompress(chunks[b"IDAT"]) == (b"\0" + b"\xff\0\0" * 4) * 4
-    assert list(chunks)[-1] == b"IEND"

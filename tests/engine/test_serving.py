@@ -258,6 +258,8 @@ def serving(tp=2, health=200, answer="Paris", server="running", **more):
 
 
 WORKER = FakeSession({RAY: inspected()})
+OF_SGLANG = {"spark-cluster.engine": "sglang"}
+"""Of a server whose /health says 503 while it loads; that of vLLM has died then."""
 
 
 def test_nothing_is_there(status):
@@ -316,6 +318,8 @@ def test_serving_alone(status):
         (play_of(spark1=serving(health=0), spark2=FakeSession({RAY: inspected(restarts=1)})), TWO,
          "starting", "Ray's container on spark2 has been restarted 1 times; a server that"),
         (play_of(spark1=serving(health=503), spark2=WORKER), TWO, "failed", "200 (503)"),
+        (play_of(spark1=serving(health=503, labels=OF_SGLANG), spark2=WORKER), TWO, "starting",
+         "200 (503)"),
         (play_of(spark1=serving(answer=""), spark2=WORKER), TWO, "failed", "a completion does not"),
         (play_of(spark1=serving(server="exited", health=0, exit_code=1), spark2=WORKER), TWO,
          "failed", "the server is exited (exit code 1)"),

@@ -11,12 +11,12 @@ from factories import make_node, make_recipe
 from serve_plans import deployment_for, inventory_of
 
 from spark_cluster.engine import taken_ports
-from spark_cluster.engine.endpoint import LABEL
 from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.resolve import resolve_models
 from spark_cluster.errors import Refused
 from spark_cluster.facts.listeners import Listener, parse
+from spark_cluster.node.containers import ENDPOINT
 
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
 LISTENS = 'LISTEN 0 5 {}:{} 0.0.0.0:* users:(("{}",pid=77,fd=3))\n'
@@ -27,7 +27,7 @@ def listens(port, program="nginx", address="0.0.0.0"):
 
 
 def inspected(status, url):
-    config = {"Labels": {LABEL: url}}
+    config = {"Labels": {ENDPOINT: url}}
     return json.dumps([{"State": {"Status": status}, "Config": config, "Name": "/x"}])
 
 

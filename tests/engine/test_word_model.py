@@ -10,7 +10,7 @@ import word_model
 
 from spark_cluster.config.model_kind import of_architectures
 from spark_cluster.engine import embedding_size, kind_rungs
-from spark_cluster.engine.vector_checks import cosine, length
+from spark_cluster.node.supervision.model_probe import cosine, length
 
 
 def test_the_rungs_hold_on_it() -> None:

@@ -79,7 +79,10 @@ def test_what_was_seen_and_what_it_means(container, health, completion, life, re
 
 
 def test_an_engine_that_answers_503_while_it_loads_is_not_dead():
-    assert judge(RUNS, 503, died=engine("sglang").died).life is Life.FAILING
+    sglang = engine("sglang")
+    assert judge(RUNS, 503, died=sglang.died, loading=sglang.loading).life is Life.LOADING
+    assert judge(OFTEN, 503, died=sglang.died, loading=sglang.loading).life is Life.ENDED
+    assert judge(RUNS, 500, died=sglang.died, loading=sglang.loading).life is Life.FAILING
 
 
 def test_a_restart_since_the_first_look_ends_what_was_watched():

@@ -18,7 +18,6 @@ def test_on_the_head(role):
     config = json.loads(one(resources, "File", supervision.CONFIG).content)
     assert config["limits"]["look_s"] == 2
     assert Limits(**config["limits"]).misses == 3
-    assert set(config["requests"]) == {"chat", "embedding", "reranking", "transcription"}
     unit = one(resources, "File", "/etc/systemd/system/").content
     program = one(resources, "File", f"{supervision.FOLDER}/")
     starts = f"{program.path}/spark_cluster/node spark_cluster.node.supervision.main:main"

@@ -7,12 +7,15 @@ the arguments, streamed and not.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import base64
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
+from pathlib import Path
 from typing import Any
 
-from spark_cluster.engine.checks import pictures
+PICTURES = Path(__file__).parent / "pictures"
+"""PNG files of 336 pixels: large enough for every vision tower, and small for the prompt."""
 
 VERSION = "1"
 """Of the questions; answers to other questions are not compared."""
@@ -42,7 +45,7 @@ class Question:
 
     Attributes:
         text: what is asked.
-        picture: makes the `data:` URL of what it is about.
+        picture: name of the file in `pictures` that it is about; empty without one.
         stream: whether the answer is streamed.
         tools: that the model is offered, by name.
         results: of tools, by name; with them the model is asked again after it called some.
@@ -53,7 +56,7 @@ class Question:
 
     id: str
     text: str
-    picture: Callable[[], str] | None = None
+    picture: str = ""
     stream: bool = True
     tools: tuple[str, ...] = ()
     results: Mapping[str, str] = field(default_factory=dict)
@@ -64,9 +67,9 @@ class Question:
     def to_dict(self) -> dict[str, Any]:
         """As `ask.py` reads it."""
         content: Any = self.text
-        if self.picture is not None:
+        if self.picture:
             content = [
-                {"type": "image_url", "image_url": {"url": self.picture()}},
+                {"type": "image_url", "image_url": {"url": picture_url(self.picture)}},
                 {"type": "text", "text": self.text},
             ]
         return {
@@ -79,6 +82,12 @@ class Question:
         }
 
 
+def picture_url(name: str) -> str:
+    """Return a picture as a `data:` URL."""
+    content = base64.b64encode((PICTURES / f"{name}.png").read_bytes())
+    return f"data:image/png;base64,{content.decode()}"
+
+
 _COLOURS = ("red", "green", "blue", "yellow", "black", "white")
 _SHAPES = ("circle", "square", "triangle", "rectangle")
 
@@ -88,17 +97,17 @@ def _but(words: tuple[str, ...], right: str) -> tuple[str, ...]:
 
 
 VISION = (
-    Question("colour", "Which colour is this picture? Answer with one word.", pictures.red,
+    Question("colour", "Which colour is this picture? Answer with one word.", "red",
              words=(("red",),), never=_but(_COLOURS, "red")),
-    Question("shape", "Which shape is in this picture? Answer with one word.", pictures.circle,
+    Question("shape", "Which shape is in this picture? Answer with one word.", "circle",
              words=(("circle", "disc", "disk", "dot", "ball"),), never=_but(_SHAPES, "circle")),
     Question("count", "How many squares are in this picture? Answer with a number only.",
-             pictures.squares, words=(("3", "three"),)),
+             "squares", words=(("3", "three"),)),
     Question("number", "Which number is written in this picture? Answer with the number only.",
-             pictures.number, words=(("407",),)),
+             "number", words=(("407",),)),
     Question("position", "Which colour is the thing on the left? Answer with one word.",
-             pictures.sides, words=(("green",),), never=_but(_COLOURS, "green")),
-    Question("scene", "What is this a picture of? List everything you see.", pictures.house,
+             "sides", words=(("green",),), never=_but(_COLOURS, "green")),
+    Question("scene", "What is this a picture of? List everything you see.", "house",
              words=(("house", "home", "building"), ("tree",), ("sun",))),
 )  # fmt: skip
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from spark_cluster.node import memory
-from spark_cluster.node.containers import ContainerState
+from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.node.health import State, judge
 from spark_cluster.node.model_loader import haproxy
 from spark_cluster.node.model_loader.policy import Loaded
@@ -16,6 +16,9 @@ from spark_cluster.node.supervision import loading, look
 
 ACT_S = 180.0
 """Seconds to start or stop a container."""
+
+ANSWER_S = 30.0
+"""Seconds for an answer of a server."""
 
 STOP_S = 30
 """Seconds that a server has to end before it is killed."""
@@ -86,7 +89,7 @@ class Servers:
     def need_gib(self, one: ContainerState) -> float:
         """Return the memory that must be available before a server is started."""
         with contextlib.suppress(ValueError):
-            return float(one.label(self.config["labels"]["needs"]))
+            return float(one.label(NEEDS))
         return 0.0
 
     def loaded(self, but: str) -> list[Loaded]:
@@ -152,7 +155,7 @@ class Servers:
         """Return whether a server lives; one that has a process is asked for a real answer."""
         if not one.kept_up:
             return judge(one)
-        return judge(one, None, look.answer(one, self.config, float(self.config["answer_s"])))
+        return judge(one, None, look.answer(one, ANSWER_S))
 
     def came_up(self, name: str) -> None:
         """Note when a server was ready."""

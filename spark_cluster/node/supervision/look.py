@@ -11,14 +11,24 @@ import re
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from spark_cluster.node import engine_metrics, memory, nvidia_smi, replies, unit_state
-from spark_cluster.node.containers import ContainerState, parse_state
+from spark_cluster.node import engine_metrics, memory, nvidia_smi, unit_state
+from spark_cluster.node.containers import (
+    DASHBOARD,
+    ENDPOINT,
+    MODEL,
+    NODES,
+    TP,
+    ContainerState,
+    parse_state,
+)
 from spark_cluster.node.health import Completion
 from spark_cluster.node.http import ask
+from spark_cluster.node.supervision.model_probe import completion_of, request_of
 
 COMMAND_S = 20.0
 """Seconds for a question to Docker, systemd or nvidia-smi."""
@@ -28,6 +38,12 @@ ACT_S = 180.0
 
 RETURNED = 0.9
 """Share of the memory that the server held, which must be available before it is started."""
+
+QUESTION, MAX_TOKENS = "Answer with one word: what is the capital of France?", 8
+"""The request to a chat model; any answer shows that its engine works."""
+
+RAY_NODES = "/api/v0/nodes"
+"""Path of Ray's State API on the head's dashboard."""
 
 UNSEEN = ContainerState("unknown")
 """Docker or systemd does not answer."""
@@ -76,37 +92,31 @@ def program(name: str, config: Mapping[str, Any]) -> ContainerState:
     return found if found.status != "absent" else UNSEEN  # it was listed
 
 
-def answer(server: ContainerState, config: Mapping[str, Any], limit_s: float) -> Completion:
+def answer(server: ContainerState, limit_s: float) -> Completion:
     """Ask for a real answer within a limit in seconds."""
-    base = server.label(config["labels"]["endpoint"]).removesuffix("/v1")
+    base = server.label(ENDPOINT).removesuffix("/v1")
     if not base:
         return Completion(0, why="its labels name no endpoint")
-    kinds = config["requests"]
-    request = kinds.get(server.label(config["labels"]["kind"], "chat"), kinds["chat"])
-    body = None
-    if request["body"] is not None:
-        body = json.dumps({**request["body"], "model": server.label(config["labels"]["model"])})
-    reply = ask(
-        {
-            "url": f"{base}{request['path']}",
-            "method": "GET" if body is None else "POST",
-            "headers": {"Content-Type": "application/json"},
-            "body": body,
-            "timeout": limit_s,
-        }
-    )
-    status, path = reply["status"], request["path"]
-    if status != 200:
-        told = reply.get("reason") or replies.error(str(reply.get("body", "")))
-        what = f"answers with status {status}" if status else "does not answer"
-        return Completion(status, why=f"{path} {what}: {told}")
-    found = replies.at(replies.decoded(reply["body"]), *request["found"])
-    return Completion(200, why="" if found or not request["found"] else f"{path} gives no answer")
+    if server.kind == "transcription":  # a form with audio in it: its health has to do
+        path = "/health"
+        asked: dict[str, Any] = {"url": f"{base}{path}"}
+    else:
+        path, body, kind = request_of(server.kind, server.label(MODEL), QUESTION, MAX_TOKENS)
+        asked = {"url": base + path, "method": "POST", "body": body}
+        asked["headers"] = {"Content-Type": kind}
+    reply = ask({**asked, "timeout": limit_s})
+    status, text = reply["status"], str(reply.get("body", ""))
+    if status == 200 and path == "/health":
+        return Completion(200)
+    found = completion_of(server.kind, status, text, str(reply.get("reason") or ""))
+    what = f"answers with status {status}" if status else "does not answer"
+    what = "gives no answer" if status == 200 else what
+    return replace(found, why=f"{path} {what}: {found.why}") if found.why else found
 
 
-def tokens(server: ContainerState, config: Mapping[str, Any]) -> float | None:
+def tokens(server: ContainerState) -> float | None:
     """Return the tokens that the server has read and written so far; None where it does not say."""
-    base = server.label(config["labels"]["endpoint"]).removesuffix("/v1")
+    base = server.label(ENDPOINT).removesuffix("/v1")
     reply = ask({"url": f"{base}/metrics", "timeout": engine_metrics.ASK_S})
     found = engine_metrics.figures(str(reply["body"])) if reply["status"] == 200 else None
     if found is None:
@@ -156,18 +166,17 @@ def memory_obstacle(need_mib: int, title: str) -> str:
 
 def ray_obstacle(server: ContainerState, config: Mapping[str, Any]) -> str:
     """Return how many of the nodes that serve Ray shows, where some are missing; or nothing."""
-    labels = config["labels"]
-    size = server.label(labels["nodes"]) or server.label(labels["tp"], "1")
-    if size == "1" or not size.isdecimal() or server.label(labels["executor"], "ray") != "ray":
+    if not server.on_ray:
         return ""
-    url = f"http://127.0.0.1:{server.label(labels['dashboard'])}{config['ray_nodes']}"
+    size = server.number(NODES, server.number(TP, 1))
+    url = f"http://127.0.0.1:{server.label(DASHBOARD)}{RAY_NODES}"
     reply = ask({"url": url, "timeout": 5.0, "bearer_file": config["ray_token"]})
     try:
         rows = json.loads(reply["body"])["data"]["result"]["result"]
         alive = sum(row["state"] == "ALIVE" for row in rows)
     except (ValueError, LookupError, TypeError):
         return f"Ray's head does not answer (status {reply['status']})"
-    return "" if alive >= int(size) else f"Ray shows {alive} of {size} nodes: is the other one on?"
+    return "" if alive >= size else f"Ray shows {alive} of {size} nodes: is the other one on?"
 
 
 def lost_of_ray(ray: ContainerState) -> list[str]:

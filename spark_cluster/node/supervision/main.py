@@ -104,9 +104,9 @@ class Supervisor:
 
     def _completion(self, server: ContainerState) -> Completion:
         """Ask for a completion; one that does not come while others do is late."""
-        found = looking.answer(server, self.config, self.limits.answer_s)
+        found = looking.answer(server, self.limits.answer_s)
         # After each answer too: the tokens of our own question say nothing of other requests.
-        before, tokens = self._tokens, looking.tokens(server, self.config)
+        before, tokens = self._tokens, looking.tokens(server)
         if tokens is None:
             return found
         self._tokens = tokens

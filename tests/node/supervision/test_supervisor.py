@@ -22,7 +22,7 @@ from waiting import HANG_S
 
 from spark_cluster.engine import supervision
 from spark_cluster.node import load_guard, memory, own_program, unit_state
-from spark_cluster.node.containers import ContainerState
+from spark_cluster.node.containers import KIND, ContainerState
 from spark_cluster.node.load_guard import PROGRAM, Settings
 from spark_cluster.node.supervision import look
 from spark_cluster.node.supervision.main import Supervisor
@@ -186,6 +186,32 @@ def test_a_reply_without_an_answer_is_none(node, engine):
     engine.reply = {"choices": []}
     assert [node.look(), node.look()] == ["", STOP]
     assert "gives no answer" in node.supervisor.state.reason
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("embedding", {"data": [{"embedding": [0.6, 0.8]}]}, {"data": []}),
+        ("reranking", {"results": [{"index": 0, "relevance_score": 0.9}]}, {"results": []}),
+    ],
+)
+def test_a_model_of_another_kind_is_asked_for_what_it_answers(node, engine, kind, good, bad):
+    known = node.containers
+    known["spark-vllm"]["Config"]["Labels"][KIND] = kind
+    node.write(known)
+    engine.reply = good
+    node.look()
+    assert node.phase == "serving"
+    engine.reply = bad
+    assert [node.look(), node.look()] == ["", STOP]
+
+
+def test_a_model_that_hears_is_asked_for_its_health(node, engine):
+    known = node.containers
+    known["spark-vllm"]["Config"]["Labels"][KIND] = "transcription"
+    node.write(known)
+    node.look()
+    assert node.phase == "serving"
 
 
 def test_nothing_is_done_while_a_run_is_at_work(node, engine):
