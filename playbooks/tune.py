@@ -39,28 +39,25 @@ def main(
         play.refresh(server.nodes)
     with play.stage("fetch"):
         server = fetch(play, deployment, {recipe.name: models}).first
-    shape = tuning.shape_of(play, server)
-    low, high = tuning.estimate(shape, sizes)
+    arguments = tuning.arguments(play, server)
+    low, high = (len(sizes) * seconds for seconds in tuning.SIZE_S)
     play.note(
-        f"{len(sizes)} batch sizes, {shape.configurations} configurations each: {low / 3600:.1f} "
-        f"to {high / 3600:.0f} h, {limit_s / 3600:g} h at most; it goes on when this ends, and "
-        "the same command waits for it"
+        f"{len(sizes)} batch sizes: {low / 3600:.1f} to {high / 3600:.0f} h, {limit_s / 3600:g} h "
+        "at most; it goes on when this ends, and the same command waits for it"
     )
     with play.stage("tune"):
         path = tuning.sent_tuner(play, server, tuner)
-        wanted = tuning.resource(server, shape, sizes, tuner=path, limit_s=limit_s, renew=renew)
+        wanted = tuning.resource(server, arguments, sizes, tuner=path, limit_s=limit_s, renew=renew)
         made = play.apply(server.nodes[0], [wanted])
     if play.check:
         return None
-    found = [
-        entry
-        for entry in tuned.look(play, server, server.nodes[:1])[server.nodes[0].name]
-        if (entry["tp"], entry["gpu"]) == (tp, wanted.gpu)
-    ]
+    image = tuned.image_on_head(play, server)
+    entries = tuned.look(play, server, server.nodes[:1])[server.nodes[0].name]
+    found = tuned.fitting(entries, tp, {wanted.gpu}, image)
     if not found:
         raise Failed("the tuner ended well, and left nothing", where=server.nodes[0].name)
-    newest = max(found, key=lambda entry: float(entry["at"]))
-    tuning.hand_on(play, server, str(newest["image"]), [str(newest["file"])])
+    newest = found[-1]
+    tuning.hand_on(play, server, image, [str(newest["file"])])
     return Tuning(
         recipe=recipe.name,
         tp=tp,

@@ -17,6 +17,9 @@ Reply = dict[str, Any]
 LOG_S = 30.0
 """Seconds that reading a server's log may take."""
 
+MOST_FOUND = 200
+"""Different matches in a log that are sent: some for each rank and graph."""
+
 
 def _folder(host: Host, request: Mapping[str, Any]) -> Path:
     return host.path(str(request["folder"]))
@@ -45,18 +48,16 @@ def _known(host: Host, request: Mapping[str, Any]) -> Reply:
         return {"known": True, "found": []}
     done = host.run(request["log"], timeout=LOG_S)
     found = re.findall(str(request["pattern"]), done.stdout)
-    return {"known": False, "found": list(dict.fromkeys(found))[: launch_records.MOST_ENTRIES]}
+    return {"known": False, "found": list(dict.fromkeys(found))[:MOST_FOUND]}
 
 
 def _record(host: Host, request: Mapping[str, Any]) -> Reply:
-    """Keep a record, with this node's clock and the sizes of its caches."""
+    """Keep a record, with this node's clock."""
     record = launch_records.from_dict(request["record"])
     if record is None:
         return {"error": "the record of the launch does not have the form of one"}
-    now = time.time()
-    sizes = cache_usage.sizes(_folder(host, request))
-    launch_records.add(host.root, replace(record, sizes=sizes, first=now, last=now))
-    return {"sizes": sizes}
+    launch_records.add(host.root, replace(record, last=time.time()))
+    return {}
 
 
 def _usage(host: Host, request: Mapping[str, Any]) -> Reply:

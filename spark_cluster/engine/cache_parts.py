@@ -11,9 +11,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.engine import compile_key, runtime
+from spark_cluster.engine import runtime
 from spark_cluster.engine.names import PROGRAMS, instance_of
 from spark_cluster.node import unit_state
+from spark_cluster.node.cache_usage import COMPILED_IN
 from spark_cluster.node.containers import RECIPE
 from spark_cluster.node.engine_caches import IMAGES, VENV, short
 from spark_cluster.node.launch_records import LaunchRecord, from_dict
@@ -28,7 +29,7 @@ USUAL = ("compile", "flashinfer")
 USAGE_S, REMOVE_S = 60.0, 600.0
 """Seconds that counting and removing may take on a node."""
 
-COMPILED = f"vllm/{compile_key.FOLDER}/"
+COMPILED = f"vllm/{COMPILED_IN}/"
 
 
 @dataclass(frozen=True)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from spark_cluster.config.flags import words
-from spark_cluster.engine import compile_key, logs, runtime, tuned, warmth
+from spark_cluster.engine import logs, runtime, tuned, warmth
 from spark_cluster.engine.caches import root_on
 from spark_cluster.engine.startup_log import BEGINNING
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node import images, launch_records, unit_state
 from spark_cluster.node.engine_caches import of_environment
-from spark_cluster.node.launch_records import LaunchRecord, short
+from spark_cluster.node.launch_records import LaunchRecord
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
@@ -27,105 +28,68 @@ if TYPE_CHECKING:
     from spark_cluster.topology import Node
 
 RECORD_S = 60.0
-"""Seconds that writing a record may take, the sizes of the caches counted."""
+"""Seconds that writing a record may take."""
 
 NOT_RECORDED = "the launch could not be recorded, so the next one's warmth is unknown: {}"
 
+LOGGED = (
+    r"torch_compile_cache/(?:torch_aot_compile/)?[0-9a-f]{10,64}/rank_\d"
+    r"|Compiling a graph for|Directly load (?:AOT|the compiled)"
+    r"|torch\.compile (?:and initial profiling run )?(?:takes|took) \d{1,5}\.\d{1,3} s"
+)
+"""What vLLM's log says of its compile cache: `Using cache directory: DIR for vLLM's torch.compile`,
+`saved AOT compiled function to FILE`, `Compiling a graph for compile range (1, 8192) takes 61.05
+s`, `Directly load the compiled graph(s) for ... from the cache`, `Directly load AOT compilation
+from path FILE`, `torch.compile took 90.82 s in total` (`takes` up to 0.15). Sources: vllm-source,
+measured-on-h200."""
+
 
 def wanted(recipe: Recipe, tp: int) -> LaunchRecord:
-    """Return the launch of a recipe, as far as the laptop knows it: no version, image id and GPU.
+    """Return the launch of a recipe, as far as the laptop knows it: no version and image id.
 
-    The path of a model that is found by its revision is only known to `up`, and left out; a drafter
-    from the hub stands by its name for the same reason.
+    A drafter from the hub stands by its name: its path is only known to `up`.
     """
-    given = _drafter_by_name(recipe).flags(tp)
-    flags = {flag: short(" ".join(words({flag: value})[1:])) for flag, value in given.items()}
-    env = {
-        name: short(value)
-        for name, value in recipe.plain_env.items()
-        if compile_key.variable_enters(name)
+    drafter = recipe.drafter
+    if drafter is not None and drafter.name is not None:
+        by_name = drafter.model_copy(update={"path": drafter.name})
+        recipe = recipe.model_copy(update={"drafter": by_name})
+    model, venv = recipe.model, recipe.venv
+    passed = {
+        "model": [model.name, model.revision, model.path],
+        "nodes": recipe.nodes_for(tp),
+        "flags": recipe.flags(tp),
+        "env": recipe.plain_env,
+        "packages": venv.requirements if venv else [],
     }
-    venv = recipe.venv
-    made_of = f"{venv.path} {' '.join(venv.requirements)}".strip() if venv else ""
+    text = json.dumps(passed, sort_keys=True, default=str)
     return LaunchRecord(
         recipe=recipe.name,
         engine=recipe.engine,
-        reference=short(made_of or recipe.image.reference),
-        model=recipe.model.path or "",
-        tp=tp,
-        nodes=recipe.nodes_for(tp),
-        flags=flags,
-        env=env,
+        reference=venv.path if venv else recipe.image.reference,
+        arguments=hashlib.sha256(text.encode()).hexdigest(),
     )
 
 
-def _drafter_by_name(recipe: Recipe) -> Recipe:
-    drafter = recipe.drafter
-    if drafter is None or drafter.name is None:
-        return recipe
-    return recipe.model_copy(update={"drafter": drafter.model_copy(update={"path": drafter.name})})
-
-
-def planned(server: Server) -> LaunchRecord:
-    """Return the launch of a server, with the path of the model that it is given."""
-    return replace(wanted(server.recipe, server.tp), model=server.model_path)
+def logged(found: Iterable[str]) -> dict[str, Any]:
+    """Return the fields of a record that a log tells, by its matches of `LOGGED`."""
+    keys, seconds, said = list[str](), [0.0], set[str]()
+    for text in found:
+        if text.startswith("torch_compile_cache"):
+            keys.append(text.partition("/")[2].rpartition("/")[0])
+        elif text.startswith("torch.compile"):
+            seconds.append(float(text.split()[-2]))
+        else:
+            said.add(text.split()[0])
+    outcome = "loaded" if said == {"Directly"} else "compiled" if said or seconds[1:] else ""
+    return {"keys": tuple(dict.fromkeys(keys)), "outcome": outcome, "compile_s": max(seconds)}
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What a node was asked about a launch; both requests are on their way in one turn.
-
-    Attributes:
-        model: its name.
-        caches: the folder of a virtual environment's caches; empty for an image, by whose id it is
-            known.
-    """
+    """What a node was asked about a launch; both requests are on their way in one turn."""
 
     state: Pending
     image: Pending | None
-    model: str
-    caches: str = ""
-
-    def answer(self, launch: LaunchRecord) -> NodeWarmth:
-        """Wait, and judge the launch; unknown where the node does not answer."""
-        try:
-            return self._judged(launch)
-        except SparkClusterError as error:
-            return warmth.NodeWarmth("unknown", (error.message,))
-
-    def _judged(self, launch: LaunchRecord) -> NodeWarmth:
-        state = self.state.wait()
-        asked = self.image.wait()["commands"]["image"] if self.image is not None else None
-        image = images.answered(asked)
-        if image is not None:
-            launch = replace(launch, image=image.id)
-        found = (launch_records.from_dict(one) for one in state["launches"])
-        records = [record for record in found if record is not None]
-        files = [
-            str(entry["file"])
-            for entry in tuned.fitting(state["tuned"], launch.tp, {launch.gpu}, launch.image or "-")
-            if entry["model"] == self.model
-        ]
-        return replace(
-            warmth.judge(launch, records, state["compiled"], self.caches),
-            tuned=tuple(sorted(files)),
-        )
-
-
-def ask(session: Session, folder: str, reference: str, model: str, venv: str = "") -> Asked:
-    """Ask a node for its records, the compiled code that is there, and the id of the image.
-
-    Args:
-        folder: of the caches.
-        reference: of the image; empty without one.
-        model: its name.
-        venv: folder of the virtual environment; empty without one.
-    """
-    state = session.submit("caches", what="state", folder=folder)
-    if not reference:
-        return Asked(state, None, model, of_environment(venv) if venv else "")
-    asked = {"image": images.question(reference)}
-    return Asked(state, session.submit("gather", commands=asked), model)
 
 
 @dataclass(frozen=True)
@@ -134,16 +98,20 @@ class Upcoming:
 
     Attributes:
         folders: node to the folder of its caches.
+        image: reference of the image, where it is not the recipe's own.
     """
 
     recipe: Recipe
     folders: Mapping[str, str]
+    image: str = ""
 
     def ask(self, node: str, session: Session) -> Asked:
-        """Ask a node about the next launch."""
-        recipe = self.recipe
-        venv = recipe.venv.path if recipe.venv else ""
-        return ask(session, self.folders[node], _reference(recipe), recipe.model.name, venv)
+        """Ask a node for its records, the compiled code that is there, and the id of the image."""
+        state = session.submit("caches", what="state", folder=self.folders[node])
+        if self.recipe.venv is not None or warmth.without_nodes(self.recipe) is not None:
+            return Asked(state, None)  # Docker takes longer to answer than all else
+        asked = {"image": images.question(self.image or self.recipe.image.ref)}
+        return Asked(state, session.submit("gather", commands=asked))
 
     def judge(self, asked: Mapping[str, Asked], tp: int, gpus: Mapping[str, str]) -> Warmth:
         """Judge the next launch.
@@ -152,18 +120,34 @@ class Upcoming:
             asked: the nodes that will serve.
             gpus: node to the name of its GPU; without those where it is not known.
         """
-        launch = wanted(self.recipe, tp)
-        found = {
-            name: one.answer(replace(launch, gpu=gpus.get(name, ""))) for name, one in asked.items()
-        }
+        found = {name: self._on_node(one, tp, gpus.get(name, "")) for name, one in asked.items()}
         return warmth.whole(self.recipe.name, found)
 
+    def _on_node(self, asked: Asked, tp: int, gpu: str) -> NodeWarmth:
+        """Wait, and judge the launch; unknown where the node does not answer."""
+        try:
+            state = asked.state.wait()
+            told = asked.image.wait()["commands"]["image"] if asked.image is not None else None
+        except SparkClusterError as error:
+            return warmth.NodeWarmth("unknown", (error.message,))
+        recipe, image = self.recipe, images.answered(told)
+        own = image.id if image is not None else ""
+        entries = tuned.fitting(state["tuned"], tp, {gpu}, own or "-")
+        files = sorted(str(one["file"]) for one in entries if one["model"] == recipe.model.name)
+        found = warmth.without_nodes(recipe)
+        if found is None:
+            read = map(launch_records.from_dict, state["launches"])
+            records = [record for record in read if record is not None]
+            environment = of_environment(recipe.venv.path) if recipe.venv else ""
+            launch = replace(wanted(recipe, tp), image=own)
+            found = warmth.judge(launch, records, state["compiled"], environment)
+        return replace(found, tuned=tuple(files))
 
-def _reference(recipe: Recipe) -> str:
-    """Return the image whose id is to be asked for: Docker takes longer to answer than all else."""
-    if recipe.venv is not None or warmth.without_nodes(wanted(recipe, 1)) is not None:
-        return ""
-    return recipe.image.ref
+    def on(self, play: Play, nodes: Sequence[Node], tp: int) -> Warmth:
+        """Ask nodes, all at once, and judge the next launch."""
+        asked = {node.name: self.ask(node.name, play.session(node)) for node in nodes}
+        gpus = {node.name: node.facts.gpu.name for node in nodes if node.facts.gpu is not None}
+        return self.judge(asked, tp, gpus)
 
 
 def before_start(play: Play, server: Server, running: ContainerState) -> None:
@@ -176,18 +160,14 @@ def before_start(play: Play, server: Server, running: ContainerState) -> None:
         fault = logs.first_error(read)
         cause = f": {fault.text}" if fault else ""
         play.note(f"{server.program} is {running.in_words}{cause}", warning=True, node=play.head)
-    args, launch = set(server.args), planned(server)
-    if play.check or (running.status == "running" and args <= set(running.command)):
+    if play.check or (running.status == "running" and set(server.args) <= set(running.command)):
         return
-    if warmth.without_nodes(launch) is not None:
+    if warmth.without_nodes(server.recipe) is not None:
         return
-    image = server.image if server.runtime == "docker" else ""
-    folder, venv = server.cache_root, server.venv
-    model = server.recipe.model.name
-    asked = [(node, ask(play.session(node), folder, image, model, venv)) for node in server.nodes]
-    found = {node.name: one.answer(replace(launch, gpu=_gpu(node))) for node, one in asked}
+    folders = dict.fromkeys(server.node_names, server.cache_root)
+    found = Upcoming(server.recipe, folders, server.image).on(play, server.nodes, server.tp)
     whose = f"{server.recipe.name}: " if server.instance else ""
-    play.note(f"{whose}{shown(warmth.whole(launch.recipe, found))}")
+    play.note(f"{whose}{shown(found)}")
 
 
 def of_recipe(play: Play, recipe: Recipe, tp: int) -> Warmth | None:
@@ -196,21 +176,14 @@ def of_recipe(play: Play, recipe: Recipe, tp: int) -> Warmth | None:
     nodes = sorted(play.nodes, key=lambda node: not node.is_head)[:count]
     if len(nodes) < count:
         return None
-    next_one = Upcoming(
-        recipe, {node.name: root_on(play.inventory.nodes[node.name]) for node in nodes}
-    )
-    asked = {node.name: next_one.ask(node.name, play.session(node)) for node in nodes}
-    return next_one.judge(asked, tp, {node.name: _gpu(node) for node in nodes})
+    folders = {node.name: root_on(play.inventory.nodes[node.name]) for node in nodes}
+    return Upcoming(recipe, folders).on(play, nodes, tp)
 
 
 def shown(told: Warmth) -> str:
     """Return in a line whether a launch finds its compiled code, and why not."""
     why = f" ({'; '.join(told.reasons)})" if told.reasons else ""
     return f"compile cache: {told.state}{why}{told.of_tuned}"
-
-
-def _gpu(node: Node) -> str:
-    return node.facts.gpu.name if node.facts.gpu else ""
 
 
 def unrecorded(
@@ -251,11 +224,12 @@ def _unrecorded(session: Session, server: Server) -> LaunchRecord | None:
         what="known",
         run=run,
         log=runtime.beginning(server.program, BEGINNING),
-        pattern=compile_key.KEY.pattern,
+        pattern=LOGGED,
     )
     if answer["known"]:
         return None
-    return replace(planned(server), image=state.image, run=run, keys=tuple(answer["found"]))
+    made = replace(wanted(server.recipe, server.tp), image=state.image, run=run)
+    return replace(made, **logged(answer["found"]))
 
 
 def record(new: Mapping[Key, tuple[Member, LaunchRecord]], versions: Mapping[Key, str]) -> None:
@@ -268,10 +242,9 @@ def record(new: Mapping[Key, tuple[Member, LaunchRecord]], versions: Mapping[Key
     waiting = []
     for key, (one, made) in new.items():
         for node in one.server.nodes:
-            whole = replace(made, version=versions[key], gpu=_gpu(node)).to_dict()
-            asked = {"what": "record", "folder": one.server.cache_root, "record": whole}
-            session = one.play.session(node)
-            waiting.append((one, node, session.submit("caches", timeout=RECORD_S, **asked)))
+            whole = replace(made, version=versions[key]).to_dict()
+            asked = {"what": "record", "record": whole, "timeout": RECORD_S}
+            waiting.append((one, node, one.play.session(node).submit("caches", **asked)))
     for one, node, pending in waiting:
         try:
             pending.wait()

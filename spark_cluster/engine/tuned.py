@@ -53,11 +53,13 @@ def applied(play: Play, server: Server, found: Found) -> Server:
 
     Without it on each of them the server stays as it is: all ranks get the same environment.
     """
-    if not all(fitting(found.get(node.name, ()), server.tp, {_gpu(node)}) for node in server.nodes):
+    if not all(
+        fitting(found.get(node.name, ()), server.tp, {gpu_of(node)}) for node in server.nodes
+    ):
         return server
-    image = _image(play, server)
+    image = image_on_head(play, server)
     files_of = [
-        {str(e["file"]) for e in fitting(found[node.name], server.tp, {_gpu(node)}, image)}
+        {str(e["file"]) for e in fitting(found[node.name], server.tp, {gpu_of(node)}, image)}
         for node in server.nodes
     ]
     files = set.intersection(*files_of)
@@ -88,7 +90,7 @@ def fitting(
     ]
 
 
-def _image(play: Play, server: Server) -> str:
+def image_on_head(play: Play, server: Server) -> str:
     """Return the id of the image on the head; `-` where it is not there yet."""
     asked = {"image": images.question(server.image)}
     answer = play.session(server.nodes[0]).request("gather", commands=asked)
@@ -96,5 +98,6 @@ def _image(play: Play, server: Server) -> str:
     return found.id if found is not None else "-"
 
 
-def _gpu(node: Node) -> str:
+def gpu_of(node: Node) -> str:
+    """Return the name of a node's GPU; empty without one."""
     return node.facts.gpu.name if node.facts.gpu else ""

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.flags import words
-from spark_cluster.engine import readiness, vram
+from spark_cluster.engine import readiness, tuned, vram
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.models.config import from_config
-from spark_cluster.models.kernel_shape import KernelShape, NothingToTune, kernel_shape
+from spark_cluster.models.json_object import json_object
 from spark_cluster.node.kernel_tuner import CONTAINER
 from spark_cluster.node.store.layout import whole_folder
-from spark_cluster.node.tuned_kernels import FOLDER, INDEX, folder_of
+from spark_cluster.node.tuned_kernels import FOLDER, INDEX, VARIABLE, folder_of
 from spark_cluster.resources import Directory, File, TunedKernels
 
 if TYPE_CHECKING:
@@ -27,9 +26,16 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 256, 1024, 2048, 4096)
 """Batch sizes in tokens: of decoding, and of prefill in chunks. vLLM takes the nearest that there
 is. Source: `get_moe_configs` in its fused_moe.py."""
 
-QUICK_S, SLOW_S = 0.45, 10.0
-"""Seconds for one configuration: 10,368 in 77 minutes on an H100 (vLLM 44830); on a Spark some
-have taken more than ten times that."""
+SIZE_S = (860.0, 19_200.0)
+"""Seconds for a batch size, from and to: 1,920 configurations at 0.45 s on an H100 (10,368 took 77
+minutes, source: vllm-44830), and at 10 s, as some have taken on a Spark."""
+
+TRITON_BACKENDS = ("auto", "triton")
+"""Values of --moe-backend with which the kernel that is tuned may run."""
+
+TUNED_DTYPES = {"": (), "fp8": ("--dtype", "fp8_w8a8")}
+"""Quantization of weights that may run on that kernel, to the tuner's arguments. Source:
+vllm-benchmark-moe."""
 
 TUNERS = "tuners"
 """Folder of tuners that the laptop sent, below that of what is tuned."""
@@ -89,8 +95,8 @@ def must_be_free(play: Play, server: Server) -> None:
         )
 
 
-def shape_of(play: Play, server: Server) -> KernelShape:
-    """Return the shape to tune, by the model's own config on the head.
+def arguments(play: Play, server: Server) -> tuple[str, ...]:
+    """Return the tuner's arguments, by the model's own config on the head.
 
     Raises:
         Refused: there is nothing to tune, with the reason.
@@ -99,18 +105,31 @@ def shape_of(play: Play, server: Server) -> KernelShape:
     path = f"{server.model_path}/config.json"
     answer = play.session(server.nodes[0]).request("gather", files={"config": path})
     try:
-        config = json.loads(answer["files"]["config"] or "")
+        config = json_object(answer["files"]["config"] or "", path)
         geometry = from_config(config, server.recipe.model.name)
-    except (ValueError, InvalidFile) as error:
+    except InvalidFile as error:
         raise Failed(
-            f"the model's config cannot be read: {error}",
+            f"the model's config cannot be read: {error.message}",
             where=f"{server.nodes[0].name}:{path}",
             hint="`spark-cluster models list` shows what the nodes have",
         ) from None
-    try:
-        return kernel_shape(geometry, config, server.launch.args, server.tp)
-    except NothingToTune as reason:
-        raise Refused(f"there is nothing to tune for {server.recipe.name}: {reason}") from None
+    flags = server.launch.args
+    backend = str(flags.get("moe-backend", "auto"))
+    quantization = str(geometry.quantization or flags.get("quantization") or "")
+    reason = ""
+    if geometry.experts is None:
+        reason = "it has no experts, and the tuner is for a mixture of experts only"
+    elif backend not in TRITON_BACKENDS:
+        reason = f"--moe-backend {backend} leaves out the Triton kernel"
+    elif quantization not in TUNED_DTYPES:
+        reason = f"its weights are {quantization}, which run on other kernels than Triton's"
+    if reason:
+        raise Refused(f"there is nothing to tune for {server.recipe.name}: {reason}")
+    given: dict[str, Any] = {"model": server.model_path, "tp-size": server.tp}
+    for flag in ("enable-expert-parallel", "trust-remote-code"):
+        if flags.get(flag):
+            given[flag] = True
+    return (*words(given), *TUNED_DTYPES[quantization])
 
 
 def must_be_tunable(server: Server) -> None:
@@ -124,17 +143,17 @@ def must_be_tunable(server: Server) -> None:
             f"there is nothing to tune for {server.recipe.name}: the tuner is vLLM's, in its "
             f"image, and this is {server.engine} in {server.runtime}"
         )
-
-
-def estimate(shape: KernelShape, sizes: Sequence[int]) -> tuple[float, float]:
-    """Return how many seconds the tuning of batch sizes takes, from and to."""
-    count = shape.configurations * len(sizes)
-    return count * QUICK_S, count * SLOW_S
+    if VARIABLE in server.recipe.env:
+        raise Refused(
+            f"there is nothing to tune for {server.recipe.name}: its {VARIABLE} names a folder of "
+            "its own, so that vLLM would not look for what is tuned",
+            hint=f"leave {VARIABLE} out of the recipe's env",
+        )
 
 
 def resource(
     server: Server,
-    shape: KernelShape,
+    arguments: Sequence[str],
     sizes: Sequence[int],
     *,
     tuner: str,
@@ -146,23 +165,14 @@ def resource(
     Args:
         tuner: a file of the node; empty for the image's own.
     """
-    gpu = server.nodes[0].facts.gpu
-    given: dict[str, Any] = {"model": server.model_path, "tp-size": server.tp}
-    if shape.dtype:
-        given["dtype"] = shape.dtype
-    for flag in ("enable-expert-parallel", "trust-remote-code"):
-        if server.launch.args.get(flag):
-            given[flag] = True
-    name = gpu.name if gpu else ""
     whole = whole_folder(server.model_path)
     return TunedKernels(
+        server.recipe.model.name,
         server.image,
-        shape.file_name(name),
         server.cache_root,
-        model=server.recipe.model.name,
         tp=server.tp,
-        gpu=name,
-        words=tuple(words(given)),
+        gpu=tuned.gpu_of(server.nodes[0]),
+        words=tuple(arguments),
         sizes=tuple(sizes),
         volumes=tuple(dict.fromkeys((f"{whole}:{whole}:ro", *server.mounts))),
         env=dict(server.env),

@@ -1,27 +1,25 @@
-"""Whether the next launch of a recipe finds what torch.compile made, and if not, what changed.
+"""Whether the next launch of a recipe finds its compiled code, by what the last one like it logged.
 
-A launch is compared with the records of earlier ones on the same node. "Warm" says that a launch
-with the same key became ready there and that its compiled code is still on the disk; weights are
-loaded and CUDA graphs are captured at each start, warm or not.
+Like it is a launch of the same recipe with the same image and the same arguments on the same node.
+"Warm" says that its compiled code is still on the disk; weights are loaded and CUDA graphs are
+captured at each start, warm or not. Which arguments make vLLM compile anew is not known here.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from spark_cluster.engine import compile_key
 from spark_cluster.node.engine_caches import short
 from spark_cluster.node.launch_records import LaunchRecord
 
+if TYPE_CHECKING:
+    from spark_cluster.config.recipe import Recipe
+
 State = Literal["warm", "cold", "unknown", "not compiled"]
 
-SHOWN = 60
-"""Characters of a value that a reason shows."""
-
-UNLISTED = "whether that is a part of the key is not known"
-DEFAULT = "the same only if that is the default"
+OTHER_ARGUMENTS = "its arguments or environment are those of no launch on record here"
 
 _ORDER: tuple[State, ...] = ("cold", "unknown", "warm", "not compiled")
 """The state of several nodes is the first of these that one of them has."""
@@ -32,7 +30,7 @@ class NodeWarmth:
     """The state of the caches on one node for the next launch.
 
     Attributes:
-        reasons: why it is not warm: the flag, variable, version or image that changed.
+        reasons: what the state follows from.
         tuned: files with tuned parameters of kernels that it finds.
     """
 
@@ -46,9 +44,9 @@ class Warmth:
     """The state of the caches for the next launch of a recipe.
 
     Attributes:
-        state: `warm`; `cold` (something of the key changed, or the compiled code is gone);
-            `not compiled` (the recipe has nothing compiled); `unknown` otherwise.
-        reasons: why it is not warm, with the node where not all are alike.
+        state: `warm`; `cold` (another image, or the compiled code is gone); `not compiled` (the
+            recipe has nothing compiled); `unknown` otherwise.
+        reasons: what it follows from, with the node where not all are alike.
     """
 
     recipe: str
@@ -82,137 +80,59 @@ class Warmth:
         return f"next launch of {self.recipe}: {self.state}{why}{self.of_tuned}"
 
 
-def without_nodes(wanted: LaunchRecord) -> NodeWarmth | None:
-    """Return the state that the launch has on any node; None where nodes must be asked."""
-    if wanted.engine != "vllm":
-        why = f"what makes another key of {wanted.engine}'s caches is not known here"
-        return NodeWarmth("unknown", (why,))
-    if setting := compile_key.compiles_nothing(wanted.flags, wanted.env):
-        return NodeWarmth("not compiled", (f"{setting}: there is nothing to keep",))
+def without_nodes(recipe: Recipe) -> NodeWarmth | None:
+    """Return the state that a launch has on any node; None where nodes must be asked."""
+    if recipe.engine != "vllm":
+        return NodeWarmth("unknown", (f"what {recipe.engine} compiles is not read from its log",))
+    if recipe.engine_args.get("enforce-eager"):
+        return NodeWarmth("not compiled", ("--enforce-eager: there is nothing to keep",))
     return None
 
 
 def judge(
     wanted: LaunchRecord,
     records: Iterable[LaunchRecord],
-    on_disk: Mapping[str, Collection[str]] | None,
-    caches: str = "",
+    on_disk: Mapping[str, Collection[str]],
+    environment: str = "",
 ) -> NodeWarmth:
     """Compare a launch with the records of a node.
 
     Args:
-        wanted: the launch; empty fields of it (`image`, `gpu`, `model`) are not known.
+        wanted: the launch, without an image where that is not on the node.
         records: of the node, newest first.
-        on_disk: keys below `torch_compile_cache` that are there, by the folder of their image; None
-            when it was not asked.
-        caches: the folder of a virtual environment's caches; that of an image is known by its id.
+        on_disk: keys below `torch_compile_cache` that are there, by the folder of their image.
+        environment: the folder of a virtual environment's caches; empty for an image.
     """
-    if settled := without_nodes(wanted):
-        return settled
     earlier = [record for record in records if record.recipe == wanted.recipe]
     if not earlier:
         return NodeWarmth("unknown", ("no launch of it is on record here",))
-    nearest = min(earlier, key=lambda record: _distance(wanted, record))
-    certain, possible = differences(wanted, nearest)
-    if certain:
-        return NodeWarmth("cold", (*certain, *possible))
-    if possible:
-        return NodeWarmth("unknown", tuple(possible))
-    folder = caches or short(wanted.image or nearest.image)
-    return _on_disk(nearest, None if on_disk is None else on_disk.get(folder, ()))
+    if not (wanted.image or environment):
+        return NodeWarmth("unknown", (f"the image {wanted.reference} is not on this node",))
+    own = [record for record in earlier if record.image == wanted.image]
+    if not own:  # each image has caches of its own, whatever is in it
+        was, now = short(earlier[0].image) or earlier[0].reference, short(wanted.image)
+        version = f" (vLLM {earlier[0].version} then)" if earlier[0].version else ""
+        change = f"the image changed from {was} to {now or wanted.reference}{version}"
+        return NodeWarmth("cold", (change,))
+    same = next((record for record in own if record.arguments == wanted.arguments), None)
+    if same is None:
+        return NodeWarmth("unknown", (OTHER_ARGUMENTS,))
+    return _on_disk(same, on_disk.get(environment or short(wanted.image), ()))
 
 
-def _distance(wanted: LaunchRecord, record: LaunchRecord) -> tuple[int, int, float]:
-    certain, possible = differences(wanted, record)
-    return len(certain), len(possible), -record.last
-
-
-def _on_disk(record: LaunchRecord, on_disk: Collection[str] | None) -> NodeWarmth:
-    if not record.keys:
-        why = "the log of its last launch named no compiled code"
-        return NodeWarmth("unknown", (why,))
-    if on_disk is None:
-        return NodeWarmth("unknown", ("the folder of the compiled code could not be read",))
-    gone = [key for key in record.keys if key not in on_disk]
-    if gone == list(record.keys):
-        return NodeWarmth("cold", (f"its compiled code is gone ({_key(gone[0])})",))
+def _on_disk(last: LaunchRecord, on_disk: Collection[str]) -> NodeWarmth:
+    if not last.keys:
+        return NodeWarmth("unknown", ("the log of its last launch named no compiled code",))
+    gone = [key for key in last.keys if key not in on_disk]
     if gone:
         # Whether the second layout needs the first depends on vLLM's and torch's versions.
-        return NodeWarmth("unknown", (f"a part of its compiled code is gone ({_key(gone[0])})",))
-    return NodeWarmth("warm")
-
-
-def _key(key: str) -> str:
-    return key.rpartition("/")[2][:10]
-
-
-def differences(wanted: LaunchRecord, record: LaunchRecord) -> tuple[list[str], list[str]]:
-    """Return what surely makes another key, and what may; in words."""
-    certain, possible = _flags(wanted.flags, record.flags)
-    names = sorted({*wanted.env, *record.env})
-    for name in names:
-        was, now = record.env.get(name), wanted.env.get(name)
-        if was != now and compile_key.variable_enters(name):
-            possible.append(f"{name} {_change(was, now)}")
-    for what, was, now in (
-        ("the model's path", record.model, wanted.model),
-        ("the GPU", record.gpu, wanted.gpu),
-    ):
-        if was and now and was != now:
-            certain.append(f"{what} {_change(was, now)}")
-    if record.nodes != wanted.nodes and record.tp == wanted.tp:
-        certain.append(f"nodes {_change(str(record.nodes), str(wanted.nodes))}")
-    if wanted.image and record.image and wanted.image != record.image:
-        certain.append(_other_image(wanted, record))
-    else:
-        possible += _image(wanted, record)
-    return certain, possible
-
-
-def _flags(now: Mapping[str, str], was: Mapping[str, str]) -> tuple[list[str], list[str]]:
-    certain, possible = list[str](), list[str]()
-    for flag in sorted({*now, *was}):
-        effect = compile_key.flag_effect(flag)
-        if effect == "none" or now.get(flag) == was.get(flag):
-            continue
-        text = f"--{flag} {_change(was.get(flag), now.get(flag))}"
-        if effect == "unknown":
-            possible.append(f"{text} ({UNLISTED})")
-        elif (flag in now and flag in was) or flag in compile_key.OFF_BY_DEFAULT:
-            certain.append(text)
-        else:
-            possible.append(f"{text} ({DEFAULT})")
-    return certain, possible
-
-
-def _other_image(wanted: LaunchRecord, record: LaunchRecord) -> str:
-    """Each image has caches of its own, whatever is in it."""
-    version = f" (vLLM {record.version} then)" if record.version else ""
-    return f"the image {_change(short(record.image), short(wanted.image))}{version}"
-
-
-def _image(wanted: LaunchRecord, record: LaunchRecord) -> list[str]:
-    """Return what may be another image, as far as its id is not known."""
-    if record.image and wanted.image:
-        return []
-    if record.reference != wanted.reference:
-        return [f"the image {_change(record.reference, wanted.reference)}"]
-    if record.image:
-        return [f"the image {wanted.reference} is not on this node"]
-    return []
-
-
-def _change(was: str | None, now: str | None) -> str:
-    if was is None:
-        return f"is new: {_shown(now)}" if now else "is new"
-    if now is None:
-        return f"is gone (was {_shown(was)})" if was else "is gone"
-    return f"changed from {_shown(was)} to {_shown(now)}"
-
-
-def _shown(value: str | None) -> str:
-    text = value or "''"
-    return text if len(text) <= SHOWN else f"{text[: SHOWN - 3]}..."
+        part = len(gone) < len(last.keys)
+        what = "a part of its compiled code" if part else "its compiled code"
+        why = f"{what} is gone ({gone[0].rpartition('/')[2][:10]})"
+        return NodeWarmth("unknown" if part else "cold", (why,))
+    if not last.outcome:
+        return NodeWarmth("warm")
+    return NodeWarmth("warm", (f"its last launch {last.outcome} it in {last.compile_s:g} s",))
 
 
 def whole(recipe: str, nodes: Mapping[str, NodeWarmth]) -> Warmth:

@@ -131,16 +131,6 @@ def usage(root: Path) -> list[CacheEntry]:
     return [count.entry(kind, root, path) for kind, path in places(root)]
 
 
-def sizes(root: Path) -> dict[str, int]:
-    """Return the bytes of each kind but that of models."""
-    count = Count()
-    found: dict[str, int] = {}
-    for kind, path in places(root):
-        if kind != "huggingface":
-            found[kind] = found.get(kind, 0) + count.entry(kind, root, path).bytes
-    return found
-
-
 def compiled_keys(root: Path) -> dict[str, list[str]]:
     """Return the compiled configurations by the folder of their image (engine_caches.py).
 

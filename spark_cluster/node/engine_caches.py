@@ -7,12 +7,10 @@ of compilers' keys, are the same for all images.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import os
 from typing import TYPE_CHECKING
 
-from spark_cluster.node import launch_records
 from spark_cluster.node.beneath import Folder
 
 if TYPE_CHECKING:
@@ -20,10 +18,6 @@ if TYPE_CHECKING:
 
 IMAGES = "images"
 """Below the folder of the caches: a folder for each image, by its id."""
-
-SHARED = ("vllm", "torchinductor", "triton", "flashinfer")
-"""Folders below that of the caches which all images wrote before they had folders of their own."""
-
 
 VENV = "venv-"
 """Begin of the names of folders of virtual environments' programs."""
@@ -52,35 +46,7 @@ def folder_of(root: str, name: str) -> str:
 def prepare(host: Host, root: str, name: str) -> None:
     """Make the folder of an image's caches.
 
-    The first image on a node takes over what was shared before, if the records of launches there
-    name it and no other one. Otherwise its first start is a cold one.
-
     Raises:
         NotFollowed: a link, or another user's folder, is in the place of one of the folders.
     """
-    folder = Folder(host.path(root), owners=frozenset({0, os.geteuid()}))
-    first = not _is_there(folder, IMAGES)
-    folder.make(f"{IMAGES}/{name}")
-    if not first:
-        return
-    there = [one for one in SHARED if _is_there(folder, one)]
-    if not there:
-        return
-    writers = {short(record.image) for record in launch_records.read(host.root)}
-    if writers == {name}:
-        for one in there:
-            folder.rename(one, f"{IMAGES}/{name}/{one}")
-        host.note(f"the compiled code below {root} is this image's own from now on")
-    else:
-        host.note(
-            f"{', '.join(there)} below {root} may have been written by other images and are not "
-            "used any more: the first start of each image compiles again, and "
-            "`spark-cluster caches prune` removes them"
-        )
-
-
-def _is_there(folder: Folder, name: str) -> bool:
-    with contextlib.suppress(FileNotFoundError):
-        folder.stat(name)
-        return True
-    return False
+    Folder(host.path(root), owners=frozenset({0, os.geteuid()})).make(f"{IMAGES}/{name}")

@@ -1,4 +1,4 @@
-"""Records of launches that became ready, kept on each node: what the caches there were made with.
+"""Records of launches that became ready, kept on each node: what was started, what its log said.
 
 Root's file, bounded and written durably. The laptop reads its text with `status`, so it is parsed
 with the same code on both sides; what does not have the form of a record is left out.
@@ -6,10 +6,9 @@ with the same code on both sides; what does not have the form of a record is lef
 
 from __future__ import annotations
 
-import hashlib
 import json
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,25 +18,13 @@ FILE = paths.LAUNCHES
 """On every node; mode 600 in a folder of mode 700."""
 
 MOST = 48
-"""Records that are kept, the ones used last; a record takes 1 to 4 KiB."""
+"""Records that are kept, the ones used last; a record takes 1 to 3 KiB."""
 
 LARGEST = 256 * 1024
 """Bytes of the file that are read; more is not ours."""
 
-LONGEST = 400
-"""Characters of a value that are kept as they are; of a longer one its SHA-256 is."""
-
-MOST_ENTRIES = 200
-"""Flags, variables, keys or sizes of a record."""
-
-
-_TEXTS = ("recipe", "engine", "version", "image", "reference", "gpu", "model", "run")
-_KINDS: Mapping[str, tuple[type, ...]] = {
-    **dict.fromkeys(_TEXTS, (str,)),
-    **dict.fromkeys(("tp", "nodes"), (int,)),
-    **dict.fromkeys(("first", "last"), (int, float)),
-}
-_MAPPINGS: Mapping[str, type] = {"flags": str, "env": str, "sizes": int}
+MOST_KEYS = 32
+"""Folders of compiled code in a record."""
 
 
 @dataclass(frozen=True)
@@ -48,16 +35,13 @@ class LaunchRecord:
         recipe: its name.
         engine, version: the inference engine, and the version that it answered with.
         image: id of the image (`sha256:...`); empty for a virtual environment.
-        reference: as the recipe names the image, or the virtual environment and its packages.
-        gpu: name of the node's GPU, which is a part of the compiler's own keys.
-        model: path of the model, as the engine was given it.
-        tp, nodes: tensor-parallel size, and nodes that served together.
-        flags: of the engine, without dashes, as on the command line.
-        env: the variables of the recipe that are a part of the key.
+        reference: as the recipe names the image, or the folder of the virtual environment.
+        arguments: SHA-256 of the arguments and the environment that the engine is given.
         keys: folders below `torch_compile_cache` that its log named.
-        sizes: folder of the caches to bytes on this node when it was ready.
+        outcome: `compiled` or `loaded` (from the cache) by its log; empty where it says neither.
+        compile_s: seconds that torch.compile took by its log, of the slowest rank.
         run: id of the container, or of the unit's start, by which it is known again.
-        first, last: when it first and last became ready, seconds since 1970 (UTC).
+        last: when it last became ready, seconds since 1970 (UTC).
     """
 
     recipe: str
@@ -65,16 +49,11 @@ class LaunchRecord:
     version: str = ""
     image: str = ""
     reference: str = ""
-    gpu: str = ""
-    model: str = ""
-    tp: int = 1
-    nodes: int = 1
-    flags: Mapping[str, str] = field(default_factory=dict)
-    env: Mapping[str, str] = field(default_factory=dict)
+    arguments: str = ""
     keys: tuple[str, ...] = ()
-    sizes: Mapping[str, int] = field(default_factory=dict)
+    outcome: str = ""
+    compile_s: float = 0.0
     run: str = ""
-    first: float = 0.0
     last: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
@@ -82,18 +61,10 @@ class LaunchRecord:
         return {**vars(self), "keys": list(self.keys)}
 
     @property
-    def launch(self) -> tuple[Any, ...]:
+    def launch(self) -> tuple[str, ...]:
         """What makes two records the same launch."""
-        flags, env = (tuple(sorted(m.items())) for m in (self.flags, self.env))
-        versions = (self.version, self.image, self.reference, self.gpu)
-        return (self.recipe, self.engine, *versions, self.model, self.tp, self.nodes, flags, env)
-
-
-def short(value: str) -> str:
-    """Return a value as records keep it: a long one as its hash, which can be compared."""
-    if len(value) <= LONGEST:
-        return value
-    return f"sha256:{hashlib.sha256(value.encode()).hexdigest()}"
+        engine = (self.engine, self.version, self.image, self.reference)
+        return (self.recipe, *engine, self.arguments)
 
 
 def parse(text: str | None) -> list[LaunchRecord]:
@@ -113,30 +84,16 @@ def parse(text: str | None) -> list[LaunchRecord]:
 
 def from_dict(one: Any) -> LaunchRecord | None:
     """Return a record from its JSON; None when a field has another type."""
-    if not isinstance(one, dict):
+    if not isinstance(one, dict) or not one.get("recipe"):
         return None
-    values = {name: one[name] for name in _KINDS if name in one}
-    if not values.get("recipe") or not all(
-        type(value) in _KINDS[name] for name, value in values.items()
-    ):
+    found = {field.name: one[field.name] for field in fields(LaunchRecord) if field.name in one}
+    keys = found.pop("keys", [])
+    numbers = {name: found[name] for name in ("compile_s", "last") if name in found}
+    right = all(type(value) in (int, float) for value in numbers.values())
+    right &= all(isinstance(found[name], str) for name in found.keys() - numbers.keys())
+    if not (right and isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
         return None
-    mappings: dict[str, Any] = {
-        name: _mapping(one.get(name), kind) for name, kind in _MAPPINGS.items()
-    }
-    keys = one.get("keys", [])
-    fits = isinstance(keys, list) and all(isinstance(key, str) for key in keys)
-    if not fits or None in mappings.values():
-        return None
-    return LaunchRecord(**values, **mappings, keys=tuple(keys[:MOST_ENTRIES]))
-
-
-def _mapping(found: Any, kind: type) -> dict[str, Any] | None:
-    if found is None:
-        return {}
-    if not isinstance(found, dict) or len(found) > MOST_ENTRIES:
-        return None
-    fits = all(isinstance(k, str) and type(v) is kind for k, v in found.items())
-    return found if fits else None
+    return LaunchRecord(**found, keys=tuple(keys[:MOST_KEYS]))
 
 
 def read(root: Path) -> list[LaunchRecord]:
@@ -150,7 +107,7 @@ def read(root: Path) -> list[LaunchRecord]:
 
 
 def add(root: Path, record: LaunchRecord) -> LaunchRecord:
-    """Keep a record; one of the same launch is replaced, and keeps its first time and its keys.
+    """Keep a record; one of the same launch is replaced, and keeps its keys.
 
     A warm start loads the outer layout and logs that one only; both are of this launch.
 
@@ -160,14 +117,14 @@ def add(root: Path, record: LaunchRecord) -> LaunchRecord:
     known = read(root)
     same = next((one for one in known if one.launch == record.launch), None)
     if same is not None:
-        keys = tuple(dict.fromkeys([*record.keys, *same.keys]))[:MOST_ENTRIES]
-        record = replace(record, first=same.first, keys=keys)
+        keys = tuple(dict.fromkeys([*record.keys, *same.keys]))[:MOST_KEYS]
+        record = replace(record, keys=keys)
     write(root, [record, *(one for one in known if one is not same)])
     return record
 
 
 def write(root: Path, records: Iterable[LaunchRecord]) -> None:
-    """Write the newest of these records, as many as fit.
+    """Write the newest of these records.
 
     Raises:
         OSError: the disk is full, or not writable; the file is as it was.
@@ -175,11 +132,5 @@ def write(root: Path, records: Iterable[LaunchRecord]) -> None:
     path = root / FILE.lstrip("/")
     durable.make_folder(path.parent)
     kept = sorted(records, key=lambda record: -record.last)[:MOST]
-    while len(data := _encoded(kept)) > LARGEST and kept:
-        kept.pop()
-    durable.write_file(path, data)
-
-
-def _encoded(records: list[LaunchRecord]) -> bytes:
-    listed = {"launches": [record.to_dict() for record in records]}
-    return json.dumps(listed, sort_keys=True, separators=(",", ":")).encode()
+    listed = {"launches": [record.to_dict() for record in kept]}
+    durable.write_file(path, json.dumps(listed, sort_keys=True, separators=(",", ":")).encode())

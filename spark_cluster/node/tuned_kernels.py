@@ -1,13 +1,15 @@
 """Tuned parameters of an engine's kernels beside its caches: what there is, and keeping more.
 
 A folder for each image (another build of the same version may compile otherwise), in it the files
-as the engine looks for them, and `index.json`: for which model, size and GPU each of them is.
+as the tuner names them and the engine looks for them, and `index.json`: for which model, size and
+GPU each of them is.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,9 +26,9 @@ VARIABLE = "VLLM_TUNED_CONFIG_FOLDER"
 """By which vLLM finds the files, before those that it ships. Source: vllm/envs.py."""
 
 INDEX = "index.json"
-ENTRY = ("model", "tp", "gpu", "file", "sizes", "engine", "at")
+ENTRY: Mapping[str, type] = {"model": str, "tp": int, "gpu": str, "file": str, "sizes": list}
 _LARGEST = 1 << 20
-_KEYS = {"BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M"}
+_SIZE = re.compile(r"[0-9]{1,7}")
 
 
 def folder_of(root: str, image: str) -> str:
@@ -40,7 +42,10 @@ def folder_of(root: str, image: str) -> str:
 
 
 def read(root: Path) -> list[dict[str, Any]]:
-    """Return the entries of all images whose file is there, each with its image's short id."""
+    """Return the entries of all images whose file is there, each with its image's short id.
+
+    Of an image the entry that was tuned last is the last one.
+    """
     files, found = Folder(root), list[dict[str, Any]]()
     with contextlib.suppress(OSError):
         for image, about in sorted(files.entries(FOLDER), key=lambda entry: entry[0]):
@@ -51,67 +56,64 @@ def read(root: Path) -> list[dict[str, Any]]:
     return found
 
 
-def _is_file(files: Folder, place: Path, entry: Mapping[str, Any]) -> bool:
-    with contextlib.suppress(OSError):
-        return stat.S_ISREG(files.stat(place / entry["file"]).st_mode)
-    return False
+def sizes_of(request: Mapping[str, Any]) -> set[int]:
+    """Return the batch sizes that are tuned for a model, its size, a GPU and an image.
 
-
-def parameters(files: Folder, path: Path) -> dict[str, Any]:
-    """Return the parameters by batch size of a file that a tuner wrote.
-
-    Raises:
-        ResourceError: it is not what the engine would read.
+    Args:
+        request: `root`, `image` (its id) and `entry` (model, tp, gpu).
     """
-    try:
-        text = files.read(path, _LARGEST + 1)
-        if len(text) > _LARGEST:
-            raise ResourceError(f"{path.name} is not what a tuner writes: it is too large")
-        document = json.loads(text)
-    except (OSError, ValueError, RecursionError) as error:
-        raise ResourceError(f"{path.name} cannot be read: {error}") from None
-    if not isinstance(document, dict):
-        raise ResourceError(f"{path.name} is no object of JSON")
-    for size, one in document.items():
-        if size == "triton_version":
-            continue
-        if not (size.isascii() and size.isdigit() and isinstance(one, dict)):
-            raise ResourceError(f"{path.name}: {size!r} is no batch size with its parameters")
-        if not (one.keys() >= _KEYS and all(isinstance(value, int) for value in one.values())):
-            raise ResourceError(f"{path.name}: the parameters of batch size {size} are not whole")
-    return document
+    wanted = {**request["entry"], "image": short(str(request["image"]))}
+    entries = read(Path(request["root"]))
+    return {size for one in entries if wanted.items() <= one.items() for size in one["sizes"]}
 
 
-def keep(
-    files: Folder, folder: Path, entry: Mapping[str, Any], made: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Add parameters to those of a file, and its entry to the index.
+def keep(files: Folder, folder: Path, entry: Mapping[str, Any], output: Path) -> None:
+    """Add what the tuner wrote to the file of that name, and its entry to the index.
 
     Args:
         files: the folder of the caches.
         folder: the image's, below it.
-        entry: of the index, without `sizes`.
-
-    Returns:
-        The entry as it is kept.
+        entry: model, tp and gpu.
+        output: the folder that the tuner wrote into.
 
     Raises:
-        ResourceError: the file that is there is not what a tuner writes.
+        ResourceError: the tuner, or someone else, wrote another thing than one file of parameters.
         OSError: it cannot be written.
     """
+    names = sorted(name for name, _ in files.entries(output) if name.endswith(".json"))
+    if len(names) != 1:
+        listed = ", ".join(names)[:300] or "nothing"
+        raise ResourceError(f"the tuner ended well and wrote {listed}, expected one file .json")
+    new = {**entry, "file": names[0]}
     files.make(folder)
-    path = folder / str(entry["file"])
-    whole = {**(parameters(files, path) if _is_file(files, folder, entry) else {}), **made}
-    sizes = sorted(int(size) for size in whole if size != "triton_version")
-    ordered = {str(size): whole[str(size)] for size in sizes}
-    version = {"triton_version": whole["triton_version"]} if "triton_version" in whole else {}
-    files.write(path, (json.dumps({**version, **ordered}, indent=4) + "\n").encode())
-    new = {**entry, "sizes": sizes}
-    same = ("model", "tp", "gpu", "file")
-    others = [e for e in _entries(files, folder) if any(e[key] != new[key] for key in same)]
-    document = json.dumps({"entries": [*others, new]}, indent=1)
+    before = _parameters(files, folder / names[0]) if _is_file(files, folder, new) else {}
+    merged = {**before, **_parameters(files, output / names[0])}
+    files.write(folder / names[0], (json.dumps(merged, indent=4) + "\n").encode())
+    sizes = sorted(int(size) for size in merged if _SIZE.fullmatch(size))
+    others = [e for e in _entries(files, folder) if any(e[key] != new[key] for key in new)]
+    document = json.dumps({"entries": [*others, {**new, "sizes": sizes}]}, indent=1)
     files.write(folder / INDEX, document.encode())
-    return new
+
+
+def _parameters(files: Folder, path: Path) -> dict[str, Any]:
+    """Return the object of JSON in a file that containers can write.
+
+    Raises:
+        ResourceError: it is not one.
+    """
+    try:
+        found = json.loads(files.read(path, _LARGEST))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ResourceError(f"{path.name} cannot be read: {error}") from None
+    if not isinstance(found, dict):
+        raise ResourceError(f"{path.name} is not an object of JSON")
+    return found
+
+
+def _is_file(files: Folder, place: Path, entry: Mapping[str, Any]) -> bool:
+    with contextlib.suppress(OSError):
+        return stat.S_ISREG(files.stat(place / entry["file"]).st_mode)
+    return False
 
 
 def _entries(files: Folder, folder: Path) -> list[dict[str, Any]]:
@@ -125,8 +127,8 @@ def _entries(files: Folder, folder: Path) -> list[dict[str, Any]]:
 
 
 def _is_entry(entry: object) -> bool:
-    if not isinstance(entry, dict) or not entry.keys() >= set(ENTRY):
+    if not isinstance(entry, dict):
         return False
-    file, sizes = entry["file"], entry["sizes"]
-    named = isinstance(file, str) and "/" not in file and file.endswith(".json")
-    return named and isinstance(sizes, list) and all(type(size) is int for size in sizes)
+    right = all(type(entry.get(name)) is kind for name, kind in ENTRY.items())
+    named = right and "/" not in entry["file"] and entry["file"].endswith(".json")
+    return named and all(type(size) is int for size in entry["sizes"])

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.node import kernel_tuner, locks, own_program, units
+from spark_cluster.node import kernel_tuner, locks, own_program, tuned_kernels, units
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.docker import image
@@ -27,10 +27,9 @@ class TunedKernels(Resource):
     measured is kept after each; a later run goes on with those that lack.
 
     Args:
-        image: reference of the image, which is there.
-        file: name of the file, as the engine looks for it.
-        root: folder of the caches.
         model: name of the model, by which `up` finds the result.
+        image: reference of the image, which is there.
+        root: folder of the caches.
         tp: tensor-parallel size that it is for.
         gpu: name of the GPU.
         words: arguments of the tuner: model, size and type.
@@ -45,18 +44,17 @@ class TunedKernels(Resource):
         ResourceError: the image cannot tune, or the tuner fails, with its reason.
 
     Example:
-        TunedKernels("vllm/vllm-openai:v0.20.1", "E=128,N=768,device_name=NVIDIA_GB10.json",
-                     "/srv/caches", model="Qwen/Qwen3-30B-A3B", tp=1, gpu="NVIDIA GB10",
-                     words=("--model", "/srv/models/m", "--tp-size", "1"), sizes=(1, 2, 4))
+        TunedKernels("Qwen/Qwen3-30B-A3B", "vllm/vllm-openai:v0.20.1", "/srv/caches", tp=1,
+                     gpu="NVIDIA GB10", words=("--model", "/srv/models/m", "--tp-size", "1"),
+                     sizes=(1, 2, 4))
     """
 
     noun = "tuned kernels"
     reverts = "the files stay; `caches prune --kind tuned` removes them"
 
+    model: str
     image: str
-    file: str
     root: str
-    model: str = field(kw_only=True)
     tp: int = field(kw_only=True)
     gpu: str = field(kw_only=True)
     words: tuple[str, ...] = field(kw_only=True)
@@ -68,12 +66,10 @@ class TunedKernels(Resource):
     limit_s: float = field(default=24 * 3600.0, kw_only=True)
 
     def validate(self) -> None:
-        what = f"TunedKernels {self.file}"
+        what = f"TunedKernels {self.model}"
         absolute(self.root, what)
         if self.tuner:
             absolute(self.tuner, what)
-        if "/" in self.file or not self.file.endswith(".json"):
-            raise InvalidResource(f"{what}: it is not the name of a file NAME.json")
         if not self.sizes or any(size < 1 for size in self.sizes):
             raise InvalidResource(f"{what}: sizes are numbers of tokens from 1")
 
@@ -81,8 +77,7 @@ class TunedKernels(Resource):
         return {"sizes": sorted(set(self.sizes))}
 
     def observe(self, host: Host) -> State:
-        there = () if self.renew else self._there(host)
-        return {"sizes": [size for size in sorted(set(self.sizes)) if size in there]}
+        return {"sizes": []} if self.renew else self.state_after(host)
 
     def converge(self, host: Host, actual: State) -> None:
         request = {
@@ -98,8 +93,6 @@ class TunedKernels(Resource):
         }
         done = units.run(host, self.id, kernel_tuner.argv(request), timeout=self.limit_s + SPARE_S)
         found = own_program.answer_of(done.stdout, done.stderr, "the tuner")
-        if found["ships"]:
-            host.note(f"the image ships parameters for {self.file}; those that were tuned go first")
         if found["left"]:
             raise ResourceError(
                 f"the limit of {self.limit_s / 3600:g} h is over: batch sizes "
@@ -108,16 +101,13 @@ class TunedKernels(Resource):
             )
 
     def state_after(self, host: Host) -> State:
-        there = self._there(host)
-        return {"sizes": [size for size in sorted(set(self.sizes)) if size in there]}
+        present = tuned_kernels.sizes_of(self._place(host))
+        return {"sizes": sorted(present & set(self.sizes))}
 
     def _place(self, host: Host) -> dict[str, Any]:
         """Return where the result is, and what it is for."""
-        entry = {"model": self.model, "tp": self.tp, "gpu": self.gpu, "file": self.file}
+        entry = {"model": self.model, "tp": self.tp, "gpu": self.gpu}
         return {"image": self._image(host), "root": str(host.path(self.root)), "entry": entry}
-
-    def _there(self, host: Host) -> set[int]:
-        return kernel_tuner.there_are(self._place(host))
 
     def _image(self, host: Host) -> str:
         found = image(host, self.image)

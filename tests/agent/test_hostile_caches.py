@@ -21,8 +21,7 @@ from tests.factories import put
 IMAGE = "ab" * 6
 FILE = "E=8,N=64,device_name=NVIDIA_GB10.json"
 KEY = "vllm/torch_compile_cache/0123456789"
-ENTRY = {"model": "org/m", "tp": 1, "gpu": "GB10", "file": FILE, "engine": "0.32.0", "at": 1.0}
-MADE = {"1": dict.fromkeys(("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M"), 1)}
+ENTRY = {"model": "org/m", "tp": 1, "gpu": "GB10", "file": FILE}
 ALL = [KEY, "triton", "torchinductor", "vllm/modelinfos", f"tuned/{IMAGE}"]
 
 
@@ -34,9 +33,15 @@ def root(tmp_path: Path) -> Path:
     put(root / "vllm/modelinfos/a.json", "{}")
     put(root / "triton/KERNEL/a.json", "{}")
     put(root / "torchinductor/aa/kernel.py", "k")
-    files = Folder(root)
-    tuned_kernels.keep(files, root / "tuned" / IMAGE, ENTRY, MADE)
+    keep(root)
     return root
+
+
+def keep(root: Path) -> None:
+    about = {key: ENTRY[key] for key in ("model", "tp", "gpu")}
+    output = root / ".output"
+    put(output / FILE, json.dumps({"1": {"BLOCK_SIZE_M": 1}}))
+    tuned_kernels.keep(Folder(root), root / "tuned" / IMAGE, about, output)
 
 
 def ask(root: Path, what: str, **request: Any) -> dict[str, Any]:
@@ -49,7 +54,7 @@ def tried(root: Path) -> None:
     ask(root, "state")
     ask(root, "usage")
     with contextlib.suppress(OSError, ResourceError):
-        tuned_kernels.keep(Folder(root), root / "tuned" / IMAGE, ENTRY, MADE)
+        keep(root)
     with contextlib.suppress(OSError):
         ask(root, "remove", paths=ALL)
 

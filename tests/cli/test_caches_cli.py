@@ -67,7 +67,7 @@ def test_prune_shows_first_and_then_removes(run, project: Path) -> None:
     assert "nothing to remove" in out
 
 
-def test_status_says_what_changed(run, project: Path) -> None:
+def test_status_says_why_it_is_not_known(run, project: Path) -> None:
     _, out, _ = run("status", "--json")
     found = fits("status", out)
     assert found["caches"]["recipe"] == RECIPE
@@ -75,10 +75,10 @@ def test_status_says_what_changed(run, project: Path) -> None:
     assert found["caches"]["state"] == "unknown"
     assert found["caches"]["reasons"][0].endswith(" is not on this node")
     records = launch_records.read(project / "spark2")
-    shorter = {**records[0].flags, "max-model-len": "1024"}
-    launch_records.write(project / "spark2", [replace(records[0], flags=shorter)])
+    launch_records.write(project / "spark2", [replace(records[0], recipe="another")])
     _, out, _ = run("status")
-    assert f"next launch of {RECIPE}: cold: spark2: --max-model-len changed from 1024 to" in out
+    assert f"next launch of {RECIPE}: unknown: spark1: the image " in out
+    assert "spark2: no launch of it is on record here" in out
 
 
 def test_a_copy_without_a_cache_says_so(run, project: Path) -> None:

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from factories import make_node, make_recipe
+from factories import make_node, make_recipe, put
 from fake_cluster import FakeCluster, Make
 from serve_plans import server_for
 
@@ -20,12 +20,11 @@ from spark_cluster.node.kernel_tuner import CONTAINER
 from spark_cluster.node.tuned_kernels import FOLDER, VARIABLE, keep
 
 FILE = "E=128,N=384,device_name=NVIDIA_GB10.json"
-BLOCKS = ("BLOCK_SIZE_M", "BLOCK_SIZE_N", "BLOCK_SIZE_K", "GROUP_SIZE_M")
 
 
 def entry(**changed: Any) -> dict[str, Any]:
     usual = {"model": make_recipe().model.name, "tp": 2, "gpu": "NVIDIA GB10", "file": FILE}
-    return {**usual, "image": "1" * 12, "engine": "0.32.0", "at": 1.0, **changed}
+    return {**usual, "image": "1" * 12, **changed}
 
 
 @pytest.fixture
@@ -43,8 +42,9 @@ def started(cluster: FakeCluster, **tuned_on: list[dict[str, Any]]) -> Any:
         caches = cluster.nodes[name].root / CACHE_ROOT.lstrip("/")
         caches.mkdir(parents=True)
         for one in entries:
-            image = caches / FOLDER / one["image"]
-            keep(Folder(caches), image, {**one}, {"1": dict.fromkeys(BLOCKS, 16)})
+            put(caches / "output" / one["file"], json.dumps({"1": {"BLOCK_SIZE_M": 16}}))
+            about = {key: one[key] for key in ("model", "tp", "gpu")}
+            keep(Folder(caches), caches / FOLDER / one["image"], about, caches / "output")
     play = cluster.play
     server = server_for(make_recipe(), *play.nodes)
     return tuned.applied(play, server, tuned.look(play, server, server.nodes))
@@ -108,27 +108,74 @@ def test_a_server_or_a_process_in_the_gpu_refuses_the_tuner(cluster: FakeCluster
     assert cluster.notes == ["the tuner runs there already; its end is waited for"]
 
 
-def test_the_shape_is_read_from_the_models_own_config(cluster: FakeCluster) -> None:
-    play, head = cluster.play, cluster.head
-    server = server_for(make_recipe(engine_args={}), play.head)
+DENSE = {
+    "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2,
+    "hidden_size": 64, "vocab_size": 100, "num_attention_heads": 2, "num_key_value_heads": 2,
+    "head_dim": 32, "intermediate_size": 128, "max_position_embeddings": 512,
+}  # fmt: skip
+EXPERTS = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
+MOE = {**DENSE, "model_type": "qwen3_moe", **EXPERTS}
+FP8 = {"quantization_config": {"quant_method": "fp8", "weight_block_size": [128, 128]}}
+NVFP4 = {"quantization_config": {"quant_method": "modelopt", "quant_algo": "NVFP4"}}
+MXFP4 = {"quantization_config": {"quant_method": "mxfp4"}}
+
+
+def arguments(cluster: FakeCluster, config: str, **flags: Any) -> tuple[str, ...]:
+    server = server_for(make_recipe(engine_args=flags), cluster.play.head)
+    if config:
+        cluster.head.put(f"{server.model_path}/config.json", config)
+    return tuning.arguments(cluster.play, server)
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "more"),
+    [
+        (MOE, {}, ()),
+        ({**MOE, **FP8}, {"moe-backend": "triton"}, ("--dtype", "fp8_w8a8")),
+        (MOE, {"quantization": "fp8"}, ("--dtype", "fp8_w8a8")),
+        (MOE, {"enable-expert-parallel": True}, ("--enable-expert-parallel",)),
+    ],
+)
+def test_the_tuner_gets_the_model_its_size_and_its_type(
+    cluster: FakeCluster, config: Any, flags: Any, more: tuple[str, ...]
+) -> None:
+    server = server_for(make_recipe(engine_args=flags), cluster.play.head)
+    found = arguments(cluster, json.dumps(config), **flags)
+    assert sorted(found) == sorted(("--model", server.model_path, "--tp-size", "1", *more))
+    wanted = tuning.resource(server, found, (1, 2), tuner="", limit_s=60.0, renew=False)
+    assert (wanted.words, wanted.gpu, wanted.model) == (
+        found,
+        "NVIDIA GB10",
+        make_recipe().model.name,
+    )
+
+
+@pytest.mark.parametrize(
+    ("config", "flags", "reason"),
+    [
+        (DENSE, {}, "it has no experts"),
+        ({**MOE, **NVFP4}, {}, "its weights are nvfp4"),
+        ({**MOE, **MXFP4}, {}, "its weights are mxfp4"),
+        (MOE, {"moe-backend": "marlin"}, "--moe-backend marlin leaves out"),
+    ],
+)
+def test_there_is_nothing_to_tune(
+    cluster: FakeCluster, config: Any, flags: Any, reason: str
+) -> None:
+    with pytest.raises(Refused, match=f"nothing to tune for .*: {reason}"):
+        arguments(cluster, json.dumps(config), **flags)
+
+
+@pytest.mark.parametrize("config", ["", "{", "[]"])
+def test_a_model_whose_config_cannot_be_read(cluster: FakeCluster, config: str) -> None:
     with pytest.raises(Failed, match="config cannot be read"):
-        tuning.shape_of(play, server)
-    place = f"{server.model_path}/config.json"
-    dense = {
-        "model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "num_hidden_layers": 2,
-        "hidden_size": 64, "vocab_size": 100, "num_attention_heads": 2, "num_key_value_heads": 2,
-        "head_dim": 32, "intermediate_size": 128, "max_position_embeddings": 512,
-    }  # fmt: skip
-    head.put(place, json.dumps(dense))
-    with pytest.raises(Refused, match=r"nothing to tune for .*: it has no experts"):
-        tuning.shape_of(play, server)
-    moe = {"num_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 64}
-    head.put(place, json.dumps({**dense, "model_type": "qwen3_moe", **moe}))
-    shape = tuning.shape_of(play, server)
-    wanted = tuning.resource(server, shape, (1, 2), tuner="", limit_s=60.0, renew=False)
-    assert wanted.file == "E=8,N=64,device_name=NVIDIA_GB10.json"
-    assert wanted.words == ("--model", server.model_path, "--tp-size", "1")
-    assert tuning.estimate(shape, (1, 2)) == (1920 * 2 * tuning.QUICK_S, 1920 * 2 * tuning.SLOW_S)
+        arguments(cluster, config)
+
+
+def test_a_recipe_that_would_not_use_the_result_has_nothing_to_tune() -> None:
+    server = server_for(make_recipe(env={VARIABLE: "/own"}), make_node("a"))
+    with pytest.raises(Refused, match=f"its {VARIABLE} names a folder of its own"):
+        tuning.must_be_tunable(server)
 
 
 def test_other_engines_have_no_tuner() -> None:

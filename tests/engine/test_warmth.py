@@ -1,10 +1,13 @@
-"""Whether the next launch finds its compiled code: compared with earlier launches on record."""
+"""Whether the next launch finds its compiled code, by what earlier launches logged."""
 
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from factories import make_node, make_recipe
@@ -18,151 +21,142 @@ from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.runner.session import Output
 
-KEY = "torch_aot_compile/" + "ab" * 32
+KEY, SHORT = "torch_aot_compile/" + "ab" * 32, "0123456789"
+IMAGE, OTHER_IMAGE = "sha256:" + "1" * 64, "sha256:" + "2" * 64
 EARLIER = LaunchRecord(
     recipe="gemma",
     engine="vllm",
     version="0.32.0",
-    image="sha256:" + "1" * 64,
+    image=IMAGE,
     reference="vllm/vllm-openai:v0.32.0",
-    gpu="NVIDIA GB10",
-    model="/srv/models/gemma",
-    tp=2,
-    nodes=2,
-    flags={
-        "max-model-len": "8192",
-        "served-model-name": "gemma",
-        "tensor-parallel-size": "2",
-        "enable-prefix-caching": "",
-    },
-    env={"VLLM_USE_FLASHINFER_MOE_FP4": "1"},
+    arguments="a" * 64,
     keys=(KEY,),
+    outcome="compiled",
+    compile_s=90.82,
     last=100.0,
 )
-NOW = replace(EARLIER, version="", keys=(), last=0.0)
+NOW = replace(EARLIER, version="", keys=(), outcome="", compile_s=0.0, last=0.0)
 
 
-def on_disk(keys: set[str], image: str = "1" * 12) -> dict[str, set[str]]:
+def on_disk(*keys: str, image: str = "1" * 12) -> dict[str, set[str]]:
     """Compiled code in the folder of an image."""
-    return {image: keys}
-
-
-def flags(**changed: str | None) -> LaunchRecord:
-    """The launch of now with flags changed, or left out where the value is None."""
-    given = {name.replace("_", "-"): value for name, value in changed.items()}
-    merged = {**EARLIER.flags, **given}
-    return replace(NOW, flags={name: value for name, value in merged.items() if value is not None})
+    return {image: set(keys)}
 
 
 def test_the_same_launch_is_warm_while_its_code_is_there() -> None:
-    assert warmth.judge(NOW, [EARLIER], on_disk({KEY})) == warmth.NodeWarmth("warm")
-    gone = warmth.judge(NOW, [EARLIER], on_disk({"0123456789"}))
-    assert gone.state == "cold"
-    assert "is gone" in gone.reasons[0]
-    both = replace(EARLIER, keys=(KEY, "0123456789"))
-    part = warmth.judge(NOW, [both], on_disk({KEY}))
-    assert part == warmth.NodeWarmth(
+    said = ("its last launch compiled it in 90.82 s",)
+    assert warmth.judge(NOW, [EARLIER], on_disk(KEY)) == warmth.NodeWarmth("warm", said)
+    loaded = replace(EARLIER, outcome="loaded", compile_s=2.18)
+    assert warmth.judge(NOW, [loaded], on_disk(KEY)).reasons == (
+        "its last launch loaded it in 2.18 s",
+    )
+    gone = warmth.judge(NOW, [EARLIER], on_disk(SHORT))
+    assert gone == warmth.NodeWarmth("cold", ("its compiled code is gone (ababababab)",))
+    both = replace(EARLIER, keys=(KEY, SHORT))
+    assert warmth.judge(NOW, [both], on_disk(KEY)) == warmth.NodeWarmth(
         "unknown", ("a part of its compiled code is gone (0123456789)",)
     )
-    assert warmth.judge(NOW, [EARLIER], None).state == "unknown"
-    elsewhere = warmth.judge(NOW, [EARLIER], on_disk({KEY}, image="2" * 12))
+    elsewhere = warmth.judge(NOW, [EARLIER], on_disk(KEY, image="2" * 12))
     assert elsewhere.state == "cold", "what another image has compiled is not read"
 
 
 def test_a_virtual_environment_has_a_folder_of_its_own() -> None:
     made, now = replace(EARLIER, image=""), replace(NOW, image="")
-    assert warmth.judge(now, [made], on_disk({KEY}, image="venv-1"), "venv-1").state == "warm"
-    assert warmth.judge(now, [made], on_disk({KEY}), "venv-1").state == "cold"
+    assert warmth.judge(now, [made], on_disk(KEY, image="venv-1"), "venv-1").state == "warm"
+    assert warmth.judge(now, [made], on_disk(KEY), "venv-1").state == "cold"
 
 
-@pytest.mark.parametrize(
-    ("now", "reason"),
-    [
-        (flags(max_model_len="16384"), "--max-model-len changed from 8192 to 16384"),
-        (flags(trust_remote_code=""), "--trust-remote-code is new"),
-        (flags(tensor_parallel_size="1"), "--tensor-parallel-size changed from 2 to 1"),
-        (
-            replace(NOW, model="/srv/models/other"),
-            "the model's path changed from /srv/models/gemma to /srv/models/other",
-        ),
-        (replace(NOW, gpu="NVIDIA GB20"), "the GPU changed from NVIDIA GB10 to NVIDIA GB20"),
-    ],
-)
-def test_a_part_of_the_key_that_changed_is_named(now: LaunchRecord, reason: str) -> None:
-    assert warmth.judge(now, [EARLIER], on_disk({KEY})) == warmth.NodeWarmth("cold", (reason,))
-
-
-@pytest.mark.parametrize(
-    "now",
-    [
-        flags(served_model_name="other", port="9000", seed="3"),
-        flags(gpu_memory_utilization="0.7", enable_prefix_caching=None),
-        flags(tool_call_parser="gemma4", load_format="fastsafetensors"),
-        replace(NOW, env={**NOW.env, "VLLM_LOGGING_LEVEL": "DEBUG", "NCCL_DEBUG": "INFO"}),
-        replace(NOW, model="", gpu="", image=EARLIER.image),
-    ],
-)
-def test_what_is_no_part_of_the_key_keeps_it_warm(now: LaunchRecord) -> None:
-    assert warmth.judge(now, [EARLIER], on_disk({KEY})).state == "warm"
-
-
-@pytest.mark.parametrize(
-    ("now", "reason"),
-    [
-        (flags(brand_new_flag="7"), f"--brand-new-flag is new: 7 ({warmth.UNLISTED})"),
-        (flags(kv_cache_dtype="fp8"), f"--kv-cache-dtype is new: fp8 ({warmth.DEFAULT})"),
-        (flags(max_model_len=None), f"--max-model-len is gone (was 8192) ({warmth.DEFAULT})"),
-        (replace(NOW, env={}), "VLLM_USE_FLASHINFER_MOE_FP4 is gone (was 1)"),
-    ],
-)
-def test_what_may_make_another_key_makes_it_unknown(now: LaunchRecord, reason: str) -> None:
-    """A flag that is new may have the value that it had by default; a variable may be unread."""
-    assert warmth.judge(now, [EARLIER], on_disk({KEY})) == warmth.NodeWarmth("unknown", (reason,))
+def test_other_arguments_make_it_unknown() -> None:
+    """Which of them vLLM compiles anew for is vLLM's own business."""
+    found = warmth.judge(replace(NOW, arguments="b" * 64), [EARLIER], on_disk(KEY))
+    assert found == warmth.NodeWarmth("unknown", (warmth.OTHER_ARGUMENTS,))
 
 
 def test_another_image_makes_it_cold() -> None:
     """Each image has caches of its own."""
-    found = warmth.judge(replace(NOW, image="sha256:" + "2" * 64), [EARLIER], on_disk({KEY}))
+    found = warmth.judge(replace(NOW, image=OTHER_IMAGE), [EARLIER], on_disk(KEY))
     assert found == warmth.NodeWarmth(
         "cold", ("the image changed from 111111111111 to 222222222222 (vLLM 0.32.0 then)",)
     )
-    missing = warmth.judge(replace(NOW, image=""), [EARLIER], on_disk({KEY}))
-    assert missing.reasons == ("the image vllm/vllm-openai:v0.32.0 is not on this node",)
-    moved = warmth.judge(replace(NOW, image="", reference="other:1"), [EARLIER], on_disk({KEY}))
-    assert moved.reasons == ("the image changed from vllm/vllm-openai:v0.32.0 to other:1",)
+    missing = warmth.judge(replace(NOW, image=""), [EARLIER], on_disk(KEY))
+    assert missing == warmth.NodeWarmth(
+        "unknown", ("the image vllm/vllm-openai:v0.32.0 is not on this node",)
+    )
 
 
-def test_the_nearest_record_counts() -> None:
+def test_the_last_launch_like_it_counts() -> None:
     """A swap there and back finds the code of the first launch again."""
-    longer = replace(
-        EARLIER, flags={**EARLIER.flags, "max-model-len": "16384"}, keys=("0123456789",), last=200.0
-    )
-    assert warmth.judge(NOW, [longer, EARLIER], on_disk({KEY, "0123456789"})).state == "warm"
-    between = warmth.judge(
-        flags(max_model_len="16384", dtype="half"), [longer, EARLIER], on_disk({KEY})
-    )
-    assert between.reasons == (f"--dtype is new: half ({warmth.DEFAULT})",)
+    between = replace(EARLIER, arguments="b" * 64, keys=(SHORT,), last=200.0)
+    elsewhere = replace(EARLIER, image=OTHER_IMAGE, last=300.0)
+    assert warmth.judge(NOW, [elsewhere, between, EARLIER], on_disk(KEY)).state == "warm"
 
 
 def test_what_cannot_be_known_is_unknown() -> None:
-    assert warmth.judge(NOW, [], on_disk({KEY})).reasons == ("no launch of it is on record here",)
+    assert warmth.judge(NOW, [], on_disk(KEY)).reasons == ("no launch of it is on record here",)
     other = replace(EARLIER, recipe="qwen")
-    assert warmth.judge(NOW, [other], on_disk({KEY})).state == "unknown"
-    silent = warmth.judge(NOW, [replace(EARLIER, keys=())], on_disk({KEY}))
-    assert silent.reasons == ("the log of its last launch named no compiled code",)
-    assert warmth.judge(replace(NOW, engine="sglang"), [EARLIER], on_disk({KEY})).state == "unknown"
+    assert warmth.judge(NOW, [other], on_disk(KEY)).state == "unknown"
+    silent = warmth.judge(NOW, [replace(EARLIER, keys=())], on_disk(KEY))
+    assert silent == warmth.NodeWarmth(
+        "unknown", ("the log of its last launch named no compiled code",)
+    )
+
+
+def test_some_recipes_need_no_node_to_be_asked() -> None:
+    eager = warmth.without_nodes(make_recipe(engine_args={"enforce-eager": True}))
+    assert eager is not None
+    assert eager.state == "not compiled"
+    assert warmth.without_nodes(make_recipe(engine_args={"enforce-eager": False})) is None
+    sglang = warmth.without_nodes(make_recipe(engine="sglang", engine_args={}))
+    assert sglang is not None
+    assert (sglang.state, "sglang" in sglang.reasons[0]) == ("unknown", True)
+
+
+# -- what a log says -----------------------------------------------------------------------------
+
+AT = "/c/vllm/torch_compile_cache"
+FIRST = f"""\
+INFO [backends.py:1094] Using cache directory: {AT}/03b9cb4e9b/rank_0_0/backbone for vLLM's
+INFO [backends.py:1155] Dynamo bytecode transform time: 17.09 s
+INFO [backends.py:393] Compiling a graph for compile range (1, 8192) takes 61.05 s
+INFO [decorators.py:708] saved AOT compiled function to {AT}/{KEY}/rank_0_0/model
+INFO [monitor.py:53] torch.compile took 90.82 s in total
+(Worker_TP1) INFO [monitor.py:53] torch.compile took 91.50 s in total
+"""
+SECOND = f"""\
+INFO [backends.py:292] Directly load the compiled graph(s) for compile range (1, 8192) from the
+INFO [decorators.py:311] Directly load AOT compilation from path {AT}/{KEY}/rank_0_0/model
+INFO [monitor.py:53] torch.compile took 2.18 s in total
+"""
+PARTLY = "Directly load the compiled graph(s) for\nCompiling a graph for compile range (1, 8192)\n"
 
 
 @pytest.mark.parametrize(
-    "now",
+    ("log", "keys", "outcome", "seconds"),
     [
-        flags(enforce_eager=""),
-        flags(optimization_level="0"),
-        replace(NOW, env={"TORCHDYNAMO_DISABLE": "1"}),
+        (FIRST, ("03b9cb4e9b", KEY), "compiled", 91.5),
+        (SECOND, (KEY,), "loaded", 2.18),
+        (PARTLY, (), "compiled", 0.0),
+        ("torch.compile takes 45.20 s in total\n", (), "compiled", 45.2),
+        ("torch.compile and initial profiling run took 3.37 s in total", (), "compiled", 3.37),
+        ("Enforce eager set, disabling torch.compile and CUDAGraphs.\n", (), "", 0.0),
+        ("torch.compile took 9e999 s, 1234567890.5 s; torch_compile_cache/../../x", (), "", 0.0),
     ],
 )
-def test_a_launch_that_compiles_nothing_is_neither_warm_nor_cold(now: LaunchRecord) -> None:
-    assert warmth.judge(now, [], None).state == "not compiled"
+def test_a_log_says_whether_it_compiled(
+    log: str, keys: tuple[str, ...], outcome: str, seconds: float
+) -> None:
+    found = launches.logged(re.findall(launches.LOGGED, log))
+    assert found == {"keys": keys, "outcome": outcome, "compile_s": seconds}
+
+
+@pytest.mark.parametrize(
+    ("name", "outcome", "keys"),
+    [("main_job_start.log", "", 0), ("compiled_start.log", "compiled", 2)],
+)
+def test_a_real_log(name: str, outcome: str, keys: int) -> None:
+    text = (Path(__file__).parents[1] / "data/gpu" / name).read_text()
+    found = launches.logged(re.findall(launches.LOGGED, text))
+    assert (found["outcome"], len(found["keys"])) == (outcome, keys)
 
 
 def test_the_worst_node_is_the_state_of_the_launch() -> None:
@@ -181,24 +175,24 @@ def test_the_worst_node_is_the_state_of_the_launch() -> None:
 # -- launches of recipes -------------------------------------------------------------------------
 
 
-def asked(records: list[LaunchRecord], compiled: list[str], image: str = "") -> launches.Asked:
-    """A node that answers with these records and keys, and has an image of this id."""
+def answers(records: list[LaunchRecord], compiled: list[str], image: str = "") -> dict[str, Any]:
+    """What a node answers that has these records and keys, and an image of this id."""
     tuned = [
         {"image": "3" * 12, "model": make_recipe().model.name, "tp": tp, "gpu": "", "file": file}
         for tp, file in ((2, "E=8,N=64.json"), (1, "E=8,N=128.json"))
     ]
-    state = {
+    inspect = {"status": 0 if image else 1, "stdout": json.dumps([{"Id": image}]), "stderr": ""}
+    return {
         "launches": [record.to_dict() for record in records],
         "compiled": {image.removeprefix("sha256:")[:12]: compiled},
         "tuned": tuned,
+        "commands": {"image": inspect},
     }
-    shown = json.dumps([{"Id": image}])
-    inspect = {"status": 0 if image else 1, "stdout": shown, "stderr": ""}
-    return launches.Asked(
-        SimpleNamespace(wait=lambda: state),  # type: ignore[arg-type]
-        SimpleNamespace(wait=lambda: {"commands": {"image": inspect}}),  # type: ignore[arg-type]
-        make_recipe().model.name,
-    )
+
+
+def asked(*of_node: Any) -> launches.Asked:
+    answer = SimpleNamespace(wait=lambda: answers(*of_node))
+    return launches.Asked(answer, answer)  # type: ignore[arg-type]
 
 
 def test_a_recipe_is_judged_by_what_its_nodes_answer() -> None:
@@ -215,7 +209,7 @@ def test_a_recipe_is_judged_by_what_its_nodes_answer() -> None:
     assert found.to_dict()["nodes"] == {"spark1": "warm", "spark2": "cold"}
     assert upcoming.judge({"spark1": asked([], [KEY], image)}, 2, {}).state == "unknown"
     smaller = upcoming.judge({"spark1": here}, 1, {})
-    assert "--tensor-parallel-size changed from 2 to 1" in smaller.reasons
+    assert (smaller.state, smaller.reasons) == ("unknown", (warmth.OTHER_ARGUMENTS,))
     other = upcoming.judge({"spark1": asked([made], [KEY], "sha256:4")}, 2, {})
     assert (other.state, other.tuned) == ("cold", ())
 
@@ -224,27 +218,37 @@ def test_a_node_that_does_not_answer_is_unknown() -> None:
     def broken() -> None:
         raise Failed("the agent ended")
 
-    asked_of = launches.Asked(SimpleNamespace(wait=broken), None, "m")  # type: ignore[arg-type]
-    assert asked_of.answer(NOW) == warmth.NodeWarmth("unknown", ("the agent ended",))
+    one = launches.Asked(SimpleNamespace(wait=broken), None)  # type: ignore[arg-type]
+    found = launches.Upcoming(make_recipe(), {}).judge({"spark1": one}, 2, {})
+    assert (found.state, found.reasons) == ("unknown", ("the agent ended",))
 
 
-def test_a_virtual_environment_has_no_image_to_ask_for() -> None:
+def test_an_image_is_asked_for_only_where_it_tells_something() -> None:
     sent: list[str] = []
 
     class Asking:
         def submit(self, op: str, **what: object) -> SimpleNamespace:
             sent.append(op)
-            return SimpleNamespace(wait=lambda: {"launches": [], "compiled": {}, "commands": what})
+            return SimpleNamespace(wait=dict)
 
-    launches.ask(Asking(), "/srv/caches", "", "m")  # type: ignore[arg-type]
-    assert sent == ["caches"]
-    launches.ask(Asking(), "/srv/caches", "vllm/vllm-openai:v1", "m")  # type: ignore[arg-type]
-    assert sent == ["caches", "caches", "gather"]
+    image, eager = make_recipe(), make_recipe(engine_args={"enforce-eager": True})
+    for recipe, expected in ((image, ["caches", "gather"]), (eager, ["caches"])):
+        sent.clear()
+        launches.Upcoming(recipe, {"spark1": "/x"}).ask("spark1", Asking())  # type: ignore[arg-type]
+        assert sent == expected
 
 
-def test_secrets_are_no_part_of_a_record() -> None:
-    recipe = make_recipe(env={"VLLM_API_KEY": "secret", "HF_HUB_OFFLINE": "1", "VLLM_X": "2"})
-    assert launches.wanted(recipe, 1).env == {"VLLM_X": "2"}
+def test_whatever_the_engine_is_given_makes_another_launch() -> None:
+    recipe = make_recipe()
+    usual = launches.wanted(recipe, 2).arguments
+    changed = [
+        recipe.model_copy(update={"env": {**recipe.env, "VLLM_X": "2"}}),
+        recipe.model_copy(update={"engine_args": {**recipe.engine_args, "seed": 7}}),
+        recipe.model_copy(update={"model": recipe.model.model_copy(update={"revision": "v2"})}),
+    ]
+    found = {launches.wanted(one, 2).arguments for one in changed}
+    assert len(found | {usual, launches.wanted(recipe, 1).arguments}) == 5
+    assert launches.wanted(make_recipe(), 2).arguments == usual
 
 
 def test_a_drafter_from_the_hub_stands_by_its_name() -> None:
@@ -252,9 +256,10 @@ def test_a_drafter_from_the_hub_stands_by_its_name() -> None:
 
     drafter = Drafter(method="eagle3", name="some/drafter", tokens=3)
     moved = drafter.model_copy(update={"path": "/cache/models--some--drafter/snapshots/1"})
+    other = drafter.model_copy(update={"name": "another/drafter"})
     one = launches.wanted(make_recipe(drafter=drafter), 1)
-    assert '"model":"some/drafter"' in one.flags["speculative-config"]
     assert launches.wanted(make_recipe(drafter=moved), 1) == one
+    assert launches.wanted(make_recipe(drafter=other), 1) != one
 
 
 class Node:
@@ -269,7 +274,7 @@ class Node:
             one = [{"Id": "c" * 64, "Image": "sha256:9", "State": state}]
             return {"commands": {"inspect": {"status": 0, "stdout": json.dumps(one)}}}
         assert what["what"] == "known"
-        return {"known": self.known, "found": [KEY]}
+        return {"known": self.known, "found": [f"torch_compile_cache/{KEY}/rank_0"]}
 
     def submit(self, op: str, **what: object) -> SimpleNamespace:
         assert (op, what["what"]) == ("caches", "record")
@@ -289,7 +294,7 @@ def test_a_launch_is_recorded_once_on_each_node() -> None:
     new = launches.unrecorded(play, found, ["Paris"])
     (made,) = [record for _, record in new.values()]
     assert list(new) == [server.key]
-    assert (made.keys, made.image, made.model) == ((KEY,), "sha256:9", server.model_path)
+    assert (made.keys, made.image) == ((KEY,), "sha256:9")
     assert made.run.startswith("c" * 12 + " 2026-11-23T01:02:03")
     launches.record(new, {server.key: "0.32.0"})
     assert session.recorded[0]["record"]["version"] == "0.32.0"
@@ -325,7 +330,7 @@ def test_a_record_that_cannot_be_written_fails_no_launch() -> None:
     )
     one = Member(play, server, ContainerState("running"))
     assert launches.unrecorded(play, [one], ["Paris"]) == {}
-    new = {server.key: (one, launches.planned(server))}
+    new = {server.key: (one, launches.wanted(server.recipe, server.tp))}
     launches.record(new, {server.key: "0.32.0"})
     assert ["the log hangs" in notes[0], "No space left" in notes[1]] == [True, True]
 
@@ -335,22 +340,18 @@ def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
     node = make_node("spark1")
     plan = server_for(make_recipe(), node)
     image = "sha256:7"
-    made = replace(launches.planned(plan), image=image, keys=(KEY,), last=1.0)
+    made = launches.wanted(plan.recipe, plan.tp)
+    made = replace(made, image=image, keys=(KEY,), outcome="loaded", compile_s=2.18, last=1.0)
     notes: list[str] = []
 
     class Asking:
         def submit(self, op: str, **what: object) -> SimpleNamespace:
-            answer = {
-                "launches": [made.to_dict()],
-                "compiled": {"7": [KEY]},
-                "tuned": [],
-                "commands": {"image": {"status": 0, "stdout": json.dumps([{"Id": image}])}},
-            }
+            answer = answers([made], [KEY], image)
             return SimpleNamespace(wait=lambda: answer)
 
     play = SimpleNamespace(check=False, session=lambda _node: Asking(), note=notes.append)
     launches.before_start(play, plan, ContainerState("absent"))
-    assert notes == ["compile cache: warm"]
+    assert notes == ["compile cache: warm (its last launch loaded it in 2.18 s)"]
     same = ContainerState("running", command=("vllm", "serve", *plan.args))
     launches.before_start(play, plan, same)
     assert len(notes) == 1

@@ -13,44 +13,60 @@ import pytest
 
 from spark_cluster.node import kernel_tuner, locks, tuned_kernels
 from spark_cluster.node.beneath import Folder
+from spark_cluster.node.values import ResourceError
 from spark_cluster.resources import InvalidResource, TunedKernels
+from tests.factories import put
 
 FILE = "E=8,N=64,device_name=NVIDIA_GB10.json"
 IMAGE = "sha256:" + "ab" * 32
+ABOUT = {"model": "org/m", "tp": 1, "gpu": "NVIDIA GB10"}
+TUNER = Path(__file__).parents[1] / "tuner_stand_in.py"
 DOCKER = """\
 #!/bin/sh
-echo "$*" >> {log}
+[ "$1" = run ] || echo "$*" >> {log}
 case "$1 $2" in
 "image inspect") echo '[{{"Id": "{image}"}}]'; exit ;;
 "rm --force") exit ;;
 esac
-for word in "$@"; do
-  case "$word" in
-  *:/spark-cluster-tuned) output="${{word%%:*}}" ;;
-  -c) echo '{probe}'; exit ;;
+while [ "$1" != "{image}" ]; do
+  case "$1" in
+  *:/spark-cluster-tuned) output="${{1%%:*}}" ;;
+  *:{inside}:ro) sent="${{1%%:*}}" ;;
   esac
-  last="$word"
+  before="$before $1"
+  shift
 done
-exec {python} -IS {tuner} --model {root}/model --tp-size 1 --tune \\
-  --save-dir "$output/output" --batch-size "$last"
+code="$3" given="$4"
+shift 4
+echo "${{before# }} {image} $given $*" >> {log}
+cd {inside_of_image}
+set -- "$@" --save-dir "$output/output" --model {root}/model
+exec {python} -S -c "$code" "${{given:+$sent}}" "$@"
 """
-PROBE = {
-    "tuner": f"/vllm-workspace/{kernel_tuner.TUNER}",
-    "ray": True,
-    "vllm": "0.32.0",
-    "ships": False,
-}
+"""An image: its programs see what is in a folder, and run with the interpreter of this machine."""
+
 MADE = TunedKernels(
-    "vllm/vllm-openai:v0.32.0", FILE, "/srv/caches", model="org/m", tp=1, gpu="NVIDIA GB10",
+    "org/m", "vllm/vllm-openai:v0.32.0", "/srv/caches", tp=1, gpu="NVIDIA GB10",
     words=("--model", "/srv/m", "--tp-size", "1"), sizes=(1, 2), volumes=("/srv/m:/srv/m:ro",),
 )  # fmt: skip
 
 
-def install(node: Any, **probe: Any) -> None:
-    tuner = Path(__file__).parents[1] / "tuner_stand_in.py"
+def install(node: Any, *without: str) -> None:
+    """Install a docker with an image that has vLLM, Ray and the tuner, but for what is named."""
+    inside = node.root / "image"
+    found = {
+        "ray": "ray.py",
+        "vllm": "vllm/__init__.py",
+        "version": "vllm-0.32.0.dist-info/METADATA",
+        "tuner": kernel_tuner.TUNER,
+    }
+    texts = {"version": "Name: vllm\nVersion: 0.32.0\n", "tuner": TUNER.read_text()}
+    for what, place in found.items():
+        if what not in without:
+            put(inside / place, texts.get(what, ""))
     text = DOCKER.format(
-        root=node.root, log=node.bin / "docker.log", image=IMAGE,
-        probe=json.dumps(PROBE | probe), python=sys.executable, tuner=tuner,
+        root=node.root, log=node.bin / "docker.log", image=IMAGE, inside=kernel_tuner.INSIDE,
+        inside_of_image=inside, python=Path(sys.executable).resolve(),
     )  # fmt: skip
     node.bin.mkdir(exist_ok=True)
     (node.bin / "docker").write_text(text)
@@ -84,7 +100,7 @@ def test_tuned_once_and_then_left(tuned: Any) -> None:
     assert document["2"]["BLOCK_SIZE_N"] == 64
     entry = kept(tuned)
     assert (entry["image"], entry["model"], entry["tp"]) == ("ab" * 6, "org/m", 1)
-    assert (entry["file"], entry["sizes"], entry["engine"]) == (FILE, [1, 2], "0.32.0")
+    assert (entry["file"], entry["sizes"]) == (FILE, [1, 2])
     assert [tuned.apply(MADE).verdict, tuned.check(MADE).verdict] == ["ok", "ok"]
     assert len(runs(tuned)) == 2
     assert {path.name for path in folder.parent.iterdir()} == {folder.name}
@@ -97,14 +113,8 @@ def test_the_container_has_no_network_and_the_tuners_own_arguments(tuned: Any) -
     (line,) = runs(tuned)
     for part in ("--network none", "--gpus all", "--volume /srv/m:/srv/m:ro", "--env VLLM_X=1"):
         assert part in line
-    words = f"--entrypoint python3 {IMAGE} {PROBE['tuner']} --model /srv/m --tp-size 1"
+    words = f"--entrypoint python3 {IMAGE}  --model /srv/m --tp-size 1"
     assert f"{words} --tune --save-dir /spark-cluster-tuned/output --batch-size 4" in line
-
-
-def test_parameters_that_the_image_ships_are_said(node: Any) -> None:
-    install(node, ships=True)
-    node.apply(replace(MADE, sizes=(1,)))
-    assert node.notes == [f"the image ships parameters for {FILE}; those that were tuned go first"]
 
 
 def test_only_what_lacks_is_tuned_unless_it_is_asked_for_again(tuned: Any) -> None:
@@ -125,31 +135,27 @@ def test_what_was_measured_before_a_failure_is_kept(tuned: Any) -> None:
 
 
 def test_the_limit_ends_it_and_keeps_what_is_done(tuned: Any) -> None:
-    """The container is removed; this docker has a process in its place."""
     tuned.apply(replace(MADE, sizes=(1,)))
-    docker = (tuned.bin / "docker").read_text()
-    pid = tuned.bin / "pid"
-    ending = f'"rm --force") test ! -f {pid} || kill "$(cat {pid})"; exit ;;'
-    docker = docker.replace('"rm --force") exit ;;', ending)
-    docker = docker.replace("exec ", f"echo $$ > {pid}\nexec ")
-    (tuned.bin / "docker").write_text(docker)
     result = tuned.apply(replace(MADE, sizes=(1, 7, 16), limit_s=0.3))
     assert result.verdict == "failed"
     assert "batch sizes none are tuned, 7, 16 are not" in result.error
+    assert (tuned.bin / "docker.log").read_text().endswith(f"rm --force {kernel_tuner.CONTAINER}\n")
     assert kept(tuned)["sizes"] == [1]
 
 
 @pytest.mark.parametrize(
-    ("probe", "said"),
+    ("without", "said", "hint"),
     [
-        ({"ray": False}, "the image has no Ray"),
-        ({"tuner": ""}, "blob/v0.32.0/benchmarks/kernels/benchmark_moe.py"),
+        (["ray"], "the image has no Ray", "RUN pip install ray"),
+        (["tuner"], "vLLM's tuner", "blob/v0.32.0/benchmarks/kernels/benchmark_moe.py"),
+        (["tuner", "vllm", "version"], "vLLM's tuner", "blob/vVERSION/benchmarks"),
     ],
 )
-def test_an_image_that_cannot_tune(node: Any, probe: dict[str, Any], said: str) -> None:
-    install(node, **probe)
+def test_an_image_that_cannot_tune(node: Any, without: list[str], said: str, hint: str) -> None:
+    install(node, *without)
     result = node.apply(MADE)
-    assert (result.verdict, said in result.error) == ("failed", True), result.error
+    what, _, todo = result.error.partition(" | ")
+    assert (result.verdict, said in what, hint in todo) == ("failed", True, True), result.error
     assert tuned_kernels.read(node.root / "srv/caches") == []
 
 
@@ -177,26 +183,39 @@ def test_the_work_is_the_same_however_much_is_done(tuned: Any, monkeypatch: Any)
 
 
 def test_a_tuner_that_was_sent_is_mounted(node: Any) -> None:
-    install(node, tuner="")
-    assert node.apply(replace(MADE, sizes=(1,), tuner="/srv/tuner.py")).verdict == "change"
+    install(node, "tuner")
+    node.put("srv/tuner.py", TUNER.read_text())
+    result = node.apply(replace(MADE, sizes=(1,), tuner="/srv/tuner.py"))
+    assert result.verdict == "change", result.error
     (line,) = runs(node)
     assert f"--volume {node.root}/srv/tuner.py:{kernel_tuner.INSIDE}:ro" in line
     assert f"{IMAGE} {kernel_tuner.INSIDE} --model" in line
 
 
-@pytest.mark.parametrize(
-    "text", ['{"1": {"BLOCK_SIZE_M": "x"}}', "[]", '{"one": {}}', "{", '{"1": {"num_warps": 4}}']
-)
+@pytest.mark.parametrize("text", ["[]", "{", '"x"', "[" * 100_000])
 def test_a_file_that_no_tuner_writes(tmp_path: Path, text: str) -> None:
-    path = tmp_path / FILE
-    path.write_text(text)
-    with pytest.raises(tuned_kernels.ResourceError):
-        tuned_kernels.parameters(Folder(tmp_path), path)
+    put(tmp_path / "output" / FILE, text)
+    with pytest.raises(ResourceError, match="E=8"):
+        tuned_kernels.keep(Folder(tmp_path), tmp_path / "tuned/x", ABOUT, tmp_path / "output")
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"sizes": ()}, {"sizes": (0,)}, {"root": "caches"}, {"file": "../x.json"}]
-)
+@pytest.mark.parametrize("names", [[], [FILE, "E=9.json"]])
+def test_another_number_of_files_than_the_tuner_writes(tmp_path: Path, names: list[str]) -> None:
+    (tmp_path / "output").mkdir()
+    for name in names:
+        put(tmp_path / "output" / name, "{}")
+    with pytest.raises(ResourceError, match="expected one file"):
+        tuned_kernels.keep(Folder(tmp_path), tmp_path / "tuned/x", ABOUT, tmp_path / "output")
+
+
+def test_only_numbers_of_tokens_are_sizes(tmp_path: Path) -> None:
+    put(tmp_path / "output" / FILE, json.dumps({"triton_version": "3", "9" * 5000: {}, "16": {}}))
+    tuned_kernels.keep(Folder(tmp_path), tmp_path / "tuned/x", ABOUT, tmp_path / "output")
+    (entry,) = tuned_kernels.read(tmp_path)
+    assert entry["sizes"] == [16]
+
+
+@pytest.mark.parametrize("wrong", [{"sizes": ()}, {"sizes": (0,)}, {"root": "caches"}])
 def test_what_is_no_declaration(wrong: dict[str, Any]) -> None:
     with pytest.raises(InvalidResource):
         replace(MADE, **wrong)

@@ -13,19 +13,19 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.config.caches import CACHES
-from spark_cluster.engine import compile_key
 from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.copy_model import named_nodes
 from spark_cluster.engine.copies.folders import copy_folder
 from spark_cluster.errors import Refused
+from spark_cluster.node.cache_usage import COMPILED_IN
 from spark_cluster.node.engine_caches import IMAGES
 from spark_cluster.runner.play import Play
 
 FOLDERS = {
     "triton": CACHES["TRITON_CACHE_DIR"],
     "inductor": CACHES["TORCHINDUCTOR_CACHE_DIR"],
-    "compile": f"{CACHES['VLLM_CACHE_ROOT']}/{compile_key.FOLDER}",
+    "compile": f"{CACHES['VLLM_CACHE_ROOT']}/{COMPILED_IN}",
     "flashinfer": CACHES["FLASHINFER_WORKSPACE_BASE"],
 }
 """Kind to folder, of the caches that are copied."""
