@@ -128,7 +128,7 @@ def _columns(cells: list[CellResult]) -> list[MetricName]:
 
 
 def _figure(cell: CellResult, name: MetricName) -> str:
-    from spark_cluster.cli.bench_format import figure
+    from spark_cluster.bench.report.formats import number
 
     metric = cell.metrics.get(name)
-    return "" if metric is None else figure(metric.mean)
+    return "" if metric is None else number(metric.mean)

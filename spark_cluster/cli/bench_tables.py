@@ -16,7 +16,8 @@ TIMES: tuple[MetricName, ...] = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
 def percentiles_table(cells: Iterable[CellResult]) -> Table | None:
     """Return percentiles of the times of `vllm bench serve`; None where no cell has any."""
     from spark_cluster.bench.record import SHOWN_PERCENTILES
-    from spark_cluster.cli.bench_format import TITLES, figure, figures_table, load_text
+    from spark_cluster.bench.report.formats import number
+    from spark_cluster.cli.bench_format import TITLES, figures_table, load_text
     from spark_cluster.cli.console import painted
 
     rows: list[tuple[Any, ...]] = []
@@ -27,8 +28,8 @@ def percentiles_table(cells: Iterable[CellResult]) -> Table | None:
         rows.append((painted(load_text(cell.key), "bold"),))
         for name in found:
             known = cell.metrics[name].percentiles
-            shown = (figure(known[p]) if p in known else "" for p in SHOWN_PERCENTILES)
-            rows.append((f"  {TITLES[name]}", figure(cell.metrics[name].mean), *shown))
+            shown = (number(known[p]) if p in known else "" for p in SHOWN_PERCENTILES)
+            rows.append((f"  {TITLES[name]}", number(cell.metrics[name].mean), *shown))
     if not rows:
         return None
     return _filled(figures_table("", "mean", *SHOWN_PERCENTILES), rows)
@@ -36,7 +37,8 @@ def percentiles_table(cells: Iterable[CellResult]) -> Table | None:
 
 def questions_table(cells: Iterable[CellResult]) -> Table | None:
     """Return each question with its right answers and times; None where no cell has any."""
-    from spark_cluster.cli.bench_format import figure, figures_table
+    from spark_cluster.bench.report.formats import number
+    from spark_cluster.cli.bench_format import figures_table
     from spark_cluster.cli.console import painted
 
     rows: list[tuple[Any, ...]] = []
@@ -44,7 +46,7 @@ def questions_table(cells: Iterable[CellResult]) -> Table | None:
         for one in cell.questions:
             right = painted(f"{one.right}/{one.asked}", "" if one.right == one.asked else "yellow")
             times = (one.ttft_ms, one.answer_ms)
-            shown = ("" if time is None else figure(time) for time in times)
+            shown = ("" if time is None else number(time) for time in times)
             rows.append((painted(one.question), right, *shown, painted(one.wrong, "dim")))
     if not rows:
         return None
