@@ -13,6 +13,11 @@ from spark_cluster.cli.console import painted
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from spark_cluster.bench.report.table import Table as Figures
+
+STYLES = {"load": "bold", "attention": "yellow", "bad": "red"}
+"""Of the marks of rows."""
+
 TITLES: dict[MetricName, str] = {
     "tg_tps": "decode tok/s",
     "tg_tps_request": "decode tok/s each",
@@ -85,4 +90,12 @@ def table_by_load(titles: Iterable[str], rows: Iterable[tuple[Load, tuple[Any, .
         table.add_row(painted(f"  {about}", "dim"))
         for (_, _, metric), figures in group:
             table.add_row(f"  {TITLES[metric]}", *figures)
+    return table
+
+
+def console_table(found: Figures) -> Table:
+    """Return a table of the report for the terminal."""
+    table = figures_table(*found.columns, text=found.left)
+    for index, row in enumerate(found.rows):
+        table.add_row(*map(painted, row), style=STYLES.get(found.marked.get(index, "")))
     return table
