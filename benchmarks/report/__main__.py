@@ -26,8 +26,7 @@ REPORT = """\
 import sys
 from pathlib import Path
 from spark_cluster.bench.report import write_report
-from spark_cluster.bench.report.reading import read_run
-write_report(read_run(Path(sys.argv[1])), Path(sys.argv[2]))
+write_report(Path(sys.argv[1]), Path(sys.argv[2]))
 """
 
 

@@ -28,7 +28,6 @@ def main() -> None:
     from browser import browser, installed
 
     from spark_cluster.bench.report import write_report
-    from spark_cluster.bench.report.reading import read_run
 
     program = installed()
     if program is None:
@@ -36,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         record = dual_record(DEPTHS).model_copy(update={"id": "sample-data"})
-        page = write_report(read_run(write_run(folder / "run", record)), folder / "report").files[0]
+        page = write_report(write_run(folder / "run", record), folder / "report").files[0]
         with browser(program, folder / "profile") as shown:
             shown.open(page, width=WIDTH)
             clip = {"x": 0, "y": 0, "width": WIDTH, "height": HEIGHT, "scale": 1}

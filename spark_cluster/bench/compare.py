@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.bench.changes import changed
 from spark_cluster.bench.expansion import key_id
 from spark_cluster.bench.record import (
     HIGHER_IS_BETTER,
     CellKey,
     CellResult,
-    Metric,
     MetricName,
     Record,
     Setup,
@@ -38,7 +36,7 @@ SETUP_FIELDS = {
     "tp": "tensor-parallel size",
     "replicas": "replicas",
 }
-"""What must be alike, and its name in a reason."""
+"""What must be alike of two servers, and its name in a reason."""
 
 _TOOL_FIELDS = {
     "name": "load generator",
@@ -46,6 +44,16 @@ _TOOL_FIELDS = {
     "latency_mode": "latency mode",
     "prefix_caching": "prefix caching",
 }
+_TOOL_SETTINGS = ("exact_output", "temperature", "questions")
+"""Settings that must be alike where both runs say them."""
+
+_CHANGES_OF_SETUP = ("image_digest", "executor", "flags", "variant")
+_CHANGES_OF_NODE = (
+    "hardware", "driver", "firmware", "bios", "kernel", "dgx", "mtu", "hcas", "environment",
+)  # fmt: skip
+
+LONGEST = 60
+"""Characters of a changed value that is shown; of longer ones only the name is."""
 
 
 @dataclass(frozen=True)
@@ -142,8 +150,8 @@ class Comparison:
 
 
 @dataclass
-class _Merged:
-    """The cells of one setup and shape: a pair is measured in turns, which are put together."""
+class _Measured:
+    """The cells of one setup and load: a pair is measured in turns, which are put together."""
 
     setup: Setup
     key: CellKey
@@ -153,18 +161,14 @@ class _Merged:
     def id(self) -> str:
         return self.cells[0].id
 
-    @property
-    def failed(self) -> str:
-        return next((cell.reason or cell.status for cell in self.cells if cell.status != "ok"), "")
+    def failed(self, side: str) -> str:
+        bad = (cell.reason or cell.status for cell in self.cells if cell.status != "ok")
+        return "".join(f"failed in {side}: {why}" for why in list(bad)[:1])
 
     def values(self, name: MetricName) -> tuple[float, ...]:
+        """Return a value for each run; a mean stands for one run where they were not kept."""
         metrics = [cell.metrics[name] for cell in self.cells if name in cell.metrics]
-        return tuple(value for metric in metrics for value in _values(metric))
-
-
-def _values(metric: Metric) -> tuple[float, ...]:
-    """Return a value for each run; the mean stands for one run where they were not kept."""
-    return metric.values or (metric.mean,)
+        return tuple(value for metric in metrics for value in metric.values or (metric.mean,))
 
 
 def compare(a: Record, b: Record, metrics: Sequence[MetricName] = HEADLINES) -> Comparison:
@@ -176,32 +180,59 @@ def compare(a: Record, b: Record, metrics: Sequence[MetricName] = HEADLINES) -> 
     Raises:
         Failed: scipy is not installed.
     """
-    ours, theirs = _merged(a), _merged(b)
+    ours, theirs = _measured(a), _measured(b)
     tool = _unlike_tools(a, b)
-    left_out = [
-        NotComparable(side, one.id, tool)
-        for side, cells in (("A", ours), ("B", theirs))
-        for one in cells
-        if tool
+    partners = {} if tool else _partners(ours, theirs)
+    by_place = {(one.setup.id, one.key): one for one in theirs}
+    pairs, left_out = [], []
+    for one in ours:
+        other = by_place.get((partners.get(one.setup.id, ""), one.key))
+        if other is None:
+            reason = tool or _why(one, theirs, partners, "A")
+        else:
+            by_place.pop((other.setup.id, other.key))
+            reason = "; ".join(filter(None, (one.failed("A"), other.failed("B"))))
+        if reason:
+            left_out.append(NotComparable("A", one.id, reason))
+        elif other is not None:
+            pairs.append((one, other))
+    backwards = {partner: setup for setup, partner in partners.items()}
+    left_out += [
+        NotComparable("B", other.id, tool or _why(other, ours, backwards, "B"))
+        for other in by_place.values()
     ]
-    pairs: list[tuple[_Merged, _Merged]] = []
-    if not tool:
-        pairs, left_out = _matched(ours, theirs)
     left_out += [*_without_server(a, "A"), *_without_server(b, "B")]
-    rows = list(_rows(pairs, metrics))
-    return Comparison(a.id, b.id, tuple(rows), tuple(left_out), tuple(changed(a, b)))
+    rows = tuple(_rows(pairs, metrics))
+    return Comparison(a.id, b.id, rows, tuple(left_out), tuple(_changed(a, b)))
 
 
-def _merged(record: Record) -> list[_Merged]:
-    known = {setup.id for setup in record.setups}
-    found: dict[tuple[str, CellKey], _Merged] = {}
+def part_of(record: Record, setup: str) -> Record:
+    """Return a run with one of its servers only, so that two servers of a run can be compared.
+
+    Raises:
+        UsageError: the run has no such server.
+    """
+    known = [one.id for one in record.setups]
+    if setup not in known:
+        raise UsageError(
+            f"run {record.id} has no setup '{setup}'", hint=did_you_mean(setup, known, "setups")
+        )
+    return record.model_copy(
+        update={
+            "id": f"{record.id}#{setup}",
+            "setups": tuple(one for one in record.setups if one.id == setup),
+            "cells": tuple(cell for cell in record.cells if cell.setup == setup),
+        }
+    )
+
+
+def _measured(record: Record) -> list[_Measured]:
+    setups = {setup.id: setup for setup in record.setups}
+    found: dict[tuple[str, CellKey], _Measured] = {}
     for cell in record.cells:
-        if cell.setup not in known:
-            continue
-        place = (cell.setup, cell.key)
-        if place not in found:
-            found[place] = _Merged(record.setup(cell.setup), cell.key)
-        found[place].cells.append(cell)
+        if cell.setup in setups:
+            new = _Measured(setups[cell.setup], cell.key)
+            found.setdefault((cell.setup, cell.key), new).cells.append(cell)
     return list(found.values())
 
 
@@ -215,16 +246,30 @@ def _without_server(record: Record, side: str) -> Iterator[NotComparable]:
 
 def _unlike_tools(a: Record, b: Record) -> str:
     """Return why two runs' load generators do not measure the same; empty where they do."""
-    for name, text in _TOOL_FIELDS.items():
-        ours, theirs = getattr(a.tool, name), getattr(b.tool, name)
-        if ours != theirs:
-            return f"{text}: {_shown(ours)} in A, {_shown(theirs)} in B"
-    # Who does not say how long answers were or how they were sampled, does not differ in it.
-    for name in ("exact_output", "temperature", "questions"):
-        given = a.tool.settings.get(name), b.tool.settings.get(name)
-        if name in a.tool.settings and name in b.tool.settings and given[0] != given[1]:
-            return f"{name}: {_shown(given[0])} in A, {_shown(given[1])} in B"
-    return ""
+    ours, theirs = a.tool.settings, b.tool.settings
+    settings = [name for name in _TOOL_SETTINGS if name in ours and name in theirs]
+    found = [
+        *_unlike(vars(a.tool), vars(b.tool), _TOOL_FIELDS),
+        *_unlike(ours, theirs, dict(zip(settings, settings, strict=True))),
+    ]
+    return found[0] if found else ""
+
+
+def _unlike(a: Mapping[str, Any], b: Mapping[str, Any], names: Mapping[str, str]) -> list[str]:
+    """Return what differs, in words.
+
+    Args:
+        names: name of a value to its name in words.
+    """
+    return [
+        f"{text}: {_shown(a[name])} in A, {_shown(b[name])} in B"
+        for name, text in names.items()
+        if a[name] != b[name]
+    ]
+
+
+def _unlike_setups(a: Setup, b: Setup) -> list[str]:
+    return _unlike(vars(a), vars(b), SETUP_FIELDS)
 
 
 def _shown(value: object) -> str:
@@ -233,52 +278,7 @@ def _shown(value: object) -> str:
     return str(value) if value not in ("", None) else "not known"
 
 
-def _unlike(a: Setup, b: Setup) -> list[str]:
-    """Return why two servers cannot be compared."""
-    return [
-        f"{text}: {_shown(getattr(a, name))} in A, {_shown(getattr(b, name))} in B"
-        for name, text in SETUP_FIELDS.items()
-        if getattr(a, name) != getattr(b, name)
-    ]
-
-
-def _matched(
-    ours: list[_Merged], theirs: list[_Merged]
-) -> tuple[list[tuple[_Merged, _Merged]], list[NotComparable]]:
-    partners = _partners(ours, theirs)
-    taken: set[int] = set()
-    pairs: list[tuple[_Merged, _Merged]] = []
-    left_out: list[NotComparable] = []
-    for one in ours:
-        other = next(
-            (
-                found
-                for found in theirs
-                if partners.get(one.setup.id) == found.setup.id and found.key == one.key
-            ),
-            None,
-        )
-        if other is None:
-            left_out.append(NotComparable("A", one.id, _why(one, theirs, partners, "A")))
-            continue
-        taken.add(id(other))
-        failed = [("A", one.failed)] if one.failed else []
-        failed += [("B", other.failed)] if other.failed else []
-        if failed:
-            reason = "; ".join(f"failed in {side}: {why}" for side, why in failed)
-            left_out.append(NotComparable("A", one.id, reason))
-        else:
-            pairs.append((one, other))
-    backwards = {theirs_id: ours_id for ours_id, theirs_id in partners.items()}
-    left_out += [
-        NotComparable("B", other.id, _why(other, ours, backwards, "B"))
-        for other in theirs
-        if id(other) not in taken
-    ]
-    return pairs, left_out
-
-
-def _partners(ours: list[_Merged], theirs: list[_Merged]) -> dict[str, str]:
+def _partners(ours: list[_Measured], theirs: list[_Measured]) -> dict[str, str]:
     """Return each server of A with the one of B that is compared with it.
 
     The same variant comes first. Where each run has one server of its kind only, they are compared
@@ -288,9 +288,9 @@ def _partners(ours: list[_Merged], theirs: list[_Merged]) -> dict[str, str]:
     right = {one.setup.id: one.setup for one in theirs}
     found: dict[str, str] = {}
     for setup in left.values():
-        alike = [other for other in right.values() if not _unlike(setup, other)]
+        alike = [other for other in right.values() if not _unlike_setups(setup, other)]
         same = [other for other in alike if other.variant == setup.variant]
-        kin = [other for other in left.values() if not _unlike(setup, other)]
+        kin = [other for other in left.values() if not _unlike_setups(setup, other)]
         same_recipe = [other for other in same if other.recipe == setup.recipe]
         chosen = same_recipe or same or (alike if len(alike) == len(kin) == 1 else [])
         if chosen and chosen[0].id not in found.values():
@@ -298,27 +298,27 @@ def _partners(ours: list[_Merged], theirs: list[_Merged]) -> dict[str, str]:
     return found
 
 
-def _why(one: _Merged, others: list[_Merged], partners: dict[str, str], side: str) -> str:
+def _why(one: _Measured, others: list[_Measured], partners: dict[str, str], side: str) -> str:
     """Return why a cell has no counterpart."""
     other_side = "B" if side == "A" else "A"
     if one.setup.id in partners:
         return f"{other_side} has no cell {key_id(one.key)} on such a server"
-    setups = list({other.setup.id: other.setup for other in others}.values())
-    if not setups:
+    if not others:
         return f"{other_side} has no cells"
-
-    def reasons(other: Setup) -> list[str]:
-        first, second = (one.setup, other) if side == "A" else (other, one.setup)
-        return _unlike(first, second)
-
-    nearest = min((reasons(other) for other in setups), key=len)
-    if nearest:
+    setups = [other.setup for other in others]
+    if side == "A":
+        reasons = [_unlike_setups(one.setup, setup) for setup in setups]
+    else:
+        reasons = [_unlike_setups(setup, one.setup) for setup in setups]
+    if nearest := min(reasons, key=len):
         return "; ".join(nearest)
     variant = one.setup.variant or "the recipe as it is"
     return f"{other_side} has several servers of this kind, none of them with {variant}"
 
 
-def _rows(pairs: Sequence[tuple[_Merged, _Merged]], metrics: Sequence[MetricName]) -> Iterator[Row]:
+def _rows(
+    pairs: Sequence[tuple[_Measured, _Measured]], metrics: Sequence[MetricName]
+) -> Iterator[Row]:
     found = [
         (one, other, name, one.values(name), other.values(name))
         for one, other in pairs
@@ -341,21 +341,36 @@ def _rows(pairs: Sequence[tuple[_Merged, _Merged]], metrics: Sequence[MetricName
         yield Row(one.key, one.setup, name, *means, difference, variants)
 
 
-def part_of(record: Record, setup: str) -> Record:
-    """Return a run with one of its servers only, so that two servers of a run can be compared.
+# -- what else differs -----------------------------------------------------------------------------
 
-    Raises:
-        UsageError: the run has no such server.
-    """
-    known = [one.id for one in record.setups]
-    if setup not in known:
-        raise UsageError(
-            f"run {record.id} has no setup '{setup}'", hint=did_you_mean(setup, known, "setups")
-        )
-    return record.model_copy(
-        update={
-            "id": f"{record.id}#{setup}",
-            "setups": tuple(one for one in record.setups if one.id == setup),
-            "cells": tuple(cell for cell in record.cells if cell.setup == setup),
-        }
-    )
+
+def _changed(a: Record, b: Record) -> Iterator[str]:
+    """Yield what differs besides the figures, such as `vllm: 0.22.1 in A, 0.23.0 in B`: it may be
+    the cause, or the question."""
+    for name in _CHANGES_OF_SETUP:
+        sides = [[getattr(setup, name) for setup in run.setups] for run in (a, b)]
+        yield from _change(name.replace("_", " "), *sides)
+    yield from _change("spark-cluster", [a.spark_cluster], [b.spark_cluster])
+    yield from _change("client", [a.client], [b.client])
+    for name in _CHANGES_OF_NODE:
+        yield from _change(name, *([getattr(n, name) for n in run.nodes] for run in (a, b)))
+    for name in sorted({p for run in (a, b) for setup in run.setups for p in setup.versions}):
+        sides = [[setup.versions.get(name) for setup in run.setups] for run in (a, b)]
+        yield from _change(name, *sides)
+
+
+def _change(name: str, a: Iterable[object], b: Iterable[object]) -> Iterator[str]:
+    known = [{_text(value) for value in side if value not in ("", None, (), {})} for side in (a, b)]
+    if known[0] == known[1]:
+        return
+    ours, theirs = (", ".join(sorted(side)) or "not known" for side in known)
+    if max(len(ours), len(theirs)) > LONGEST:
+        yield name
+    else:
+        yield f"{name}: {ours} in A, {theirs} in B"
+
+
+def _text(value: object) -> str:
+    if isinstance(value, dict):
+        return " ".join(f"{name}={value[name]}" for name in sorted(value))
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)

@@ -1,23 +1,53 @@
-"""Planned speeds of a suite's servers, for the estimate of how long it takes and for the record."""
+"""The plan's speeds and a run's: what a suite is planned with, what a run says of a plan.
+
+Before a run the plan's speeds estimate how long a suite takes, and are recorded as predictions.
+After it, the user's own runs are shown next to predictions as evidence, and `bench compare` shows
+what `predict --calibrate` would change were a run given to it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from functools import cache
-from typing import TYPE_CHECKING
+import json
+import re
+import statistics
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
 
 from spark_cluster.bench.duration import Speed, Speeds
 from spark_cluster.bench.expansion import PlannedSetup
-from spark_cluster.bench.record import CellKey, MetricName, Prediction
-from spark_cluster.errors import SparkClusterError
+from spark_cluster.bench.record import (
+    CellKey,
+    CellResult,
+    Metric,
+    MetricName,
+    Prediction,
+    Record,
+    Setup,
+)
+from spark_cluster.bench.run_folder import RECORD, load_record
+from spark_cluster.config.launch import Launch
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
 from spark_cluster.loader.project import Project
+from spark_cluster.planning.calibrate import Calibration, Point, calibrate, is_read_bound
+from spark_cluster.planning.evidence import SHORT, Evidence, of_own
 from spark_cluster.planning.speed import of_recipe
-from spark_cluster.planning.speed.constants import load_constants
+from spark_cluster.planning.speed.constants import Constants, load_constants
 from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
 from spark_cluster.planning.speed.prefill import prefill
+from spark_cluster.planning.speed.serving import Serving
 
-if TYPE_CHECKING:
-    from spark_cluster.planning.speed.serving import Serving
+MOST_RUNS = 50
+"""The newest runs of a project that are looked at."""
+
+DEPTH = 3
+"""Folders below the project's in which runs are looked for."""
+
+# -- before a run ----------------------------------------------------------------------------------
 
 
 def planned_speeds(project: Project) -> Speeds:
@@ -27,33 +57,22 @@ def planned_speeds(project: Project) -> Speeds:
         InvalidFile: the project's own calibration is wrong.
     """
     constants = load_constants(project)
-    known: dict[str, Serving | None] = {}
+    served: dict[str, Serving | None] = {}
 
-    def serving(setup: PlannedSetup) -> Serving | None:
-        if setup.id not in known:
-            known[setup.id] = _serving(setup, project)
-        return known[setup.id]
-
-    @cache
-    def speed(setup_id: str, context: int) -> Speed | None:
-        setup, found = setups[setup_id], known[setup_id]
-        if found is None or setup.served is None:
+    def speed(setup: PlannedSetup, context: int) -> Speed | None:
+        if setup.id not in served:
+            served[setup.id] = _serving(setup, project)
+        found, recipe = served[setup.id], setup.served
+        if found is None or recipe is None:
             return None
         try:
             first = prefill(found, max(context, 1), constants=constants)
-            each = of_recipe.expected(setup.served, found, context=context, constants=constants)
+            each = of_recipe.expected(recipe, found, context=context, constants=constants)
         except SparkClusterError:  # the plan has no figure for it
             return None
         return Speed(max(context, 1) / first.seconds.expected, each.expected)
 
-    setups: dict[str, PlannedSetup] = {}
-
-    def ask(setup: PlannedSetup, context: int) -> Speed | None:
-        setups[setup.id] = setup
-        serving(setup)
-        return speed(setup.id, context)
-
-    return ask
+    return speed
 
 
 def predictions(
@@ -71,11 +90,11 @@ def predictions(
         return ()
     constants = load_constants(project)
     made: list[Prediction] = []
-    for key in keys:
-        if key.kind != "load" or key.concurrency != 1 or key.request_rate is not None:
+    for key in filter(_is_plain, keys):
+        if key.concurrency != 1:
             continue
         cached = key.depth if prefix_caching else 0
-        context = key.depth + key.prompt + key.output / 2
+        context = _middle_of_answer(key)
         try:
             first = prefill(found, key.prompt + key.depth - cached, cached, constants=constants)
             each = of_recipe.expected(setup.served, found, context=context, constants=constants)
@@ -106,3 +125,197 @@ def _serving(setup: PlannedSetup, project: Project) -> Serving | None:
     except SparkClusterError:  # the model's shape is not known, say
         return None
     return None if is_toy else found
+
+
+# -- what a cell says ------------------------------------------------------------------------------
+
+
+def _is_plain(key: CellKey) -> bool:
+    """Return whether a load is of requests that each send their whole prompt, one after another."""
+    return key.kind == "load" and key.request_rate is None
+
+
+def _middle_of_answer(key: CellKey) -> float:
+    """Return the tokens in the cache of a request in the middle of its answer."""
+    return key.depth + key.prompt + key.output / 2
+
+
+def _good_cells(record: Record, setup: Setup) -> Iterator[CellResult]:
+    """Yield the cells of a server that say how fast it answers."""
+    for cell in record.cells:
+        is_usable = _is_plain(cell.key) and not cell.key.context_prefill
+        if cell.setup == setup.id and cell.status == "ok" and is_usable:
+            yield cell
+
+
+def _each(cell: CellResult) -> Metric | None:
+    """Return tokens/s of one request."""
+    alone = cell.metrics.get("tg_tps") if cell.key.concurrency == 1 else None
+    return cell.metrics.get("tg_tps_request", alone)
+
+
+# -- own runs as evidence --------------------------------------------------------------------------
+
+
+def own_evidence(project: Project, launch: Launch, users: int, context: float) -> Evidence | None:
+    """Return what the project's own runs measured of a launch; None when none did.
+
+    A record that cannot be read says nothing.
+    """
+    near = context / 8, max(SHORT, 4 * context)
+    figures = [
+        (each.mean, path.parent.name)
+        for path, record in _records(project.folder)
+        for setup in record.setups
+        if _is_alike(setup, launch)
+        for cell in _good_cells(record, setup)
+        if cell.key.concurrency == users and near[0] <= _middle_of_answer(cell.key) <= near[1]
+        if (each := _each(cell)) is not None and each.mean
+    ]
+    return of_own(figures)
+
+
+def _records(folder: Path) -> Iterator[tuple[Path, Record]]:
+    found = {path for depth in range(1, DEPTH + 1) for path in folder.glob("*/" * depth + RECORD)}
+    newest = sorted(found, key=lambda path: path.stat().st_mtime, reverse=True)[:MOST_RUNS]
+    for path in newest:
+        try:
+            yield path, load_record(path)
+        except SparkClusterError:
+            continue
+
+
+def _is_alike(setup: Setup, launch: Launch) -> bool:
+    """Return whether a server of a run was what the launch is."""
+    drafts = any(re.match(r"--speculative[-_]config", flag) for flag in setup.flags)
+    return (
+        setup.model.casefold() == launch.model.casefold()
+        and setup.tp == launch.tp
+        and setup.replicas == 1
+        and setup.engine == launch.engine
+        and (not launch.quantization or setup.quantization in ("", launch.quantization))
+        and drafts == bool(launch.drafted_tokens)
+    )
+
+
+# -- calibrating by a run --------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Preview:
+    """A calibration by a run, as it would be.
+
+    Attributes:
+        found: None where the run decides no constant.
+        why: why there is none; empty otherwise.
+        left_out: servers and figures that are no use, each with the reason.
+    """
+
+    found: Calibration | None
+    why: str = ""
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def constants(self) -> dict[str, dict[str, float]] | None:
+        """Each fitted constant as it `was`, as shipped, and as it `is` by this run."""
+        if self.found is None:
+            return None
+        was, now = Constants().to_dict(), self.found.constants.to_dict()
+        return {n: {"was": was[n], "is": round(now[n], 6)} for n in self.found.fitted}
+
+    @property
+    def _document(self) -> dict[str, Any]:
+        """The calibration as its file has it; empty without one."""
+        return self.found.to_dict() if self.found is not None else {}
+
+    @property
+    def kept(self) -> dict[str, str] | None:
+        """Constants that stay, and why."""
+        return self._document.get("kept")
+
+    @property
+    def points(self) -> int | None:
+        """The number of figures that it is fitted to."""
+        return self._document.get("points")
+
+    @property
+    def mean_error(self) -> dict[str, float | None] | None:
+        """The mean error `before` and `after`, and of points left out; shares."""
+        return self._document.get("mean_error")
+
+    @property
+    def far_off(self) -> list[str] | None:
+        """Figures that the fit does not describe."""
+        return self._document.get("far_off")
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in `bench compare --json`."""
+        return {
+            "constants": self.constants,
+            "kept": self.kept,
+            "points": self.points,
+            "mean_error": self.mean_error,
+            "far_off": self.far_off,
+            "why": self.why,
+            "left_out": list(self.left_out),
+        }
+
+
+def preview(record: Record, *folders: Path) -> Preview:
+    """Return what `predict --calibrate` would make of a run.
+
+    Args:
+        folders: where the folders of models are looked for, too.
+    """
+    points: list[Point] = []
+    left_out: list[str] = []
+    for setup in record.setups:
+        try:
+            served, decoding = _recorded_serving(setup, *folders)
+        except (UsageError, InvalidFile) as error:
+            left_out.append(f"{setup.id}: {error.message}")
+            continue
+        if not decoding:
+            left_out.append(f"{setup.id}: decoding with a drafter depends on its acceptance")
+        cells = [cell for cell in _good_cells(record, setup) if cell.key.prompt]
+        cached = record.tool.prefix_caching
+        found = [p for cell in cells for p in _points(cell, served, cached=cached)]
+        found = [point for point in found if decoding or point.metric == "ttfr_ms"]
+        short = [point for point in found if is_read_bound(point)]
+        left_out += [f"{p.label}: the prompt is too short to show the speed" for p in short]
+        points += [point for point in found if point not in short]
+    try:
+        return Preview(calibrate(points, Constants()), left_out=tuple(left_out))
+    except (UsageError, Failed) as error:
+        return Preview(None, error.message, tuple(left_out))
+
+
+def _recorded_serving(setup: Setup, *folders: Path) -> tuple[Serving, bool]:
+    """Return what a server served, and whether its decoding can be calibrated by.
+
+    Raises:
+        UsageError: it is not known, or it is of several servers.
+        InvalidFile: the model's config.json is wrong.
+    """
+    if setup.replicas > 1:
+        raise UsageError("several replicas share its requests")
+    try:
+        recipe = Recipe.model_validate(json.loads(setup.recipe_text))
+    except (ValueError, RecursionError, ValidationError):
+        raise UsageError("the record does not contain its recipe") from None
+    return of_recipe.serving_of(recipe, setup.tp, *folders), recipe.drafter is None
+
+
+def _points(cell: CellResult, served: Serving, *, cached: bool) -> Iterator[Point]:
+    key, each, first = cell.key, _each(cell), cell.metrics.get("ttfr_ms")
+    if each is not None and key.output:
+        label, context = f"{cell.id}: decode", _middle_of_answer(key)
+        yield Point(served, "decode_tok_s", _median(each), context, 0, key.concurrency, label)
+    if first is not None and key.concurrency == 1:
+        before, new = (key.depth, key.prompt) if cached else (0, key.depth + key.prompt)
+        yield Point(served, "ttfr_ms", _median(first), before, new, 1, f"{cell.id}: TTFR")
+
+
+def _median(metric: Metric) -> float:
+    """Return the median of the runs, or the mean where they were not kept."""
+    return statistics.median(metric.values) if metric.values else metric.mean

@@ -1,19 +1,142 @@
-"""A run against what others published, and against what the plan predicted."""
+"""A run against what others published, and against what the plan predicted.
+
+`published.json` has every figure of the articles and tables of docs/sources.md, with its source and
+line. Those that say which load they were measured with are also a `CellKey` and a `Metric`, so that
+a run can be compared with them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+import re
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench.published import (
-    ANY_OUTPUT,
-    Configuration,
-    Figure,
-    Published,
-    published,
-)
-from spark_cluster.bench.record import CellKey, CellResult, MetricName, Record, Setup
+from pydantic import BaseModel, ConfigDict
+
+from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Record, Setup
+
+DATA = Path(__file__).with_name("published.json")
+
+ANY_OUTPUT = 0
+"""Output of a `CellKey` whose source does not say it: of a prefill, which does not depend on it."""
+
+_NAMES: dict[str, MetricName] = {
+    "pp_tps": "pp_tps",
+    "pp_tps_total": "pp_tps",
+    "pp_tps_per_request": "pp_tps_request",
+    "tg_tps": "tg_tps",
+    "tg_tps_total": "tg_tps",
+    "tg_tps_per_request": "tg_tps_request",
+    "peak_tps": "peak_tps",
+    "peak_tps_total": "peak_tps",
+    "peak_tps_per_request": "peak_tps_request",
+    "ttfr": "ttfr_ms",
+    "est_ppt": "est_ppt_ms",
+    "e2e_ttft": "e2e_ttft_ms",
+}
+_PREFILL = {"pp_tps", "ttfr_ms", "est_ppt_ms", "e2e_ttft_ms"}
+_IN_NAME = re.compile(r"pp(\d+)_prefill_t_s|ttft_pp(\d+)_ms")
+"""Of a table that names the prompt in the row: prefill tokens/s, ms to the first response."""
+
+
+class _Part(BaseModel):
+    """What is compared is declared; what else a source says of it is kept as it is."""
+
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+
+class Configuration(_Part):
+    """A configuration that a source says it served.
+
+    Attributes:
+        quantization: as recipes name it; `quantization_text` is as the source does.
+        eager: without CUDA graphs.
+        tool: load generator with its version; empty for a script of the author's.
+    """
+
+    id: str
+    model: str
+    quantization: str = ""
+    tp: int | None = None
+    tool: str = ""
+    latency_mode: str = ""
+    eager: bool = False
+
+
+class Figure(_Part):
+    """A figure as a source prints it.
+
+    Attributes:
+        line: of the source's text.
+        config: id of its `Configuration`; None for a figure about something else.
+        kind: measured, summary (the author's rounding), cited, log, theoretical, stated, claim,
+            quality (passed or failed), derived_by_author, spec or measured_elsewhere.
+    """
+
+    id: str
+    source: str
+    line: int
+    metric: str
+    value: int | float | str | list[float]
+    unit: str = ""
+    kind: str
+    config: str | None = None
+    pp: int | None = None
+    tg: int | None = None
+    depth: int | None = None
+    concurrency: int | None = None
+    std: float | None = None
+
+    @property
+    def cell(self) -> tuple[CellKey, MetricName, Metric] | None:
+        """The load and the figure; None where the source does not say the load, or records have no
+        such metric."""
+        in_name = _IN_NAME.fullmatch(self.metric)
+        if in_name:
+            name: MetricName | None = "pp_tps" if in_name[1] else "ttfr_ms"
+        else:
+            name = _NAMES.get(self.metric)
+        prompt = int(in_name[1] or in_name[2]) if in_name else self.pp
+        output = self.tg if self.tg is not None else ANY_OUTPUT
+        if name is None or prompt is None or self.concurrency is None:
+            return None
+        if not isinstance(self.value, int | float):
+            return None
+        if output == ANY_OUTPUT and name not in _PREFILL:
+            return None
+        depth = self.depth or 0
+        key = CellKey(prompt=prompt, output=output, depth=depth, concurrency=self.concurrency)
+        return key, name, Metric(mean=self.value, std=self.std)
+
+    @property
+    def shown(self) -> str:
+        """The figure with its unit, as a table shows it."""
+        value = self.value
+        text = " to ".join(f"{v:g}" for v in value) if isinstance(value, list) else f"{value}"
+        spread = f" ± {self.std:g}" if self.std is not None else ""
+        return f"{text}{spread} {self.unit}".strip()
+
+    def to_dict(self) -> dict[str, Any]:
+        """As in `--json`: the figure, and its load and metric where it has them."""
+        found = self.cell
+        load = {"key": found[0].model_dump(mode="json"), "name": found[1]} if found else {}
+        return {**self.model_dump(mode="json", exclude_defaults=True), **load}
+
+
+class Published(_Part):
+    """All of them."""
+
+    configs: tuple[Configuration, ...]
+    figures: tuple[Figure, ...]
+
+
+@cache
+def published() -> Published:
+    """Return the published figures."""
+    return Published.model_validate(json.loads(DATA.read_text(encoding="utf-8")))
 
 
 @dataclass(frozen=True)
@@ -21,7 +144,6 @@ class Deviation:
     """A figure of a run next to a published one.
 
     Attributes:
-        share: measured / published - 1.
         caveats: what was not alike, so that the deviation is not only the server's.
     """
 
@@ -72,9 +194,9 @@ class PublishedComparison:
         }
 
 
-def against_published(record: Record, known: Published | None = None) -> PublishedComparison:
+def against_published(record: Record) -> PublishedComparison:
     """Compare a run with published figures of the same model, quantization, size and load."""
-    known = known or published()
+    known = published()
     configs = {config.id: config for config in known.configs}
     rows: list[Deviation] = []
     others: list[tuple[Figure, str]] = []
@@ -95,22 +217,32 @@ def _match(
     if config is None:
         return [], "the source does not say what was served"
     key, name, metric = load
-    caveats = _caveats(config, record)
-    setups = [setup for setup in record.setups if _same_server(setup, config)]
+    setups = [setup.id for setup in record.setups if _same_server(setup, config)]
     if not setups:
         size = f" at TP={config.tp}" if config.tp else ""
         return [], f"the run has no {config.model} {config.quantization}{size}"
+    caveats = _caveats(config, record)
     found = [
-        Deviation(figure, cell, name, cell.metrics[name].mean, metric.mean, caveats)
+        Deviation(figure, cell, name, measured, metric.mean, caveats)
         for setup in setups
-        for cell in record.cells
-        if cell.setup == setup.id
-        and cell.status == "ok"
-        and _same_load(cell.key, key)
-        and name in cell.metrics
-        and metric.mean
+        for cell, measured in _measured(record, setup, key, name)
+        if metric.mean
     ]
     return found, f"the run has no {name} of this load"
+
+
+def _measured(
+    record: Record, setup: str, key: CellKey, metric: MetricName
+) -> list[tuple[CellResult, float]]:
+    """Return the cells of a load on a server that went well, each with its figure."""
+    free = {"output"} if key.output == ANY_OUTPUT else set()
+    wanted = key.model_dump(exclude=free)
+    return [
+        (cell, cell.metrics[metric].mean)
+        for cell in record.cells
+        if cell.setup == setup and cell.status == "ok" and metric in cell.metrics
+        if cell.key.model_dump(exclude=free) == wanted
+    ]
 
 
 def _same_server(setup: Setup, config: Configuration) -> bool:
@@ -122,12 +254,6 @@ def _same_server(setup: Setup, config: Configuration) -> bool:
         and setup.replicas == 1
         and eager == config.eager
     )
-
-
-def _same_load(ours: CellKey, theirs: CellKey) -> bool:
-    if theirs.output == ANY_OUTPUT:
-        theirs = theirs.model_copy(update={"output": ours.output})
-    return ours == theirs
 
 
 def _caveats(config: Configuration, record: Record) -> tuple[str, ...]:
@@ -185,7 +311,13 @@ class PredictedFigure:
 
 def against_plan(record: Record) -> list[PredictedFigure]:
     """Return the predictions of a run that were measured."""
-    return list(_predicted_figures(record))
+    return [
+        PredictedFigure(setup.id, one.key, one.metric, one.low, one.value, one.high, measured)
+        for setup in record.setups
+        for one in setup.predictions
+        for _, measured in _measured(record, setup.id, one.key, one.metric)
+        if measured
+    ]
 
 
 def coverage(rows: list[PredictedFigure]) -> float | None:
@@ -196,15 +328,3 @@ def coverage(rows: list[PredictedFigure]) -> float | None:
 def mean_error(rows: list[PredictedFigure]) -> float | None:
     """Return the mean absolute error of predictions, as a share of what was measured."""
     return sum(abs(row.error) for row in rows) / len(rows) if rows else None
-
-
-def _predicted_figures(record: Record) -> Iterator[PredictedFigure]:
-    for setup in record.setups:
-        for one in setup.predictions:
-            for cell in record.cells:
-                metric = cell.metrics.get(one.metric)
-                alike = cell.setup == setup.id and cell.key == one.key and cell.status == "ok"
-                if alike and metric is not None and metric.mean:
-                    yield PredictedFigure(
-                        setup.id, one.key, one.metric, one.low, one.value, one.high, metric.mean
-                    )

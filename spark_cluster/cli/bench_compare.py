@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import groupby
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +12,8 @@ from spark_cluster.cli.app import App
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.bench.calibration import Preview
-    from spark_cluster.bench.compare import Comparison, Row
+    from spark_cluster.bench.compare import Comparison, NotComparable, Row
+    from spark_cluster.bench.planned_speed import Preview
     from spark_cluster.bench.record import Record
     from spark_cluster.bench.references import PredictedFigure, PublishedComparison
 
@@ -53,8 +52,8 @@ def compare(
     side of a pair. B is judged against A. Only cells that were measured alike are compared, the
     others are listed with the reason.
     """
-    from spark_cluster.bench.calibration import preview
     from spark_cluster.bench.compare import compare as compare_runs
+    from spark_cluster.bench.planned_speed import preview
     from spark_cluster.bench.references import against_plan, against_published
 
     app: App = ctx.obj
@@ -119,7 +118,7 @@ def compare_document(
 
 def _show_comparison(app: App, found: Comparison) -> None:
     from spark_cluster.bench.compare import SETUP_FIELDS
-    from spark_cluster.cli.bench_format import figures_table, load_text
+    from spark_cluster.cli.bench_format import table_by_load
     from spark_cluster.cli.console import painted, styled
 
     console = app.console
@@ -130,81 +129,66 @@ def _show_comparison(app: App, found: Comparison) -> None:
         console.print(styled("[dim]differs:[/] {}", line), soft_wrap=True)
     if found.rows:
         console.print()
-        table = figures_table("", "A", "B", "B / A", "95 %", "verdict")
-        for (setup, key), rows in groupby(found.rows, lambda row: (row.setup.id, row.key)):
-            table.add_row(painted(load_text(key), "bold"))
-            table.add_row(painted(f"  {setup}", "dim"))
-            for row in rows:
-                table.add_row(*_cells(row))
-        console.print(table)
-    _left_out(app, [(f"{one.side} {one.cell}", one.reason) for one in found.not_comparable])
+        rows = (((row.key, row.setup.id, row.metric), _figures(row)) for row in found.rows)
+        console.print(table_by_load(("A", "B", "B / A", "95 %", "verdict"), rows))
+    _left_out(app, found.not_comparable)
     within_a_run = SETUP_FIELDS["tp"], SETUP_FIELDS["replicas"]
     if not found.rows and any(one.reason.startswith(within_a_run) for one in found.not_comparable):
         console.print("`spark-cluster bench report RUN` compares TP=1, TP=2 and replicas of a run")
 
 
-def _cells(row: Row) -> tuple[Any, ...]:
-    from spark_cluster.cli.bench_format import TITLES, figure
+def _figures(row: Row) -> tuple[Any, ...]:
+    from spark_cluster.bench.report.formats import number
     from spark_cluster.cli.console import painted
 
     one = row.difference
     verdict = f"same ±{one.floor:.0%}" if one.verdict == "same" else one.verdict
     interval = "" if one.low is None or one.high is None else f"{one.low:.2f}-{one.high:.2f}"
     return (
-        f"  {TITLES[row.metric]}",
-        figure(row.a),
-        figure(row.b),
+        number(row.a),
+        number(row.b),
         "" if one.ratio is None else f"{one.ratio:.3f}",
         interval,
         painted(verdict, _COLOURS.get(one.verdict, "dim")),
     )
 
 
-def _left_out(app: App, found: Iterable[tuple[str, str]]) -> None:
+def _left_out(app: App, found: Sequence[NotComparable]) -> None:
     from spark_cluster.cli.console import styled
 
-    by_reason: dict[str, list[str]] = {}
-    for cell, reason in found:
-        by_reason.setdefault(reason, []).append(cell)
-    for reason, cells in by_reason.items():
+    for reason in dict.fromkeys(one.reason for one in found):
+        cells = [f"{one.side} {one.cell}" for one in found if one.reason == reason]
         count = f"{len(cells)} {'cell' if len(cells) == 1 else 'cells'}"
         app.console.print(styled("[yellow]not comparable, {}:[/] {}", count, reason))
-        if app.verbose or len(cells) == 1:
-            for cell in cells:
-                app.console.print(styled("  [dim]{}[/]", cell), soft_wrap=True)
+        for cell in cells if app.verbose or len(cells) == 1 else ():
+            app.console.print(styled("  [dim]{}[/]", cell), soft_wrap=True)
 
 
 def _show_published(app: App, found: PublishedComparison, *, all_figures: bool) -> None:
-    from spark_cluster.cli.bench_format import TITLES, figure, figures_table, load_text
+    from spark_cluster.bench.report.formats import number
+    from spark_cluster.cli.bench_format import figures_table, table_by_load
     from spark_cluster.cli.console import painted, styled
 
     console = app.console
     shares = sorted(abs(row.share) for row in found.rows)
     total = len({row.figure.id for row in found.rows}) + len(found.others)
+    text = f"none of {total} published figures is of this model and load"
     if shares:
-        middle = f"; half of them within {shares[len(shares) // 2]:.1%}"
-        console.print(painted(f"{len(shares)} published figures measured again{middle}", "bold"))
-    else:
-        text = f"none of {total} published figures is of this model and load"
-        console.print(painted(text, "bold"))
+        middle = f"half of them within {shares[len(shares) // 2]:.1%}"
+        text = f"{len(shares)} published figures measured again; {middle}"
+    console.print(painted(text, "bold"))
     caveats = dict.fromkeys(text for row in found.rows for text in row.caveats)
     marks = {text: f"[{number}]" for number, text in enumerate(caveats, 1)}
     for text, mark in marks.items():
         console.print(styled("[yellow]not alike {}:[/] {}", mark, text), soft_wrap=True)
-    if found.rows:
-        table = figures_table("", "published", "here", "deviation")
-        for (source, key, texts), rows in groupby(
-            found.rows, lambda row: (row.figure.source, row.cell.key, row.caveats)
-        ):
-            table.add_row(painted(load_text(key), "bold"))
-            marked = " ".join([source, *(marks[text] for text in texts)])
-            table.add_row(painted(f"  {marked}", "dim"))
-            for row in rows:
-                spread = f" ± {figure(row.figure.std)}" if row.figure.std is not None else ""
-                name = f"  {TITLES[row.metric]}"
-                printed = figure(row.value) + spread
-                table.add_row(name, printed, figure(row.measured), f"{row.share:+.1%}")
-        console.print(table)
+    rows = []
+    for row in found.rows:
+        source = " ".join([row.figure.source, *(marks[text] for text in row.caveats)])
+        spread = f" ± {number(row.figure.std)}" if row.figure.std is not None else ""
+        figures = number(row.value) + spread, number(row.measured), f"{row.share:+.1%}"
+        rows.append(((row.cell.key, source, row.metric), figures))
+    if rows:
+        console.print(table_by_load(("published", "here", "deviation"), rows))
     if not all_figures:
         text = "--all lists the published figures that are not compared, with the reason"
         console.print(painted(f"{text}: {len(found.others)}", "dim"))
@@ -217,7 +201,8 @@ def _show_published(app: App, found: PublishedComparison, *, all_figures: bool) 
 
 def _show_predicted(app: App, rows: list[PredictedFigure]) -> None:
     from spark_cluster.bench.references import coverage, mean_error
-    from spark_cluster.cli.bench_format import TITLES, figure, figures_table, load_text
+    from spark_cluster.bench.report.formats import number
+    from spark_cluster.cli.bench_format import table_by_load
     from spark_cluster.cli.console import painted
 
     share = coverage(rows)
@@ -228,17 +213,13 @@ def _show_predicted(app: App, rows: list[PredictedFigure]) -> None:
     text = f"{inside} of {len(rows)} predictions hold ({share:.0%} inside their range)"
     text += f", mean error {mean_error(rows):.1%}"
     app.console.print(painted(text, "bold"))
-    table = figures_table("", "predicted", "range", "measured", "error", "")
-    for (setup, key), group in groupby(rows, lambda row: (row.setup, row.key)):
-        table.add_row(painted(load_text(key), "bold"))
-        table.add_row(painted(f"  {setup}", "dim"))
-        for row in group:
-            span = f"{figure(row.low)}-{figure(row.high)}"
-            verdict = painted("inside", "green") if row.is_inside else painted("outside", "red")
-            name = f"  {TITLES[row.metric]}"
-            measured = figure(row.measured)
-            table.add_row(name, figure(row.value), span, measured, f"{row.error:+.1%}", verdict)
-    app.console.print(table)
+    shown = []
+    for row in rows:
+        span = f"{number(row.low)}-{number(row.high)}"
+        verdict = painted("inside", "green") if row.is_inside else painted("outside", "red")
+        figures = number(row.value), span, number(row.measured), f"{row.error:+.1%}", verdict
+        shown.append(((row.key, row.setup, row.metric), figures))
+    app.console.print(table_by_load(("predicted", "range", "measured", "error", ""), shown))
 
 
 def _show_calibration(app: App, fit: Preview) -> None:

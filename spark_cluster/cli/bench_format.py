@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from typing import TYPE_CHECKING
+from collections.abc import Collection, Iterable
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+from spark_cluster.bench.record import CellKey, MetricName
+from spark_cluster.bench.references import ANY_OUTPUT
+from spark_cluster.cli.console import painted
 
 if TYPE_CHECKING:
     from rich.table import Table
 
-from spark_cluster.bench.published import ANY_OUTPUT
-from spark_cluster.bench.record import CellKey, MetricName
+    from spark_cluster.bench.report.table import Table as Figures
+
+STYLES = {"load": "bold", "attention": "yellow", "bad": "red"}
+"""Of the marks of rows."""
 
 TITLES: dict[MetricName, str] = {
     "tg_tps": "decode tok/s",
@@ -53,13 +60,6 @@ def load_text(key: CellKey) -> str:
     return ", ".join(parts)
 
 
-def figure(value: float) -> str:
-    """Return a figure with as many digits as it is good for."""
-    if value >= 1000:
-        return f"{value:,.0f}"
-    return f"{value:.1f}" if value >= 100 else f"{value:.2f}"
-
-
 def figures_table(*titles: str, text: Collection[int] = (0,)) -> Table:
     """Return an empty table: text on the left of its columns, figures on the right.
 
@@ -71,4 +71,31 @@ def figures_table(*titles: str, text: Collection[int] = (0,)) -> Table:
     table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
     for index, title in enumerate(titles):
         table.add_column(title, justify="left" if index in text else "right", overflow="fold")
+    return table
+
+
+Load = tuple[CellKey, str, MetricName]
+"""A load, what it was measured on, and a metric of it."""
+
+
+def table_by_load(titles: Iterable[str], rows: Iterable[tuple[Load, tuple[Any, ...]]]) -> Table:
+    """Return a table of metrics below the load and the server that they are of.
+
+    Args:
+        rows: a load with its metric, and the figures; those of one load stand together.
+    """
+    table = figures_table("", *titles)
+    for (key, about), group in groupby(rows, lambda row: row[0][:2]):
+        table.add_row(painted(load_text(key), "bold"))
+        table.add_row(painted(f"  {about}", "dim"))
+        for (_, _, metric), figures in group:
+            table.add_row(f"  {TITLES[metric]}", *figures)
+    return table
+
+
+def console_table(found: Figures) -> Table:
+    """Return a table of the report for the terminal."""
+    table = figures_table(*found.columns, text=found.left)
+    for index, row in enumerate(found.rows):
+        table.add_row(*map(painted, row), style=STYLES.get(found.marked.get(index, "")))
     return table

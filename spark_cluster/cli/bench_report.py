@@ -25,10 +25,9 @@ def command(app: App, run: Path, out: Path | None) -> None:
     the folder also holds report.md and, for each setup, the files that Spark Arena takes.
     """
     from spark_cluster.bench.report import write_report
-    from spark_cluster.bench.report.reading import read_run
     from spark_cluster.bench.run_folder import REPORT
 
-    report = write_report(read_run(run), out or run / REPORT)
+    report = write_report(run, out or run / REPORT)
     if app.as_json:
         app.print_json(
             {

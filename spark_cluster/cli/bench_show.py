@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,29 @@ from spark_cluster.cli.app import App
 
 if TYPE_CHECKING:
     from spark_cluster.bench.record import CellResult, MetricName, Record
+    from spark_cluster.bench.report.table import Table
+
+MOST = 6
+"""Figures that a table of 80 columns has room for, next to the load."""
+
+TIMES: tuple[MetricName, ...] = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
+
+_TITLES: dict[MetricName, str] = {
+    "tg_tps": "decode",
+    "tg_tps_request": "each",
+    "pp_tps": "prefill",
+    "ttfr_ms": "ms to first",
+    "score": "score",
+    "answer_ms": "ms an answer",
+    "request_throughput": "requests/s",
+    "goodput": "goodput",
+    "output_tps": "output",
+    "ttft_ms": "TTFT",
+    "tpot_ms": "TPOT",
+    "acceptance": "accepted",
+    "acceptance_length": "a step",
+}
+"""Figures of a cell, the most telling first, and the titles of their columns."""
 
 
 @click.command()
@@ -32,10 +56,9 @@ def show(app: App, folder: Path) -> None:
 
 
 def _show(app: App, record: Record) -> None:
-    from rich.table import Table
-
-    from spark_cluster.cli.bench_format import load_text
-    from spark_cluster.cli.bench_tables import percentiles_table, questions_table
+    from spark_cluster.bench.report.cells import Results
+    from spark_cluster.bench.report.tables import answers_table
+    from spark_cluster.cli.bench_format import console_table
     from spark_cluster.cli.console import painted, styled
 
     console = app.console
@@ -49,27 +72,21 @@ def _show(app: App, record: Record) -> None:
     console.print(painted(about, "dim"))
     place = {setup.id: number for number, setup in enumerate(record.setups)}
     ordered = sorted(  # turns of a pair stand together
-        record.cells, key=lambda cell: (place.get(cell.setup, len(place)), cell.setup)
+        (cell for cell in record.cells if cell.status == "ok"),
+        key=lambda cell: (place.get(cell.setup, len(place)), cell.setup),
     )
     for setup, cells in groupby(ordered, lambda cell: cell.setup):
-        found = [cell for cell in cells if cell.status == "ok"]
-        if not found:
-            continue
-        names = _columns(found)
-        table = Table(box=None, pad_edge=False, header_style="dim", padding=(0, 2, 0, 0))
-        table.add_column("", overflow="fold")
-        for name in names:
-            table.add_column(_TITLE[name], justify="right", no_wrap=True)
-        for cell in found:
-            table.add_row(load_text(cell.key), *(_figure(cell, name) for name in names))
+        found = list(cells)
         console.print(styled("\n[bold]{}[/]", setup), soft_wrap=True)
         if about := _replicas(record, setup):
             console.print(painted(about, "dim"))
-        console.print(table)
-        for more in (percentiles_table(found), questions_table(found)):
-            if more is not None:
+        console.print(console_table(_figures_table(found)))
+        results = Results(record.model_copy(update={"cells": tuple(found)}))
+        answers = answers_table(results).without("setup", "kind", "streamed")
+        for more in (_percentiles_table(found), answers):
+            if more.rows:
                 console.print()
-                console.print(more)
+                console.print(console_table(more))
     _show_reasons(app, record)
 
 
@@ -97,38 +114,39 @@ def _replicas(record: Record, setup: str) -> str:
     )
 
 
-MOST = 6
-"""Figures that a table of 80 columns has room for, next to the load."""
+def _figures_table(cells: Sequence[CellResult]) -> Table:
+    """The means of each cell, as many as 80 columns have room for."""
+    from spark_cluster.bench.report.table import Table
+    from spark_cluster.bench.report.tables import mean
+    from spark_cluster.cli.bench_format import load_text
 
-_TITLE: dict[MetricName, str] = {
-    "tg_tps": "decode",
-    "tg_tps_request": "each",
-    "pp_tps": "prefill",
-    "ttfr_ms": "ms to first",
-    "score": "score",
-    "answer_ms": "ms an answer",
-    "request_throughput": "requests/s",
-    "goodput": "goodput",
-    "output_tps": "output",
-    "ttft_ms": "TTFT",
-    "tpot_ms": "TPOT",
-    "acceptance": "accepted",
-    "acceptance_length": "a step",
-}
-
-
-def _columns(cells: list[CellResult]) -> list[MetricName]:
-    """Return the figures that a table of these cells has room for."""
     several = any(cell.key.concurrency != 1 for cell in cells)
-    return [
+    names = [
         name
-        for name in _TITLE
+        for name in _TITLES
         if any(name in cell.metrics for cell in cells) and (name != "tg_tps_request" or several)
     ][:MOST]
+    rows = ((load_text(cell.key), *(mean(cell, name) for name in names)) for cell in cells)
+    return Table("", ("", *(_TITLES[name] for name in names)), tuple(rows))
 
 
-def _figure(cell: CellResult, name: MetricName) -> str:
-    from spark_cluster.cli.bench_format import figure
+def _percentiles_table(cells: Sequence[CellResult]) -> Table:
+    """Percentiles of the times of `vllm bench serve`, below the load that they are of."""
+    from spark_cluster.bench.record import SHOWN_PERCENTILES
+    from spark_cluster.bench.report.formats import number
+    from spark_cluster.bench.report.table import Table
+    from spark_cluster.cli.bench_format import TITLES, load_text
 
-    metric = cell.metrics.get(name)
-    return "" if metric is None else figure(metric.mean)
+    rows: list[tuple[str, ...]] = []
+    marked = {}
+    for cell in cells:
+        found = [name for name in TIMES if name in cell.metrics and cell.metrics[name].percentiles]
+        if found:
+            marked[len(rows)] = "load"
+            rows.append((load_text(cell.key), *[""] * (1 + len(SHOWN_PERCENTILES))))
+        for name in found:
+            metric = cell.metrics[name]
+            known = (metric.percentiles.get(p) for p in SHOWN_PERCENTILES)
+            figures = ("" if value is None else number(value) for value in known)
+            rows.append((f"  {TITLES[name]}", number(metric.mean), *figures))
+    return Table("", ("", "mean", *SHOWN_PERCENTILES), tuple(rows), marked=marked)

@@ -111,7 +111,7 @@ def _status(app: App, play: Play) -> dict[str, Any]:
 
 def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     """The inventory's recipe and its plan on these nodes; the hub is not asked."""
-    from spark_cluster.bench.own_speeds import own_evidence
+    from spark_cluster.bench.planned_speed import own_evidence
     from spark_cluster.cli.hub_option import hub
     from spark_cluster.config.launch import of_recipe
     from spark_cluster.engine.survey import survey

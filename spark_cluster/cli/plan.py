@@ -110,7 +110,7 @@ def command(
     """
     from functools import partial
 
-    from spark_cluster.bench.own_speeds import own_evidence
+    from spark_cluster.bench.planned_speed import own_evidence
     from spark_cluster.cli.hub_option import hub
     from spark_cluster.planning.planner import Planner, Question
     from spark_cluster.planning.room import assumed

@@ -61,7 +61,7 @@ def evidence_of(
         many: requests at a time.
         drafts: tokens drafted in a step.
     """
-    from spark_cluster.bench.own_speeds import own_evidence
+    from spark_cluster.bench.planned_speed import own_evidence
     from spark_cluster.config.launch import Launch, of_recipe
     from spark_cluster.planning.evidence import Case, own_first
 

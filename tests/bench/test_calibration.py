@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from bench_runs import TOOL, cell, key, record, setup
 
-from spark_cluster.bench.calibration import preview
 from spark_cluster.bench.describe import text_of
+from spark_cluster.bench.planned_speed import preview
 from spark_cluster.bench.record import CellKey, CellResult, Record, Setup
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.loader.project import Project

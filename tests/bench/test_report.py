@@ -25,10 +25,9 @@ from ruamel.yaml import YAML
 
 from spark_cluster import Cluster
 from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool
-from spark_cluster.bench.report import build
+from spark_cluster.bench.report import build, write_report
 from spark_cluster.bench.report.arena import COLUMNS
 from spark_cluster.bench.report.cells import Results, is_noise, speed_up
-from spark_cluster.bench.report.reading import Run, read_run
 from spark_cluster.bench.report.table import Table, escape, fenced
 from spark_cluster.bench.report.tables import (
     acceptance_table,
@@ -39,6 +38,7 @@ from spark_cluster.bench.report.tables import (
 )
 from spark_cluster.bench.report.telemetry import NodeTelemetry, thin_out
 from spark_cluster.bench.report.verdict import answers, headline, verdict
+from spark_cluster.bench.run_folder import load_record
 from spark_cluster.cli import take_globals
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_report import command
@@ -263,9 +263,8 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | bytes]:
 
     def make(folder: Path) -> None:
         (folder / "run.json").write_text(json.dumps(data))
-        run = read_run(folder)
         with no_png():
-            (folder / "files").write_bytes(pickle.dumps(build(Results(run.record), run)))
+            (folder / "files").write_bytes(pickle.dumps(build(Results(load_record(folder)), None)))
 
     made = made_once(tmp_path_factory, "evil-report", make)
     files: dict[str, str | bytes] = pickle.loads((made / "files").read_bytes())
@@ -321,19 +320,19 @@ def test_the_page_loads_nothing(folder, evil):
 def test_a_broken_record_is_said(tmp_path, content, said):
     (tmp_path / "run.json").write_bytes(content.encode("latin-1"))
     with pytest.raises(InvalidFile, match=said):
-        read_run(tmp_path)
+        write_report(tmp_path, tmp_path / "report")
 
 
 def test_broken_telemetry_is_said(tmp_path):
     (tmp_path / "run.json").write_text(dual_record().model_dump_json())
     (tmp_path / "telemetry.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(InvalidFile, match="not telemetry in Parquet"):
-        read_run(tmp_path)
+        write_report(tmp_path, tmp_path / "report")
 
 
 def test_a_folder_without_a_record_is_said(tmp_path):
     with pytest.raises(UsageError, match=r"run\.json: No such file") as caught:
-        read_run(tmp_path)
+        write_report(tmp_path, tmp_path / "report")
     assert "bench fetch" in caught.value.hint
 
 
@@ -361,7 +360,7 @@ def sparse_records() -> Iterator[Record]:
 @pytest.mark.parametrize("record", list(sparse_records()), ids=range(5))
 def test_a_run_with_little_in_it_has_a_page(record, tmp_path):
     with no_png():
-        files = build(Results(record), Run(tmp_path, record, None))
+        files = build(Results(record), None)
     assert "Telemetry was not recorded" in str(files["report.html"])
 
 
@@ -377,7 +376,7 @@ def test_each_cell_with_a_drafter_shows_its_acceptance():
 
 def test_the_report_of_a_sweep_shows_it(tmp_path):
     with no_png():
-        files = build(Results(sweep_record()), Run(tmp_path, sweep_record(), None))
+        files = build(Results(sweep_record()), None)
     assert str(files["plots/variants.svg"]).count("<text") > 10
 
 
@@ -436,7 +435,7 @@ def test_requests_and_answers_have_tables(tmp_path):
     ]  # fmt: skip
     assert headline(results) == "3 of 4 answers are right."
     assert headline(Results(record(served()))).startswith("1.90 requests/s served, 1.25 of them")
-    files = build(results, Run(tmp_path, made, None))
+    files = build(results, None)
     assert not [name for name in files if name.startswith("arena/")], "they are llama-benchy's"
     for name in ("report.html", "report.md"):
         assert "HTTP 400: no pictures" in str(files[name])

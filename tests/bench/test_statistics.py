@@ -34,7 +34,7 @@ DISTRIBUTIONS: dict[str, Draw] = {
 }
 
 
-PAIRS = 400
+PAIRS = 100
 """Of each distribution; the same ones each time."""
 
 

@@ -90,7 +90,7 @@ def test_the_report_has_a_table_of_them(tmp_path):
     results = SimpleNamespace(
         setups=(setup("a", checks=_records()), setup("b")), labels={"a": "TP=1", "b": "TP=2"}
     )
-    (table,) = check_tables(results)  # type: ignore[arg-type]
+    table, _empty = check_tables(results)  # type: ignore[arg-type]
     assert table.title == "Answers of TP=1: 1 ok, 1 failed, 1 not run"
     assert table.rows[2] == ("three", "no", "not run", "the server is gone", "")
     assert table.marked == {1: "bad", 2: "attention"}

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from spark_cluster.bench.report.arena import submissions
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.page import page
 from spark_cluster.bench.report.post import post
-from spark_cluster.bench.report.reading import Run
+from spark_cluster.bench.report.sections import sections
+from spark_cluster.bench.report.telemetry import Telemetry, read_telemetry
 from spark_cluster.bench.report.verdict import Verdict, headline, verdict
-from spark_cluster.bench.run_folder import PAGE
+from spark_cluster.bench.run_folder import PAGE, TELEMETRY, load_record
 from spark_cluster.errors import UsageError, install_extra
 from spark_cluster.node.durable import make_folder, write_file
 
@@ -33,21 +35,22 @@ class Report:
     files: tuple[Path, ...]
 
 
-def write_report(run: Run, folder: Path) -> Report:
+def write_report(run: Path, folder: Path) -> Report:
     """Write the report of a run into a folder; what is there of an earlier one is replaced.
 
+    Args:
+        run: its folder. It may be somebody else's: nothing in it is believed unchecked.
+
     Raises:
-        UsageError: matplotlib is not installed.
+        UsageError: there is no record, or matplotlib is not installed.
+        InvalidFile: a file is not what it should be.
     """
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        hint = install_extra("bench")
-        raise UsageError("a report needs matplotlib", hint=hint) from None
-    results = Results(run.record)
-    contents = build(results, run)
+    results, telemetry = Results(load_record(run)), run / TELEMETRY
+    samples = read_telemetry(telemetry) if telemetry.is_file() else None
+    if find_spec("matplotlib") is None:
+        raise UsageError("a report needs matplotlib", hint=install_extra("bench"))
     written = []
-    for name, content in contents.items():
+    for name, content in build(results, samples).items():
         path = folder / name
         make_folder(path.parent, 0o755)
         write_file(path, content if isinstance(content, bytes) else content.encode(), 0o644)
@@ -55,22 +58,11 @@ def write_report(run: Run, folder: Path) -> Report:
     return Report(folder, verdict(results), headline(results), tuple(written))
 
 
-def build(results: Results, run: Run) -> dict[str, str | bytes]:
+def build(results: Results, telemetry: Telemetry | None) -> dict[str, str | bytes]:
     """Make the files of a report, by their paths in its folder."""
-    from spark_cluster.bench.report.drawing import style
-    from spark_cluster.bench.report.plots import measured_plots
-    from spark_cluster.bench.report.plots_nodes import telemetry_plots, vram_plot
-
-    with style():
-        measured = list(measured_plots(results))
-        memory = list(vram_plot(results))
-        telemetry = list(telemetry_plots(results, run.telemetry))
-    found: dict[str, str | bytes] = {
-        PAGE: page(results, measured, memory, telemetry),
-        POST: post(results),
-    }
-    for plot in (*measured, *memory, *telemetry):
+    parts = sections(results, telemetry)
+    found: dict[str, str | bytes] = {PAGE: page(results, parts), POST: post(results, parts)}
+    for plot in (plot for section in parts for plot in section.plots):
         found[f"plots/{plot.name}.svg"] = plot.svg
         found[f"plots/{plot.name}.png"] = plot.png
-    found.update(submissions(results))
-    return found
+    return {**found, **dict(submissions(results))}

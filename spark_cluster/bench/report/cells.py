@@ -16,6 +16,7 @@ from spark_cluster.bench.record import (
     Record,
     Setup,
 )
+from spark_cluster.bench.references import PredictedFigure, against_plan
 from spark_cluster.bench.statistics import floor_of
 
 Shape = tuple[int, int]
@@ -107,10 +108,16 @@ class Results:
         cells = [cell for cells in self.by_setup.values() for cell in _plain(cells)]
         return min((c.key.depth for c in cells if _shape(c.key) == self.shape), default=0)
 
-    def best_throughput(self, setup: Setup) -> CellResult | None:
-        """The cell with the most tokens a second for all requests together, at the lowest depth."""
-        points = self.at(setup, "tg_tps", depth=self.lowest_depth)
-        return max(points, key=lambda p: p.metric.mean).cell if points else None
+    def at_lowest(self, setup: Setup, metric: MetricName) -> Point | None:
+        """Return a figure with one request at a time at the lowest depth; None without one."""
+        points = self.at(setup, metric, concurrency=1)
+        return points[0] if points and points[0].x == self.lowest_depth else None
+
+    @cached_property
+    def predicted(self) -> list[PredictedFigure]:
+        """The predictions of the plan that were measured."""
+        measured = {setup.id for setup in self.setups}
+        return [one for one in against_plan(self.record) if one.setup in measured]
 
     @cached_property
     def pairs(self) -> tuple[Pair, ...]:
@@ -129,22 +136,6 @@ class Results:
             if setup.tp == 1 and setup.replicas == 2 and _same_model(setup, pair.one):
                 return setup
         return None
-
-    def matched(self, one: Setup, two: Setup) -> Iterator[tuple[CellResult, CellResult]]:
-        """Yield the cells that both setups have measured."""
-        others = {cell.key: cell for cell in self.cells(two)}
-        for cell in self.cells(one):
-            if cell.key in others:
-                yield cell, others[cell.key]
-
-    @cached_property
-    def flagged(self) -> tuple[CellResult, ...]:
-        """Cells that failed, were left out, or whose figures want attention."""
-        return tuple(cell for cell in self.record.cells if cell.status != "ok" or cell.attention)
-
-    def with_status(self, status: str) -> int:
-        """Count the cells of a status."""
-        return sum(cell.status == status for cell in self.record.cells)
 
 
 def is_served(cell: CellResult) -> bool:

@@ -22,8 +22,6 @@ WIDTH = 4.2
 """Inches; a third of a page on a desk, the whole of a telephone's: about as wide on both."""
 
 PNG_DPI = 220
-PREDICTED = "predicted"
-"""The plot that stands next to its table."""
 
 TITLE = "plot-title"
 TITLE_INCHES = 0.26

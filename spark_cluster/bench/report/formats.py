@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-from spark_cluster.bench.record import CellKey, Metric, Prediction
+from spark_cluster.bench.record import CellKey, Metric, MetricName
 
 
 def number(value: float) -> str:
@@ -33,6 +33,11 @@ def figure(metric: Metric) -> str:
     if metric.std is None or abs(metric.mean) >= 1e9:
         return mean
     return f"{mean} ± {metric.std:,.{len(mean.partition('.')[2])}f}"
+
+
+def amount(name: MetricName, metric: Metric) -> str:
+    """A figure, or a time to wait where the metric is one."""
+    return duration(metric.mean) if name.endswith("_ms") else figure(metric)
 
 
 def duration(milliseconds: float) -> str:
@@ -104,12 +109,9 @@ def shape(key: CellKey) -> str:
     return f"{prefill}pp{key.prompt} tg{key.output} d={key.depth} {load}"
 
 
-def predicted(prediction: Prediction) -> str:
+def predicted(metric: MetricName, key: CellKey) -> str:
     """The name of a predicted figure, such as `decode 8k c=2`."""
-    key = prediction.key
-    name = {"tg_tps": "decode", "pp_tps": "prefill", "ttfr_ms": "ttfr"}.get(
-        prediction.metric, prediction.metric
-    )
+    name = {"tg_tps": "decode", "pp_tps": "prefill", "ttfr_ms": "ttfr"}.get(metric, metric)
     depth = f" {tokens(key.depth)}" if key.depth else ""
     return f"{name}{depth}" + (f" c={key.concurrency}" if key.concurrency > 1 else "")
 

@@ -10,7 +10,6 @@ from spark_cluster.bench.report.cells import Point, Results
 from spark_cluster.bench.report.drawing import (
     GRID,
     INK,
-    PREDICTED,
     SOFT,
     Canvas,
     Plot,
@@ -38,7 +37,6 @@ def measured_plots(results: Results) -> Iterator[Plot]:
     yield from _per_user(results)
     yield from _first_response(results)
     yield from _variants(results)
-    yield from _predicted(results)
 
 
 def _against_depth(
@@ -210,38 +208,28 @@ def _variant_name(results: Results, setup: Setup, among: Sequence[tuple[Setup, P
     return setup.variant.partition("=")[2] or "as is"
 
 
-def _predicted(results: Results) -> Iterator[Plot]:
-    """Measured figures as shares of the predicted ones, each with the predicted range."""
-    rows = []
-    for setup in results.setups:
-        cells = {cell.key: cell for cell in results.cells(setup)}
-        for prediction in setup.predictions:
-            cell = cells.get(prediction.key)
-            metric = cell.metrics.get(prediction.metric) if cell is not None else None
-            if metric is not None and prediction.value > 0:
-                name = f"{results.labels[setup.id]} {predicted(prediction)}"
-                rows.append((name, prediction, metric))
+def predicted_plot(results: Results) -> Iterator[Plot]:
+    """Yield measured figures as shares of the predicted ones, each with the predicted range."""
+    rows = [one for one in results.predicted if one.value > 0][:MAX_PREDICTIONS]
     if not rows:
         return
-    rows = rows[:MAX_PREDICTIONS]
-    canvas = Canvas(
-        PREDICTED, "Measured as a share of the prediction", (0.24 * len(rows) + 0.3,), top=0.36
-    )
+    title = "Measured as a share of the prediction"
+    canvas = Canvas("predicted", title, (0.24 * len(rows) + 0.3,), top=0.36)
     axes = canvas.axes
     box = axes.get_position()
     axes.set_position((0.33, box.y0, 0.62, box.height))
-    for place, (_, prediction, metric) in enumerate(rows):
-        low, high = prediction.low / prediction.value, prediction.high / prediction.value
-        axes.plot([low, high], [place, place], color=GRID, linewidth=7, solid_capstyle="butt")
-        share = metric.mean / prediction.value
-        inside = low <= share <= high
-        axes.plot([share], [place], marker="o" if inside else "X", color=colour(0 if inside else 1))
+    for place, one in enumerate(rows):
+        ends = [one.low / one.value, one.high / one.value]
+        axes.plot(ends, [place, place], color=GRID, linewidth=7, solid_capstyle="butt")
+        marker, series = ("o", 0) if one.is_inside else ("X", 1)
+        axes.plot([one.measured / one.value], [place], marker=marker, color=colour(series))
     axes.axvline(1, color=SOFT, linewidth=0.9, linestyle=":")
-    axes.set_yticks(range(len(rows)), [clipped(name, 22) for name, _, _ in rows], fontsize=7.5)
+    names = [clipped(f"{results.labels[r.setup]} {predicted(r.metric, r.key)}", 22) for r in rows]
+    axes.set_yticks(range(len(rows)), names, fontsize=7.5)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.set_xlabel("measured / predicted")
     axes.grid(axis="y", visible=False)
-    outside = sum(not p.low <= m.mean <= p.high for _, p, m in rows)
+    outside = sum(not one.is_inside for one in rows)
     canvas.note = f"Grey: the predicted range. {outside} of {len(rows)} outside of it (crosses)."
     canvas.description = f"{canvas.title}. {canvas.note}"
     yield canvas.finish()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 from spark_cluster.bench.record import NodeRecord, Setup, VramReading
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.formats import short
-from spark_cluster.bench.report.table import Table
+from spark_cluster.bench.report.table import MARK, Table, tabulate
 
 PHASES = ("before", "load_peak", "ready", "under_load", "after")
 """Of a server's life, as GPU memory is read in them."""
@@ -26,120 +27,123 @@ def readings(setup: Setup) -> dict[str, dict[str, VramReading]]:
 def vram_table(results: Results) -> Table:
     """GPU memory of each node in each phase of each setup."""
     rows = []
-    for setup in results.record.setups:
-        for node, phases in readings(setup).items():
-            used = (f"{phases[p].used_mib:,}" if p in phases else "" for p in PHASES)
-            total = max((r.total_mib or 0 for r in phases.values()), default=0)
-            label = results.labels[setup.id]
-            rows.append((label, node, *used, f"{total:,}" if total else ""))
-    columns = ("setup", "node", *(phase.replace("_", " ") for phase in PHASES), "total")
+    for label, node, phases in _readings(results):
+        used = {phase: f"{phases[phase].used_mib:,}" if phase in phases else "" for phase in PHASES}
+        total = max((r.total_mib or 0 for r in phases.values()), default=0)
+        rows.append({
+            "setup": label,
+            "node": node,
+            **{phase.replace("_", " "): text for phase, text in used.items()},
+            "total": f"{total:,}" if total else "",
+        })  # fmt: skip
     note = "MiB held by GPU processes, as nvidia-smi --query-compute-apps lists them."
-    table = Table("GPU memory by node and phase (MiB)", columns, tuple(rows), (0, 1), note=note)
-    return table.without_empty_columns()
+    return tabulate("GPU memory by node and phase (MiB)", rows, note)
 
 
 def process_table(results: Results) -> Table:
     """GPU memory by process while a server was under load (or ready, where that is all)."""
     rows = []
+    for label, node, phases in _readings(results):
+        reading = phases.get("under_load") or phases.get("ready")
+        for process in reading.processes if reading else ():
+            used = "" if process.used_mib is None else f"{process.used_mib:,}"
+            about = {"pid": str(process.pid), "process": short(process.name, 80), "MiB": used}
+            rows.append({"setup": label, "node": node, **about})
+    return tabulate("GPU memory by process, under load", rows)
+
+
+def _readings(results: Results) -> Iterator[tuple[str, str, dict[str, VramReading]]]:
+    """Yield the label of each setup with each node and its readings by phase."""
     for setup in results.record.setups:
         for node, phases in readings(setup).items():
-            reading = phases.get("under_load") or phases.get("ready")
-            for process in reading.processes if reading else ():
-                used = "" if process.used_mib is None else f"{process.used_mib:,}"
-                name = short(process.name, 80)
-                rows.append((results.labels[setup.id], node, str(process.pid), name, used))
-    columns = ("setup", "node", "pid", "process", "MiB")
-    return Table("GPU memory by process", columns, tuple(rows), (0, 1, 3))
+            yield results.labels[setup.id], node, phases
 
 
-MARKS = {"failed": "bad", "not run": "attention"}
-"""Of checks, for the eye."""
+_MARKS = {"failed": "bad", "not run": "attention"}
 
 
-def check_tables(results: Results) -> list[Table]:
-    """The checks of each server's answers; none where the suite had none."""
-    found = []
+def check_tables(results: Results) -> Iterator[Table]:
+    """Yield the checks of each server's answers; none where the suite had none."""
     for setup in results.setups or results.record.setups:
-        rows = tuple(
-            (
-                check.title,
-                "yes" if check.streamed else "no",
-                check.status,
-                short(check.found),
-                f"{check.seconds:.1f}" if check.status != "not run" else "",
-            )
+        rows = [
+            {
+                "test": check.title,
+                "streamed": "yes" if check.streamed else "no",
+                "verdict": check.status,
+                "found": short(check.found),
+                "s": f"{check.seconds:.1f}" if check.status != "not run" else "",
+                MARK: _MARKS.get(check.status, ""),
+            }
             for check in setup.checks
-        )
-        statuses = [check.status for check in setup.checks]
-        marked = {i: MARKS[status] for i, status in enumerate(statuses) if status in MARKS}
-        counts = ", ".join(f"{statuses.count(s)} {s}" for s in dict.fromkeys(statuses))
-        if rows:
-            columns = ("test", "streamed", "verdict", "found", "s")
-            title = f"Answers of {results.labels[setup.id]}: {counts}"
-            found.append(Table(title, columns, rows, (0, 1, 2, 3), marked))
-    return found
+        ]
+        found = [row["verdict"] for row in rows]
+        counts = ", ".join(f"{found.count(status)} {status}" for status in dict.fromkeys(found))
+        yield tabulate(f"Answers of {results.labels[setup.id]}: {counts}", rows)
 
 
-NODE_FIELDS = (
-    ("hardware", "hardware"), ("dgx", "DGX OS"), ("kernel", "kernel"), ("driver", "driver"),
-    ("firmware", "firmware"), ("bios", "BIOS"), ("mtu", "MTU"), ("hcas", "HCAs"),
-)  # fmt: skip
+NODE_FIELDS = {
+    "hardware": "hardware", "dgx": "DGX OS", "kernel": "kernel", "driver": "driver",
+    "firmware": "firmware", "bios": "BIOS", "mtu": "MTU", "hcas": "HCAs",
+}  # fmt: skip
 
 
-def node_tables(results: Results) -> list[Table]:
-    """The nodes side by side."""
-    nodes = results.record.nodes
-    fields = [(title, [_shown(node, field) for node in nodes]) for field, title in NODE_FIELDS]
-    names = sorted({name for node in nodes for name in node.environment})
-    fields += [(name, [node.environment.get(name, "") for node in nodes]) for name in names]
-    return _side_by_side("Nodes", [short(node.name, 40) for node in nodes], fields)
+def node_tables(results: Results) -> Iterator[Table]:
+    """Yield the nodes side by side: what all share, and what differs."""
+    nodes = [(short(node.name, 40), _node(node)) for node in results.record.nodes]
+    yield from _side_by_side("Nodes", nodes)
+
+
+def _node(node: NodeRecord) -> dict[str, str]:
+    about = {title: getattr(node, name) for name, title in NODE_FIELDS.items()}
+    about["HCAs"] = ", ".join(node.hcas)
+    shown = {title: "" if value is None else str(value) for title, value in about.items()}
+    return {**shown, **dict(sorted(node.environment.items()))}
+
+
+def setup_tables(results: Results) -> Iterator[Table]:
+    """Yield the setups side by side: recipe, model, placement, image and versions."""
+    setups = results.setups or results.record.setups
+    yield from _side_by_side("Setups", [(results.labels[s.id], _setup(s)) for s in setups])
+
+
+def _setup(setup: Setup) -> dict[str, str]:
+    return {
+        "recipe": setup.recipe,
+        "model": setup.model,
+        "revision": setup.model_revision,
+        "quantization": setup.quantization,
+        "KV cache": setup.kv_cache_dtype,
+        "engine": " over ".join(filter(None, (setup.engine, setup.executor))),
+        "nodes": ", ".join(setup.nodes),
+        "image": setup.image_repo_digest or setup.image_digest,
+        "start-up": f"{setup.startup_s:,.0f} s" if setup.startup_s else "",
+        "verified": ", ".join(setup.verified),
+        **dict(sorted(setup.versions.items())),
+    }
 
 
 MUST_BE_ALIKE = {"DGX OS", "kernel", "driver", "firmware", "BIOS", "MTU", "image"}
 """In two nodes of one server, and in two setups that are compared."""
 
 
-def setup_tables(results: Results) -> list[Table]:
-    """The setups side by side: recipe, model, placement, image and versions."""
-    setups = results.setups or results.record.setups
-    fields: list[tuple[str, list[str]]] = [
-        ("recipe", [setup.recipe for setup in setups]),
-        ("model", [setup.model for setup in setups]),
-        ("revision", [setup.model_revision for setup in setups]),
-        ("quantization", [setup.quantization for setup in setups]),
-        ("KV cache", [setup.kv_cache_dtype for setup in setups]),
-        ("engine", [" over ".join(filter(None, (s.engine, s.executor))) for s in setups]),
-        ("nodes", [", ".join(setup.nodes) for setup in setups]),
-        ("image", [setup.image_repo_digest or setup.image_digest for setup in setups]),
-        ("start-up", [f"{s.startup_s:,.0f} s" if s.startup_s else "" for s in setups]),
-        ("verified", [", ".join(setup.verified) for setup in setups]),
-    ]
-    names = sorted({name for setup in setups for name in setup.versions})
-    fields += [(name, [setup.versions.get(name, "") for setup in setups]) for name in names]
-    labels = [results.labels[setup.id] for setup in setups]
-    return _side_by_side("Setups", labels, fields)
+def _side_by_side(title: str, things: Sequence[tuple[str, Mapping[str, str]]]) -> Iterator[Table]:
+    """Yield a table of what all things share, and one of what differs.
 
-
-def _side_by_side(title: str, names: list[str], fields: list[tuple[str, list[str]]]) -> list[Table]:
-    """Return a table of what all columns share, and one of what differs."""
-    fields = [(name, [short(value) for value in values]) for name, values in fields if any(values)]
-    several = len(names) > 1
-    alike = [(name, v) for name, v in fields if not several or len(set(v)) == 1]
-    differ = [(name, v) for name, v in fields if several and len(set(v)) > 1]
-    heading = f"{title}: alike in all" if several else f"{title}: {next(iter(names), '')}"
-    found = [
-        Table(heading, ("", "value"), tuple((n, v[0]) for n, v in alike), (0, 1)),
-        Table(
-            f"{title}: different", ("", *names), tuple((n, *v) for n, v in differ),
-            tuple(range(len(names) + 1)),
-            {i: "attention" for i, (n, _) in enumerate(differ) if n in MUST_BE_ALIKE},
-        ),
-    ]  # fmt: skip
-    return [table for table in found if table.rows]
-
-
-def _shown(node: NodeRecord, field: str) -> str:
-    value = getattr(node, field)
-    if field == "hcas":
-        return ", ".join(value)
-    return "" if value is None else str(value)
+    Args:
+        things: the name of each, and its fields, each a name to a text.
+    """
+    names = [name for name, _ in things]
+    alike: list[tuple[str, ...]] = []
+    differ: list[tuple[str, ...]] = []
+    for field in dict.fromkeys(field for _, fields in things for field in fields):
+        values = [short(fields.get(field, "")) for _, fields in things]
+        if len(set(values)) > 1:
+            differ.append((field, *values))
+        elif values[0]:
+            alike.append((field, values[0]))
+    heading = "alike in all" if len(things) > 1 else "".join(names)
+    yield Table(f"{title}: {heading}", ("", "value"), tuple(alike), (0, 1))
+    yield Table(
+        f"{title}: different", ("", *names), tuple(differ), tuple(range(len(names) + 1)),
+        {i: "attention" for i, (name, *_) in enumerate(differ) if name in MUST_BE_ALIKE},
+    )  # fmt: skip

@@ -1,12 +1,21 @@
-"""A table, and its form in Markdown, as people post it in forums."""
+"""A table, declared once for the page, the post and the terminal."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 _ESCAPED = re.compile(r"[\\|<>\[\]`*]")
+
+MARK = "(mark)"
+"""Key of a row of `tabulate` with its mark."""
+
+TEXT_COLUMNS = frozenset({
+    "", "cell", "figure", "found", "kind", "load", "model", "node", "process", "question", "setup",
+    "streamed", "test", "value", "verdict", "why", "why not",
+})  # fmt: skip
+"""Columns of text, aligned to the left; the others are figures, aligned to the right."""
 
 
 @dataclass(frozen=True)
@@ -26,15 +35,9 @@ class Table:
     marked: dict[int, str] = field(default_factory=dict)
     note: str = ""
 
-    def without_empty_columns(self) -> Table:
-        """The same without the columns in which no row has anything."""
-        return self._only([i for i in range(len(self.columns)) if any(r[i] for r in self.rows)])
-
-    def without(self, column: str) -> Table:
-        """The same without a column; what it says is said elsewhere."""
-        return self._only([i for i, name in enumerate(self.columns) if name != column])
-
-    def _only(self, kept: list[int]) -> Table:
+    def without(self, *columns: str) -> Table:
+        """The same without some columns; what they say is said elsewhere."""
+        kept = [i for i, name in enumerate(self.columns) if name not in columns]
         return Table(
             self.title,
             tuple(self.columns[i] for i in kept),
@@ -47,12 +50,32 @@ class Table:
     def markdown(self) -> str:
         """The table in GitHub's Markdown, columns padded so that it is readable as it is."""
         cells = [[escape(text) for text in row] for row in (self.columns, *self.rows)]
-        widths = [max(3, *(len(row[i]) for row in cells)) for i in range(len(self.columns))]
-        rule = [
-            "-" * width if i in self.left else "-" * (width - 1) + ":"
-            for i, width in enumerate(widths)
+        widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+        rules = [
+            f"{'-' * (width - 1)}{'-' if i in self.left else ':'}" for i, width in enumerate(widths)
         ]
-        return "\n".join(_row(row, widths, self.left) for row in [cells[0], rule, *cells[1:]])
+        lines = [_row(row, widths, self.left) for row in cells]
+        return "\n".join([lines[0], _row(rules, widths, self.left), *lines[1:]])
+
+
+def tabulate(title: str, rows: Iterable[Mapping[str, str]], note: str = "") -> Table:
+    """Return a table of rows, each a column's name to its text, and `MARK` to the row's mark.
+
+    Columns in which no row has anything are left out.
+    """
+    found = list(rows)
+    used = (name for row in found for name, text in row.items() if text and name != MARK)
+    order = [name for name in (found[0] if found else ()) if name != MARK]
+    filled = set(used)
+    columns = tuple(name for name in order if name in filled)
+    return Table(
+        title,
+        columns,
+        tuple(tuple(row[name] for name in columns) for row in found),
+        tuple(i for i, name in enumerate(columns) if name in TEXT_COLUMNS),
+        {i: row[MARK] for i, row in enumerate(found) if row.get(MARK)},
+        note if found else "",
+    )
 
 
 def escape(text: str) -> str:

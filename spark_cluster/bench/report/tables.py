@@ -1,16 +1,25 @@
-"""The tables of measured figures, each made once for the page and for Markdown."""
+"""The tables of measured figures, each made once for the page, the post and the terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from spark_cluster.bench.record import SHOWN_PERCENTILES, CellResult, Metric, MetricName, Setup
+from spark_cluster.bench.record import (
+    SHOWN_PERCENTILES,
+    CellResult,
+    Metric,
+    MetricName,
+    Setup,
+)
+from spark_cluster.bench.references import PredictedFigure
 from spark_cluster.bench.report.cells import Pair, Results, is_noise, is_served, speed_up
 from spark_cluster.bench.report.formats import (
+    amount,
     decode_name,
     duration,
     factor,
     figure,
+    gib,
     number,
     predicted,
     prefill_name,
@@ -18,7 +27,7 @@ from spark_cluster.bench.report.formats import (
     short,
     spread,
 )
-from spark_cluster.bench.report.table import Table
+from spark_cluster.bench.report.table import MARK, Table, tabulate
 from spark_cluster.bench.statistics import FLOOR_ALONE, FLOOR_SEVERAL
 
 NOISE_NOTE = (
@@ -26,12 +35,43 @@ NOISE_NOTE = (
     f"under {100 * FLOOR_SEVERAL:.0f} % above)."
 )
 ONE, TWO, REPLICAS = "TP=1 (1\xa0Spark)", "TP=2 (2\xa0Sparks)", "2\xa0×\xa0TP=1 (2\xa0Sparks)"
-OPEN_LOOP: tuple[MetricName, ...] = ("ttft_ms", "tpot_ms", "itl_ms", "e2el_ms")
+OPEN_LOOP: dict[str, MetricName] = {
+    "TTFT ms": "ttft_ms", "TPOT ms": "tpot_ms", "ITL ms": "itl_ms", "end to end ms": "e2el_ms",
+}  # fmt: skip
 PER_DEPTH: tuple[tuple[str, MetricName], ...] = (
     ("Token generation (t/s, c=1)", "tg_tps"),
     ("Prompt processing (t/s, c=1)", "pp_tps"),
     ("Time to first response (c=1, lower is better)", "ttfr_ms"),
 )
+
+
+def headline_table(results: Results) -> Table:
+    """The figures of each setup in one row."""
+    rows = []
+    for setup in results.setups:
+        decode, prefill, first = (
+            results.at_lowest(setup, metric) for metric in ("tg_tps", "pp_tps", "ttfr_ms")
+        )
+        loads = results.at(setup, "tg_tps", depth=results.lowest_depth)
+        best = max(loads, key=lambda point: point.metric.mean, default=None)
+        peak = max((reading.used_mib for reading in setup.vram), default=0)
+        rows.append({
+            "setup": results.labels[setup.id],
+            "decode tok/s": figure(decode.metric) if decode else "",
+            "prefill tok/s": figure(prefill.metric) if prefill else "",
+            "first response": duration(first.metric.mean) if first else "",
+            "most tok/s": f"{number(best.metric.mean)} (c={best.x:g})" if best else "",
+            "peak VRAM a node": gib(peak) if peak else "",
+            "start-up": f"{setup.startup_s:,.0f} s" if setup.startup_s else "",
+        })  # fmt: skip
+    note = ""
+    if results.shape is not None:
+        prompt, output = results.shape
+        note = (
+            f"One request at a time, {prompt:,} tokens of prompt, {output:,} generated, depth "
+            f"{results.lowest_depth:,}; most tok/s: all requests together at the load in brackets."
+        )
+    return tabulate("Each setup", rows, note)
 
 
 def comparison_tables(results: Results) -> Iterator[Table]:
@@ -40,51 +80,52 @@ def comparison_tables(results: Results) -> Iterator[Table]:
         several = len(results.pairs) > 1
         suffix = f", {results.labels[pair.one.id].replace('TP=1', '').strip()}" if several else ""
         for title, metric in PER_DEPTH:
-            table = _per_depth(results, pair, f"{title}{suffix}", metric)
-            if table.rows:
-                yield table
-        load = _per_load(results, pair, f"Throughput of all requests together (t/s){suffix}")
-        if load.rows:
-            yield load
+            yield _per_depth(results, pair, f"{title}{suffix}", metric)
+        yield _per_load(results, pair, f"Throughput of all requests together (t/s){suffix}")
 
 
 def _per_depth(results: Results, pair: Pair, title: str, metric: MetricName) -> Table:
-    one = {point.x: point for point in results.at(pair.one, metric, concurrency=1)}
-    two = {point.x: point for point in results.at(pair.two, metric, concurrency=1)}
+    one, two = (
+        {p.x: p for p in results.at(s, metric, concurrency=1)} for s in (pair.one, pair.two)
+    )
+    name = prefill_name if metric != "tg_tps" else decode_name
     rows = []
     for depth in sorted(one.keys() & two.keys()):
         before, after = one[depth].metric, two[depth].metric
-        name = prefill_name if metric != "tg_tps" else decode_name
-        gain = _gain(speed_up(metric, before, after), 1)
+        ratio = speed_up(metric, before, after)
+        gain = "" if ratio is None else f"{'~' if is_noise(ratio, 1) else ''}{factor(ratio)}"
         test = name(one[depth].cell.key, concurrency=False)
-        rows.append((test, _amount(metric, before), _amount(metric, after), gain))
-    columns = ("test", ONE, TWO, "speed-up")
-    return Table(title, columns, tuple(rows), note=_note(rows))
+        rows.append({
+            "test": test, ONE: amount(metric, before), TWO: amount(metric, after), "speed-up": gain,
+        })  # fmt: skip
+    return tabulate(title, rows, NOISE_NOTE if any("~" in row["speed-up"] for row in rows) else "")
 
 
 def _per_load(results: Results, pair: Pair, title: str) -> Table:
     depth = results.lowest_depth
-    replicas = results.replicas_of(pair)
-    setups = [pair.one, pair.two, *([replicas] if replicas else [])]
-    found = [{p.x: p for p in results.at(s, "tg_tps", depth=depth)} for s in setups]
+    setups = {ONE: pair.one, TWO: pair.two}
+    if replicas := results.replicas_of(pair):
+        setups[REPLICAS] = replicas
+    found = {
+        name: {p.x: p for p in results.at(setup, "tg_tps", depth=depth)}
+        for name, setup in setups.items()
+    }
     rows = []
-    for load in sorted(found[0].keys() | found[1].keys()):
-        points = [by_load.get(load) for by_load in found]
-        if sum(point is not None for point in points) < 2 or load <= 1:
+    for load in sorted(found[ONE].keys() | found[TWO].keys()):
+        points = {name: by_load[load] for name, by_load in found.items() if load in by_load}
+        if len(points) < 2 or load <= 1:
             continue
-        best = max((p for p in points if p), key=lambda p: p.metric.mean)
-        shown = [_amount("tg_tps", p.metric) if p else "" for p in points]
-        label = results.labels[best.cell.setup]
-        rows.append((decode_name(best.cell.key, concurrency=True), *shown, label))
-    names = [ONE, TWO, *([REPLICAS] if replicas else [])]
-    return Table(title, ("test", *names, "most"), tuple(rows))
+        best = max(points.values(), key=lambda p: p.metric.mean)
+        shown = {name: figure(points[name].metric) if name in points else "" for name in setups}
+        test = decode_name(best.cell.key, concurrency=True)
+        rows.append({"test": test, **shown, "most": results.labels[best.cell.setup]})
+    return tabulate(title, rows)
 
 
 def benchy_tables(results: Results) -> Iterator[Table]:
     """Yield the table of llama-benchy for each setup, as its own report prints it."""
     for setup in results.setups:
-        cells = results.cells(setup)
-        if cells:
+        if cells := results.cells(setup):
             yield _benchy(results, setup, cells)
 
 
@@ -102,9 +143,8 @@ def _benchy(results: Results, setup: Setup, cells: tuple[CellResult, ...]) -> Ta
         "peak t/s (req)", "ttfr (ms)", "est_ppt (ms)", "e2e_ttft (ms)",
     )  # fmt: skip
     table = Table(results.labels[setup.id], columns, tuple(rows), (0, 1), marked)
-    if not several:  # as llama-benchy does: a request's speed is the speed
-        table = table.without("t/s (req)").without("peak t/s (req)")
-    return table
+    # As llama-benchy does: with one request at a time, a request's speed is the speed.
+    return table if several else table.without("t/s (req)", "peak t/s (req)")
 
 
 def benchy_rows(
@@ -133,66 +173,54 @@ def benchy_rows(
 
 def served_table(results: Results) -> Table:
     """The figures of `vllm bench serve`: most of them are about requests and not about tokens."""
-    rows = []
-    for cell in results.record.cells:
-        if not is_served(cell) or cell.status != "ok":
-            continue
-        done, good, output = (
-            cell.metrics.get(name) for name in ("request_throughput", "goodput", "output_tps")
-        )
-        rows.append((
-            results.labels.get(cell.setup, cell.setup),
-            short(shape(cell.key)),
-            number(done.mean) if done else "",
-            number(good.mean) if good else "",
-            number(output.mean) if output else "",
-            *(_percentiles(cell, metric) for metric in OPEN_LOOP),
-        ))  # fmt: skip
-    columns = ("setup", "load", "req/s done", "goodput req/s", "output tok/s")
+    rows = [
+        {
+            "setup": results.labels.get(cell.setup, cell.setup),
+            "load": short(shape(cell.key)),
+            "req/s done": mean(cell, "request_throughput"),
+            "goodput req/s": mean(cell, "goodput"),
+            "output tok/s": mean(cell, "output_tps"),
+            **{title: _percentiles(cell, metric) for title, metric in OPEN_LOOP.items()},
+        }
+        for cell in results.record.cells
+        if is_served(cell) and cell.status == "ok"
+    ]
     note = f"Times as {' / '.join(SHOWN_PERCENTILES)} where the load generator gave them."
     limits = results.record.tool.settings.get("slo")
-    if isinstance(limits, dict) and limits and any(row[3] for row in rows):
+    if isinstance(limits, dict) and limits and any(row["goodput req/s"] for row in rows):
         numbers = {n: limit for n, limit in limits.items() if isinstance(limit, int | float)}
         kept = ", ".join(f"{n.removesuffix('_ms')} {limit:g} ms" for n, limit in numbers.items())
         note = f"Goodput: requests within {short(kept)}. {note}"
-    table = Table(
-        "Requests",
-        (*columns, "TTFT ms", "TPOT ms", "ITL ms", "end to end ms"),
-        tuple(rows),
-        (0, 1),
-        note=note,
-    )
-    return table.without_empty_columns()
+    return tabulate("Requests", rows, note)
 
 
-def _percentiles(cell: CellResult, name: MetricName) -> str:
+def mean(cell: CellResult, name: MetricName, form: str = "") -> str:
+    """Return a figure of a cell as text; empty where it was not measured."""
     metric = cell.metrics.get(name)
     if metric is None:
         return ""
-    found = [metric.percentiles[p] for p in SHOWN_PERCENTILES if p in metric.percentiles]
-    return " / ".join(number(value) for value in found) or number(metric.mean)
+    return format(metric.mean, form) if form else number(metric.mean)
+
+
+def _percentiles(cell: CellResult, name: MetricName) -> str:
+    known = cell.metrics[name].percentiles if name in cell.metrics else {}
+    found = [number(known[p]) for p in SHOWN_PERCENTILES if p in known]
+    return " / ".join(found) or mean(cell, name)
 
 
 def sweep_table(results: Results) -> Table:
     """Decoding with each variant of a sweep or a pair, c=1, and the acceptance of drafts."""
     rows = []
-    for setup in results.setups:
-        points = results.at(setup, "tg_tps", concurrency=1)
-        point = next(iter(points), None)
-        if point is None:
-            continue
-        accepted = point.cell.metrics.get("acceptance")
-        length = point.cell.metrics.get("acceptance_length")
-        rows.append((
-            results.labels[setup.id],
-            decode_name(point.cell.key, concurrency=False),
-            spread(point.metric),
-            f"{accepted.mean:.0%}" if accepted else "",
-            number(length.mean) if length else "",
-        ))  # fmt: skip
-    columns = ("setup", "test", "tok/s", "acceptance", "accepted a step")
-    varied = any(setup.variant for setup in results.setups)
-    return Table("Variants", columns, tuple(rows if varied else ()), (0, 1)).without_empty_columns()
+    for setup in results.setups if any(setup.variant for setup in results.setups) else ():
+        for point in results.at(setup, "tg_tps", concurrency=1)[:1]:
+            rows.append({
+                "setup": results.labels[setup.id],
+                "test": decode_name(point.cell.key, concurrency=False),
+                "tok/s": spread(point.metric),
+                "acceptance": mean(point.cell, "acceptance", ".0%"),
+                "accepted a step": mean(point.cell, "acceptance_length"),
+            })  # fmt: skip
+    return tabulate("Variants", rows)
 
 
 def acceptance_table(results: Results) -> Table:
@@ -201,46 +229,39 @@ def acceptance_table(results: Results) -> Table:
     for setup in results.setups:
         cells = results.cells(setup)
         several = any(cell.key.concurrency > 1 for cell in cells)
-        for cell in cells:
-            accepted = cell.metrics.get("acceptance")
-            length = cell.metrics.get("acceptance_length")
-            if accepted is None and length is None:
-                continue
-            rows.append((
-                results.labels[setup.id],
-                decode_name(cell.key, concurrency=several),
-                f"{accepted.mean:.1%}" if accepted else "",
-                number(length.mean) if length else "",
-            ))  # fmt: skip
-    columns = ("setup", "test", "accepted", "tokens a step")
-    return Table("Acceptance of drafts", columns, tuple(rows), (0, 1)).without_empty_columns()
+        rows += [
+            {
+                "setup": results.labels[setup.id],
+                "test": decode_name(cell.key, concurrency=several),
+                "accepted": mean(cell, "acceptance", ".1%"),
+                "tokens a step": mean(cell, "acceptance_length"),
+            }
+            for cell in cells
+            if cell.metrics.keys() & {"acceptance", "acceptance_length"}
+        ]
+    return tabulate("Acceptance of drafts", rows)
 
 
 def prediction_table(results: Results) -> Table:
     """The plan's predictions next to what was measured."""
-    rows: list[tuple[str, ...]] = []
-    marked = {}
-    for setup in results.setups:
-        cells = {cell.key: cell for cell in results.cells(setup)}
-        for prediction in setup.predictions:
-            cell = cells.get(prediction.key)
-            measured = cell.metrics.get(prediction.metric) if cell else None
-            if measured is None:
-                continue
-            inside = prediction.low <= measured.mean <= prediction.high
-            if not inside:
-                marked[len(rows)] = "attention"
-            rows.append((
-                results.labels[setup.id],
-                predicted(prediction),
-                f"{number(prediction.value)} ({number(prediction.low)} to "
-                f"{number(prediction.high)})",
-                number(measured.mean),
-                f"{measured.mean / prediction.value - 1:+.0%}" if prediction.value > 0 else "",
-            ))  # fmt: skip
-    columns = ("setup", "figure", "predicted (range)", "measured", "deviation")
-    note = "Marked: outside the predicted range." if marked else ""
-    return Table("Predicted and measured", columns, tuple(rows), (0, 1), marked, note)
+
+    def deviation(one: PredictedFigure) -> str:
+        return f"{one.measured / one.value - 1:+.0%}" if one.value > 0 else ""
+
+    rows = [
+        {
+            "setup": results.labels[one.setup],
+            "figure": predicted(one.metric, one.key),
+            "predicted (range)": f"{number(one.value)} ({number(one.low)} to {number(one.high)})",
+            "measured": number(one.measured),
+            "deviation": deviation(one),
+            MARK: "" if one.is_inside else "attention",
+        }
+        for one in results.predicted
+    ]
+    outside = any(row[MARK] for row in rows)
+    note = "Marked: outside the predicted range." if outside else ""
+    return tabulate("Predicted and measured", rows, note)
 
 
 def answers_table(results: Results) -> Table:
@@ -248,58 +269,44 @@ def answers_table(results: Results) -> Table:
 
     A cell without answers has a row too, which says why.
     """
-    rows: list[tuple[str, ...]] = []
-    marked = {}
+    rows = []
     for cell in results.record.cells:
         if cell.key.kind == "load":
             continue
-        about = (results.labels.get(cell.setup, cell.setup), cell.key.kind.replace("_", " "))
+        setup, kind = results.labels.get(cell.setup, cell.setup), cell.key.kind.replace("_", " ")
         for one in cell.questions if cell.status == "ok" else ():
-            if one.right < one.asked:
-                marked[len(rows)] = "attention"
-            rows.append((
-                *about,
-                short(one.question, 60),
-                "yes" if one.streamed else "no",
-                f"{one.right} of {one.asked}",
-                "" if one.ttft_ms is None else number(one.ttft_ms),
-                "" if one.answer_ms is None else number(one.answer_ms),
-                short(one.wrong),
-            ))  # fmt: skip
+            rows.append({
+                "setup": setup,
+                "kind": kind,
+                "question": short(one.question, 60),
+                "streamed": "yes" if one.streamed else "no",
+                "right": f"{one.right} of {one.asked}",
+                "TTFT ms": "" if one.ttft_ms is None else number(one.ttft_ms),
+                "answer ms": "" if one.answer_ms is None else number(one.answer_ms),
+                "why not": short(one.wrong),
+                MARK: "attention" if one.right < one.asked else "",
+            })  # fmt: skip
         if cell.status != "ok" or not cell.questions:
-            marked[len(rows)] = "bad" if cell.status == "failed" else "attention"
-            rows.append((*about, "", "", cell.status, "", "", short(cell.reason)))
-    columns = ("setup", "kind", "question", "streamed", "right", "TTFT ms", "answer ms", "why not")
-    left = (0, 1, 2, 3, 7)
-    table = Table("Vision and tool calls", columns, tuple(rows), left, marked)
-    return table.without_empty_columns()
+            rows.append({
+                "setup": setup, "kind": kind, "question": "", "streamed": "", "right": cell.status,
+                "TTFT ms": "", "answer ms": "", "why not": short(cell.reason),
+                MARK: "bad" if cell.status == "failed" else "attention",
+            })  # fmt: skip
+    return tabulate("Vision and tool calls", rows)
 
 
 def flagged_table(results: Results) -> Table:
     """Cells that failed, were left out, or whose figures want attention."""
-    cells = sorted(results.flagged, key=lambda c: ("failed", "skipped", "ok").index(c.status))
-    rows = tuple(
-        (
-            results.labels.get(cell.setup, cell.setup),
-            shape(cell.key),
-            {"ok": "attention"}.get(cell.status, cell.status),
-            short("; ".join(filter(None, [cell.reason, *cell.attention]))),
-        )
-        for cell in cells
-    )
-    marked = {i: "bad" if c.status == "failed" else "attention" for i, c in enumerate(cells)}
-    return Table("Cells to look at", ("setup", "cell", "", "why"), rows, (0, 1, 2, 3), marked)
-
-
-def _amount(name: MetricName, metric: Metric) -> str:
-    return duration(metric.mean) if name.endswith("_ms") else figure(metric)
-
-
-def _gain(ratio: float | None, concurrency: int) -> str:
-    if ratio is None:
-        return ""
-    return f"{'~' if is_noise(ratio, concurrency) else ''}{factor(ratio)}"
-
-
-def _note(rows: Sequence[tuple[str, ...]]) -> str:
-    return NOISE_NOTE if any(row[-1].startswith("~") for row in rows) else ""
+    rows = [
+        {
+            "setup": results.labels.get(cell.setup, cell.setup),
+            "cell": shape(cell.key),
+            "": "attention" if cell.status == "ok" else cell.status,
+            "why": short("; ".join(filter(None, [cell.reason, *cell.attention]))),
+            MARK: "bad" if cell.status == "failed" else "attention",
+        }
+        for status in ("failed", "skipped", "ok")
+        for cell in results.record.cells
+        if cell.status == status and (status != "ok" or cell.attention)
+    ]
+    return tabulate("Cells to look at", rows)

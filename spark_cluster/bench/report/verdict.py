@@ -1,25 +1,23 @@
-"""The verdict of a run: how it went, each setup's figures, and which serves which purpose."""
+"""The verdict of a run: how it went, and which setup serves which purpose."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from spark_cluster.bench.record import Metric, MetricName, Setup
-from spark_cluster.bench.report.cells import Point, Results, speed_up
+from spark_cluster.bench.record import HIGHER_IS_BETTER, Metric, MetricName, Setup
+from spark_cluster.bench.report.cells import Point, Results, is_noise, speed_up
 from spark_cluster.bench.report.formats import (
     decode_name,
     duration,
     factor,
-    figure,
-    gib,
     number,
     prefill_name,
     short,
     tokens,
 )
-from spark_cluster.bench.report.lead import lead
-from spark_cluster.bench.report.table import Table
+from spark_cluster.bench.statistics import CONFIDENCE, differences, floor_of
 
 
 @dataclass(frozen=True)
@@ -51,25 +49,69 @@ class Answer:
     text: str
 
 
+@dataclass(frozen=True)
+class Lead:
+    """The better of two figures over the other one.
+
+    Attributes:
+        ratio: how many times better, of geometric means.
+        low, high: ends of its interval; None with fewer than two runs of one of them.
+        why_open: why none is ahead, with the figures; empty where one is ahead, by more than two
+            identical servers differ by.
+    """
+
+    ratio: float
+    low: float | None
+    high: float | None
+    interval: str
+    why_open: str
+
+
+def lead(metric: MetricName, first: Metric, other: Metric, concurrency: int) -> Lead | None:
+    """Return how far the first is ahead; None where a figure is not positive.
+
+    Raises:
+        Failed: scipy is not installed.
+    """
+    more = metric in HIGHER_IS_BETTER
+    values = [metric.values or (metric.mean,) for metric in (first, other)]
+    worse, better = values[::-1] if more else values  # of times, the larger one is the worse
+    (found,) = differences([(worse, better, floor_of(concurrency), True)])
+    if found.ratio is None:
+        return None
+    interval = "too few runs for an interval"
+    if found.low is not None and found.high is not None:
+        interval = f"{100 * CONFIDENCE:.0f} % interval {factor(found.low)} to {factor(found.high)}"
+    figures, why = f"{factor(found.ratio)}, {interval}", ""
+    if found.low is None:
+        why = figures
+    elif found.low <= 1:
+        why = f"too noisy to tell ({figures})"
+    elif is_noise(found.ratio, concurrency):
+        why = f"identical runs differ as much ({figures})"
+    return Lead(found.ratio, found.low, found.high, interval, why)
+
+
 def verdict(results: Results) -> Verdict:
     """Say how the run went."""
     record = results.record
-    count = len(record.cells)
-    bad, left_out = results.with_status("failed"), results.with_status("skipped")
+    count = Counter(cell.status for cell in record.cells)
     attention = sum(bool(cell.attention) and cell.status == "ok" for cell in record.cells)
-    parts = [f"{results.with_status('ok')} of {count} cells measured"]
-    parts += [f"{bad} failed"] if bad else []
-    parts += [f"{left_out} left out"] if left_out else []
-    parts += [f"{attention} to be read with care"] if attention else []
-    text = ", ".join(parts)
-    if record.status != "complete":
-        text = {"running": "Still running", "stopped": "Stopped early", "failed": "Failed"}[
-            record.status
-        ] + f": {text}"
-    mark = "bad" if bad or record.status == "failed" else "ok"
-    if mark == "ok" and (attention or left_out or record.status != "complete"):
+    parts = [f"{count['ok']} of {len(record.cells)} cells measured"]
+    others = {
+        "failed": count["failed"],
+        "left out": count["skipped"],
+        "to be read with care": attention,
+    }
+    parts += [f"{cells} {what}" for what, cells in others.items() if cells]
+    stage = {"running": "Still running: ", "stopped": "Stopped early: ", "failed": "Failed: "}
+    mark = "ok"
+    if count["failed"] or record.status == "failed":
+        mark = "bad"
+    elif attention or count["skipped"] or record.status != "complete":
         mark = "attention"
-    return Verdict(mark, _title(results), f"{text}.")
+    text = f"{stage.get(record.status, '')}{', '.join(parts)}."
+    return Verdict(mark, _title(results), text)
 
 
 def _title(results: Results) -> str:
@@ -86,161 +128,114 @@ def _title(results: Results) -> str:
     return f"{names} on {len(nodes)} × {what}"
 
 
-def headline_table(results: Results) -> Table:
-    """The figures of each setup in one row."""
-    rows = []
-    for setup in results.setups:
-        decode, prefill, first = (
-            _at_lowest(results, setup, metric) for metric in ("tg_tps", "pp_tps", "ttfr_ms")
-        )
-        best = results.best_throughput(setup)
-        most = f"{number(best.metrics['tg_tps'].mean)} (c={best.key.concurrency})" if best else ""
-        peak = max((reading.used_mib for reading in setup.vram), default=0)
-        rows.append((
-            results.labels[setup.id],
-            figure(decode.metric) if decode else "",
-            figure(prefill.metric) if prefill else "",
-            duration(first.metric.mean) if first else "",
-            most,
-            gib(peak) if peak else "",
-            f"{setup.startup_s:,.0f} s" if setup.startup_s else "",
-        ))  # fmt: skip
-    columns = (
-        "setup", "decode tok/s", "prefill tok/s", "first response", "most tok/s",
-        "peak VRAM a node", "start-up",
-    )  # fmt: skip
-    note = _shape_note(results)
-    return Table("Each setup", columns, tuple(rows), note=note).without_empty_columns()
+# -- purposes --------------------------------------------------------------------------------------
 
-
-def _shape_note(results: Results) -> str:
-    if results.shape is None:
-        return ""
-    prompt, output = results.shape
-    depth = results.lowest_depth
-    return (
-        f"One request at a time, {prompt:,} tokens of prompt, {output:,} generated, depth "
-        f"{depth:,}; most tok/s: all requests together at the load in brackets."
-    )
-
-
-def _at_lowest(results: Results, setup: Setup, metric: MetricName) -> Point | None:
-    points = results.at(setup, metric, concurrency=1)
-    return points[0] if points and points[0].x == results.lowest_depth else None
+_NOT_ALONE = "Not measured: no cell with one request at a time has a result."
 
 
 def answers(results: Results) -> Iterator[Answer]:
     """Yield which setup serves a single user, a quick first token, and many users."""
-    yield _single_user(results)
-    yield _first_token(results)
+    # Of replicas a single user is served by one only.
+    single = [setup for setup in results.setups if setup.replicas == 1] or results.setups
+    decode = {s.id: results.at_lowest(s, "tg_tps") for s in single}
+    yield _best(results, "One user: tokens a second", "tg_tps", decode, 1)
+    yield _first_token(results, single)
     yield _throughput(results)
 
 
-def _single_user(results: Results) -> Answer:
-    purpose = "One user: tokens a second"
-    points = _of_setups(results, "tg_tps", results.lowest_depth)
-    if not points:
-        return Answer(purpose, "", "Not measured: no cell with one request at a time has a result.")
-    return _best(results, purpose, "tg_tps", points, 1)
-
-
-def _first_token(results: Results) -> Answer:
+def _first_token(results: Results, setups: Sequence[Setup]) -> Answer:
+    """Compare at the deepest context that all were measured at, and name the times without one."""
     purpose = "One user: prefill and first token"
-    lines = [results.at(setup, "ttfr_ms", concurrency=1) for setup in _single(results)]
-    depths = [{int(point.x) for point in points} for points in lines if points]
+    lines = {s.id: {p.x: p for p in results.at(s, "ttfr_ms", concurrency=1)} for s in setups}
+    depths = [set(points) for points in lines.values() if points]
     if not depths:
-        return Answer(purpose, "", "Not measured: no cell with one request at a time has a result.")
+        return Answer(purpose, "", _NOT_ALONE)
     common = set.intersection(*depths) or set.union(*depths)
-    deep, shallow = (_of_setups(results, "ttfr_ms", d) for d in (max(common), min(common)))
-    found = _best(results, purpose, "ttfr_ms", deep, 1)
-    if len(common) == 1:
+    deep, shallow = max(common), min(common)
+    deepest = {id: points.get(deep) for id, points in lines.items()}
+    found = _best(results, purpose, "ttfr_ms", deepest, 1)
+    if deep == shallow:
         return found
-    order = sorted(shallow, key=lambda id: shallow[id].metric.mean)
-    times = [f"{duration(shallow[id].metric.mean)} ({results.labels[id]})" for id in order[:2]]
-    return replace(found, text=f"{found.text} At depth {min(common):,}: {' against '.join(times)}.")
+    times = sorted((ps[shallow].metric.mean, id) for id, ps in lines.items() if shallow in ps)
+    shown = " against ".join(f"{duration(time)} ({results.labels[id]})" for time, id in times[:2])
+    return replace(found, text=f"{found.text} At depth {shallow:,.0f}: {shown}.")
 
 
 def _throughput(results: Results) -> Answer:
     purpose = "Many users: two replicas or TP=2"
-    for pair in results.pairs:
-        replicas = results.replicas_of(pair)
-        if replicas is None:
-            break
-        depth = results.lowest_depth
-        split = {p.x: p for p in results.at(replicas, "tg_tps", depth=depth)}
-        joint = {p.x: p for p in results.at(pair.two, "tg_tps", depth=depth)}
-        common = split.keys() & joint.keys()
-        if not common:
-            return Answer(purpose, "", "No load was measured on both two replicas and TP=2.")
-        most, *fewer = sorted(common, reverse=True)
-        points = {replicas.id: split[most], pair.two.id: joint[most]}
-        found = _best(results, purpose, "tg_tps", points, int(most))
-        more = [
-            _at_load(results, int(load), {replicas.id: split[load], pair.two.id: joint[load]})
-            for load in fewer
-        ]
-        return replace(found, text=" ".join([found.text, *more]))
-    return Answer(
-        purpose, "", "Not measured: it takes one model at TP=2 and as two replicas at TP=1."
+    pair = next(iter(results.pairs), None)
+    replicas = results.replicas_of(pair) if pair else None
+    if pair is None or replicas is None:
+        why = "Not measured: it takes one model at TP=2 and as two replicas at TP=1."
+        return Answer(purpose, "", why)
+    split, joint = (
+        {int(p.x): p for p in results.at(setup, "tg_tps", depth=results.lowest_depth)}
+        for setup in (replicas, pair.two)
     )
+    loads = sorted(split.keys() & joint.keys(), reverse=True)
+    if not loads:
+        return Answer(purpose, "", "No load was measured on both two replicas and TP=2.")
+    points = [{replicas.id: split[load], pair.two.id: joint[load]} for load in loads]
+    found = _best(results, purpose, "tg_tps", points[0], loads[0])
+    more = [_at_load(results, *each) for each in zip(loads[1:], points[1:], strict=True)]
+    return replace(found, text=" ".join([found.text, *more]))
 
 
-def _at_load(results: Results, load: int, points: dict[str, Point]) -> str:
+def _at_load(results: Results, load: int, points: Mapping[str, Point]) -> str:
     """Say which of two setups is ahead at a load, in a sentence."""
     (first, best), (_, other) = sorted(points.items(), key=lambda p: -p[1].metric.mean)
     ahead = lead("tg_tps", best.metric, other.metric, load)
     if ahead is None:
         return f"At c={load}: no verdict."
-    if not ahead.is_clear:
-        return f"At c={load}: {ahead.why_open}."
-    return f"At c={load}: {results.labels[first]}, {factor(ahead.ratio)}, {ahead.interval}."
-
-
-def _of_setups(results: Results, metric: MetricName, depth: int) -> dict[str, Point]:
-    found = {}
-    for setup in _single(results):
-        for point in results.at(setup, metric, concurrency=1):
-            if point.x == depth:
-                found[setup.id] = point
-    return found
-
-
-def _single(results: Results) -> Sequence[Setup]:
-    """Setups that a single user is served by: of replicas it is one only."""
-    return [setup for setup in results.setups if setup.replicas == 1] or results.setups
+    said = f"{results.labels[first]}, {factor(ahead.ratio)}, {ahead.interval}"
+    return f"At c={load}: {ahead.why_open or said}."
 
 
 def _best(
-    results: Results, purpose: str, metric: MetricName, points: dict[str, Point], load: int
+    results: Results,
+    purpose: str,
+    metric: MetricName,
+    measured: Mapping[str, Point | None],
+    load: int,
 ) -> Answer:
-    """Name the best of several setups and how far ahead of the next one it is."""
-    lower = metric.endswith("_ms")
-    order = sorted(points, key=lambda id: points[id].metric.mean, reverse=not lower)
-    first = points[order[0]]
-    name = (prefill_name if lower else decode_name)(first.cell.key, concurrency=load > 1)
-    shown = f"{_amount(metric, first.metric)} at {name}"
-    winner = results.labels[order[0]]
-    if len(order) == 1:
-        return Answer(purpose, winner, f"{shown}; no other setup was measured for it.")
-    other = points[order[1]]
-    against = f"{results.labels[order[1]]} ({_amount(metric, other.metric)})"
+    """Name the best of several setups and how far ahead of the next one it is.
+
+    Args:
+        measured: id of a setup to its figure; None where it has none.
+    """
+    more = metric in HIGHER_IS_BETTER
+    points = [(id, point) for id, point in measured.items() if point is not None]
+    if not points:
+        return Answer(purpose, "", _NOT_ALONE)
+    points.sort(key=lambda item: item[1].metric.mean, reverse=more)
+    (winner, first), *others = points
+    name = (decode_name if more else prefill_name)(first.cell.key, concurrency=load > 1)
+    shown = f"{_speed(metric, first.metric)} at {name}"
+    label = results.labels[winner]
+    if not others:
+        return Answer(purpose, label, f"{shown}; no other setup was measured for it.")
+    next_one, other = others[0]
+    against = f"{results.labels[next_one]} ({_speed(metric, other.metric)})"
     ahead = lead(metric, first.metric, other.metric, load)
     if ahead is None:
         return Answer(purpose, "", f"{shown} against {against}.")
-    if not ahead.is_clear:
+    if ahead.why_open:
         return Answer(purpose, "", f"{shown} against {against}: {ahead.why_open}.")
     gain = f"{factor(ahead.ratio)} as fast as {against}, {ahead.interval}"
-    return Answer(purpose, winner, f"{shown}, {gain}.")
+    return Answer(purpose, label, f"{shown}, {gain}.")
 
 
-def _amount(metric: MetricName, figure: Metric) -> str:
+def _speed(metric: MetricName, figure: Metric) -> str:
     return duration(figure.mean) if metric.endswith("_ms") else f"{number(figure.mean)} tok/s"
+
+
+# -- the run in one sentence -----------------------------------------------------------------------
 
 
 def headline(results: Results) -> str:
     """The run in one sentence, for a post: decoding on one Spark and on two."""
     for pair in results.pairs:
-        one, two = (_at_lowest(results, s, "tg_tps") for s in (pair.one, pair.two))
+        one, two = (results.at_lowest(s, "tg_tps") for s in (pair.one, pair.two))
         if one is None or two is None:
             continue
         ratio = speed_up("tg_tps", one.metric, two.metric)
@@ -249,12 +244,12 @@ def headline(results: Results) -> str:
             f"{number(two.metric.mean)} tok/s for {_where(two)} on two Sparks (TP=2), "
             f"{gain}{number(one.metric.mean)} of one Spark."
         )
-    best = [(_at_lowest(results, setup, "tg_tps"), setup) for setup in results.setups]
-    found = [(point, setup) for point, setup in best if point is not None]
-    if not found:
+    points = [point for s in results.setups if (point := results.at_lowest(s, "tg_tps"))]
+    best = max(points, key=lambda point: point.metric.mean, default=None)
+    if best is None:
         return _without_tokens(results) or "No cell with one request at a time was measured."
-    point, setup = max(found, key=lambda item: item[0].metric.mean)
-    return f"{number(point.metric.mean)} tok/s for {_where(point)} ({results.labels[setup.id]})."
+    label = results.labels[best.cell.setup]
+    return f"{number(best.metric.mean)} tok/s for {_where(best)} ({label})."
 
 
 def _without_tokens(results: Results) -> str:
