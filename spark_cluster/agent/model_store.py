@@ -13,7 +13,7 @@ from spark_cluster.agent.unit_work import result_of
 from spark_cluster.node import own_program
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import long_work, prune
+from spark_cluster.node.store import prune, verify
 from spark_cluster.node.store.adopt import homes
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import LIBRARY, OURS
@@ -237,7 +237,7 @@ class Store:
         """Run it in a unit of its own, which goes on when the laptop is gone."""
         work = {"what": what, "repository": repository, "commit": commit, **more}
         folders = {"hub": str(self.cache.root), "ours": str(self.records.folder)}
-        argv = long_work.argv({**work, **folders})
+        argv = verify.argv({**work, **folders})
         key = f"{what} {repository}@{commit[:12]}"
         return result_of(self.host, key, argv, timeout=LONGEST_S)
 

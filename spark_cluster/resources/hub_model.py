@@ -18,7 +18,7 @@ from spark_cluster.resources.base import Resource, State, absolute
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
 
-PROGRAM = "spark_cluster.node.store.pull"
+PROGRAM = "spark_cluster.node.store.download"
 
 
 @dataclass(frozen=True)
