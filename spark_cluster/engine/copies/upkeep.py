@@ -12,6 +12,7 @@ from spark_cluster.config.allowances import Allowances
 from spark_cluster.errors import Failed
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.store.usage import Revision
 from spark_cluster.runner.parallel import in_parallel
 
 if TYPE_CHECKING:
@@ -43,31 +44,13 @@ class Need:
 
 
 @dataclass(frozen=True)
-class StoredModel:
+class StoredModel(Revision):
     """A revision in a node's hub cache.
 
     Attributes:
-        refs: branches and tags that have this commit.
-        size: bytes of its files, each content counted once.
-        freed: bytes that removing it alone would free; other revisions may share its contents.
-        last_used: when it last served, else when its files were last read; seconds since 1970.
-        served: `last_used` is when it served.
-        in_use: the process that was started with it; empty for none.
-        problem: what is missing or damaged, as names and sizes show; empty if it is whole.
         recipes: recipes that name the model with a revision that this may be.
     """
 
-    repository: str
-    commit: str
-    refs: list[str]
-    files: int
-    size: int
-    freed: int
-    last_used: float
-    served: bool
-    pinned: bool
-    in_use: str
-    problem: str
     recipes: list[str]
 
     @property
@@ -275,10 +258,10 @@ def stored(nodes: Nodes, needs: Sequence[Need]) -> list[StoredModels]:
 
 
 def _model(found: Mapping[str, Any], needs: Sequence[Need]) -> StoredModel:
-    names = [field.name for field in dataclasses.fields(StoredModel)][:-1]
     repository, may_be = found["repository"], {found["commit"], *found["refs"]}
     recipes = {n.recipe for n in needs if n.repository == repository and n.revision in may_be}
-    return StoredModel(**{name: found[name] for name in names}, recipes=sorted(recipes))
+    seen = {field.name: found[field.name] for field in dataclasses.fields(Revision)}
+    return StoredModel(**seen, recipes=sorted(recipes))
 
 
 def prune(

@@ -19,8 +19,7 @@ from spark_cluster.node.store.adopt import adopt, home_cache, make_own
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.store.progress import Progress
-from spark_cluster.node.store.records import Records
-from spark_cluster.node.store.revision import manifest_of
+from spark_cluster.node.store.records import Records, manifest_of
 
 PIECE = 4 << 20
 """Bytes that are read and hashed at a time; hashlib lets other threads run meanwhile."""
