@@ -24,9 +24,9 @@ import click
 from benchmarks.transfer.__main__ import certificate
 from benchmarks.transfer.links import Pair, pair
 from benchmarks.transfer.side import HUB_PORT
+from spark_cluster.node.store.download import FILES_AT_A_TIME
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.node.store.pull import FILES_AT_A_TIME
 from spark_cluster.node.store.records import Records
 
 REPOSITORY = "benchmark/model"
@@ -108,7 +108,7 @@ class Bench:
             "token": "",
             "all_files": False,
         }
-        program = (sys.executable, "-m", "spark_cluster.node.store.pull")
+        program = (sys.executable, "-m", "spark_cluster.node.store.download")
         started = subprocess.Popen(
             self.links.on_sender(*program), cwd=ROOT, stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,

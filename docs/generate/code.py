@@ -32,8 +32,6 @@ from spark_cluster.cli.completion import Completion
 from spark_cluster.cli.event_stream import EventStream
 from spark_cluster.cli.history import RunDetails, Runs
 from spark_cluster.cli.init import Written
-from spark_cluster.cli.models_pull import PulledModel
-from spark_cluster.cli.models_size import ModelSizes
 from spark_cluster.cli.opened import Opened
 from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
@@ -72,8 +70,9 @@ from spark_cluster.engine.client_target import ClientTarget
 from spark_cluster.engine.copies.caches import CopiedCache
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.image_upkeep import PrunedImages, StoredImages
+from spark_cluster.engine.copies.pull import PulledModel
 from spark_cluster.engine.copies.repair import RepairedModel
-from spark_cluster.engine.copies.upkeep import Pruned, StoredModels, VerifiedModel
+from spark_cluster.engine.copies.upkeep import ModelSizes, Pruned, StoredModels, VerifiedModel
 from spark_cluster.engine.endpoint_tunnel import TunnelEvent
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import RayJobs

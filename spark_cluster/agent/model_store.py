@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -10,26 +9,21 @@ from dataclasses import asdict
 from typing import Any
 
 from spark_cluster.agent.unit_work import result_of
-from spark_cluster.node import own_program
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import long_work, prune
+from spark_cluster.node.store import prune, verify
 from spark_cluster.node.store.adopt import homes
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import LIBRARY, OURS
 from spark_cluster.node.store.manifest import is_commit, is_repository
 from spark_cluster.node.store.prune import Pruning, Wish
-from spark_cluster.node.store.records import Records
-from spark_cluster.node.store.revision import adopted, manifest_of
+from spark_cluster.node.store.records import Records, adopted, manifest_of
 from spark_cluster.node.store.usage import usage
-from spark_cluster.node.values import ResourceError
-from spark_cluster.resources.hub_model import PROGRAM as PULL
+from spark_cluster.node.values import ResourceError, Secret
+from spark_cluster.resources.hub_model import HubModel
 
 LONGEST_S = 6 * 3600.0
 """Seconds that reading a model may take: 400 GB at 20 MB/s."""
-
-PREVIEW_S = 300.0
-"""Seconds for the description of a revision and the look at what is there."""
 
 Request = Mapping[str, Any]
 Reply = dict[str, Any]
@@ -146,7 +140,7 @@ class Store:
     def prune(self) -> Reply:
         """Plan, and with `apply` remove; see `Wish` for `keep`, `only`, `bytes`, `unused_s`."""
         wish = Wish(
-            keep=prune.keep_of(self.request.get("keep", [])),
+            keep=tuple((str(name), str(ref)) for name, ref in self.request.get("keep", [])),
             only=tuple(self._only(str(name)) for name in self.request.get("only", [])),
             free=int(self.request.get("bytes", 0)),
             unused_s=float(self.request.get("unused_s", 0.0)),
@@ -166,20 +160,16 @@ class Store:
 
         Of the request come `token`, `endpoint` and `all_files`, too: see `HubModel`.
         """
-        repository = str(self.request["repository"])
-        wanted = {
-            "repository": repository,
-            "revision": str(self.request["revision"]),
-            "cache": str(self.cache.root),
-            "ours": str(self.records.folder),
-            "token": str(self.request["token"]["$secret"]),
-            "endpoint": str(self.request["endpoint"]),
-            "all_files": bool(self.request["all_files"]),
-            "preview": True,
-        }
-        argv = own_program.in_environment(LIBRARY, PULL)
-        done = self.host.run(argv, stdin=json.dumps(wanted).encode(), timeout=PREVIEW_S)
-        return own_program.answer_of(done.stdout, done.stderr, f"the pull of {repository}")
+        asked = self.request
+        return HubModel(
+            str(asked["repository"]),
+            str(asked["revision"]),
+            str(asked["hub"]),
+            LIBRARY,
+            token=Secret(str(asked["token"]["$secret"])),
+            endpoint=str(asked["endpoint"]),
+            all_files=bool(asked["all_files"]),
+        ).preview(self.host)
 
     def verify(self) -> Reply:
         """Read a revision (`repository`, `commit`) and compare it with its hashes."""
@@ -237,7 +227,7 @@ class Store:
         """Run it in a unit of its own, which goes on when the laptop is gone."""
         work = {"what": what, "repository": repository, "commit": commit, **more}
         folders = {"hub": str(self.cache.root), "ours": str(self.records.folder)}
-        argv = long_work.argv({**work, **folders})
+        argv = verify.argv({**work, **folders})
         key = f"{what} {repository}@{commit[:12]}"
         return result_of(self.host, key, argv, timeout=LONGEST_S)
 
@@ -255,14 +245,9 @@ def _on_store(method: Callable[[Store], Reply]) -> Callable[[Host, Request], Rep
 
 
 ACTIONS: dict[str, Callable[[Host, Request], Reply]] = {
-    "state": _on_store(Store.state),
-    "usage": _on_store(Store.usage),
-    "pin": _on_store(Store.pin),
-    "unpin": _on_store(Store.unpin),
-    "used": _on_store(Store.used),
-    "preview": _on_store(Store.preview),
-    "prune": _on_store(Store.prune),
-    "verify": _on_store(Store.verify),
-    "adopt": _on_store(Store.adopt),
-    "remove_damaged": _on_store(Store.remove_damaged),
+    method.__name__: _on_store(method)
+    for method in (
+        *(Store.state, Store.usage, Store.pin, Store.unpin, Store.used, Store.preview),
+        *(Store.prune, Store.verify, Store.adopt, Store.remove_damaged),
+    )
 }

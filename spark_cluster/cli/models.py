@@ -2,24 +2,452 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeVar
+
 import click
 
+from spark_cluster.cli.app import App
+from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.groups import Group
+from spark_cluster.cli.visible import visible
+from spark_cluster.errors import Refused, UsageError, VerificationFailed
+from spark_cluster.node.sizes import gigabytes
 
-_MODULES = {
-    "list": "models_list",
-    "size": "models_size",
-    "pull": "models_pull",
-    "copy": "models_copy",
-    "verify": "models_verify",
-    "repair": "models_repair",
-    "prune": "models_prune",
-    "pin": "models_pin",
-    "unpin": "models_unpin",
-}
-"""Commands, which are loaded when they are called, and their modules."""
+if TYPE_CHECKING:
+    from spark_cluster.engine.copies.pull import From
+    from spark_cluster.engine.copies.state import Wanted
+    from spark_cluster.engine.copies.upkeep import (
+        ModelSizes,
+        Need,
+        Nodes,
+        Pruned,
+        StoredModels,
+    )
+    from spark_cluster.node.store.manifest import Manifest
+    from spark_cluster.runner.play import Play
+    from spark_cluster.topology import Node
+
+    OfNode = TypeVar("OfNode", StoredModels, Pruned, ModelSizes)
+
+DAY_S = 86400.0
+
+_SOME = click.argument("models", nargs=-1, metavar="[ORG/NAME[@REVISION]]...")
+_ONE = click.argument("model", metavar="ORG/NAME[@REVISION]")
 
 
-@click.group(cls=Group, later=_MODULES)
+@click.group(cls=Group)
 def command() -> None:
     """Look after the models on the nodes: what is there, whole, used, pinned; pull, verify."""
+
+
+@command.command("list")
+@click.pass_obj
+def list_models(app: App) -> None:
+    """List the models on each node: size, last use, pins, and what is missing of them.
+
+    Names and sizes are compared; `spark-cluster models verify` reads the contents. Models that
+    other tools have downloaded into the same cache are listed, too.
+    """
+    from spark_cluster.engine.copies.upkeep import stored
+
+    with _nodes(app) as nodes:
+        found = stored(nodes, _needs(app))
+    _show(app, found, _show_stored)
+
+
+@command.command()
+@click.pass_obj
+def size(app: App) -> None:
+    """Show what the models take on each node, by recipe, and what pruning would free."""
+    from spark_cluster.engine.copies.upkeep import sizes
+
+    needs = _needs(app)
+    with _nodes(app) as nodes:
+        found = sizes(nodes, needs)
+    _show(app, found, _show_sizes)
+
+
+@command.command()
+@click.argument("model", metavar="MODEL[@REVISION]")
+@click.option("--on", "on", metavar="NODE", help="Pull to this node (default: the head).")
+@click.option(
+    "--all-files",
+    is_flag=True,
+    help="Also fetch files that hold the same weights in another format.",
+)
+@click.option("--endpoint", default="", metavar="URL", help="Ask this mirror of the hub.")
+@click.option(
+    "--offline",
+    is_flag=True,
+    help="Ask no network: succeed only if the revision is on the node, whole.",
+)
+@click.option("--yes", is_flag=True, help="Fetch more than 50 GB without asking.")
+@click.pass_obj
+def pull(
+    app: App, model: str, on: str | None, all_files: bool, endpoint: str, offline: bool, yes: bool
+) -> None:
+    """Fetch a model from the hub into a node's hub cache, and check it.
+
+    A branch that has moved is followed. What is there is not fetched again, and a pull that was
+    cut goes on where it was. It runs on the node: closing the laptop does not stop it, and the same
+    command finds it again. A hub token is taken from HF_TOKEN.
+    """
+    app.connect_early()
+    from spark_cluster.engine.copies.copy_model import named_nodes
+    from spark_cluster.engine.copies.pull import PulledModel, present, settings_source
+    from spark_cluster.runner.options import Options
+
+    wanted = _wanted(model)
+    with app.play("models pull", app.nodes, Options()) as run:
+        play = run.open()
+        node = named_nodes(play, [on])[on] if on else play.head
+        hub = _hub_folders(app)[node.name]
+        if offline:
+            manifest = present(play, node, wanted, hub=hub)
+        else:
+            source = settings_source(app.inventory.nodes[node.name], endpoint)
+            source = replace(source, all_files=all_files)
+            manifest = _pulled(app, play, node, wanted, hub, source, yes=yes)
+        run.finish()
+        pulled = PulledModel.of(node.name, manifest)
+        if app.as_json:
+            app.print_json(run.to_dict(model=vars(pulled)))
+        else:
+            app.show_recap()
+            app.console.print(str(pulled))
+
+
+@command.command()
+@click.argument("model", metavar="ORG/NAME[@REVISION]|/FOLDER")
+@click.option(
+    "--from", "source", default="", metavar="NODE", help="Node to copy from (default: the first "
+    "that has the whole model; of a folder the first of the run).",
+)  # fmt: skip
+@click.option(
+    "--to", "targets", multiple=True, metavar="NODE", help="Node to copy to; repeatable (default: "
+    "all others).",
+)  # fmt: skip
+@click.option(
+    "--no-encrypt",
+    is_flag=True,
+    help="Leave TLS out, which takes less CPU time. Contents are still checked, but whoever "
+    "listens on the way can read them.",
+)
+@click.option(
+    "--streams",
+    type=click.IntRange(1, 16),
+    help="Connections to each address of a sender (default: 4; on a receiver of fewer than 16 "
+    "cores 2 or 3).",
+)
+@click.pass_obj
+def copy(
+    app: App,
+    model: str,
+    source: str,
+    targets: tuple[str, ...],
+    no_encrypt: bool,
+    streams: int | None,
+) -> None:
+    """Copy a model, or a folder of plain files, between nodes, over the fabric if there is one.
+
+    Only what is missing is moved, each file is checked by the hub's hash as it arrives, and a copy
+    that was cut goes on where it ended. It goes on when this command is interrupted; run the
+    command again to see it. A folder is named by its absolute path, the same on all nodes; its
+    files are hashed on the node that sends them, and read again only when they have changed.
+    """
+    app.connect_early()
+    from spark_cluster.engine.copies.copy_model import copy_model, copy_path
+    from spark_cluster.engine.copies.state import Wanted
+    from spark_cluster.runner.options import Options
+
+    name, _, revision = model.partition("@")
+    with app.play("models copy", app.nodes, Options()) as run:
+        copying = (
+            partial(copy_path, run.open(), model)
+            if model.startswith("/")
+            else partial(copy_model, run.open(), Wanted(name, revision or "main"))
+        )
+        done = copying(source=source, targets=targets, encrypt=not no_encrypt, streams=streams or 0)
+        run.finish()
+        if app.as_json:
+            app.print_json(run.to_dict(model=model, copies=[one.to_dict() for one in done]))
+            return
+        for one in done:
+            app.console.print(str(one), soft_wrap=True)
+
+
+@command.command()
+@_SOME
+@click.pass_context
+def verify(ctx: click.Context, models: tuple[str, ...]) -> None:
+    """Read models on their nodes and compare each file with the hub's hash; all without a name.
+
+    Each byte is read once, in a unit of the node that goes on without this command. Exit status 5
+    when a file is damaged or missing; `spark-cluster models repair` fetches just these.
+    """
+    from spark_cluster.engine.copies import upkeep
+
+    app: App = ctx.obj
+    with _nodes(app) as nodes:
+        found = upkeep.verify(nodes, upkeep.stored(nodes, []), models, _progress)
+    if app.as_json:
+        app.print_json({"models": [dataclasses.asdict(one) for one in found]})
+        ctx.exit(0 if all(one.sound for one in found) else VerificationFailed.exit_code)
+    for one in found:
+        app.console.print(str(one), soft_wrap=True)
+    bad = [one for one in found if not one.sound]
+    if bad:
+        names = sorted({f"{one.repository}@{one.commit}" for one in bad})
+        raise VerificationFailed(
+            f"{len(bad)} of {len(found)} models are damaged or not whole",
+            hint=f"spark-cluster models repair {' '.join(names)}",
+        )
+
+
+@command.command()
+@_SOME
+@click.pass_obj
+def repair(app: App, models: tuple[str, ...]) -> None:
+    """Verify models, remove what is damaged, and have just that again; all models without a name.
+
+    It is copied from a selected node where the same revision is sound, else fetched from the hub.
+    Links that are missing or broken are made again.
+    """
+    app.connect_early()
+    from spark_cluster.engine.copies import repair as repairing
+    from spark_cluster.runner.options import Options
+
+    hubs = _hub_folders(app)
+    with app.play("models repair", app.nodes, Options()) as run:
+        found = repairing.repair(run.open(), hubs, models, _progress)
+    if app.as_json:
+        app.print_json(run.to_dict(models=[dataclasses.asdict(one) for one in found]))
+        return
+    for one in found:
+        app.console.print(str(one), soft_wrap=True)
+    if not found:
+        app.console.print("all models are sound")
+
+
+@command.command()
+@_SOME
+@click.option("--free", type=Finite(min=0), default=0.0, metavar="GB", help="Stop at so much.")
+@click.option(
+    "--unused-for",
+    type=Finite(min=0),
+    default=0.0,
+    metavar="DAYS",
+    help="Remove only what was not used for so long.",
+)
+@click.option("--apply", is_flag=True, help="Remove them; without it they are only listed.")
+@click.pass_obj
+def prune(
+    app: App, models: tuple[str, ...], free: float, unused_for: float, *, apply: bool
+) -> None:
+    """List the models that can go, the least recently used first; with --apply, remove them.
+
+    Never what the inventory's recipe or one of your own recipes needs, what is pinned, what a
+    process was started with, or what is being downloaded.
+    """
+    from spark_cluster.engine.copies import upkeep
+
+    needs = _needs(app)
+    size, unused_s = int(free * 1e9), unused_for * DAY_S
+    with _nodes(app) as nodes:
+        found = upkeep.prune(nodes, needs, only=models, free=size, unused_s=unused_s, apply=apply)
+    _show(app, found, partial(_show_pruned, apply=apply), applied=apply)
+    if not app.as_json and not apply and any(one.removed for one in found):
+        app.console.print("nothing was removed yet: --apply does it")
+
+
+@command.command()
+@_ONE
+@click.pass_obj
+def pin(app: App, model: str) -> None:
+    """Pin a model on the selected nodes, so that `models prune` never removes it.
+
+    With @REVISION (branch, tag or commit) only the commit that it has there now.
+    """
+    _change(app, model, "pin", "is pinned now", "was pinned already")
+
+
+@command.command()
+@_ONE
+@click.pass_obj
+def unpin(app: App, model: str) -> None:
+    """Unpin a model on the selected nodes, so that `models prune` may remove it.
+
+    With @REVISION (branch, tag or commit) only the commit that it has there now.
+    """
+    _change(app, model, "unpin", "is unpinned now", "was not pinned")
+
+
+# -- what they share -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _nodes(app: App) -> Iterator[Nodes]:
+    """Start agents on the selected nodes; they end with the block."""
+    app.connect_early("models")
+    from spark_cluster.engine.copies.upkeep import Nodes
+
+    hubs = _hub_folders(app)
+    app.import_meanwhile()
+    with app.cluster.dialer.sessions(app.nodes, "models") as sessions:
+        yield Nodes(sessions, hubs)
+
+
+def _hub_folders(app: App) -> dict[str, str]:
+    """Return the hub cache of each selected node."""
+    from spark_cluster.engine.caches import root_on
+    from spark_cluster.engine.copies.state import hub_folder
+
+    return {node.name: hub_folder(root_on(node)) for node in app.nodes}
+
+
+def _needs(app: App) -> list[Need]:
+    """Return what the inventory's recipe and the user's own need."""
+    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.engine.copies.upkeep import needed
+
+    return needed(app.project, app.inventory.serve.recipe_names, app.allowances(Allowances()))
+
+
+def _show(
+    app: App, found: Sequence[OfNode], line: Callable[[App, OfNode], None], **more: object
+) -> None:
+    """Show what was found, node by node, or as one document."""
+    if app.as_json:
+        app.print_json({**more, "nodes": [dataclasses.asdict(one) for one in found]})
+        return
+    for one in found:
+        line(app, one)
+
+
+def _progress(node: str, text: str) -> None:
+    """Show a line of progress where people look and programs do not."""
+    click.echo(visible(f"{node}: {text}"), err=True)
+
+
+def _age(when: float) -> str:
+    """Return how long ago something was."""
+    seconds = max(0.0, time.time() - when)
+    for unit, length in (("d", DAY_S), ("h", 3600), ("min", 60)):
+        if seconds >= length:
+            return f"{seconds / length:.0f} {unit} ago"
+    return "now" if when else "never"
+
+
+def _change(app: App, model: str, what: Literal["pin", "unpin"], done: str, nothing: str) -> None:
+    """Pin or unpin a model on the selected nodes, and tell of each.
+
+    Args:
+        done: what is said of a node where that changed something.
+        nothing: what is said of the others.
+    """
+    name, _, revision = model.partition("@")
+    with _nodes(app) as nodes:
+        answers = nodes.ask(what, name=name, revision=revision)
+    changed = {node: bool(answer["changed"]) for node, answer in answers.items()}
+    if app.as_json:
+        app.print_json({"model": model, "changed": changed})
+        return
+    for node, new in changed.items():
+        app.console.print(f"{node}: {model} {done if new else nothing}")
+
+
+# -- what is shown -------------------------------------------------------------------------------
+
+
+def _show_stored(app: App, found: StoredModels) -> None:
+    from rich.table import Table
+
+    from spark_cluster.cli.console import styled
+    from spark_cluster.engine.copies.upkeep import short
+
+    taken, count, free = gigabytes(found.size), len(found.models), gigabytes(found.free)
+    line = styled("[bold]{}[/]  {} in {} models, {} free", found.node, taken, count, free)
+    app.console.print(line)
+    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
+    table.add_column(overflow="fold")
+    for _ in range(2):
+        table.add_column(no_wrap=True, justify="right")
+    table.add_column(overflow="fold")
+    for model in reversed(found.models):
+        name = f"  {short(model.repository, model.commit)}"
+        table.add_row(name, gigabytes(model.size), _age(model.last_used), model.remarks)
+    if found.models:
+        app.console.print(table)
+
+
+def _show_sizes(app: App, sizes: ModelSizes) -> None:
+    from spark_cluster.cli.console import styled
+
+    whole, free = gigabytes(sizes.size), gigabytes(sizes.free)
+    line = styled("[bold]{}[/]  {} in models, {} free on the disk", sizes.node, whole, free)
+    app.console.print(line)
+    rows = [(taken, f"recipe {name}") for name, taken in sorted(sizes.recipes.items())]
+    for taken, what in (
+        (sizes.prunable, "that `spark-cluster models prune --apply` would free"),
+        (sizes.unfinished, "in half files, with which a pull goes on"),
+        (sizes.unused, "that no revision has"),
+    ):
+        rows += [(taken, what)] if taken else []
+    for taken, what in rows:
+        app.console.print(styled("  {}  {}", gigabytes(taken).rjust(9), what))
+
+
+def _show_pruned(app: App, found: Pruned, *, apply: bool) -> None:
+    from spark_cluster.cli.console import styled
+    from spark_cluster.engine.copies.upkeep import short
+
+    did = "freed" if apply else "would be freed"
+    app.console.print(styled("[bold]{}[/]  {} {}", found.node, gigabytes(found.freed), did))
+    verb = "removed" if apply else "would go"
+    for model in found.removed:
+        name, taken = short(model.repository, model.commit), gigabytes(model.size)
+        app.console.print(styled("  {}  {}  {}", verb, name, taken), soft_wrap=True)
+    for kept in found.kept:
+        name = short(kept.repository, kept.commit)
+        app.console.print(styled("  stays  {}  [dim]{}[/]", name, kept.reason), soft_wrap=True)
+
+
+# -- pulling -------------------------------------------------------------------------------------
+
+
+def _wanted(model: str) -> Wanted:
+    """Return the model and revision that a word names. Raises UsageError."""
+    from spark_cluster.engine.copies.state import Wanted
+    from spark_cluster.node.store.manifest import is_repository
+
+    repository, _, revision = model.partition("@")
+    if not is_repository(repository):
+        raise UsageError(
+            f"{repository!r} is not the name of a model on the hub",
+            hint="give ORG/NAME or ORG/NAME@REVISION, for example Qwen/Qwen3-0.6B@main",
+        )
+    return Wanted(repository, revision or "main")
+
+
+def _pulled(
+    app: App, play: Play, node: Node, wanted: Wanted, hub: str, source: From, *, yes: bool
+) -> Manifest:
+    """Fetch a model; a large download is asked about first. Raises Refused without a yes."""
+    from spark_cluster.engine.copies.pull import LARGE, preview, pull, warning
+
+    found = preview(play, node, wanted, hub=hub, source=source)
+    if found.missing > LARGE and not yes:
+        text = warning(wanted.repository, node.name, found)
+        interactive = sys.stdin.isatty() and sys.stdout.isatty() and not app.as_json
+        if interactive:
+            app.console.print(text)
+        if not interactive or not click.confirm("Fetch it?", default=False):
+            raise Refused(text, where=node.name, hint="--yes fetches it without asking")
+    return pull(play, node, wanted, hub=hub, source=source)

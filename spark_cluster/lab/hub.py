@@ -48,6 +48,7 @@ class Conduct:
         bytes_per_s: of each connection; 0: as fast as it goes.
         cut_after: bytes of one answer after which the connection is cut; 0: never.
         cuts: number of connections that are cut.
+        no_ranges: files are sent whole, whatever part is asked for.
         wrong: names of files whose content is not what their hash says.
         wrong_times: answers with wrong content; 0: always.
     """
@@ -65,6 +66,7 @@ class Conduct:
     bytes_per_s: float = 0.0
     cut_after: int = 0
     cuts: int = 1
+    no_ranges: bool = False
     wrong: frozenset[str] = frozenset()
     wrong_times: int = 0
 
@@ -78,6 +80,8 @@ class LabHub:
         requests: what was asked: method and path.
         sent: bytes of files that were sent, by repository and name.
         spent: how often a limited misconduct has been shown, by repository and what it is.
+        store: address of the server that readers of large files are sent on to; this one without.
+        with_token: paths that were asked for with a token.
     """
 
     root: Path
@@ -87,6 +91,8 @@ class LabHub:
     url: str = ""
     sent: Counter[tuple[str, str]] = field(default_factory=Counter)
     spent: Counter[tuple[str, str]] = field(default_factory=Counter)
+    store: str = ""
+    with_token: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.repositories = Repositories(self.root)
@@ -159,6 +165,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self) -> None:
         path = unquote(urlsplit(self.path).path)
         self.hub.requests.append((self.command, path))
+        self.hub.with_token += [path] if self.headers.get("Authorization") else []
         if found := _API.fullmatch(urlsplit(self.path).path):
             repository, what, revision = found.groups()
             revision = unquote(revision or MAIN)
@@ -244,7 +251,7 @@ class _Handler(BaseHTTPRequestHandler):
         if not file.lfs:
             self._content(repository, name, file, headers)
             return
-        place = f"{self.hub.url}/store/{repository}/{commit}/{quote(name)}"
+        place = f"{self.hub.store or self.hub.url}/store/{repository}/{commit}/{quote(name)}"
         linked = {"X-Linked-Size": str(file.size), "X-Linked-ETag": f'"{file.hash}"'}
         self._send(302, b"", {**headers, **linked, "Location": place})
 
@@ -261,7 +268,8 @@ class _Handler(BaseHTTPRequestHandler):
     def _content(self, repository: str, name: str, file: HubFile, headers: dict[str, str]) -> None:
         headers = {**headers, "Content-Type": "application/octet-stream"}
         begin, end, status = 0, file.size, 200
-        if wanted := _RANGE.fullmatch(self.headers.get("Range", "")):
+        wanted = _RANGE.fullmatch(self.headers.get("Range", ""))
+        if wanted and not self._conduct(repository).no_ranges:
             begin, last = int(wanted[1]), wanted[2]
             end = min(int(last) + 1 if last else file.size, file.size)
             if begin >= file.size:

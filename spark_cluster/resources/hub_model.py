@@ -10,15 +10,17 @@ from spark_cluster.node import own_program, units
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.layout import LIBRARY, OURS
 from spark_cluster.node.store.manifest import is_commit, is_repository
-from spark_cluster.node.store.records import Records
-from spark_cluster.node.store.revision import manifest_of
+from spark_cluster.node.store.records import Records, manifest_of
 from spark_cluster.node.values import InvalidResource, ResourceError, Secret
 from spark_cluster.resources.base import Resource, State, absolute
 
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
 
-PROGRAM = "spark_cluster.node.store.pull"
+PROGRAM = "spark_cluster.node.store.download"
+
+PREVIEW_S = 300.0
+"""Seconds for the description of a revision and the look at what is there."""
 
 
 @dataclass(frozen=True)
@@ -89,20 +91,27 @@ class HubModel(Resource):
     def state_after(self, host: Host) -> State:
         return self.observe(host) if is_commit(self.revision) else {"complete": True}
 
+    def preview(self, host: Host) -> dict[str, Any]:
+        """Ask the hub what a pull would fetch; nothing is fetched. Raises ResourceError."""
+        argv = own_program.in_environment(self.library, PROGRAM)
+        done = host.run(argv, stdin=self._request(host, preview=True), timeout=PREVIEW_S)
+        return own_program.answer_of(done.stdout, done.stderr, f"the pull of {self.repository}")
+
     def _pull(self, host: Host) -> dict[str, Any]:
         work = (self.repository, self.revision, self.cache, *(["all"] if self.all_files else []))
         done = units.run(
             host,
             self.id,
             own_program.in_environment(self.library, PROGRAM, *work),
-            stdin=host.content(Secret(json.dumps(self._request(host)))),
+            stdin=self._request(host),
             timeout=self.timeout_s,
             reuse_result=False,
         )
         return own_program.answer_of(done.stdout, done.stderr, f"the pull of {self.repository}")
 
-    def _request(self, host: Host) -> dict[str, Any]:
-        return {
+    def _request(self, host: Host, *, preview: bool = False) -> bytes:
+        """Return what the program reads on its standard input."""
+        wanted = {
             "repository": self.repository,
             "revision": self.revision,
             "cache": str(host.path(self.cache)),
@@ -110,4 +119,6 @@ class HubModel(Resource):
             "token": str(self.token or ""),
             "endpoint": self.endpoint,
             "all_files": self.all_files,
+            "preview": preview,
         }
+        return json.dumps(wanted).encode()

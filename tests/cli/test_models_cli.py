@@ -118,13 +118,13 @@ def test_repair_has_only_the_damaged_file_again(run, cache, monkeypatch):
     blob.write_bytes(b"Weights" * 1000)
     pulled = []
 
-    def pull(_node, wanted):
+    def pull(_play, _node, wanted, **_where):
         assert not blob.exists(), "what is damaged is gone before"
         pulled.append((wanted.repository, wanted.revision))
         blob.write_bytes(WEIGHTS)
 
-    again = repair.Fetching(pull, lambda *_: pytest.fail("no other node has it"))
-    monkeypatch.setattr(repair, "fetching", lambda *_: again)
+    monkeypatch.setattr(repair, "pull", pull)
+    monkeypatch.setattr(repair, "copy", lambda *_, **__: pytest.fail("no other node has it"))
     status, out, err = run("models", "repair", "--json")
     assert status == 0, err
     [model] = json.loads(out)["models"]
@@ -142,12 +142,12 @@ def test_repair_copies_from_the_node_that_is_sound(run, cache, project, monkeypa
     blob.write_bytes(b"Weights" * 1000)
     copied = []
 
-    def copy(manifest, source, targets):
+    def copy(_play, manifest, source, targets, **_where):
         copied.append((manifest.size, source.name, [node.name for node in targets]))
         blob.write_bytes(WEIGHTS)
 
-    again = repair.Fetching(lambda *_: pytest.fail("the hub was asked"), copy)
-    monkeypatch.setattr(repair, "fetching", lambda *_: again)
+    monkeypatch.setattr(repair, "pull", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(repair, "copy", copy)
     status, out, err = run("models", "repair", "org/model", "--json")
     assert status == 0, err
     assert copied == [(7000, "spark2", ["spark1"])]

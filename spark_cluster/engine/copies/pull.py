@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.engine.copies.state import Wanted, models_on
-from spark_cluster.errors import Failed
+from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.store.layout import LIBRARY
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.values import Secret
@@ -133,6 +133,45 @@ def preview(play: Play, node: Node, wanted: Wanted, *, hub: str, source: From = 
         all_files=source.all_files,
     )
     return Preview(found["commit"], found["size"], found["missing"], found["free"])
+
+
+@dataclass(frozen=True)
+class PulledModel:
+    """A revision that is whole on a node."""
+
+    node: str
+    repository: str
+    commit: str
+    files: int
+    bytes: int
+
+    @classmethod
+    def of(cls, node: str, manifest: Manifest) -> PulledModel:
+        """Return what a node has."""
+        files = len(manifest.files)
+        return cls(node, manifest.repository, manifest.commit, files, manifest.size)
+
+    def __str__(self) -> str:
+        """A line about it."""
+        size = f"{self.files} files, {self.bytes / 1e9:.2f} GB"
+        return f"{self.repository}@{self.commit[:12]} is on {self.node}: {size}"
+
+
+def present(play: Play, node: Node, wanted: Wanted, *, hub: str) -> Manifest:
+    """Return the files of a revision that a node has whole; nothing but the node is asked.
+
+    Raises:
+        Refused: it lacks some.
+    """
+    have = models_on(play, [node], wanted, hub)[node.name]
+    if have.manifest is None or not have.whole:
+        raise Refused(
+            f"{wanted.repository}@{wanted.revision} is not whole: {have.shortfall}",
+            where=node.name,
+            hint="leave --offline out to fetch it; spark-cluster models copy takes it from "
+            "another node that has it",
+        )
+    return have.manifest
 
 
 def warning(repository: str, node: str, found: Preview) -> str:

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from spark_cluster.engine.copies.state import Wanted, all_models_on
-from spark_cluster.engine.copies.upkeep import Nodes, OnProgress, VerifiedModel, stored, verify
+from spark_cluster.engine.copies.copy import copy
+from spark_cluster.engine.copies.hub_check import must_be_the_hubs
+from spark_cluster.engine.copies.pull import pull
+from spark_cluster.engine.copies.state import Wanted, models_on
+from spark_cluster.engine.copies.upkeep import (
+    Nodes,
+    OnProgress,
+    VerifiedModel,
+    short,
+    stored,
+    verify,
+)
+from spark_cluster.node.sizes import gigabytes
 
 if TYPE_CHECKING:
     from spark_cluster.node.store.manifest import Manifest
@@ -34,48 +45,27 @@ class RepairedModel:
     fetched: int
     source: str
 
-
-@dataclass(frozen=True)
-class Fetching:
-    """How missing contents are had again; the functions of `pull` and `copy`.
-
-    Args:
-        pull: gets a node and a revision.
-        copy: gets the files, the node that has them, and the nodes that lack some.
-    """
-
-    pull: Callable[[Node, Wanted], object]
-    copy: Callable[[Manifest, Node, Sequence[Node]], object]
-
-
-def fetching(play: Play, hubs: Mapping[str, str]) -> Fetching:
-    """Return the pull and the copy of this run."""
-    from spark_cluster.engine.copies.copy import copy as copied
-    from spark_cluster.engine.copies.hub_check import must_be_the_hubs
-    from spark_cluster.engine.copies.pull import pull as pulled
-
-    def pull(node: Node, wanted: Wanted) -> object:
-        return pulled(play, node, wanted, hub=hubs[node.name])
-
-    def copy(manifest: Manifest, source: Node, targets: Sequence[Node]) -> object:
-        must_be_the_hubs(play, manifest, source, targets[0])
-        return copied(play, manifest, source, targets, hub=hubs[source.name])
-
-    return Fetching(pull, copy)
+    def __str__(self) -> str:
+        """A line about it."""
+        source = f", {gigabytes(self.fetched)} from {self.source}" if self.source else ""
+        name = f"{self.node}  {short(self.repository, self.commit)}"
+        return f"{name}  {self.removed} damaged removed, {self.links} links made{source}"
 
 
 def repair(
-    play: Play, nodes: Nodes, names: Sequence[str], on_progress: OnProgress, again: Fetching
+    play: Play, hubs: Mapping[str, str], names: Sequence[str], on_progress: OnProgress
 ) -> list[RepairedModel]:
     """Verify models, remove what is damaged, and have it again: from a node where the same
     revision is sound, else from the hub.
 
     Args:
+        hubs: node to its hub cache.
         names: ORG/NAME or ORG/NAME@REVISION; empty for all.
 
     Raises:
         SparkClusterError: a name is on no node, or a content cannot be had again.
     """
+    nodes = Nodes(play.sessions, hubs)
     found = verify(nodes, stored(nodes, []), names, on_progress)
     at = {node.name: node for node in play.nodes}
     repaired = []
@@ -84,36 +74,37 @@ def repair(
         sound = [at[one.node] for one in group if one.sound and one.node in at]
         for one in group:
             if not one.sound and one.node in at:
-                repaired.append(_repaired(nodes, one, at[one.node], sound, again))
+                repaired.append(_repaired(play, nodes, one, at[one.node], sound))
     return repaired
 
 
 def _repaired(
-    nodes: Nodes, model: VerifiedModel, node: Node, sound: Sequence[Node], again: Fetching
+    play: Play, nodes: Nodes, model: VerifiedModel, node: Node, sound: Sequence[Node]
 ) -> RepairedModel:
-    wanted = Wanted(model.repository, model.commit)
+    wanted, hub = Wanted(model.repository, model.commit), nodes.hubs[node.name]
     removed = links = 0
     if not model.error:
         revision = {"repository": model.repository, "commit": model.commit}
         answer = nodes.only(node.name).ask("remove_damaged", None, **revision, paths=model.damaged)
         removed, links = (int(answer[node.name][key]) for key in ("removed", "links"))
-    [have] = all_models_on({node.name: nodes.sessions[node.name]}, [wanted], nodes.hubs)[node.name]
+    have = models_on(play, [node], wanted, hub)[node.name]
     source, size = "", have.missing_bytes
     if not have.whole:
-        manifest = _manifest(nodes, sound, wanted)
+        manifest = _manifest(play, nodes, sound, wanted)
         if manifest is not None:
-            again.copy(manifest, sound[0], [node])
+            must_be_the_hubs(play, manifest, sound[0], node)
+            copy(play, manifest, sound[0], [node], hub=nodes.hubs[sound[0].name])
             source, size = sound[0].name, size or (0 if have.manifest else manifest.size)
         else:
-            again.pull(node, wanted)
+            pull(play, node, wanted, hub=hub)
             source = "hub"
     names = (node.name, model.repository, model.commit)
     return RepairedModel(*names, removed, links, size, source)
 
 
-def _manifest(nodes: Nodes, sound: Sequence[Node], wanted: Wanted) -> Manifest | None:
+def _manifest(play: Play, nodes: Nodes, sound: Sequence[Node], wanted: Wanted) -> Manifest | None:
     """The files of a revision, as a node has them where it is sound."""
     if not sound:
         return None
     name = sound[0].name
-    return all_models_on({name: nodes.sessions[name]}, [wanted], nodes.hubs)[name][0].manifest
+    return models_on(play, sound[:1], wanted, nodes.hubs[name])[name].manifest

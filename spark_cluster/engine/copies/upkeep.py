@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,9 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.errors import Failed
 from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.store.usage import Revision
+from spark_cluster.runner.parallel import in_parallel
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
@@ -20,6 +22,11 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[str, str], None]
 """Gets a node and a line of progress."""
+
+
+def short(repository: str, commit: str) -> str:
+    """Return ORG/NAME@ and the first digits of the commit."""
+    return f"{repository}@{commit[:8]}"
 
 
 @dataclass(frozen=True)
@@ -37,32 +44,21 @@ class Need:
 
 
 @dataclass(frozen=True)
-class StoredModel:
+class StoredModel(Revision):
     """A revision in a node's hub cache.
 
     Attributes:
-        refs: branches and tags that have this commit.
-        size: bytes of its files, each content counted once.
-        freed: bytes that removing it alone would free; other revisions may share its contents.
-        last_used: when it last served, else when its files were last read; seconds since 1970.
-        served: `last_used` is when it served.
-        in_use: the process that was started with it; empty for none.
-        problem: what is missing or damaged, as names and sizes show; empty if it is whole.
         recipes: recipes that name the model with a revision that this may be.
     """
 
-    repository: str
-    commit: str
-    refs: list[str]
-    files: int
-    size: int
-    freed: int
-    last_used: float
-    served: bool
-    pinned: bool
-    in_use: str
-    problem: str
     recipes: list[str]
+
+    @property
+    def remarks(self) -> str:
+        """What is to be said of it: problems first."""
+        parts = [self.problem, f"in use by {self.in_use}" if self.in_use else ""]
+        parts += ["pinned" if self.pinned else "", ", ".join(self.recipes)]
+        return "; ".join(part for part in parts if part)
 
 
 @dataclass(frozen=True)
@@ -115,6 +111,28 @@ class Pruned:
 
 
 @dataclass(frozen=True)
+class ModelSizes:
+    """The space that models take on a node, in bytes.
+
+    Attributes:
+        size: all contents, each counted once.
+        recipes: recipe to the sizes of its models; two recipes can need the same.
+        prunable: what `models prune --apply` would free.
+        unfinished: half files.
+        unused: contents that no revision has.
+        free: free on the disk.
+    """
+
+    node: str
+    size: int
+    recipes: dict[str, int]
+    prunable: int
+    unfinished: int
+    unused: int
+    free: int
+
+
+@dataclass(frozen=True)
 class VerifiedModel:
     """A revision on a node, after each byte of it was read.
 
@@ -139,6 +157,19 @@ class VerifiedModel:
     def sound(self) -> bool:
         """True if nothing is damaged or missing."""
         return not (self.damaged or self.missing or self.error)
+
+    def __str__(self) -> str:
+        """A line about it, and a line for each file of it that is not sound."""
+        name = f"{self.node}  {short(self.repository, self.commit)}"
+        if self.error:
+            return f"{name}  cannot be read: {self.error}"
+        if self.sound:
+            unchecked = f", {len(self.unchecked)} files without a hash" if self.unchecked else ""
+            return f"{name}  sound, {gigabytes(self.read)} read{unchecked}"
+        lines = [f"{name}  {len(self.damaged)} damaged, {len(self.missing)} missing"]
+        lines += [f"  damaged  {path}" for path in self.damaged]
+        lines += [f"  missing  {path}" for path in self.missing]
+        return "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -216,29 +247,21 @@ def kept_recipes(project: Project, served: Iterable[str], allow: Allowances) -> 
 
 def stored(nodes: Nodes, needs: Sequence[Need]) -> list[StoredModels]:
     """Return the hub cache of each node; no content is read."""
-    found = []
-    for name, answer in nodes.ask("usage").items():
-        with _reading(name):
-            found.append(_stored(name, answer, needs))
-    return found
-
-
-def _stored(node: str, answer: Mapping[str, Any], needs: Sequence[Need]) -> StoredModels:
-    totals = [int(answer[key]) for key in ("size", "unfinished", "unused", "free")]
-    return StoredModels(node, [_model(one, needs) for one in answer["revisions"]], *totals)
+    return [
+        StoredModels(
+            name,
+            [_model(one, needs) for one in answer["revisions"]],
+            **{key: answer[key] for key in ("size", "unfinished", "unused", "free")},
+        )
+        for name, answer in nodes.ask("usage").items()
+    ]
 
 
 def _model(found: Mapping[str, Any], needs: Sequence[Need]) -> StoredModel:
-    names = [field.name for field in dataclasses.fields(StoredModel)][:-1]
-    repository, commit, refs = str(found["repository"]), str(found["commit"]), found["refs"]
-    recipes = sorted(
-        {
-            need.recipe
-            for need in needs
-            if need.repository == repository and need.revision in {commit, *refs}
-        }
-    )
-    return StoredModel(**{name: found[name] for name in names}, recipes=recipes)
+    repository, may_be = found["repository"], {found["commit"], *found["refs"]}
+    recipes = {n.recipe for n in needs if n.repository == repository and n.revision in may_be}
+    seen = {field.name: found[field.name] for field in dataclasses.fields(Revision)}
+    return StoredModel(**seen, recipes=sorted(recipes))
 
 
 def prune(
@@ -258,27 +281,33 @@ def prune(
         free: bytes on each node at which it stops; 0 for all that may go.
         unused_s: only what was not used for so many seconds.
     """
+    request = {"only": list(only), "bytes": free, "unused_s": unused_s, "apply": apply}
     keep = [[need.repository, need.revision] for need in needs]
-    request: dict[str, Any] = {
-        "keep": keep,
-        "only": list(only),
-        "bytes": free,
-        "unused_s": unused_s,
-    }
-    found = []
-    for name, answer in nodes.ask("prune", None, **request, apply=apply).items():
-        with _reading(name):
-            found.append(_pruned(name, answer, needs))
-    return found
-
-
-def _pruned(node: str, answer: Mapping[str, Any], needs: Sequence[Need]) -> Pruned:
-    kept = [KeptModel(*(str(one[k]) for k in _KEPT)) for one in answer["kept"]]
-    removed = [_model(one, needs) for one in answer["removed"]]
-    return Pruned(node, removed, kept, int(answer["freed"]))
+    return [
+        Pruned(
+            name,
+            [_model(one, needs) for one in answer["removed"]],
+            [KeptModel(*(one[key] for key in _KEPT)) for one in answer["kept"]],
+            answer["freed"],
+        )
+        for name, answer in nodes.ask("prune", None, keep=keep, **request).items()
+    ]
 
 
 _KEPT = ("repository", "commit", "reason")
+
+
+def sizes(nodes: Nodes, needs: Sequence[Need]) -> list[ModelSizes]:
+    """Return what the models take on each node, by recipe, and what pruning would free."""
+    found = []
+    for one, pruned in zip(stored(nodes, needs), prune(nodes, needs), strict=True):
+        recipes: dict[str, int] = {}
+        for model in one.models:
+            for name in model.recipes:
+                recipes[name] = recipes.get(name, 0) + model.size
+        rest = (one.unfinished, one.unused, one.free)
+        found.append(ModelSizes(one.node, one.size, recipes, pruned.freed, *rest))
+    return found
 
 
 def verify(
@@ -296,8 +325,6 @@ def verify(
     for name in names:
         if not any(matches(model, [name]) for models in chosen.values() for model in models):
             raise Failed(f"{name} is on no node", hint="`spark-cluster models list` shows them")
-    from spark_cluster.runner.parallel import in_parallel
-
     jobs = {
         node: partial(_verified_on, nodes.only(node), node, models, on_progress)
         for node, models in chosen.items()
@@ -313,33 +340,24 @@ def verify(
 def _verified_on(
     nodes: Nodes, node: str, models: Sequence[StoredModel], on_progress: OnProgress
 ) -> list[VerifiedModel]:
-    return [_verified(nodes, node, model, on_progress) for model in models]
+    found = []
+    for model in models:
+        repository, commit = model.repository, model.commit
+        try:
+            asked = {"repository": repository, "commit": commit}
+            answer = {**nodes.ask("verify", on_progress, **asked)[node], "error": ""}
+        except Failed as error:
+            nothing = {key: list[str]() for key in ("damaged", "missing", "unchecked")}
+            answer = {**nothing, "read": 0, "error": str(error.message)}
+        seen = {key: answer[key] for key in _VERIFIED}
+        found.append(VerifiedModel(node, repository, commit, **seen))
+    return found
 
 
-def _verified(
-    nodes: Nodes, node: str, model: StoredModel, on_progress: OnProgress
-) -> VerifiedModel:
-    names = (node, model.repository, model.commit)
-    revision = {"repository": model.repository, "commit": model.commit}
-    try:
-        answer = nodes.ask("verify", on_progress, **revision)[node]
-    except Failed as error:
-        return VerifiedModel(*names, [], [], [], 0, str(error.message))
-    keys = ("damaged", "missing", "unchecked")
-    with _reading(node):
-        damaged, missing, unchecked = (list(map(str, answer[key])) for key in keys)
-        return VerifiedModel(*names, damaged, missing, unchecked, int(answer["read"]), "")
+_VERIFIED = ("damaged", "missing", "unchecked", "read", "error")
 
 
 def matches(model: StoredModel, names: Sequence[str]) -> bool:
     """Return whether a revision is one of ORG/NAME or ORG/NAME@REVISION; any is where none is."""
     known = {f"{model.repository}@{ref}" for ref in (model.commit, *model.refs)}
     return not names or bool({model.repository, *known} & set(names))
-
-
-@contextlib.contextmanager
-def _reading(node: str) -> Iterator[None]:
-    try:
-        yield
-    except (LookupError, TypeError, ValueError) as error:
-        raise Failed(f"its answer about models cannot be read: {error!r}", where=node) from error

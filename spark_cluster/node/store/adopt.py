@@ -12,8 +12,7 @@ from spark_cluster.node.beneath import Folder
 from spark_cluster.node.open_files import clone, pieces, write_whole
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest, StoredFile
-from spark_cluster.node.store.records import Records
-from spark_cluster.node.store.revision import adopted
+from spark_cluster.node.store.records import Records, adopted
 from spark_cluster.node.values import ResourceError
 
 Progress = Callable[[int], None]

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from spark_cluster.node import own_program
-from spark_cluster.node.store.long_work import Progress
 from spark_cluster.node.store.plain_folder import PlainFolder
+from spark_cluster.node.store.progress import Progress
 
 EXACT = "exact"
 

@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from spark_cluster.node.values import ResourceError
+
 TOO_MANY = 429
 TOKENS = "https://huggingface.co/settings/tokens"
 
 
-class HubProblem(Exception):
+class HubProblem(ResourceError):
     """The hub does not give what is asked for.
 
     Attributes:
@@ -21,10 +23,8 @@ class HubProblem(Exception):
     """
 
     def __init__(self, kind: str, message: str, hint: str = "") -> None:
-        super().__init__(message)
+        super().__init__(message, hint)
         self.kind = kind
-        self.message = message
-        self.hint = hint
 
     @property
     def passing(self) -> bool:

@@ -11,8 +11,8 @@ from typing import Any
 from spark_cluster.node import own_program
 from spark_cluster.node.store import image_blobs
 from spark_cluster.node.store.hub_cache import HubCache
-from spark_cluster.node.store.long_work import Progress
 from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.store.progress import Progress
 
 
 def argv(label: str) -> list[str]:

@@ -135,16 +135,3 @@ def _remove(cache: HubCache, repository: RepositoryUsage, revisions: list[Revisi
         cache.files.remove(folder / "blobs" / blob)
     if going:
         cache.files.sync(folder / "blobs")
-
-
-def keep_of(given: object) -> tuple[tuple[str, str], ...]:
-    """Read `keep` of a request: pairs of repository and revision. Raises ResourceError."""
-    if not isinstance(given, list):
-        raise ResourceError("`keep` of a request to prune is not a list")
-    pairs = []
-    for one in given:
-        if not isinstance(one, (list, tuple)) or not all(isinstance(text, str) for text in one):
-            raise ResourceError("`keep` of a request to prune has something else than names")
-        repository, revision = one
-        pairs.append((repository, revision))
-    return tuple(pairs)

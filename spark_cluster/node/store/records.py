@@ -1,4 +1,5 @@
-"""Our own notes on models, next to the hub cache: manifests, pins, and when a revision served.
+"""Our own notes on models, next to the hub cache: manifests, pins, and when a revision served; and
+what a revision consists of, whoever fetched it.
 
 They are in a folder of root's; what cannot be read there is said before anything is removed.
 """
@@ -15,12 +16,19 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.durable import make_folder, sync_folder, write_file
+from spark_cluster.node.faults import explain
+from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.layout import manifest_path
 from spark_cluster.node.store.manifest import BadManifest, Manifest, is_repository
 from spark_cluster.node.values import ResourceError
 
 LARGEST = 64 << 20
 """Bytes of one of these files; a manifest of 20,000 files has 4 MB."""
+
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".nemo")
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<end>\.\w+)")
+
+PULL = "`spark-cluster models pull` fetches what is missing"
 
 _NAME = re.compile(r"(?P<repository>[^@]+)(?:@(?P<commit>[0-9a-f]{40}))?")
 
@@ -65,10 +73,6 @@ class Records:
             ResourceError: they cannot be read, so that nothing may be removed.
         """
         return frozenset(self._read("pins.json"))
-
-    def is_pinned(self, repository: str, commit: str) -> bool:
-        """Return whether this revision, or its repository as a whole, is pinned."""
-        return bool(self.pins() & {repository, f"{repository}@{commit}"})
 
     def pin(self, name: str, now: float) -> bool:
         """Pin ORG/NAME or ORG/NAME@COMMIT; False if it was pinned already."""
@@ -146,3 +150,48 @@ def _check(name: str) -> None:
     found = _NAME.fullmatch(name)
     if found is None or not is_repository(found["repository"]):
         raise ResourceError(f"{name[:150]!r} is not a model: ORG/NAME or ORG/NAME@COMMIT")
+
+
+def manifest_of(cache: HubCache, records: Records, repository: str, commit: str) -> Manifest:
+    """Return the manifest that we keep of a revision, else that of a whole snapshot of another
+    tool.
+
+    Raises:
+        ResourceError: neither is there; with what is wrong with the snapshot.
+    """
+    kept = records.manifest(repository, commit)
+    return kept or adopted(cache, repository, commit)
+
+
+def adopted(cache: HubCache, repository: str, commit: str) -> Manifest:
+    """Return the manifest of a snapshot that another tool has downloaded, from its links.
+
+    Raises:
+        ResourceError: it is not there, not whole, or has a damaged index.
+    """
+    try:
+        found = cache.found(repository, commit)
+    except OSError as error:
+        raise ResourceError(f"{repository}@{commit[:12]}: {explain(error)}") from error
+    names = [Path(file.path).name for file in found.files]
+    if not any(name.endswith(_WEIGHTS) for name in names):
+        raise ResourceError(
+            f"{repository}: {len(names)} files of revision {commit[:12]} are there, and no weights",
+            PULL,
+        )
+    lost = _lost_shards({file.path for file in found.files})
+    if lost:
+        raise ResourceError(f"{repository}: {lost[0]} is not there ({len(lost)} missing)", PULL)
+    return found
+
+
+def _lost_shards(paths: set[str]) -> list[str]:
+    """Return the files that the numbers in the others' names (00001-of-00004) ask for."""
+    wanted = set()
+    for path in paths:
+        found = _SHARD.fullmatch(path)
+        if found and int(found["count"]) <= len(paths) * 1000:
+            stem, count, end = found["stem"], int(found["count"]), found["end"]
+            numbers = range(1, min(count, 10_000) + 1)
+            wanted |= {f"{stem}-{number:05}-of-{count:05}{end}" for number in numbers}
+    return sorted(wanted - paths)

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from spark_cluster.node.faults import explain
 from spark_cluster.node.store.hub_cache import HubCache
-from spark_cluster.node.store.in_use import in_use
 from spark_cluster.node.store.layout import INCOMPLETE
-from spark_cluster.node.store.records import Records
-from spark_cluster.node.store.revision import manifest_of
+from spark_cluster.node.store.records import Records, manifest_of
 from spark_cluster.node.values import ResourceError
+
+_SEPARATORS = re.compile(rb"[\0\s='\"]+")
+_FOLDER = re.compile(r"models--([\w.-]+)(?:/snapshots/([0-9a-f]{40}))?", re.ASCII)
+
+LONGEST_COMMAND = 256 * 1024
+"""Bytes of a command line that are read."""
 
 
 @dataclass(frozen=True)
@@ -217,3 +222,42 @@ def problem_of(cache: HubCache, records: Records, repository: str, commit: str) 
     if lacking.blobs:
         return f"{len(lacking.blobs)} files with {lacking.size} bytes are missing"
     return f"{len(lacking.links)} links are missing or broken" if lacking.links else ""
+
+
+def in_use(proc: Path, repositories: Collection[str]) -> dict[str, str]:
+    """Return which revisions (or, where a process names none, repositories) are in use, and by
+    which process.
+
+    Args:
+        proc: `/proc`.
+        repositories: the ones that are looked for.
+
+    Returns:
+        ORG/NAME@COMMIT or ORG/NAME to the process's number and name.
+    """
+    folders = {name.replace("/", "--"): name for name in repositories}
+    found: dict[str, str] = {}
+    for line in sorted(proc.glob("[0-9]*/cmdline")):
+        try:
+            with line.open("rb") as opened:
+                words = _SEPARATORS.split(opened.read(LONGEST_COMMAND))
+        except OSError:  # it has ended
+            continue
+        for name in _named(words, repositories, folders):
+            program = words[0].rpartition(b"/")[2].decode("utf-8", "replace")[:40]
+            found.setdefault(name, f"process {line.parent.name} ({program})")
+    return found
+
+
+def _named(
+    words: Collection[bytes], repositories: Collection[str], folders: dict[str, str]
+) -> set[str]:
+    names = set()
+    for word in words:
+        text = word.decode("utf-8", "replace")
+        if text in repositories:
+            names.add(text)
+        for folder, commit in _FOLDER.findall(text):
+            if folder in folders:
+                names.add(folders[folder] + (f"@{commit}" if commit else ""))
+    return names

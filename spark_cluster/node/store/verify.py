@@ -1,15 +1,25 @@
-"""Whether what lies on the disk is what the hub's hashes say; each byte is read once."""
+"""Whether what lies on the disk is what the hub's hashes say; each byte is read once.
+
+A process of its own, which a transient unit runs, reads whole models: to verify and to adopt them.
+"""
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
 
+from spark_cluster.node import own_program
 from spark_cluster.node.open_files import pieces
-from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.adopt import adopt, home_cache, make_own
+from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest, StoredFile
+from spark_cluster.node.store.progress import Progress
+from spark_cluster.node.store.records import Records, manifest_of
 
 PIECE = 4 << 20
 """Bytes that are read and hashed at a time; hashlib lets other threads run meanwhile."""
@@ -81,3 +91,39 @@ def _is_sound(
     finally:
         os.close(handle)
     return hasher.fits()
+
+
+def argv(request: Mapping[str, Any]) -> list[str]:
+    """Return the command that does it with this very code.
+
+    Args:
+        request: `what` (verify or adopt), `hub`, `ours`, `repository`, `commit`; to adopt
+            `home` and `owners` (user ids) of the other cache, and `revision`.
+    """
+    return own_program.argv(__name__, json.dumps(dict(request), sort_keys=True))
+
+
+def main(text: str) -> None:
+    """Do it; the last line of output is JSON: its result, or `error` and `hint`."""
+    own_program.print_answer(lambda: done(json.loads(text)))
+
+
+def done(request: Mapping[str, Any]) -> dict[str, Any]:
+    """Do what is asked and return the result. Raises ResourceError, OSError."""
+    ours = Path(request["ours"])
+    cache, records = HubCache(Path(request["hub"]), ours), Records(ours)
+    repository, commit = str(request["repository"]), str(request["commit"])
+    if request["what"] == "adopt":
+        other = home_cache(Path(request["home"]), frozenset(map(int, request["owners"])))
+        revision = str(request.get("revision", ""))
+        manifest = adopt(
+            other, cache, records, repository, commit, revision=revision, progress=Progress(0).add
+        )
+        return {"manifest": manifest.document()}
+    manifest = manifest_of(cache, records, repository, commit)
+    records.keep(manifest)  # what is removed as damaged is still known to belong to it
+    foreign = cache.lacking(manifest).foreign
+    if foreign:
+        with alone(cache, repository):
+            make_own(cache, manifest, foreign)
+    return asdict(verify(cache, manifest, Progress(manifest.size).add))

@@ -20,7 +20,7 @@ from waiting import HANG_S
 
 from spark_cluster.agent import operations
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import copy_work, long_work, pull
+from spark_cluster.node.store import copy_work, download, verify
 from spark_cluster.node.store.blob_server import BlobServer
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import OURS
@@ -112,11 +112,11 @@ def _adopted_into(victim: Victim) -> None:
     theirs = victim.host.path("/root/.cache/huggingface/hub")
     model(theirs, CONTENTS)
     home = {"home": str(victim.host.path("/root")), "owners": [os.geteuid()]}
-    long_work.done({"what": "adopt", **_where(victim.cache), **REVISION, **home})
+    verify.done({"what": "adopt", **_where(victim.cache), **REVISION, **home})
 
 
 def _verified(victim: Victim) -> None:
-    long_work.done({"what": "verify", **_where(victim.cache), **REVISION})
+    verify.done({"what": "verify", **_where(victim.cache), **REVISION})
 
 
 def _published(victim: Victim) -> None:
@@ -204,13 +204,13 @@ def test_a_copy_puts_right_what_is_not_a_file_of_ours(victim, trick, place):
 
 
 @pytest.mark.parametrize("by", ["receive", "pull"])
-def test_a_half_file_with_a_second_name_is_not_gone_on_with(victim, tmp_path, by, monkeypatch):
+def test_a_half_file_with_a_second_name_is_not_gone_on_with(victim, tmp_path, by):
     """Its other name may be any file of the host, which would be written."""
     host = container.outside(tmp_path / "shorter", 100)
     leave("hard link", Path(f"{victim.blob()}.incomplete"), host, FILE_TRICKS)
     victim.blob().unlink()
     if by == "pull":
-        _pull(victim, monkeypatch)
+        _pull(victim)
     else:
         _received(victim)
     assert victim.state()["missing"] == []
@@ -444,43 +444,39 @@ def test_a_model_that_its_owner_exchanges_meanwhile(victim, login):
 # -- pulling ----------------------------------------------------------------------------------
 
 
-def _pull(victim: Victim, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pull with a hub of this process: files come as `HubLibrary` gives them."""
+def _pull(victim: Victim) -> None:
+    """Pull with a hub of this process: files come as `Hub` gives them."""
     manifest = victim.manifest
 
-    class Library:
-        def __init__(self, _wanted: object) -> None:
-            pass
-
+    class LocalHub:
         def manifest(self) -> Manifest:
             return manifest
 
-        def send(self, file: Any, target: Any, begin: int) -> None:
-            target.write(CONTENTS[file.path][begin:])
+        def content(self, file: Any, begin: int) -> Iterator[bytes]:
+            yield CONTENTS[file.path][begin:]
 
-    monkeypatch.setattr(pull, "HubLibrary", Library)
-    wanted = pull.Wanted(
+    wanted = download.Wanted(
         REPOSITORY, "main", str(victim.cache.root), str(victim.cache.ours), room_left=0
     )
     with contextlib.suppress(ResourceError, OSError):
-        pull._Pull(wanted).run()
+        download.Download(wanted, LocalHub()).run()
 
 
 @pytest.mark.parametrize("place", FOLDERS)
 @pytest.mark.parametrize("trick", FOLDER_TRICKS)
-def test_a_pull_into_what_is_not_a_folder(victim, trick, place, monkeypatch):
+def test_a_pull_into_what_is_not_a_folder(victim, trick, place):
     leave(trick, victim.repository / place, victim.outside, FOLDER_TRICKS)
-    _pull(victim, monkeypatch)
+    _pull(victim)
     victim.untouched()
 
 
 @pytest.mark.parametrize("place", FILES)
 @pytest.mark.parametrize("trick", FILE_TRICKS)
-def test_a_pull_over_what_is_not_a_file(victim, trick, place, monkeypatch):
+def test_a_pull_over_what_is_not_a_file(victim, trick, place):
     path = victim.repository / place.replace("BLOB", f"blobs/{victim.blob().name}")
     if ".incomplete" in place:
         victim.blob().unlink()
     leave(trick, path, victim.outside, FILE_TRICKS)
-    _pull(victim, monkeypatch)
+    _pull(victim)
     assert victim.state()["missing"] == []
     victim.untouched(read=trick == "hard link")

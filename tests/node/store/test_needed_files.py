@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_cluster.node.store.needed_files import needed
+from spark_cluster.node.store.download import needed
 
 KEPT = [
     "config.json",

@@ -19,7 +19,7 @@ from fork_server import Forked
 from spark_cluster.lab.hub import Conduct, LabHub, serve
 
 MODEL = "org/model"
-PROGRAM = "spark_cluster.node.store.pull"
+PROGRAM = "spark_cluster.node.store.download"
 SHARD = 2 << 20
 LIMIT_S = 60.0
 
@@ -144,6 +144,38 @@ def test_a_cut_connection_is_resumed_in_the_same_run(puller: Puller) -> None:
     assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
     assert puller.hub.spent[MODEL, "cut"] > 1
     assert puller.hub.sent_of(MODEL) <= found["size"] * 1.02
+
+
+def test_a_hub_that_gives_no_parts_sends_the_whole_again(puller: Puller) -> None:
+    puller.hub.conduct[MODEL] = Conduct(cut_after=3 << 18, no_ranges=True)
+    found = puller.pull()
+    assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
+    assert puller.hub.spent[MODEL, "cut"] > 1
+    assert found["came"] == found["size"]  # what was there is left out of what comes
+
+
+def test_a_token_stays_with_the_hub_when_it_sends_on_to_a_store(puller: Puller) -> None:
+    puller.hub.conduct[MODEL] = Conduct(private=True, token="hf_secret")
+    with serve(puller.hub.root) as store:
+        puller.hub.store = store.url
+        found = puller.pull(token="hf_secret")
+        assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
+        assert any("/resolve/" in path for path in puller.hub.with_token)
+        assert len(store.requests) >= 2
+        assert store.with_token == []
+
+
+def test_a_file_too_large_for_http_comes_by_the_librarys_own_download(puller: Puller) -> None:
+    code = (
+        "import sys\nfrom spark_cluster.node.store import download\n"
+        f"download.LARGEST_BY_HTTP = {SHARD - 1}\nsys.exit(download.main())\n"
+    )
+    process = fork_server.hub_library_server(str(puller.home)).start(code)
+    with process.stdin:
+        process.stdin.write(puller.request().encode())
+    found = puller.result(process)
+    assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
+    assert not list((puller.folder / "ours" / "xet").iterdir())
 
 
 def test_a_pull_that_was_killed_is_resumed(puller: Puller) -> None:

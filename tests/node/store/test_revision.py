@@ -10,8 +10,7 @@ from models import COMMIT, REPOSITORY, model
 
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.layout import INCOMPLETE
-from spark_cluster.node.store.records import Records
-from spark_cluster.node.store.revision import adopted, manifest_of
+from spark_cluster.node.store.records import Records, adopted, manifest_of
 from spark_cluster.node.values import ResourceError
 
 

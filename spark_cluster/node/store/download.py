@@ -1,0 +1,419 @@
+"""Download a revision of a model from the hub into the hub cache.
+
+A program, run with the Python of the hub library's environment (`huggingface_hub` with `hf_xet`)
+in a unit of its own. The request comes as JSON on standard input, the token with it: it is in no
+argument list and no environment. Progress goes to standard output; the last line is the result,
+JSON too.
+
+Files come through the library's session by HTTP with ranges, several at a time, and their hashes
+are computed as the bytes come. `hf download` is not used: since 1.18 it begins each file anew after
+a cut, a crash or a reboot (source: hf-no-resume), and it compares sizes only.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from http import HTTPStatus
+from importlib import import_module
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from spark_cluster.node.faults import explain
+from spark_cluster.node.open_files import pieces, write_whole
+from spark_cluster.node.store import hub_problems
+from spark_cluster.node.store.adopt import make_own
+from spark_cluster.node.store.hub_cache import HubCache, Lacking, alone
+from spark_cluster.node.store.hub_problems import HubProblem
+from spark_cluster.node.store.layout import KEPT_FREE
+from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, UNCHECKED, Manifest, StoredFile
+from spark_cluster.node.store.progress import Progress
+from spark_cluster.node.store.records import Records
+from spark_cluster.node.values import ResourceError
+
+FILES_AT_A_TIME = 8
+OTHER_PULL_S = 24 * 3600.0
+"""Longest wait for another pull of the repository, seconds."""
+
+TRIES = 6
+"""Failures in a row, none of which brought a byte, after which a file is given up."""
+LONGEST_PAUSE_S = 30.0
+LONGEST_WAIT_S = 300.0
+"""Seconds; a hub that asks for more with a 429 ends the pull with its words."""
+REQUEST_S = 30.0
+"""Longest wait for the next bytes of an answer, seconds."""
+
+CHUNK = 64 << 10
+"""Bytes after which what came is written: more would be lost when the connection is cut."""
+LARGEST_BY_HTTP = 50_000_000_000
+"""Bytes; the hub gives larger files by Xet only. Source: huggingface_hub/constants.py,
+MAX_HTTP_DOWNLOAD_SIZE."""
+
+OTHER_FORMATS = (
+    *(".bin", ".pt", ".pth", ".gguf", ".msgpack", ".h5", ".onnx", ".onnx_data", ".ot"),
+    *(".tflite", ".mlmodel", ".ckpt", ".bin.index.json", ".msgpack.index.json", ".h5.index.json"),
+)
+"""Endings of files that hold the weights again where a repository has safetensors."""
+OTHER_FOLDERS = ("original", "onnx", "openvino", "coreml", "metal")
+"""Folders at the top of a repository with the weights in another format, with their own indexes."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The request.
+
+    Args:
+        repository: ORG/NAME.
+        revision: branch, tag or commit.
+        cache: folder of the hub cache.
+        ours: folder of the manifests.
+        token: of the hub; "" without one.
+        endpoint: address of a mirror; "" for the hub itself.
+        all_files: also those that hold the same weights in another format.
+        preview: fetch nothing; say what would be.
+        room_left: bytes that stay free.
+        tries: requests in a row that may fail, each after a longer pause than the one before.
+    """
+
+    repository: str
+    revision: str
+    cache: str
+    ours: str
+    token: str = ""
+    endpoint: str = ""
+    all_files: bool = False
+    preview: bool = False
+    room_left: int = KEPT_FREE
+    tries: int = TRIES
+
+
+def main(*_labels: str) -> int:
+    """Do what standard input asks for, and print the result; return the exit status.
+
+    The words of its command line only say what it does.
+    """
+    wanted = Wanted(**json.load(sys.stdin))
+    try:
+        result = Download(wanted, Hub(wanted)).run()
+    except ResourceError as error:
+        result = {"error": error.message, "hint": error.hint}
+        result |= {"kind": error.kind} if isinstance(error, HubProblem) else {}
+    except OSError as error:
+        result = {"error": f"pull of {wanted.repository}: {explain(error)}", "hint": ""}
+    _print(json.dumps(result))
+    return 1 if "error" in result else 0
+
+
+def _print(line: str) -> None:
+    print(line, flush=True)
+
+
+def needed(paths: Iterable[str]) -> list[str]:
+    """Return the files to fetch, in the order given: each weight in one format.
+
+    Where safetensors are at the top of the repository, the same weights in other formats are left
+    out, with the folders that hold such. Configuration, tokenizers, code and indexes are kept. A
+    repository without safetensors is taken whole.
+    """
+    known = list(paths)
+    if not any(path.endswith(".safetensors") and "/" not in path for path in known):
+        return known
+    return [path for path in known if not _again(path)]
+
+
+def _again(path: str) -> bool:
+    """Return whether a file holds weights that the safetensors hold."""
+    parts = PurePosixPath(path).parts
+    in_other = len(parts) > 1 and parts[0].lower() in OTHER_FOLDERS
+    return in_other or path.lower().endswith(OTHER_FORMATS)
+
+
+class Hub:
+    """The hub as `huggingface_hub` reaches it; nothing else on a node imports the library."""
+
+    def __init__(self, wanted: Wanted) -> None:
+        self._wanted = wanted
+        self._library = import_module("huggingface_hub")
+        self._utils = import_module("huggingface_hub.utils")
+        self._utils.logging.set_verbosity_error()
+        self._utils.disable_progress_bars()
+        self._access: dict[str, Any] = {
+            "token": wanted.token or False,
+            "endpoint": wanted.endpoint or None,
+        }
+        self._commit = ""
+
+    def manifest(self) -> Manifest:
+        """Ask for the files of the revision."""
+        info = self._library.HfApi(**self._access).model_info(
+            self._wanted.repository,
+            revision=self._wanted.revision,
+            files_metadata=True,
+            timeout=REQUEST_S,
+        )
+        self._commit = info.sha
+        files = {sibling.rfilename: sibling for sibling in info.siblings or ()}
+        names = list(files) if self._wanted.all_files else needed(files)
+        listed = [vars(self._stored(files[name])) for name in names]
+        return Manifest.from_document(
+            {"repository": self._wanted.repository, "commit": info.sha, "files": listed}
+        )
+
+    def _stored(self, sibling: Any) -> StoredFile:
+        """A file as the description has it; a mirror that leaves the hash out is asked for it."""
+        if sibling.lfs is not None:
+            return StoredFile(sibling.rfilename, sibling.lfs.size, sibling.lfs.sha256, SHA256)
+        if sibling.blob_id is not None and sibling.size is not None:
+            return StoredFile(sibling.rfilename, sibling.size, sibling.blob_id, GIT_SHA1)
+        url = self._url(sibling.rfilename)
+        found = self._library.get_hf_file_metadata(url, timeout=REQUEST_S, **self._access)
+        return StoredFile(sibling.rfilename, found.size, found.etag, UNCHECKED)
+
+    def _url(self, name: str) -> str:
+        url: str = self._library.hf_hub_url(
+            self._wanted.repository, name, revision=self._commit, endpoint=self._access["endpoint"]
+        )
+        return url
+
+    def content(self, file: StoredFile, begin: int) -> Iterator[bytes]:
+        """Yield the bytes of a file from a place on.
+
+        The session takes the token out of a request that is sent on to another host.
+        """
+        if file.size > LARGEST_BY_HTTP:
+            yield from self._by_xet(file, begin)
+            return
+        headers = self._utils.build_hf_headers(
+            token=self._access["token"], library_name="spark-cluster"
+        )
+        headers |= {"Accept-Encoding": "identity"} | ({"Range": f"bytes={begin}-"} if begin else {})
+        session = self._library.get_session()
+        with session.stream(
+            "GET", self._url(file.path), headers=headers, timeout=REQUEST_S
+        ) as response:
+            self._utils.hf_raise_for_status(response)
+            known = (
+                0 if response.status_code == HTTPStatus.PARTIAL_CONTENT else begin
+            )  # else the whole comes
+            for piece in response.iter_bytes(CHUNK):
+                if known < len(piece):
+                    yield piece[known:]
+                known = max(0, known - len(piece))
+
+    def _by_xet(self, file: StoredFile, begin: int) -> Iterator[bytes]:
+        """Have a file that does not come by HTTP: it begins anew after a cut."""
+        staged = Path(self._wanted.ours) / "xet" / file.blob
+        shutil.rmtree(staged, ignore_errors=True)
+        try:
+            path = self._library.hf_hub_download(
+                self._wanted.repository,
+                file.path,
+                revision=self._commit,
+                local_dir=staged,
+                **self._access,
+            )
+            with Path(path).open("rb") as opened:
+                opened.seek(begin)
+                while piece := opened.read(1 << 20):
+                    yield piece
+        finally:
+            shutil.rmtree(staged, ignore_errors=True)
+
+    def wait_of(self, error: BaseException) -> int:
+        """Return the seconds that a hub's refusal asks to wait; 0 without."""
+        headers = getattr(getattr(error, "response", None), "headers", {})
+        limits = self._utils.parse_ratelimit_headers(headers)
+        if limits is not None and limits.remaining == 0:
+            return int(limits.reset_in_seconds)
+        return int(hub_problems.seconds_of(headers.get("Retry-After", "")) or 0)
+
+
+class Download:
+    """The download of one revision.
+
+    Args:
+        hub: where its files come from.
+    """
+
+    def __init__(self, wanted: Wanted, hub: Hub) -> None:
+        self.wanted = wanted
+        self.hub = hub
+        self.cache = HubCache(Path(wanted.cache), Path(wanted.ours))
+        self._stopped = threading.Event()
+        self._accepted = False
+
+    def run(self) -> dict[str, Any]:
+        """Do it, and return the result.
+
+        Raises:
+            HubProblem: the hub does not give it, or the disk is too small.
+            ResourceError: another pull of it does not end.
+            OSError: it cannot be written.
+        """
+        manifest = self._patiently(self.hub.manifest)
+        if self.wanted.preview:
+            return self._result(manifest, self.cache.lacking(manifest))
+        with _alone(self.cache, manifest.repository):
+            self.cache.files.make(self.cache.blobs(manifest.repository))
+            Records(Path(self.wanted.ours)).keep(manifest)
+            lacking = self.cache.lacking(manifest)
+            if lacking.foreign:
+                make_own(self.cache, manifest, lacking.foreign)
+                lacking = self.cache.lacking(manifest)
+            self._must_have_room(manifest, lacking)
+            came = self._fetch(manifest, lacking)
+            self.cache.publish(manifest, self.wanted.revision)
+            return {**self._result(manifest, self.cache.lacking(manifest)), "came": came}
+
+    def _result(self, manifest: Manifest, lacking: Lacking) -> dict[str, Any]:
+        return {
+            "commit": manifest.commit,
+            "size": manifest.size,
+            "missing": lacking.size,
+            "free": self.cache.files.free(),
+            "unchecked": sum(not file.algorithm for file in manifest.files),
+        }
+
+    def _must_have_room(self, manifest: Manifest, lacking: Lacking) -> None:
+        free = self.cache.files.free()
+        if lacking.size and lacking.size + self.wanted.room_left > free:
+            raise HubProblem(
+                "space",
+                f"{manifest.repository} needs {lacking.size / 1e9:.1f} GB more below "
+                f"{self.cache.root}, and {self.wanted.room_left / 1e9:.1f} GB that stay free; "
+                f"{free / 1e9:.1f} GB are free",
+                "spark-cluster models prune shows what can be removed",
+            )
+
+    def _fetch(self, manifest: Manifest, lacking: Lacking) -> int:
+        """Fetch blobs, several at a time; return the bytes that came."""
+        progress = Progress(manifest.size, "here", manifest.size - lacking.size)
+
+        def one(file: StoredFile) -> None:
+            if self._stopped.is_set():
+                return
+            try:
+                self._fetch_blob(file, progress)
+            except BaseException:
+                self._stopped.set()
+                raise
+
+        with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
+            jobs = [pool.submit(one, file) for file in lacking.blobs]
+        for job in jobs:
+            job.result()
+        return progress.new
+
+    def _fetch_blob(self, file: StoredFile, progress: Progress) -> None:
+        """Have a blob, whole and right, on the disk. A wrong one is fetched once more."""
+        repository = self.wanted.repository
+        half = self.cache.incomplete(repository, file.blob)
+        for _ in range(2):
+            handle = self.cache.files.resume(half)
+            try:
+                if self._is_filled(handle, file, progress):
+                    self.cache.files.settle(handle, half, self.cache.blob(repository, file.blob))
+                    return
+            finally:
+                os.close(handle)
+            self.cache.files.remove(half)
+        raise hub_problems.wrong_content(repository, file.path, file.blob)
+
+    def _is_filled(self, handle: int, file: StoredFile, progress: Progress) -> bool:
+        """Fetch what a half file lacks; return whether the whole is what its hash says."""
+        if os.fstat(handle).st_size > file.size:
+            os.ftruncate(handle, 0)
+        hasher, size = file.hasher(), 0
+        for piece in pieces(handle, file.size):  # what a run before this one has brought
+            hasher.update(piece)
+            size += len(piece)
+        os.lseek(handle, size, os.SEEK_SET)
+
+        def fetch() -> None:
+            nonlocal size
+            for piece in self.hub.content(file, size):
+                if size + len(piece) > file.size:
+                    break
+                write_whole(handle, piece)
+                hasher.update(piece)
+                size += len(piece)
+                self._accepted = True  # the bytes of one file show that the token was good
+                progress.add(len(piece))
+            if size != file.size:
+                raise hub_problems.wrong_answer(f"{file.path} is not of {file.size} bytes")
+
+        if size < file.size:
+            self._patiently(fetch, lambda: size)
+        return hasher.fits()
+
+    def _patiently(self, ask: Callable[[], Any], came: Callable[[], int] = lambda: 0) -> Any:
+        """Ask the hub, again after each failure that may pass.
+
+        Args:
+            came: bytes that have come; a failure after which there are more is the first again.
+
+        Raises:
+            HubProblem: it does not pass, or TRIES in a row brought nothing.
+        """
+        failures = 0
+        while True:
+            before = came()
+            try:
+                return ask()
+            except Exception as error:
+                failures = 1 if came() > before else failures + 1
+                problem = self._problem(error)
+                if not problem.passing or failures >= self.wanted.tries:
+                    raise problem from error
+                pause = self._pause(error) or min(2.0 ** (failures - 1), LONGEST_PAUSE_S)
+                if self._stopped.wait(pause):
+                    raise problem from error
+
+    def _problem(self, error: Exception) -> HubProblem:
+        """Return a failure as a problem with the hub. Raises any other."""
+        if isinstance(error, HubProblem):
+            return error
+        status = hub_problems.status_of(error)
+        if status in (401, 403) and self.wanted.token and self._accepted:
+            return hub_problems.token_expired(self.wanted.repository, status)
+        found = hub_problems.of_library(error, self.wanted.repository, self.wanted.revision)
+        if found is None and not isinstance(error, (OSError, ResourceError)):
+            raise hub_problems.wrong_answer(hub_problems.first_line(error)) from error
+        if found is None:
+            raise error
+        return found
+
+    def _pause(self, error: Exception) -> float:
+        """Return the seconds that the hub asks to wait, and say so. Raises HubProblem: too many."""
+        wait = self.hub.wait_of(error)
+        if hub_problems.status_of(error) == hub_problems.TOO_MANY:
+            if wait > LONGEST_WAIT_S:
+                raise hub_problems.busy(str(wait)) from error
+            _print(f"the hub refuses more requests for {wait or 'some'} s (429); waiting")
+        return min(float(wait), LONGEST_WAIT_S)
+
+
+@contextmanager
+def _alone(cache: HubCache, repository: str) -> Iterator[None]:
+    """Hold the lock of a repository; another pull or copy of it is waited for, and that is said."""
+    waiting = f"{repository}: waiting for another pull or copy of it on this node"
+    told = threading.Timer(1.0, _print, [waiting])
+    told.daemon = True
+    told.start()
+    try:
+        with alone(cache, repository, OTHER_PULL_S):
+            told.cancel()
+            yield
+    finally:
+        told.cancel()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
