@@ -15,7 +15,6 @@ from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.drawing import PREDICTED, Plot
 from spark_cluster.bench.report.formats import moment
 from spark_cluster.bench.report.post import engine_command, method, repeat, run_time, tables_only
-from spark_cluster.bench.report.replica_tables import replica_table
 from spark_cluster.bench.report.setup_tables import (
     check_tables,
     node_tables,
@@ -78,7 +77,6 @@ def page(
         other_cells=[
             table
             for table in (
-                replica_table(results),
                 sweep_table(results),
                 acceptance_table(results),
                 served_table(results),

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 from spark_cluster.bench.record import Record, Setup
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.formats import elapsed, moment, number, short
-from spark_cluster.bench.report.replica_tables import replica_table
 from spark_cluster.bench.report.setup_tables import (
     check_tables,
     node_tables,
@@ -42,7 +41,6 @@ def post(results: Results) -> str:
         _section(headline_table(results)),
         "\n".join(_answers(results)),
         *(_section(table) for table in comparison_tables(results)),
-        _section(replica_table(results)),
         _section(sweep_table(results)),
         _section(flagged_table(results)),
         "## All cells",
