@@ -26,8 +26,7 @@ class Settings(BaseModel):
     )
     book: str = Field(
         default="",
-        description="text file to take prompts from, on the head and on each replica's node; "
-        "without it the tool downloads one",
+        description="text file on the head to take prompts from; the tool downloads one without it",
     )
 
 

@@ -7,10 +7,18 @@ from typing import Any
 
 from spark_cluster.bench.environment import firmware, program_versions, repo_digest
 from spark_cluster.bench.expansion import PlannedSetup
-from spark_cluster.bench.record import NodeRecord, Phase, ProcessMemory, Setup, VramReading
+from spark_cluster.bench.record import (
+    NodeRecord,
+    Phase,
+    ProcessMemory,
+    ReplicaServer,
+    Setup,
+    VramReading,
+)
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.result import Served
@@ -35,7 +43,7 @@ def setup_of(
         startup_s: seconds that it took to load.
         logs: files with what it printed meanwhile, below the folder of the run.
     """
-    plan = served.server
+    plan, nodes = served.server, served.deployment.nodes
     running = readiness.container_state(play, SERVER)
     image = served.versions.get("image", "")
     vram = (
@@ -46,8 +54,9 @@ def setup_of(
     return Setup(
         **_of_plan(planned, plan.recipe, plan.launch),
         executor=plan.executor if len(plan.nodes) > 1 else "",
-        nodes=tuple(node.name for node in plan.nodes),
+        nodes=tuple(node.name for node in nodes),
         flags=tuple(running.command) or plan.args,
+        servers=() if served.deployment.is_one else _replicas(play, served.deployment),
         image_digest=image,
         image_repo_digest=repo_digest(play.session(play.head), image, plan.recipe.image.ref),
         versions={**served.versions, **program_versions(play.session(play.head), plan)},
@@ -55,6 +64,17 @@ def setup_of(
         startup_s=startup_s,
         verified=tuple(plan.recipe.readiness.rungs),
         logs=logs,
+    )
+
+
+def _replicas(play: Play, deployment: Deployment) -> tuple[ReplicaServer, ...]:
+    return tuple(
+        ReplicaServer(
+            nodes=server.node_names,
+            flags=tuple(readiness.container_state(play, SERVER, server.node_names[0]).command)
+            or server.args,
+        )
+        for server in deployment.servers
     )
 
 
@@ -111,9 +131,10 @@ def readings(found: Iterable[NodeVram], phase: Phase) -> tuple[VramReading, ...]
 
 def nodes_of(play: Play, served: Served) -> tuple[NodeRecord, ...]:
     """Return the nodes that serve as they are now, with the variables of the engine on each."""
-    deployment = served.server
-    chosen = engine(deployment.engine)
-    nodes = [node for node in play.nodes if node.name in deployment.node_names]
+    server = served.server
+    chosen = engine(server.engine)
+    names = {node.name for node in served.deployment.nodes}
+    nodes = [node for node in play.nodes if node.name in names]
     firmwares = play.on_each(nodes, lambda node: firmware(play.session(node), node))
     return tuple(
         NodeRecord(
@@ -126,7 +147,7 @@ def nodes_of(play: Play, served: Served) -> tuple[NodeRecord, ...]:
             dgx=node.facts.dgx_version or "",
             mtu=max((i.mtu for i in node.facts.interfaces if i.name in _link(node)), default=None),
             hcas=tuple(hca.name for hca in node.facts.hcas),
-            environment=chosen.environment(node, deployment),
+            environment=chosen.environment(node, server),
         )
         for node in nodes
     )

@@ -224,10 +224,7 @@ def measurable(suite: Suite, found: Expansion) -> Expansion:
     for step in found.steps:
         why = _unsupported(suite, step.setup)
         setup = replace(step.setup, skip=step.setup.skip or why)
-        cells = tuple(
-            replace(cell, skip=cell.skip or why or _indivisible(cell, step.setup))
-            for cell in step.cells
-        )
+        cells = tuple(replace(cell, skip=cell.skip or why) for cell in step.cells)
         steps.append(replace(step, setup=setup, cells=cells))
     return Expansion(tuple(steps))
 
@@ -236,19 +233,9 @@ def _unsupported(suite: Suite, setup: PlannedSetup) -> str:
     engine = setup.served.engine if setup.served is not None else "vllm"
     if suite.kind == "load" and _is_vllm(suite) and engine != "vllm":
         return f"`vllm bench serve` is a part of vLLM, and this recipe's engine is {engine}"
-    if setup.replicas > 1 and (suite.kind != "load" or _is_vllm(suite)):
-        return "several replicas are measured with llama-benchy only"
+    if setup.replicas > 1 and setup.each > 1:
+        return f"a replica behind the endpoint has one node, and this one takes {setup.each}"
     return ""
-
-
-def _indivisible(cell: PlannedCell, setup: PlannedSetup) -> str:
-    """Return why a cell's requests cannot be divided among replicas; see `replica_split`."""
-    if cell.key.concurrency % setup.replicas == 0:
-        return ""
-    return (
-        f"{cell.key.concurrency} requests at once cannot be divided evenly among "
-        f"{setup.replicas} replicas"
-    )
 
 
 def _servers(suite: Suite) -> Iterator[tuple[Variant, int, int]]:

@@ -84,14 +84,14 @@ def job(
     target: Target,
     server: Server,
     *,
-    health: str,
+    health: tuple[str, ...],
     folder: str,
     user: str,
 ) -> Job:
     """Return what the head gets to measure cells that are not llama-benchy's.
 
     Args:
-        health: URL that answers with 200 while the server is up.
+        health: URLs that answer with 200 while the servers are up.
         folder: of the step, on the node.
         user: the login user.
     """

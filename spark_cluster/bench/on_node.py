@@ -12,7 +12,7 @@ from spark_cluster.errors import Failed
 from spark_cluster.loader import programs
 from spark_cluster.node import own_program, paths
 from spark_cluster.node.bench import worker
-from spark_cluster.resources import Command, Directory, File, Resource, Secret
+from spark_cluster.resources import Command, Directory, File, Resource
 from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
@@ -59,23 +59,20 @@ class Job:
 
     Attributes:
         folder: on the node.
-        health: URL that answers with 200 while the server is up.
+        health: URLs that answer with 200 while the servers are up.
         cells: for node/bench/worker.py: `id`, `argv`, `env`, `result`, `timeout_s`.
         links: paths below the folder to what they point to.
         user: of the node, as whom the load generator runs and whose the folders are; root only
             where it must be (`generators.owner`), and then nobody else writes to them.
         files: more files for the folder, by name.
-        replicas: for node/bench/replica_worker.py: `index`, `names`, `address`, `port`, `token`;
-            empty for a server that is measured alone.
     """
 
     folder: str
-    health: str
+    health: tuple[str, ...]
     cells: tuple[Mapping[str, Any], ...]
     links: Mapping[str, str]
     user: str
     files: Mapping[str, bytes] = field(default_factory=dict)
-    replicas: Mapping[str, Any] = field(default_factory=dict, repr=False)
 
     @property
     def limit_s(self) -> float:
@@ -96,7 +93,7 @@ class Job:
             *[Directory(folder, mode=0o755, owner=self.user) for folder in self._parents()],
             File(f"{self.folder}/{ARCHIVE}", content=own_programs()),
             *[File(f"{self.folder}/{name}", content=c) for name, c in self.files.items()],
-            self._plan(plan),
+            File(f"{self.folder}/plan.json", content=json.dumps(plan, indent=1).encode()),
             Command(
                 f"measure {self.folder.removeprefix(f'{FOLDER}/')}",
                 measure_command(self.folder, self.user, LOCK),
@@ -106,13 +103,6 @@ class Job:
                 timeout_s=self.limit_s,
             ),
         ]
-
-    def _plan(self, plan: dict[str, Any]) -> Resource:
-        path = f"{self.folder}/plan.json"
-        if not self.replicas:
-            return File(path, content=json.dumps(plan, indent=1).encode())
-        text = Secret(json.dumps({**plan, "replicas": dict(self.replicas)}, indent=1))
-        return File(path, content=text, mode=0o600, owner=self.user)  # it has the token
 
     def _parents(self) -> list[str]:
         parts = self.folder.removeprefix(f"{FOLDER}/").split("/")
@@ -160,14 +150,9 @@ def stop(session: Session, folder: str, user: str) -> None:
     _do(session, user, "touch", f"{folder}/stop")
 
 
-def may_go_on(session: Session, folder: str, user: str, *, again: bool = False) -> None:
-    """Take an earlier `stop` back.
-
-    Args:
-        again: also where all cells have a result there: another replica may lack one.
-    """
-    complete = [f"{folder}/{worker.COMPLETE}"] if again else []
-    _do(session, user, "rm", "-f", f"{folder}/stop", *complete)
+def may_go_on(session: Session, folder: str, user: str) -> None:
+    """Take an earlier `stop` back."""
+    _do(session, user, "rm", "-f", f"{folder}/stop")
 
 
 def _do(session: Session, user: str, *argv: str) -> None:

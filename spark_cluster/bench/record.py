@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FORMAT: Final = "spark-cluster.bench.v1"
 
@@ -97,23 +97,8 @@ class QuestionResult(Part):
     wrong: str = ""
 
 
-class ReplicaShare(Part):
-    """The part of a cell's load that one replica had, and its result.
-
-    Attributes:
-        node: on which its load generator ran, next to the server.
-        concurrency: its part of the cell's requests at once.
-        reason: why its part failed; empty when it is ok.
-        metrics: of its part alone.
-        raw: files below the run's folder.
-    """
-
-    node: str
-    concurrency: int
-    status: Literal["ok", "failed"]
-    reason: str = ""
-    metrics: dict[MetricName, Metric] = Field(default_factory=dict)
-    raw: tuple[str, ...] = ()
+GONE = {"replicas", "overlap"}
+"""Fields of a cell in records of earlier versions, which loaded each replica by itself."""
 
 
 class CellResult(Part):
@@ -128,9 +113,6 @@ class CellResult(Part):
         started, finished: UTC.
         raw: files below the run's folder.
         questions: of vision and tool calls.
-        replicas: of several servers that were loaded at once; empty for one. `metrics` are then
-            those of all: throughputs summed in each run, latencies of all requests.
-        overlap: smallest share (0-1) of a run in which all replicas were under it; None for one.
     """
 
     id: str
@@ -145,8 +127,13 @@ class CellResult(Part):
     finished: datetime | None = None
     raw: tuple[str, ...] = ()
     questions: tuple[QuestionResult, ...] = ()
-    replicas: tuple[ReplicaShare, ...] = ()
-    overlap: float | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if name not in GONE}
 
 
 class ProcessMemory(Part):
@@ -226,7 +213,7 @@ class ReplicaServer(Part):
 
     Attributes:
         flags: of the engine, as it was started: the share of the memory is each node's own.
-        startup_s: seconds that it took to load.
+        startup_s: seconds that it took to load; None where all were loaded at the same time.
     """
 
     nodes: tuple[str, ...] = Field(min_length=1)
@@ -239,7 +226,7 @@ class Setup(Part):
 
     Attributes:
         variant: of a sweep or a pair, such as "enforce-eager=true"; empty for the recipe itself.
-        replicas: servers that ran at once, each with `tp` nodes.
+        replicas: servers that ran at once behind one endpoint.
         flags: of the engine, as it was started.
         recipe_text: the recipe as it was resolved, YAML.
         image_digest: the image as Docker on the head names it.
@@ -250,7 +237,7 @@ class Setup(Part):
         checks: of its answers, where the suite has `verify: true`.
         logs: files below the run's folder with what the engine printed while it started.
         servers: each of several replicas; empty for one. `flags` are then those of the first,
-            `startup_s` is the longest.
+            `startup_s` is until all were loaded.
     """
 
     id: str

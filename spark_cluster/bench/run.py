@@ -9,8 +9,9 @@ from __future__ import annotations
 import contextlib
 import re
 import threading
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ from spark_cluster.bench import (
     run_telemetry,
     startup_logs,
     telemetry_parts,
+    vllm_job,
 )
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
 from spark_cluster.bench.planned_speed import predictions
@@ -44,8 +46,10 @@ from spark_cluster.bench.run_folder import RECORD, save_record
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.sampling import rows_of
 from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine import vram
-from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.deployment import Deployment, Server
+from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
@@ -54,6 +58,9 @@ from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 
 ROLE = "llama_benchy"
+
+WAIT_S = 2.0
+"""Seconds between two looks whether the head still measures."""
 
 BOOK = "home/.cache/llama-benchy/cc6a0b5782734ee3b9069aa3b64cc62c.txt"
 """Where llama-benchy looks for the text of its prompts before it downloads it (source:
@@ -169,13 +176,25 @@ def bring_up(play: Play, step: Step) -> Served | None:
 
     Its memory under load is read while its cells are measured.
     """
-    recipe = step.setup.served
-    if recipe is None:
-        raise Failed(f"recipe {step.setup.recipe} was not read")
-    deployment = resolve(recipe, play.inventory, play.nodes, step.setup.tp)
+    setup = step.setup
+    if setup.served is None:
+        raise Failed(f"recipe {setup.recipe} was not read")
+    deployment = resolve(
+        setup.served, play.inventory, play.nodes, setup.tp, replicas=setup.replicas
+    )
+    if setup.replicas > 1:
+        deployment = replace(deployment, endpoint=on_loopback(deployment.endpoint))
     playbook = play.project.load_playbook("up")
     served: Served | None = playbook.function(play, deployment=deployment, load=False)
     return served
+
+
+def on_loopback(endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint of replicas for the load generator next to it.
+
+    It asks for no key and has no TLS, as a single server's own port on the loopback.
+    """
+    return replace(endpoint, host=LOOPBACK, api_key=None, tls=None, pem=None)
 
 
 @dataclass(frozen=True)
@@ -203,10 +222,10 @@ def measure(play: Play, run: BenchRun, step: Step, server: StartedServer) -> Non
     session = play.session(head)
     folder = run.on_node(step)
     _describe(play, run, step, server)
-    served = server.served
-    metrics = f"{engine_base(served.server)}/metrics"
-    job = job_of(run, step, served.server, play)
-    nodes = [node.name for node in served.server.nodes]
+    deployment = server.served.deployment
+    job = job_of(run, step, deployment, play)
+    metrics = {one.nodes[0].name: f"{engine_base(one)}/metrics" for one in deployment.servers}
+    nodes = [node.name for node in deployment.nodes]
     recording = Recording(play, nodes, folder, metrics, job.limit_s)
     on_node.may_go_on(session, folder, job.user)
     recording.start()
@@ -245,7 +264,7 @@ def _describe(play: Play, run: BenchRun, step: Step, server: StartedServer) -> N
     setup = setup.model_copy(update={"predictions": predicted, "checks": server.checks})
     run.add_setup(setup, describe.nodes_of(play, served))
     run.add_version(served.versions.get("vllm", ""))
-    base = engine_base(served.server)
+    base = load_base(served.deployment)
     run.add_round_trip(environment.round_trip_ms(play.session(play.head), base))
 
 
@@ -270,32 +289,23 @@ def tool_of(play: Play) -> tuple[str, str]:
     return settings.path, settings.book
 
 
-def job_of(
-    run: BenchRun,
-    step: Step,
-    server: Server,
-    play: Play,
-    planned: Sequence[PlannedCell] | None = None,
-) -> on_node.Job:
-    """Return what the head gets to measure a step's cells.
-
-    Args:
-        planned: a replica's parts of the cells.
-    """
-    endpoint, folder = server.endpoint, run.on_node(step)
-    base = engine_base(server)
+def job_of(run: BenchRun, step: Step, deployment: Deployment, play: Play) -> on_node.Job:
+    """Return what the head gets to measure a step's cells."""
+    server, folder = deployment.first, run.on_node(step)
     target = benchy.Target(
-        base_url=f"{base}/v1",
-        served_name=endpoint.model,
+        base_url=f"{load_base(deployment)}/v1",
+        served_name=deployment.endpoint.model,
         model=server.recipe.model.name,
         tokenizer=server.recipe.model.node_path,
     )
     settings = run.suite.settings
-    health = base + engine(server.engine).health
+    health = tuple(engine_base(one) + engine(one.engine).health for one in deployment.servers)
     if not generators.is_llama_benchy(run.suite):
         left = tuple(cell for cell in step.cells if not cell.skip)
-        at = {"health": health, "folder": folder, "user": play.head.user}
-        return generators.job(run.suite, left, target, server, **at)
+        user = play.head.user
+        return generators.job(
+            run.suite, left, target, server, health=health, folder=folder, user=user
+        )
     environment, book = tool_of(play)
     offline = benchy.OFFLINE if book else {}
     cells = tuple(
@@ -309,7 +319,7 @@ def job_of(
             "result": f"raw/{cell.id}.json",
             "timeout_s": generators.CELL_S,
         }
-        for cell in planned or step.cells
+        for cell in step.cells
         if not cell.skip
     )
     return on_node.Job(folder, health, cells, {BOOK: book} if book else {}, play.head.user)
@@ -318,6 +328,13 @@ def job_of(
 def engine_base(server: Server) -> str:
     """Return the URL of the engine itself; behind a proxy, where it asks for no key."""
     return server.endpoint.of_engine.path("")
+
+
+def load_base(deployment: Deployment) -> str:
+    """Return the URL to load: the engine's own, or that of the endpoint in front of replicas."""
+    if deployment.is_one:
+        return engine_base(deployment.first)
+    return deployment.endpoint.path("")
 
 
 def collect(play: Play, run: BenchRun, step: Step, head: Node) -> None:
@@ -342,6 +359,62 @@ def with_telemetry(run: BenchRun, step: Step, found: Sequence[CellResult]) -> li
     engines = [list(acceptance.counters(text.splitlines())) for text in lines.values()]
     accepted = acceptance.with_acceptance(found, engines)
     return run_telemetry.flagged(accepted, rows, _nodes(run, step), step.setup.tp)
+
+
+def is_measuring(play: Play, run: BenchRun, step: Step) -> bool:
+    """Return True while the head measures cells of a step."""
+    return on_node.is_measuring(play.session(play.head), run.on_node(step))
+
+
+def stop(play: Play, run: BenchRun, step: Step) -> bool:
+    """Have the head end what it measures of a step, the cell in progress included.
+
+    Returns:
+        Whether anything was being measured. Where nothing was, the load generator's container of a
+        run that was killed is removed.
+    """
+    session, folder = play.session(play.head), run.on_node(step)
+    if on_node.is_measuring(session, folder):
+        on_node.stop(session, folder, generators.owner(run.suite, play.head.user))
+        return True
+    if generators.is_vllm_bench(run.suite):
+        vllm_job.remove_left(session)
+    return False
+
+
+def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
+    """Wait for what the head still measures of a step; True when nothing of it is left then.
+
+    Raises:
+        Failed: another benchmark is running there, or it does not come to an end.
+    """
+    _wait(play, run, step)
+    if on_node.is_busy(play.session(play.head)):
+        raise Failed(
+            "another benchmark is running there",
+            where=play.head.name,
+            hint="`spark-cluster bench attach` or `bench stop` with the folder of that run",
+        )
+    if recorded(run, step) is None:
+        return False
+    fetch(play, run, step)
+    return not run.left(step)
+
+
+def _wait(play: Play, run: BenchRun, step: Step) -> None:
+    """Wait until the head measures no cells of a step, as long as these can take at most."""
+    limit_s = generators.limit_s(run.suite, step.cells)
+    deadline = time.monotonic() + limit_s
+    if is_measuring(play, run, step):
+        play.note("the nodes are still measuring; this waits for them")
+    while is_measuring(play, run, step):
+        if time.monotonic() > deadline:
+            raise Failed(
+                f"the nodes still measure {step.setup.id} after {limit_s / 3600:.1f} hours, more "
+                "than its cells can take",
+                hint=f"`spark-cluster bench stop {run.folder}`, then `bench attach` again",
+            )
+        time.sleep(WAIT_S)
 
 
 def fetch(play: Play, run: BenchRun, step: Step) -> None:

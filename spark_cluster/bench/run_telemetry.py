@@ -6,7 +6,7 @@ import contextlib
 import gzip
 import hashlib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,7 +36,7 @@ class Recording:
 
     Args:
         folder: of the step, by which the units of its samplers are named.
-        metrics: URL of the engine's `/metrics` on the head.
+        metrics: node to the URL of the `/metrics` of the engine that it leads.
         longest: seconds after which they end by themselves, when no laptop comes back.
     """
 
@@ -45,7 +45,7 @@ class Recording:
         play: Play,
         nodes: Sequence[str],
         folder: str,
-        metrics: str = "",
+        metrics: Mapping[str, str] | None = None,
         longest: float = 0.0,
     ) -> None:
         self.play = play
@@ -56,7 +56,7 @@ class Recording:
         self.place = f"{PLACE}/{self.unit}"
         self.file = f"{self.place}/{FILE}"
         self.nodes = [node.name for node in play.nodes if node.name in nodes]
-        self.metrics = {play.head.name: metrics} if metrics else {}
+        self.metrics = metrics or {}
 
     def start(self) -> None:
         """Start to record; where that fails the user is told, and the cells are measured."""

@@ -9,7 +9,6 @@ from typing import TypeVar
 from spark_cluster.bench import (
     describe,
     generators,
-    replica_run,
     start_failures,
     startup_logs,
     telemetry_parts,
@@ -20,6 +19,7 @@ from spark_cluster.bench.run import (
     BenchRun,
     StartedServer,
     bring_up,
+    is_done_there,
     left_out,
     measure,
     recorded,
@@ -158,13 +158,8 @@ def _measure_step(play: Play, run: BenchRun, step: Step) -> None:
     """
     if not play.check:
         must_be_as_before(run, step)
-        if replica_run.is_done_there(play, run, step):
+        if is_done_there(play, run, step):
             return
-    if step.setup.replicas > 1:
-        if replicas := _started(play, partial(replica_run.bring_up, play, step)):
-            with play.stage("measure"):
-                replica_run.measure(play, run, step, replicas)
-        return
     before = play.seconds.get("load", 0.0)
     if served := _started(play, partial(bring_up, play, step)):
         loaded = play.seconds.get("load", 0.0) - before

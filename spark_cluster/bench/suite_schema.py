@@ -179,7 +179,10 @@ class Suite(Load):
         default=[1], min_length=1, description="tensor-parallel sizes, a node each"
     )
     replicas: int = Field(
-        default=1, ge=1, le=64, description="servers at once, over which requests are divided"
+        default=1,
+        ge=1,
+        le=64,
+        description="servers at once, a node each, behind the endpoint that is put under load",
     )
     slo: Slo | None = Field(default=None, description="limits for goodput (tool: vllm-bench)")
     settings: MeasurementSettings = Field(
@@ -187,8 +190,8 @@ class Suite(Load):
     )
     verify: bool = Field(
         default=False,
-        description="check each server's answers as `verify` does before it is measured; "
-        "replicas are not checked one by one",
+        description="check each server's answers as `verify` does before it is measured; those of "
+        "replicas through the endpoint in front of them",
     )
     sweep: Sweep | None = Field(default=None, description="values of engine arguments to go over")
     pairs: list[Pair] = Field(default=[], description="servers to compare, measured in turns")

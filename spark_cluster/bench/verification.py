@@ -35,7 +35,7 @@ def checks_of(play: Play, run: BenchRun, step: Step, served: Served) -> tuple[Ch
     plan = served.server
     flags = {flag: str(value) for flag, value in plan.launch.args.items()}
     server = verify.RunningServer(
-        plan.endpoint, plan.recipe.name, step.setup.tp, plan.recipe.kind, flags
+        served.endpoint, plan.recipe.name, step.setup.tp, plan.recipe.kind, flags
     )
     longest = max(cell.key.depth + cell.key.prompt for cell in run.expansion.cells)
     with play.stage("checks"):

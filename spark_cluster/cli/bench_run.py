@@ -70,10 +70,9 @@ def run(
 ) -> None:
     """Measure a suite: bring each server up, verify it, measure it, and take it down.
 
-    The cells are measured by a systemd unit on the head (with several replicas: on the first node
-    of each), which goes on without this laptop; `bench attach RUN` continues the run and measures
-    only what has no result yet. SUITE may be the run.json of a run, which is then run again as
-    `bench repeat` does.
+    The cells are measured by a systemd unit on the head, which goes on without this laptop; `bench
+    attach RUN` continues the run and measures only what has no result yet. SUITE may be the
+    run.json of a run, which is then run again as `bench repeat` does.
     """
     if suite.endswith(".json"):
         from spark_cluster.cli.bench_repeat import run_again
@@ -148,7 +147,7 @@ def attach(
 @click.pass_obj
 def status(app: App, folder: Path) -> None:
     """Show how many cells have a result here, and which server the nodes measure now."""
-    from spark_cluster.bench.replica_run import is_measuring
+    from spark_cluster.bench.run import is_measuring
     from spark_cluster.cli.console import styled
 
     made = of_folder(app.cluster, folder)
@@ -181,13 +180,14 @@ def status(app: App, folder: Path) -> None:
 @click.pass_obj
 def stop(app: App, folder: Path) -> None:
     """End what a run measures on the nodes; the cell in progress is lost, the server stays up."""
-    from spark_cluster.bench import replica_run, run_telemetry
+    from spark_cluster.bench import run_telemetry
+    from spark_cluster.bench.run import stop as stop_step
 
     made = of_folder(app.cluster, folder)
     stopped = []
     with _reached(app, "bench stop") as play:
         for step in made.pending:
-            if replica_run.stop(play, made, step):
+            if stop_step(play, made, step):
                 run_telemetry.stop(play.sessions.values(), made.on_node(step))
                 stopped.append(step.setup.id)
     if app.as_json:
@@ -207,7 +207,7 @@ def _stopped(servers: list[str]) -> str:
 @click.pass_obj
 def fetch(app: App, folder: Path) -> None:
     """Copy the results that are on the nodes into RUN; measure nothing, and stop no server."""
-    from spark_cluster.bench.replica_run import fetch as fetch_step
+    from spark_cluster.bench.run import fetch as fetch_step
     from spark_cluster.bench.telemetry_parts import merge
 
     made = of_folder(app.cluster, folder)

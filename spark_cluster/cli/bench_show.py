@@ -104,14 +104,11 @@ def _show_reasons(app: App, record: Record) -> None:
 
 
 def _replicas(record: Record, setup: str) -> str:
-    """Return how the load of a setup was divided; empty for one server."""
+    """Return what the servers of a setup are; empty for one server."""
     known = next((one for one in record.setups if one.id == setup), None)
     if known is None or known.replicas == 1:
         return ""
-    return (
-        f"{known.replicas} replicas on {', '.join(known.nodes)}: each with 1/{known.replicas} of "
-        "the requests at once; throughputs are summed, times are of all requests"
-    )
+    return f"{known.replicas} replicas on {', '.join(known.nodes)}, behind one endpoint"
 
 
 def _figures_table(cells: Sequence[CellResult]) -> Table:

@@ -25,11 +25,6 @@ LOOPBACK = "127.0.0.1"
 """Where the server listens, with and without a proxy in front of it; a replica on another node than
 the head does on its address on the fabric."""
 
-REPLICAS = 18950
-"""Where the load generators of a benchmark's replicas wait for each other, on the first replica's
-node. It is no port of the engine, and is listened on only until all have come. The firewall closes
-it with the engine's."""
-
 COPIES = tuple(range(18960, 18968))
 """Where a node sends a model or an image to another one, while it does: on the fabric, encrypted or
 not, and only for who knows the token of this copy. Each copy from a node has a port of its own.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from packaging.version import InvalidVersion, Version
 
-from spark_cluster.config.ports import REPLICAS, EnginePorts, Span, recipe_ports, vllm_ports
+from spark_cluster.config.ports import EnginePorts, Span, recipe_ports, vllm_ports
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.ray import TOKENS_SINCE
 from spark_cluster.errors import Refused
@@ -95,7 +95,7 @@ def closed(inventory: Inventory, server: Server, nodes: Sequence[Node]) -> tuple
     own = engine(server.engine).ports(int(given))
     named = recipe_ports(server.flags, server.env, addresses)
     ranks = {(port, min(port + len(nodes) - 1, 65535)) for port in named}
-    ours = {*server.ray.ports.spans, *vllm_ports(server.env), (REPLICAS, REPLICAS)}
+    ours = {*server.ray.ports.spans, *vllm_ports(server.env)}
     return tuple(sorted({*ours, *ranks, *own}))
 
 

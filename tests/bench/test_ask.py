@@ -88,7 +88,7 @@ def measured(
     target = Target(url, "paris", "acme/paris", "/srv/models/paris")
     nowhere = bare_server("spark1", model_path="/srv/models/paris")
     job = generators.job(
-        suite, cells, target, nowhere, health="", folder=str(tmp_path), user="nvidia"
+        suite, cells, target, nowhere, health=(), folder=str(tmp_path), user="nvidia"
     )
     (tmp_path / "raw").mkdir()
     for name, content in {**job.files, on_node.ARCHIVE: on_node.own_programs()}.items():

@@ -1,4 +1,4 @@
-"""Replicas in a report: what each had, and whether they or TP=2 serve many users better."""
+"""Replicas in a report: whether they or TP=2 serve many users better."""
 
 from __future__ import annotations
 
@@ -7,11 +7,8 @@ from typing import Any
 import pytest
 from bench_records import dual_record
 
-from spark_cluster.bench.record import CellResult, Metric, Record, ReplicaShare
+from spark_cluster.bench.record import CellResult, Metric, Record
 from spark_cluster.bench.report.cells import Results
-from spark_cluster.bench.report.post import post
-from spark_cluster.bench.report.replica_tables import replica_table
-from spark_cluster.bench.report.sections import sections
 from spark_cluster.bench.report.verdict import answers, lead
 
 
@@ -88,25 +85,3 @@ def test_the_intervals_ends_belong_to_the_ratio_of_times():
     assert speeds is not None
     for end in ("ratio", "low", "high"):
         assert getattr(times, end) == pytest.approx(getattr(speeds, end))
-
-
-def test_each_replicas_part_is_in_the_report():
-    record = dual_record(depths=(0,))
-    shares = tuple(
-        ReplicaShare(node=node, concurrency=4, status="ok", metrics={"tg_tps": metric(24, 25)})
-        for node in ("spark1", "spark2")
-    )
-    cells = tuple(
-        cell.model_copy(update={"replicas": shares, "overlap": 0.97})
-        if (cell.setup, cell.key.concurrency) == ("replicas", 8)
-        else cell
-        for cell in record.cells
-    )
-    results = Results(record.model_copy(update={"cells": cells}))
-    table = replica_table(results)
-    assert [(row[2], row[3], row[4], row[6]) for row in table.rows] == [
-        ("spark1", "c=4", "24.50", "97%"),
-        ("spark2", "c=4", "24.50", "97%"),
-    ]
-    assert "## Replicas" in post(results, sections(results, None))
-    assert replica_table(Results(record)).rows == ()

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from datetime import UTC, datetime
+from ipaddress import IPv4Interface
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from bench_runs import begun
+from factories import make_node, make_recipe
+from serve_plans import inventory_of
 
 from spark_cluster.bench import benchy, generators, project_state
 from spark_cluster.bench.expansion import canonical, expand, measurable
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.reading import number, numbers, result
 from spark_cluster.bench.record import NodeRecord, Record, Setup
-from spark_cluster.bench.run import BenchRun, left_out, results_of
+from spark_cluster.bench.run import BenchRun, job_of, left_out, on_loopback, results_of
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.engine.checks import questions
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.topology import Link
 
 
 @pytest.fixture
@@ -68,20 +76,19 @@ def test_a_run_is_the_same_after_it_was_read_again(tmp_path):
 
 
 def test_what_cannot_be_measured_has_a_reason(tmp_path):
-    for suite, why in {
-        "replicas": ({"replicas": 2}, "divided evenly"),
-    }.values():
-        run = made(tmp_path, **suite)
-        (step,) = measurable(run.suite, run.expansion).steps
-        told = left_out(step)
-        assert set(told) == {cell.id for cell in step.cells}
-        assert all(why in reason for reason in told.values())
+    """A replica behind the endpoint has one node."""
+    run = made(tmp_path, replicas=2, tp=[2])
+    (step,) = measurable(run.suite, run.expansion).steps
+    told = left_out(step)
+    assert set(told) == {cell.id for cell in step.cells}
+    assert all("one node, and this one takes 2" in reason for reason in told.values())
     assert left_out(made(tmp_path).pending[0]) == {}
 
 
 @pytest.mark.parametrize(
     "suite", [{}, {"tool": "vllm-bench", "request_rate": [1]}, {"kind": "vision"},
-              {"kind": "tool_call"}],
+              {"kind": "tool_call"}, {"replicas": 2},
+              {"replicas": 2, "tool": "vllm-bench", "request_rate": [1]}],
 )  # fmt: skip
 def test_what_is_measured(tmp_path, suite):
     run = made(tmp_path, **suite)
@@ -141,6 +148,30 @@ def test_the_commit_of_a_project_folder(tmp_path, monkeypatch):
     assert project_state.commit_of(tmp_path) == "3f2a91c (changed)"
 
 
+def test_replicas_are_measured_through_the_endpoint_in_front_of_them(tmp_path):
+    """The user's own endpoint is open to the network, with a key."""
+    link = Link("enp1s0f1np1", IPv4Interface("192.168.177.12/24"))
+    second = replace(make_node("spark2", head=False, address="10.0.0.2"), links=(link,))
+    nodes = [make_node("spark1"), second]
+    opened = inventory_of(*nodes, bind="management", open=True)
+    given = Suite.model_validate({"name": "s", "recipes": ["r"], "tool": "vllm-bench",
+                                  "concurrency": [3], "replicas": 2})  # fmt: skip
+    run = begun(given, tmp_path, measurable(given, expand(given, {"r": make_recipe()})))
+    (step,) = run.expansion.steps
+    resolved = resolve(make_recipe(), opened, nodes, 1, replicas=2)
+    assert not resolved.endpoint.url.startswith("http://127.0.0.1:8000/")
+    deployment = replace(resolved, endpoint=on_loopback(resolved.endpoint))
+    play: Any = SimpleNamespace(head=nodes[0], inventory=opened)
+    job = job_of(run, step, deployment, play)
+    assert job.health == tuple(
+        f"http://{address}:18000/health" for address in ("127.0.0.1", second.fabric_ip)
+    )
+    (cell,) = json.loads(job.files["vllm.json"])["cells"].values()
+    argv = cell["runs"][0]["argv"]
+    assert argv[argv.index("--base-url") + 1] == "http://127.0.0.1:8000"
+    assert argv[argv.index("--max-concurrency") + 1] == "3", "all of them at one endpoint"
+
+
 @pytest.mark.parametrize(
     ("text", "said"),
     [
@@ -166,6 +197,9 @@ def test_a_record_of_an_earlier_version_is_read(tmp_path):
     )
     told = json.loads((tmp_path / "run.json").read_text())
     del told["nodes"][0]["bios"], told["setups"][0]["logs"], told["round_trip_ms"]
+    run.add([result(run.expansion.cells[0])])
+    told["cells"] = json.loads((tmp_path / "run.json").read_text())["cells"]
+    told["cells"][0] |= {"replicas": [{"node": "spark1"}], "overlap": 0.97}  # of earlier ones
     (tmp_path / "run.json").write_text(json.dumps(told))
     read = load_record(tmp_path)
     assert read == run.record

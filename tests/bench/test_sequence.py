@@ -113,7 +113,7 @@ def cluster(run: BenchRun, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     for name in ("bring_up", "measure", "take_down"):
         monkeypatch.setattr(sequence, name, getattr(made, name))
     monkeypatch.setattr(sequence, "tool_of", lambda _play: None)
-    monkeypatch.setattr(sequence.replica_run, "is_done_there", lambda *_: False)
+    monkeypatch.setattr(sequence, "is_done_there", lambda *_: False)
     monkeypatch.setattr(sequence.startup_logs, "keep", lambda *_: ("logs/x.log",))
     return made
 

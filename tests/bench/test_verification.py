@@ -50,7 +50,7 @@ def served(cluster: FakeCluster, server: ChatServer) -> Served:
     """What `up` says of a server of the head."""
     recipe = make_recipe(engine_args={"max-model-len": 8192})
     made = deployment_for(recipe, cluster.play.head)
-    return served_by(made.with_servers([replace(made.first, endpoint=server.endpoint)]))
+    return served_by(replace(made, endpoint=server.endpoint))
 
 
 def test_a_server_is_checked_once_and_the_verdicts_are_kept(

@@ -36,7 +36,7 @@ def deployment(**changed: Any) -> Server:
 
 
 def job(suite: Suite = SUITE, **changed: Any) -> Job:
-    at = {"health": "http://127.0.0.1:8000/health", "folder": FOLDER, "user": "nvidia"}
+    at = {"health": ("http://127.0.0.1:8000/health",), "folder": FOLDER, "user": "nvidia"}
     return generators.job(suite, expand(suite).cells, TARGET, deployment(**changed), **at)
 
 

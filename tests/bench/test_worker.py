@@ -67,7 +67,7 @@ def plan(tmp_path: Path, health: str) -> Any:
             }
             for id in ids
         ]
-        (tmp_path / "plan.json").write_text(json.dumps({"health": health, "cells": cells}))
+        (tmp_path / "plan.json").write_text(json.dumps({"health": [health], "cells": cells}))
         return tmp_path
 
     return make
@@ -211,7 +211,7 @@ def test_another_run_on_the_node(plan, tmp_path_factory):
 
 
 def test_no_other_user_can_hold_a_lock():
-    job = on_node.Job(f"{on_node.FOLDER}/r/s", "http://x", (), {}, "nvidia")
+    job = on_node.Job(f"{on_node.FOLDER}/r/s", ("http://x",), (), {}, "nvidia")
     folders = {r.path: r for r in job.resources if isinstance(r, Directory)}
     lock = folders[on_node.LOCK]
     assert (lock.mode, lock.owner) == (0o700, "root")
@@ -248,6 +248,18 @@ def test_a_server_that_has_ended(plan, monkeypatch, capsys):
     assert measure_plan(folder) == worker.NO_SERVER
     assert "does not answer" in capsys.readouterr().err
     assert not (folder / "cells/a.json").exists()
+
+
+def test_one_replica_that_has_ended(plan, monkeypatch, capsys):
+    """What the other one does alone is no result of both."""
+    monkeypatch.setattr(worker, "HEALTH_S", 0.0)
+    folder = plan("a")
+    told = json.loads((folder / "plan.json").read_text())
+    told["health"].append("http://127.0.0.1:9/health")
+    (folder / "plan.json").write_text(json.dumps(told))
+    assert measure_plan(folder) == worker.NO_SERVER
+    assert "does not answer at http://127.0.0.1:9/health" in capsys.readouterr().err
+    assert not (folder / "calls").exists()
 
 
 def test_a_full_disk(plan, monkeypatch, capsys):

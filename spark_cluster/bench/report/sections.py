@@ -12,7 +12,6 @@ from spark_cluster.bench.report.drawing import Plot, style
 from spark_cluster.bench.report.formats import elapsed, moment, number, short
 from spark_cluster.bench.report.plots import measured_plots, predicted_plot
 from spark_cluster.bench.report.plots_nodes import telemetry_plots, vram_plot
-from spark_cluster.bench.report.replica_tables import replica_table
 from spark_cluster.bench.report.setup_tables import (
     check_tables,
     node_tables,
@@ -74,7 +73,7 @@ class Section:
 def sections(results: Results, telemetry: Telemetry | None) -> tuple[Section, ...]:
     """Make all sections of a report, the plots drawn."""
     others = chain(
-        (replica_table(results), sweep_table(results), acceptance_table(results)),
+        (sweep_table(results), acceptance_table(results)),
         (served_table(results), answers_table(results)),
         check_tables(results),
     )

@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from spark_cluster.node.bench import replica_worker, worker
+from spark_cluster.node.bench import worker
 
 
 def main(folder: str) -> int:
@@ -28,14 +28,13 @@ def main(folder: str) -> int:
 def measure_plan(folder: Path) -> int:
     """Measure what is not measured yet of the plan in a folder; returns the exit status."""
     plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
-    measure_all = replica_worker.measure_all if "replicas" in plan else worker.measure_all
     with _own_lock(folder / "lock") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             return _end(worker.BUSY, f"{folder}: another process measures these cells")
         try:
-            measure_all(folder, plan)
+            worker.measure_all(folder, plan)
         except worker.Ended as error:
             return _end(error.status, str(error))
         except OSError as error:

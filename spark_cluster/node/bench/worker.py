@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-DONE, STOPPED, NO_SERVER, NO_SPACE, BUSY, NO_REPLICA = 0, 3, 4, 5, 6, 7
+DONE, STOPPED, NO_SERVER, NO_SPACE, BUSY = 0, 3, 4, 5, 6
 """Exit statuses: all cells have a result, somebody stopped it, ..."""
 
 COMPLETE = "complete"
@@ -36,9 +36,6 @@ LOST_S = 5.0
 
 GRACE_S = 10.0
 """Seconds between SIGTERM and SIGKILL of a load generator."""
-
-CHECK_S = 0.05
-"""Seconds between two looks at other replicas: as late as that their next runs may begin."""
 
 LOG_BYTES = 1024 * 1024
 """Of what a load generator prints, the first MiB is kept."""
@@ -94,9 +91,9 @@ def prepare(folder: Path, plan: dict[str, Any]) -> None:
         link.symlink_to(target)
 
 
-def must_still_serve(folder: Path, health: str, cell: str) -> None:
-    """Raise Ended when the server was lost in a cell for the first time."""
-    if not _answers(health, LOST_S) and _is_first_loss(folder, cell):
+def must_still_serve(folder: Path, health: list[str], cell: str) -> None:
+    """Raise Ended when a server was lost in a cell for the first time."""
+    if _silent(health, LOST_S) and _is_first_loss(folder, cell):
         raise Ended(NO_SERVER, f"the server ended in cell {cell}; it is measured again")
 
 
@@ -112,13 +109,13 @@ def keep(folder: Path, cell: str, result: dict[str, Any]) -> None:
     write_durably(folder / "cells" / f"{cell}.json", json.dumps(result))
 
 
-def may_begin(folder: Path, health: str) -> None:
+def may_begin(folder: Path, health: list[str]) -> None:
     """Raise Ended when a cell cannot be measured now."""
     if (folder / "stop").exists():
         raise Ended(STOPPED, "stopped")
     _need_space(folder)
-    if not _answers(health, HEALTH_S):
-        raise Ended(NO_SERVER, f"the server does not answer at {health}")
+    if url := _silent(health, HEALTH_S):
+        raise Ended(NO_SERVER, f"the server does not answer at {url}")
 
 
 def _need_space(folder: Path) -> None:
@@ -127,14 +124,15 @@ def _need_space(folder: Path) -> None:
         raise Ended(NO_SPACE, f"less than {SPACE_BYTES >> 20} MiB are free below {folder}")
 
 
-def _answers(url: str, seconds: float) -> bool:
-    """Return True as soon as the server answers; False after so many seconds without that."""
+def _silent(urls: list[str], seconds: float) -> str:
+    """Return a server that does not answer within so many seconds; empty as soon as all have."""
     limit = time.monotonic() + seconds
-    while not _healthy(url):
-        if time.monotonic() > limit:
-            return False
-        time.sleep(0.5)
-    return True
+    for url in urls:
+        while not _healthy(url):
+            if time.monotonic() > limit:
+                return url
+            time.sleep(0.5)
+    return ""
 
 
 def _is_first_loss(folder: Path, cell: str) -> bool:
@@ -160,15 +158,12 @@ def _healthy(url: str) -> bool:
         return False
 
 
-def measure(
-    folder: Path, cell: dict[str, Any], check: Callable[[], object] | None = None
-) -> dict[str, Any]:
+def measure(folder: Path, cell: dict[str, Any]) -> dict[str, Any]:
     """Run a cell's load generator to its end.
 
     Args:
         cell: `id`, `argv`, `env` (in addition to the own), `result` (the file that it writes),
             `timeout_s`.
-        check: called every `CHECK_S`; raises Ended when the cell is not to be gone on with.
 
     Returns:
         Its exit status (None when it was ended), why, and when; times are UNIX seconds.
@@ -192,7 +187,7 @@ def measure(
         )
         try:
             may_end()
-            error = _wait(folder, process, log, cell["timeout_s"], check)
+            error = _wait(folder, process, log, cell["timeout_s"])
         finally:
             _kill(process)
     _shorten(log)
@@ -221,26 +216,18 @@ def _end_held_back() -> Iterator[Callable[[], None]]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _wait(
-    folder: Path,
-    process: subprocess.Popen[bytes],
-    log: Path,
-    timeout_s: float,
-    check: Callable[[], object] | None,
-) -> str:
+def _wait(folder: Path, process: subprocess.Popen[bytes], log: Path, timeout_s: float) -> str:
     """Wait for the end of a process; returns why it must be ended, "" when it ended by itself."""
     limit = time.monotonic() + timeout_s
     while process.poll() is None:
         if (folder / "stop").exists():
             raise Ended(STOPPED, "stopped")
-        if check is not None:
-            check()
         if time.monotonic() > limit:
             return f"it did not end within {timeout_s:g} s"
         if log.stat().st_size > 64 * LOG_BYTES:
             return "it prints without end"
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(0.5 if check is None else CHECK_S)
+            process.wait(0.5)
     return ""
 
 
