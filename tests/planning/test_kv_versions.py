@@ -11,20 +11,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packaging.version import Version
 
 from benchmarks.kv_oracle.older import LONGEST
 from benchmarks.kv_oracle.questions import questions
 from spark_cluster.models import Geometry, from_config
 from spark_cluster.planning import kv
-from spark_cluster.planning.kv.rules import NEWEST_READ, rules
+from spark_cluster.planning.kv.rules import NEWEST_READ, RULES
 
 SAID: dict[str, list[list[Any]]] = json.loads(
     (Path(__file__).parents[1] / "data" / "kv_versions.json").read_text()
 )
-WRONG_LONGEST = Version("0.18.9")
-"""Up to here vLLM looked at the first group of layers only, when it asked whether a request fits:
-it starts with lengths that it can never serve."""
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +30,7 @@ def geometries() -> dict[str, Geometry]:
 
 def test_every_rule_was_asked() -> None:
     lab, default = "0.32.0", "0.28.0"  # the lab's own; a default, which these rows do not ask for
-    assert {rule.since for rule in rules()} - {lab, default} <= SAID.keys()
+    assert {rule.since for rule in RULES} - {lab, default} <= SAID.keys()
     assert NEWEST_READ in SAID
 
 
@@ -62,5 +58,4 @@ def test_a_version(version: str, geometries: dict[str, Geometry]) -> None:
                 concurrency,
                 block,
             ), row
-        if Version(version) > WRONG_LONGEST:
-            assert min(found.max_model_len, LONGEST) == longest, row
+        assert min(found.max_model_len, LONGEST) == longest, row

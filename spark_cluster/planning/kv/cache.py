@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from bisect import bisect_right
 from dataclasses import asdict, dataclass
 from typing import Literal, TypedDict, Unpack
 
@@ -114,9 +114,8 @@ def cache(
     layout = _layout(geometry, rule, options)
     if layout.gdn_checkpoints and not options.get("gdn_prefill"):
         words += f"; {FLASHINFER_ASSUMED}"
-    shared = _pool(geometry, rule, max_model_len, options)
-    wanted = _wanted(max_model_len, rule, options)
-    needed = shared.needed(wanted)
+    shared = _pool(layout)
+    needed = shared.needed(_wanted(max_model_len, rule, options))
     if shared.block_bytes <= 0 or needed <= 0:
         raise UsageError(f"{geometry.name} has no layers with a KV cache, by its config")
     blocks = size // shared.block_bytes
@@ -126,13 +125,11 @@ def cache(
     else:
         tokens = int(concurrency * max_model_len)
     usable = blocks - 1 if rule.null_block else blocks
-    longest = _longest(
-        lambda length: (
-            _pool(geometry, rule, length, options).needed(_wanted(length, rule, options)) <= usable
-        ),
-        geometry.max_positions or max_model_len,
+    lengths = range(1, (geometry.max_positions or max_model_len) + 1)
+    longest = bisect_right(
+        lengths, usable, key=lambda length: shared.needed(_wanted(length, rule, options))
     )
-    unit = _unit(geometry, rule, options)
+    unit = _unit(layout)
     return KvCache(
         blocks=blocks * unit,
         blocks_per_request=needed * unit,
@@ -154,13 +151,15 @@ def bytes_for(geometry: Geometry, requests: int, length: int, **options: Unpack[
     if requests < 1:
         raise UsageError(f"the number of requests should be at least 1, found {requests}")
     rule, _ = for_version(options.get("vllm"))
-    shared = _pool(geometry, rule, length, options)
+    shared = _pool(_layout(geometry, rule, options))
     spare = 1 if rule.null_block else 0
     needed = shared.needed(_wanted(length, rule, options))
     return (requests * needed + spare) * shared.block_bytes
 
 
 def _wanted(length: int, rule: Rule, options: Options) -> KvDemand:
+    if length < 1:
+        raise UsageError(f"--max-model-len should be at least 1, found {length}")
     batched = options.get("max_num_batched_tokens", 2048)
     if batched < 1:
         raise UsageError(f"--max-num-batched-tokens should be at least 1, found {batched}")
@@ -168,19 +167,20 @@ def _wanted(length: int, rule: Rule, options: Options) -> KvDemand:
     return KvDemand(length, (2 if rule.in_flight and overlapping else 1) * batched)
 
 
-def _pool(geometry: Geometry, rule: Rule, length: int, options: Options) -> Pool:
-    if length < 1:
-        raise UsageError(f"--max-model-len should be at least 1, found {length}")
-    parts = pages(_layout(geometry, rule, options))
+def _pool(layout: KvLayout) -> Pool:
+    parts = pages(layout)
     if not parts:
-        raise UsageError(f"{geometry.name} keeps no KV cache of its own")
-    return pool(parts, rule)
+        raise UsageError(f"{layout.geometry.name} keeps no KV cache of its own")
+    return pool(parts, layout.rule)
 
 
 def _layout(geometry: Geometry, rule: Rule, options: Options) -> KvLayout:
     tp = options.get("tp", 1)
     if tp < 1:
         raise UsageError(f"the tensor-parallel size should be at least 1, found {tp}")
+    block = options.get("block_size") or BLOCK
+    if block < 1:
+        raise UsageError(f"--block-size should be at least 1, found {block}")
     kv_dtype = options.get("kv_dtype", "auto")
     on_cpu = options.get("device") == "cpu"
     prefill = options.get("gdn_prefill") or "flashinfer"
@@ -188,8 +188,8 @@ def _layout(geometry: Geometry, rule: Rule, options: Options) -> KvLayout:
         geometry=geometry,
         element=element(kv_dtype, geometry, latent=geometry.latent is not None),
         tp=tp,
-        block=_asked_block(options),
-        kernel=_kernel(rule, options),
+        block=block,
+        kernel=rule.cpu_kernel if on_cpu else BLOCK,  # Triton and FlashAttention do 16
         rule=rule,
         mode=_mode(rule, options),
         drafted=options.get("drafted_tokens", 0),
@@ -199,25 +199,12 @@ def _layout(geometry: Geometry, rule: Rule, options: Options) -> KvLayout:
     )
 
 
-def _asked_block(options: Options) -> int:
-    block = options.get("block_size") or BLOCK
-    if block < 1:
-        raise UsageError(f"--block-size should be at least 1, found {block}")
-    return block
-
-
-def _kernel(rule: Rule, options: Options) -> int:
-    """Tokens of the smallest block of the attention's kernels; Triton and FlashAttention do 16."""
-    return rule.cpu_kernel if options.get("device") == "cpu" else BLOCK
-
-
-def _unit(geometry: Geometry, rule: Rule, options: Options) -> int:
+def _unit(layout: KvLayout) -> int:
     """Return how many blocks of the requested size one block counts as."""
-    sliding = any(part.kind == "sliding" for part in geometry.attention)
-    asked = _asked_block(options)
-    if not sliding or rule.sliding_block == "asked":
+    sliding = any(part.kind == "sliding" for part in layout.geometry.attention)
+    if not sliding or layout.rule.sliding_block == "asked":
         return 1
-    return max(1, _kernel(rule, options) // asked)
+    return max(1, layout.kernel // layout.block)
 
 
 def _mode(rule: Rule, options: Options) -> str:
@@ -231,15 +218,3 @@ def _mode(rule: Rule, options: Options) -> str:
             f"vLLM has no --mamba-cache-mode {mode!r}", hint=f"known are: {', '.join(known)}"
         )
     return mode
-
-
-def _longest(fits: Callable[[int], bool], most: int) -> int:
-    """The longest length that fits, by halving; 0 when nothing does."""
-    low, high = 0, most
-    while low < high:
-        middle = (low + high + 1) // 2
-        if fits(middle):
-            low = middle
-        else:
-            high = middle - 1
-    return low
