@@ -36,8 +36,8 @@ LONGEST = 200
 """Characters of a registry's answer that are shown."""
 
 
-Found = Mapping[str, Mapping[str, DockerImage | None]]
-"""Node, the head first, to reference of an image to what is there; None where it is not there."""
+Found = Mapping[str, DockerImage | None]
+"""Node, the head first, to what is there under the name of an image; None where it is not there."""
 
 
 @dataclass(frozen=True)
@@ -56,27 +56,36 @@ class Pins:
 def choose(play: Play, setups: Sequence[Setup], recipes: Mapping[str, Recipe]) -> Pins:
     """Look on the nodes and at the registries which images can be those of the record.
 
+    A server is not pinned where all of its nodes have the recorded image under the recipe's name.
+
     Args:
         recipes: server to its recipe, as recorded.
     """
-    nodes = sorted(play.nodes, key=lambda node: not node.is_head)
-    commands = questions(recipes)
-    waiting = {node.name: play.session(node).submit("gather", commands=commands) for node in nodes}
-    found: Found = {
-        name: {image: answered(done) for image, done in pending.wait()["commands"].items()}
-        for name, pending in waiting.items()
-    }
-    wanted = pins(setups, recipes, found)
-    images = {
-        server: f"{without_tag(recipes[server].image.ref)}@{digest}"
-        for server, digest in wanted.items()
-    }
-    sessions = [play.session(node) for node in nodes]
-    why = {image: _refusal(play, sessions, image) for image in sorted(set(images.values()))}
-    refused = {server: why[image] for server, image in images.items() if why[image]}
-    kept = {server: digest for server, digest in wanted.items() if server not in refused}
-    lines = uncertain(setups, recipes, found, kept, refused)
-    return Pins(kept, tuple(dict.fromkeys(lines)))
+    head_first = sorted(play.nodes, key=lambda node: not node.is_head)
+    sessions = [play.session(node) for node in head_first]
+    names = sorted({recipe.image.reference for recipe in recipes.values()} - {""})
+    commands = {name: question(name) for name in names}
+    waiting = [(one.node, one.submit("gather", commands=commands)) for one in sessions]
+    here = [(node, pending.wait()["commands"]) for node, pending in waiting]
+    refusals: dict[str, str] = {}
+    images: dict[str, str] = {}
+    lines: list[str] = []
+    for setup in setups:
+        recipe = recipes.get(setup.id)
+        if recipe is None or not recipe.image.reference:
+            continue
+        used = here[: setup.tp * setup.replicas]
+        found = {node: answered(told.get(recipe.image.reference)) for node, told in used}
+        digest, why = candidate(setup, recipe), ""
+        if digest and not all(image and is_recorded(setup, image) for image in found.values()):
+            by_digest = f"{without_tag(recipe.image.ref)}@{digest}"
+            if by_digest not in refusals:
+                refusals[by_digest] = _refusal(play, sessions, by_digest)
+            why = refusals[by_digest]
+            if not why:
+                images[setup.id] = digest
+        lines += _uncertain(setup, recipe, found, is_pinned=setup.id in images, why=why)
+    return Pins(images, tuple(dict.fromkeys(lines)))
 
 
 def _refusal(play: Play, sessions: Sequence[Session], image: str) -> str:
@@ -94,12 +103,6 @@ def _asked(session: Session, image: str) -> str:
         return ""
     why = " ".join(printable(done.stderr).split())[:LONGEST] or f"status {done.status}"
     return f"{session.node}: {why}"
-
-
-def questions(recipes: Mapping[str, Recipe]) -> dict[str, list[str]]:
-    """Return the command that asks a node for each image, by its reference."""
-    images = {recipe.image.reference for recipe in recipes.values()} - {""}
-    return {image: question(image) for image in sorted(images)}
 
 
 def of_repository(digests: Iterable[str], reference: str) -> str:
@@ -122,29 +125,6 @@ def candidate(setup: Setup, recipe: Recipe) -> str:
     return of_repository(known, image.ref).partition("@")[2]
 
 
-def pins(setups: Sequence[Setup], recipes: Mapping[str, Recipe], found: Found) -> dict[str, str]:
-    """Return server to the digest that its image is pinned to.
-
-    A server is left out where all nodes have the recorded image under the name of the recipe
-    already.
-    """
-    wanted = {}
-    for setup in setups:
-        recipe = recipes.get(setup.id)
-        digest = candidate(setup, recipe) if recipe is not None else ""
-        if recipe is None or not digest:
-            continue
-        images = [on_node.get(recipe.image.reference) for on_node in _used(setup, found).values()]
-        if not all(image is not None and is_recorded(setup, image) for image in images):
-            wanted[setup.id] = digest
-    return wanted
-
-
-def _used(setup: Setup, found: Found) -> Found:
-    """Return the nodes that a server needs: those of the first replicas, the head first."""
-    return dict(list(found.items())[: setup.tp * setup.replicas])
-
-
 def is_recorded(setup: Setup, image: DockerImage) -> bool:
     """Return True where an image on a node is the one of a recorded server."""
     digests = {text.partition("@")[2] for text in (*image.digests, f"@{image.id}")}
@@ -160,54 +140,33 @@ def pinned(recipe: Recipe, digest: str) -> Recipe:
     return recipe.model_copy(update={"image": image})
 
 
-def uncertain(
-    setups: Sequence[Setup],
-    recipes: Mapping[str, Recipe],
-    found: Found,
-    pinned_to: Mapping[str, str],
-    refused: Mapping[str, str],
+def _uncertain(
+    setup: Setup, recipe: Recipe, found: Found, *, is_pinned: bool, why: str
 ) -> Iterator[str]:
-    """Yield what is not certain about the images.
+    """Yield what is not certain about the image of a server.
 
     Args:
-        recipes: server to its recipe as recorded.
-        pinned_to: as `pins` returned it, without what cannot be pulled.
-        refused: server to why its image cannot be pulled by the recorded digest.
+        why: why it cannot be pulled by the recorded digest; empty where it can, or need not be.
     """
-    for setup in setups:
-        recipe = recipes.get(setup.id)
-        image = recipe.image.reference if recipe is not None else ""
-        if recipe is None or not image:
-            continue
-        how = _how(setup, recipe, pinned_to, refused)
-        for node, images in _used(setup, found).items():
-            here = images.get(image)
-            if here is None:
-                yield f"image {image} is not on {node}: it {how}"
-            elif setup.id in pinned_to and not is_recorded(setup, here):
-                yield f"image {image} is another one on {node}: the recorded one {how}"
-            elif not recipe.image.digest and not is_recorded(setup, here):
-                yield from _other(setup, image, node, here, refused.get(setup.id, ""))
-
-
-def _how(
-    setup: Setup, recipe: Recipe, pinned_to: Mapping[str, str], refused: Mapping[str, str]
-) -> str:
-    """Return how an image comes to a node that does not have it."""
+    image, recorded = recipe.image.reference, setup.image_repo_digest or setup.image_digest
     if recipe.image.archive is not None or recipe.image.build is not None:
-        return "has to be loaded or built"
-    if recipe.image.digest or setup.id in pinned_to:
-        return "is pulled by its digest"
-    why = refused.get(setup.id) or "the record has no digest of a registry"
-    return f"is pulled by its tag, which may have moved ({why})"
-
-
-def _other(setup: Setup, image: str, node: str, here: DockerImage, why: str) -> Iterator[str]:
-    recorded = setup.image_repo_digest or setup.image_digest
-    if recorded:
-        shown = here.digests[0] if "@" in recorded and here.digests else here.id
-        reason = f" ({why})" if why else ""
-        yield f"image {image}: {recorded} there, {shown} on {node}{reason}"
+        how = "has to be loaded or built"
+    elif recipe.image.digest or is_pinned:
+        how = "is pulled by its digest"
+    else:
+        reason = why or "the record has no digest of a registry"
+        how = f"is pulled by its tag, which may have moved ({reason})"
+    for node, here in found.items():
+        if here is None:
+            yield f"image {image} is not on {node}: it {how}"
+        elif is_recorded(setup, here):
+            continue
+        elif is_pinned:
+            yield f"image {image} is another one on {node}: the recorded one {how}"
+        elif recorded and not recipe.image.digest:
+            shown = here.digests[0] if "@" in recorded and here.digests else here.id
+            reason = f" ({why})" if why else ""
+            yield f"image {image}: {recorded} there, {shown} on {node}{reason}"
 
 
 def _repository(reference: str) -> str:

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
+
+from pydantic import BaseModel, ValidationError
 
 from spark_cluster.bench import image_pins
 from spark_cluster.bench.describe import text_of
@@ -33,6 +35,8 @@ from spark_cluster.node.durable import write_file
 if TYPE_CHECKING:
     from spark_cluster.loader.project import Project
     from spark_cluster.topology import Node
+
+M = TypeVar("M", bound=BaseModel)
 
 SOURCE = "repeated.json"
 """The record that is repeated, in the folder of the new run."""
@@ -101,9 +105,7 @@ def suite_of(record: Record, where: str) -> Suite:
     Raises:
         InvalidFile: it is wrong, with every problem.
     """
-    suite: Suite = _parsed(Suite, record.suite_text, where, "suite_text")
-    _must_be_right(list(suite_problems(suite)), where, "suite_text")
-    return suite
+    return _parsed(Suite, record.suite_text, where, "suite_text", suite_problems)
 
 
 def recipe_of(setup: Setup, where: str, allow: Allowances) -> Recipe:
@@ -113,32 +115,36 @@ def recipe_of(setup: Setup, where: str, allow: Allowances) -> Recipe:
         InvalidFile: it is wrong, with every problem.
     """
     place = f"recipe_text of {setup.id}"
-    recipe: Recipe = _parsed(Recipe, setup.recipe_text, where, place)
-    _must_be_right(recipe_checks.check(recipe), where, place)
+    recipe = _parsed(Recipe, setup.recipe_text, where, place, recipe_checks.check)
     return recipe.with_files(Allowed(user=allow))
 
 
-def _parsed(model: Any, text: str, where: str, place: str) -> Any:
-    from pydantic import ValidationError
+def _parsed(
+    model: type[M], text: str, where: str, place: str, check: Callable[[M], Iterable[Problem]]
+) -> M:
+    """Return what a text in a record describes.
 
+    Args:
+        check: yields what is wrong beyond each field on its own.
+
+    Raises:
+        InvalidFile: it is wrong, with every problem, a line each.
+    """
     try:
         data = json.loads(text)
         if not isinstance(data, dict):
             raise ValueError("expected a JSON object")
-        return parse(model, data)
+        found = parse(model, data)
+        problems = list(check(found))
     except ValidationError as error:
-        _must_be_right(problems_of(model, data, error), where, place)
-        raise InvalidFile(f"{place}: {error.errors()[0]['msg']}", where=where) from None
+        problems = problems_of(model, data, error) or [Problem((), error.errors()[0]["msg"])]
     except (ValueError, RecursionError) as error:
         message = str(error) or "nested too deeply"
         raise InvalidFile(f"{place} cannot be read: {message}", where=where) from None
-
-
-def _must_be_right(problems: Sequence[Problem], where: str, place: str) -> None:
-    """Raise InvalidFile with every problem, a line each."""
-    lines = [f"{place}: {dotted(p.key)}: {p.message}" for p in problems]
-    if lines:
+    if problems:
+        lines = [f"{place}: {dotted(p.key)}: {p.message}" for p in problems]
         raise InvalidFile("\n".join(lines), where=where)
+    return found
 
 
 def expansion_of(original: Original, nodes: int) -> Expansion:
@@ -257,20 +263,22 @@ def differences(record: Record, nodes: Sequence[Node], tool: str) -> Iterator[st
         yield f"{record.tool.name}: {record.tool.version} there, {tool} here"
     if len(record.nodes) != len(nodes):
         yield f"nodes: {len(record.nodes)} there, {len(nodes)} here"
-    here: dict[str, set[str]] = {"hardware": set(), "driver": set(), "kernel": set(), "dgx": set()}
-    here["mtu"] = set()
-    for node in nodes:
-        facts, links = node.facts, {link.interface for link in node.links}
-        here["hardware"].add(facts.gpu.name if facts.gpu else facts.arch)
-        here["driver"].add(facts.gpu.driver if facts.gpu else "")
-        here["kernel"].add(facts.kernel)
-        here["dgx"].add(facts.dgx_version or "")
-        here["mtu"] |= {str(i.mtu) for i in facts.interfaces if i.name in links}
-    for name, ours in here.items():
-        theirs = {str(getattr(node, name) or "") for node in record.nodes}
-        if theirs - {""} and theirs - {""} != ours - {""}:
-            yield f"{name}: {_listed(theirs)} there, {_listed(ours)} here"
-
-
-def _listed(values: set[str]) -> str:
-    return ", ".join(sorted(values - {""})) or "not known"
+    facts = [node.facts for node in nodes]
+    here: dict[str, Iterable[object]] = {
+        "hardware": (one.gpu.name if one.gpu else one.arch for one in facts),
+        "driver": (one.gpu.driver if one.gpu else "" for one in facts),
+        "kernel": (one.kernel for one in facts),
+        "dgx": (one.dgx_version for one in facts),
+        "mtu": (
+            interface.mtu
+            for node in nodes
+            for interface in node.facts.interfaces
+            if interface.name in {link.interface for link in node.links}
+        ),
+    }
+    for name, values in here.items():
+        theirs = {str(value) for node in record.nodes if (value := getattr(node, name))}
+        ours = {str(value) for value in values if value}
+        if theirs and theirs != ours:
+            shown = [", ".join(sorted(side)) or "not known" for side in (theirs, ours)]
+            yield f"{name}: {shown[0]} there, {shown[1]} here"

@@ -1,16 +1,13 @@
-"""`bench repeat`: a recorded run, run again from its record."""
+"""A recorded run that is run again: what is shown of it, and what differs here."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
-from spark_cluster.cli.app import App, allowing, changing
-from spark_cluster.cli.bench_run import KEEP, OUT, RUN, STOP, TRUST, go_on
-from spark_cluster.cluster.bench import RESULTS, refuse_second_run
+from spark_cluster.cli.app import App
+from spark_cluster.cluster.bench import RESULTS, new_record, refuse_second_run
 
 if TYPE_CHECKING:
     from spark_cluster.bench.repeat import Original
@@ -20,39 +17,42 @@ if TYPE_CHECKING:
     from spark_cluster.runner.play import Play
 
 
-@click.command()
-@RUN
-@TRUST
-@OUT
-@KEEP
-@STOP
-@allowing
-@changing
-@click.pass_obj
-def repeat(
+def begin(
     app: App,
     folder: Path,
+    allow: Allowances,
+    options: Options,
+    *,
     trust_recipes: bool,
     out: Path | None,
-    keep: bool,
-    stop_at_first_failure: bool,
-    allow: Allowances,
-    exit_code: bool,
-    options: Options,
-) -> None:
-    """Run a recorded run again, also somebody else's; RUN is its folder, or its run.json.
+) -> tuple[BenchRun, Callable[[Play], None]]:
+    """Show a recorded run that is to be run again; connect to the nodes.
 
-    Suite and recipes are taken from the record, not from your project. What would be run is shown,
-    and what differs here; --check ends there. `bench attach` continues the new run.
+    Args:
+        folder: of the run, or its record.
+
+    Returns:
+        The new run, and what is to be done when the nodes are connected, before it measures.
+
+    Raises:
+        UsageError: there is no such run, or `out` holds one already.
+        InvalidFile: the record, its suite or a recipe in it is wrong.
+        Refused: a recipe in it is not the user's own, and is not trusted.
     """
-    from spark_cluster.bench.repeat import foreign_setups, load_original, must_be_trusted
+    from spark_cluster.bench.repeat import expansion_of, load_original, must_be_trusted
+    from spark_cluster.bench.run import BenchRun
     from spark_cluster.config.allowance_checks import must_be_allowed
 
     refuse_second_run(out)
     original = load_original(folder, app.allowances(allow))
-    foreign = foreign_setups(original, app.project)
-    made = _begin(app, original, folder, out)
-    _show(app, made, original, foreign)
+    theirs, words = original.record, ("repeat", str(folder))
+    record = new_record(app.cluster, original.suite, theirs.recipes, words, app.run_id)
+    record = record.model_copy(
+        update={"suite_text": theirs.suite_text, "repeats": original.repeats()}
+    )
+    expansion = expansion_of(original, len(app.nodes))
+    made = BenchRun(record, original.suite, expansion, out or Path(RESULTS) / record.id)
+    _show(app, made, original)
     for recipe in original.recipes.values():
         must_be_allowed(recipe)
     if not trust_recipes and not options.check:
@@ -65,44 +65,14 @@ def repeat(
         if not options.check:
             original.save(made.folder)
 
-    how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
-    go_on(app, made, options, how, exit_code=exit_code, before=before)
+    return made, before
 
 
-def _begin(app: App, original: Original, folder: Path, out: Path | None) -> BenchRun:
-    """Return the new run."""
-    from spark_cluster import __version__
-    from spark_cluster.bench import generators
-    from spark_cluster.bench.repeat import expansion_of
-    from spark_cluster.bench.run import BenchRun
-
-    theirs, suite = original.record, original.suite
-    record = theirs.model_copy(
-        update={
-            "id": app.run_id,
-            "spark_cluster": __version__,
-            "started": datetime.now(UTC),
-            "finished": None,
-            "status": "running",
-            "tool": generators.tool(suite),
-            "client": app.inventory.head.name,
-            "round_trip_ms": None,
-            "nodes": (),
-            "setups": (),
-            "cells": (),
-            "project_commit": "",
-            "command": ("spark-cluster", "bench", "repeat", str(folder)),
-            "repeats": original.repeats(),
-        }
-    )
-    expansion = expansion_of(original, len(app.nodes))
-    return BenchRun(record, suite, expansion, out or Path(RESULTS) / record.id)
-
-
-def _show(app: App, made: BenchRun, original: Original, foreign: list[str]) -> None:
+def _show(app: App, made: BenchRun, original: Original) -> None:
     """Show what would be run: every recipe that is not the user's own is shown whole."""
     from spark_cluster.bench.describe import text_of
     from spark_cluster.bench.expansion import cells_text
+    from spark_cluster.bench.repeat import foreign_setups
     from spark_cluster.cli.console import painted, styled
 
     console, record = app.console, original.record
@@ -119,20 +89,20 @@ def _show(app: App, made: BenchRun, original: Original, foreign: list[str]) -> N
         console.print(line, soft_wrap=True)
         if setup.skip:
             console.print(styled("    [yellow]left out:[/] {}", setup.skip), soft_wrap=True)
-    for name in foreign:
+    for name in foreign_setups(original, app.project):
         console.print(styled("[yellow]the record's own recipe of[/] {}:", name), soft_wrap=True)
         console.print(painted(text_of(original.recipes[name]), "dim"), soft_wrap=True)
 
 
 def _compare(play: Play, made: BenchRun, original: Original) -> None:
     """Pin the images of the record where the nodes can have them, and show what differs here."""
-    from spark_cluster.bench import generators, image_pins
+    from spark_cluster.bench import image_pins
     from spark_cluster.bench.repeat import differences, pin
 
     chosen = image_pins.choose(play, original.record.setups, original.recipes)
     pin(made, original, chosen.images, len(play.nodes))
-    tool = generators.tool(original.suite).version
-    lines = [*differences(original.record, play.nodes, tool), *chosen.differences]
+    found = differences(original.record, play.nodes, made.record.tool.version)
+    lines = [*found, *chosen.differences]
     for line in lines:
         play.note(f"differs: {line}")
     for server, digest in chosen.images.items():

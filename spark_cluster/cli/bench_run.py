@@ -13,6 +13,7 @@ import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cluster.bench import RESULTS, of_folder, of_record, refuse_second_run
+from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.bench.run import BenchRun
@@ -48,6 +49,7 @@ RUN = click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, ex
     "--recipe", "recipes", multiple=True, metavar="NAME",
     help="Recipe to measure, instead of the suite's; repeatable.",
 )  # fmt: skip
+@TRUST
 @OUT
 @KEEP
 @STOP
@@ -58,6 +60,7 @@ def run(
     app: App,
     suite: str,
     recipes: tuple[str, ...],
+    trust_recipes: bool,
     out: Path | None,
     keep: bool,
     stop_at_first_failure: bool,
@@ -69,8 +72,20 @@ def run(
 
     The cells are measured by a systemd unit on the head (with several replicas: on the first node
     of each), which goes on without this laptop; `bench attach RUN` continues the run and measures
-    only what has no result yet.
+    only what has no result yet. SUITE may be the run.json of a run, which is then run again as
+    `bench repeat` does.
     """
+    if suite.endswith(".json"):
+        if recipes:
+            raise UsageError(
+                f"{suite} is a recorded run, which has recipes of its own", hint="omit --recipe"
+            )
+        _run_again(
+            app, Path(suite), trust_recipes=trust_recipes, out=out, allow=allow,
+            exit_code=exit_code, options=options, keep=keep,
+            stop_at_first_failure=stop_at_first_failure,
+        )  # fmt: skip
+        return
     refuse_second_run(out)
     app.connect_early()
     found = app.cluster.bench(
@@ -83,6 +98,41 @@ def run(
         options=options,
     )
     _leave(app, found, options, exit_code=exit_code)
+
+
+@click.command()
+@RUN
+@TRUST
+@OUT
+@KEEP
+@STOP
+@allowing
+@changing
+@click.pass_obj
+def repeat(app: App, /, folder: Path, **how: Any) -> None:
+    """Run a recorded run again, also somebody else's; RUN is its folder, or its run.json.
+
+    Suite and recipes are taken from the record, not from your project. What would be run is shown,
+    and what differs here; --check ends there. `bench attach` continues the new run.
+    """
+    _run_again(app, folder, **how)
+
+
+def _run_again(
+    app: App,
+    folder: Path,
+    *,
+    trust_recipes: bool,
+    out: Path | None,
+    allow: Allowances,
+    exit_code: bool,
+    options: Options,
+    **how: bool,
+) -> None:
+    from spark_cluster.cli.bench_repeat import begin
+
+    made, before = begin(app, folder, allow, options, trust_recipes=trust_recipes, out=out)
+    go_on(app, made, options, how, exit_code=exit_code, before=before)
 
 
 @click.command()

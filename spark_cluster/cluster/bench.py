@@ -14,6 +14,7 @@ from spark_cluster.errors import UsageError
 if TYPE_CHECKING:
     from spark_cluster.bench.record import CellResult, Record
     from spark_cluster.bench.run import BenchRun
+    from spark_cluster.bench.suite_schema import Suite
     from spark_cluster.cluster.opened import Opened
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.runner.options import Options
@@ -91,18 +92,35 @@ def _begin(
     run_id: str,
 ) -> BenchRun:
     """Return a new run of a suite."""
-    from spark_cluster import __version__
-    from spark_cluster.bench import generators
-    from spark_cluster.bench.expansion import canonical
     from spark_cluster.bench.project_state import commit_of
-    from spark_cluster.bench.record import Record
     from spark_cluster.bench.suite import load_suite
 
     suite = load_suite(name, opened.project)
     opened.project.must_be_own(opened.project.resolve("suites", name), f"suite {name}")
     served = opened.inventory.serve.recipe
     chosen = names or tuple(suite.recipes) or ((served,) if served else ())
-    record = Record(
+    words = (name, *(word for recipe in chosen for word in ("--recipe", recipe)))
+    record = new_record(opened, suite, chosen, ("run", *words), run_id)
+    commit = commit_of(opened.project.folder)
+    record = record.model_copy(update={"project_commit": commit})
+    return of_record(opened, record, out or Path(RESULTS) / record.id, allow)
+
+
+def new_record(
+    opened: Opened, suite: Suite, recipes: tuple[str, ...], words: tuple[str, ...], run_id: str
+) -> Record:
+    """Return the record of a run that begins.
+
+    Args:
+        recipes: their names.
+        words: of the command after `bench` that repeats it.
+    """
+    from spark_cluster import __version__
+    from spark_cluster.bench import generators
+    from spark_cluster.bench.expansion import canonical
+    from spark_cluster.bench.record import Record
+
+    return Record(
         id=run_id,
         suite=suite.name,
         suite_text=canonical(suite),
@@ -112,18 +130,10 @@ def _begin(
         tool=generators.tool(suite),
         setups=(),
         cells=(),
-        command=(
-            "spark-cluster",
-            "bench",
-            "run",
-            name,
-            *(w for n in chosen for w in ("--recipe", n)),
-        ),
-        recipes=chosen,
+        command=("spark-cluster", "bench", *words),
+        recipes=recipes,
         client=opened.inventory.head.name,
-        project_commit=commit_of(opened.project.folder),
     )
-    return of_record(opened, record, out or Path(RESULTS) / record.id, allow)
 
 
 def of_folder(opened: Opened, folder: Path) -> BenchRun:

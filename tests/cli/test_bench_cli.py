@@ -180,8 +180,8 @@ def test_show_answers(ask, put):
     said = ask("bench", "show", put("a", record(answered(), vision))).stdout
     assert max(map(len, said.splitlines())) <= 80
     lines = [line.split() for line in said.splitlines()]
-    assert ["one", "2/2", "810.0"] in lines
-    assert ["two-at-once", "1/2", "210.0", "1,620"] in [line[:4] for line in lines]
+    assert ["one", "2", "of", "2", "810.0"] in lines
+    assert ["two-at-once", "1", "of", "2", "210.0", "1,620"] in [line[:6] for line in lines]
     assert 'no tool was called; it says "[sun](x)"' in " ".join(said.split())
     assert "failed: s.vision: HTTP 400" in said
     assert "0.75" in said

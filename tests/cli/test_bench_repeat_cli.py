@@ -12,6 +12,7 @@ from bench_runs import STEADY, cell, record, setup
 from factories import make_inventory, make_recipe, put
 from program import invoke
 
+from spark_cluster.bench import generators
 from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.expansion import canonical
 from spark_cluster.bench.record import Repeats, Tool
@@ -48,7 +49,7 @@ def theirs(tmp_path):
 def went_on(monkeypatch):
     """The runs that would have been started."""
     found = []
-    monkeypatch.setattr(bench_repeat, "go_on", lambda _app, made, *_a, **_o: found.append(made))
+    monkeypatch.setattr(bench_run, "go_on", lambda _app, made, *_a, **_o: found.append(made))
     monkeypatch.setattr("spark_cluster.cli.app.App.connect_early", lambda _app: None)
     return found
 
@@ -69,6 +70,23 @@ def test_a_recipe_that_one_has_oneself(theirs, went_on, tmp_path):
     assert made.record.id != "theirs-1"
     assert (made.record.cells, made.record.setups, made.record.status) == ((), (), "running")
     assert made.record.client == "a"
+
+
+def test_a_record_in_place_of_a_suite_is_repeated(theirs, went_on, tmp_path):
+    path = f"{theirs(ready_timeout_s=77.0)}/run.json"
+
+    def run(*words: str):
+        return invoke("bench", "run", path, *words, project=tmp_path, columns="80",
+                      catch_exceptions=False, standalone_mode=False)  # fmt: skip
+
+    assert run("--trust-recipes").stdout == ask(tmp_path, path, "--trust-recipes").stdout
+    first, second = (made.record for made in went_on)
+    assert first.repeats == second.repeats
+    assert first.command == second.command == ("spark-cluster", "bench", "repeat", path)
+    with pytest.raises(Refused, match="not yours"):
+        run()
+    with pytest.raises(UsageError, match="recipes of its own"):
+        run("--recipe", NAME)
 
 
 def test_a_recipe_of_somebody_else_is_shown_and_refused(theirs, went_on, tmp_path):
@@ -131,12 +149,9 @@ def test_attach_takes_the_record_and_not_the_project(theirs, tmp_path):
                catch_exceptions=False, standalone_mode=False)  # fmt: skip
 
 
-def test_attach_does_not_run_recipes_of_somebody_else_either(
-    theirs, went_on, tmp_path, monkeypatch
-):
+def test_attach_does_not_run_recipes_of_somebody_else_either(theirs, went_on, tmp_path):
     """A folder with a repeated run may be somebody else's as well: that its user has trusted the
     recipes says nothing here."""
-    monkeypatch.setattr(bench_run, "go_on", bench_repeat.go_on)
     source = (tmp_path / theirs(ready_timeout_s=77.0) / "run.json").read_bytes()
     put(tmp_path / "new/repeated.json", source.decode())
     data = json.loads(source)
@@ -179,15 +194,15 @@ def test_the_load_generator_that_is_compared_is_the_one_that_measures(tmp_path, 
     notes: list[str] = []
     play: Any = SimpleNamespace(nodes=[], note=notes.append)
     theirs_again = Original(run, b"", suite, {})
-    made = BenchRun(run, suite, expansion_of(theirs_again, 1), tmp_path)
+    ours = run.model_copy(update={"tool": generators.tool(suite)})
+    made = BenchRun(ours, suite, expansion_of(theirs_again, 1), tmp_path)
     bench_repeat._compare(play, made, theirs_again)
     told = [note for note in notes if tool in note]
     assert len(told) == (tool == "llama-benchy"), "which vLLM will measure is not known yet"
 
 
-def test_limit_leaves_no_cells_out_of_a_run_that_goes_on(theirs, went_on, tmp_path, monkeypatch):
+def test_limit_leaves_no_cells_out_of_a_run_that_goes_on(theirs, went_on, tmp_path):
     """They would have a result for good: left out."""
-    monkeypatch.setattr(bench_run, "go_on", bench_repeat.go_on)
     make_inventory(tmp_path, f"{INVENTORY}  b: {{address: 192.0.2.2}}\n")
     data = json.loads((tmp_path / theirs() / "run.json").read_text())
     setup_of_two = {**data["setups"][0], "id": f"{NAME}-tp2", "tp": 2}

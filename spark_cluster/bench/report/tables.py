@@ -177,9 +177,9 @@ def served_table(results: Results) -> Table:
         {
             "setup": results.labels.get(cell.setup, cell.setup),
             "load": short(shape(cell.key)),
-            "req/s done": _mean(cell, "request_throughput"),
-            "goodput req/s": _mean(cell, "goodput"),
-            "output tok/s": _mean(cell, "output_tps"),
+            "req/s done": mean(cell, "request_throughput"),
+            "goodput req/s": mean(cell, "goodput"),
+            "output tok/s": mean(cell, "output_tps"),
             **{title: _percentiles(cell, metric) for title, metric in OPEN_LOOP.items()},
         }
         for cell in results.record.cells
@@ -194,7 +194,7 @@ def served_table(results: Results) -> Table:
     return tabulate("Requests", rows, note)
 
 
-def _mean(cell: CellResult, name: MetricName, form: str = "") -> str:
+def mean(cell: CellResult, name: MetricName, form: str = "") -> str:
     """Return a figure of a cell as text; empty where it was not measured."""
     metric = cell.metrics.get(name)
     if metric is None:
@@ -205,7 +205,7 @@ def _mean(cell: CellResult, name: MetricName, form: str = "") -> str:
 def _percentiles(cell: CellResult, name: MetricName) -> str:
     known = cell.metrics[name].percentiles if name in cell.metrics else {}
     found = [number(known[p]) for p in SHOWN_PERCENTILES if p in known]
-    return " / ".join(found) or _mean(cell, name)
+    return " / ".join(found) or mean(cell, name)
 
 
 def sweep_table(results: Results) -> Table:
@@ -217,8 +217,8 @@ def sweep_table(results: Results) -> Table:
                 "setup": results.labels[setup.id],
                 "test": decode_name(point.cell.key, concurrency=False),
                 "tok/s": spread(point.metric),
-                "acceptance": _mean(point.cell, "acceptance", ".0%"),
-                "accepted a step": _mean(point.cell, "acceptance_length"),
+                "acceptance": mean(point.cell, "acceptance", ".0%"),
+                "accepted a step": mean(point.cell, "acceptance_length"),
             })  # fmt: skip
     return tabulate("Variants", rows)
 
@@ -233,8 +233,8 @@ def acceptance_table(results: Results) -> Table:
             {
                 "setup": results.labels[setup.id],
                 "test": decode_name(cell.key, concurrency=several),
-                "accepted": _mean(cell, "acceptance", ".1%"),
-                "tokens a step": _mean(cell, "acceptance_length"),
+                "accepted": mean(cell, "acceptance", ".1%"),
+                "tokens a step": mean(cell, "acceptance_length"),
             }
             for cell in cells
             if cell.metrics.keys() & {"acceptance", "acceptance_length"}
