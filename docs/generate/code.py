@@ -17,7 +17,7 @@ from spark_cluster.bench.record import Record
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli import (
-    bench_compare,
+    bench_results,
     bench_suites,
     recipe_list,
     recipes_import,
@@ -324,7 +324,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         "bench report",
         {"folder": str, "verdict": str, "text": str, "headline": str, "files": list[str]},
     ),
-    "bench-compare": ("bench compare", bench_compare.compare_document),
+    "bench-compare": ("bench compare", bench_results.compare_document),
 }
 """Name of a schema to the command that prints it with --json, and the document: a class, a function
 that makes it, a mapping, `[each]`, or a class with the keys that the command adds to it (`| None`

@@ -13,11 +13,11 @@ COMMANDS = {
     "status": "bench_run:status",
     "stop": "bench_run:stop",
     "fetch": "bench_run:fetch",
-    "repeat": "bench_repeat:repeat",
+    "repeat": "bench_run:repeat",
     "fabric": "bench_fabric:fabric",
-    "show": "bench_show:show",
-    "compare": "bench_compare:compare",
-    "report": "bench_report:command",
+    "show": "bench_results:show",
+    "compare": "bench_results:compare",
+    "report": "bench_results:report",
 }
 """Name to module and function, in the order of --help."""
 

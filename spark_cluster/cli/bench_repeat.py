@@ -1,15 +1,13 @@
-"""`bench repeat`, which is `bench run` of a run.json: a recorded run, run again."""
+"""A recorded run that is run again: what is shown of it, and what differs here."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import click
-
-from spark_cluster.cli.app import App, allowing, changing
+from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_measure import RESULTS, new_record, refuse_second_run
-from spark_cluster.cli.bench_run import KEEP, OUT, RUN, STOP, TRUST, go_on
 
 if TYPE_CHECKING:
     from spark_cluster.bench.repeat import Original
@@ -19,40 +17,22 @@ if TYPE_CHECKING:
     from spark_cluster.runner.play import Play
 
 
-@click.command()
-@RUN
-@TRUST
-@OUT
-@KEEP
-@STOP
-@allowing
-@changing
-@click.pass_obj
-def repeat(app: App, /, folder: Path, **how: Any) -> None:
-    """Run a recorded run again, also somebody else's; RUN is its folder, or its run.json.
-
-    Suite and recipes are taken from the record, not from your project. What would be run is shown,
-    and what differs here; --check ends there. `bench attach` continues the new run.
-    """
-    run_again(app, folder, **how)
-
-
-def run_again(
+def begin(
     app: App,
     folder: Path,
+    allow: Allowances,
+    options: Options,
     *,
     trust_recipes: bool,
     out: Path | None,
-    allow: Allowances,
-    exit_code: bool,
-    options: Options,
-    **how: bool,
-) -> None:
-    """Run a recorded run again.
+) -> tuple[BenchRun, Callable[[Play], None]]:
+    """Show a recorded run that is to be run again; connect to the nodes.
 
     Args:
         folder: of the run, or its record.
-        how: `keep` and `stop_at_first_failure`, as the playbook `bench` takes them.
+
+    Returns:
+        The new run, and what is to be done when the nodes are connected, before it measures.
 
     Raises:
         UsageError: there is no such run, or `out` holds one already.
@@ -85,7 +65,7 @@ def run_again(
         if not options.check:
             original.save(made.folder)
 
-    go_on(app, made, options, how, exit_code=exit_code, before=before)
+    return made, before
 
 
 def _show(app: App, made: BenchRun, original: Original) -> None:

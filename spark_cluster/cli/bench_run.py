@@ -75,23 +75,15 @@ def run(
     run.json of a run, which is then run again as `bench repeat` does.
     """
     if suite.endswith(".json"):
-        from spark_cluster.cli.bench_repeat import run_again
-
         if recipes:
             raise UsageError(
                 f"{suite} is a recorded run, which has recipes of its own", hint="omit --recipe"
             )
-        run_again(
-            app,
-            Path(suite),
-            trust_recipes=trust_recipes,
-            out=out,
-            allow=allow,
-            exit_code=exit_code,
-            options=options,
-            keep=keep,
+        _run_again(
+            app, Path(suite), trust_recipes=trust_recipes, out=out, allow=allow,
+            exit_code=exit_code, options=options, keep=keep,
             stop_at_first_failure=stop_at_first_failure,
-        )
+        )  # fmt: skip
         return
     refuse_second_run(out)
     app.connect_early()
@@ -105,6 +97,41 @@ def run(
         options=options,
     )
     _leave(app, found, options, exit_code=exit_code)
+
+
+@click.command()
+@RUN
+@TRUST
+@OUT
+@KEEP
+@STOP
+@allowing
+@changing
+@click.pass_obj
+def repeat(app: App, /, folder: Path, **how: Any) -> None:
+    """Run a recorded run again, also somebody else's; RUN is its folder, or its run.json.
+
+    Suite and recipes are taken from the record, not from your project. What would be run is shown,
+    and what differs here; --check ends there. `bench attach` continues the new run.
+    """
+    _run_again(app, folder, **how)
+
+
+def _run_again(
+    app: App,
+    folder: Path,
+    *,
+    trust_recipes: bool,
+    out: Path | None,
+    allow: Allowances,
+    exit_code: bool,
+    options: Options,
+    **how: bool,
+) -> None:
+    from spark_cluster.cli.bench_repeat import begin
+
+    made, before = begin(app, folder, allow, options, trust_recipes=trust_recipes, out=out)
+    go_on(app, made, options, how, exit_code=exit_code, before=before)
 
 
 @click.command()

@@ -41,7 +41,7 @@ from spark_cluster.bench.report.verdict import answers, headline, verdict
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.cli import take_globals
 from spark_cluster.cli.app import App
-from spark_cluster.cli.bench_report import command
+from spark_cluster.cli.bench_results import report as command
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import sparkrun
 

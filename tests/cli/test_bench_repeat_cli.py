@@ -49,7 +49,7 @@ def theirs(tmp_path):
 def went_on(monkeypatch):
     """The runs that would have been started."""
     found = []
-    monkeypatch.setattr(bench_repeat, "go_on", lambda _app, made, *_a, **_o: found.append(made))
+    monkeypatch.setattr(bench_run, "go_on", lambda _app, made, *_a, **_o: found.append(made))
     monkeypatch.setattr("spark_cluster.cli.app.App.connect_early", lambda _app: None)
     return found
 
@@ -149,12 +149,9 @@ def test_attach_takes_the_record_and_not_the_project(theirs, tmp_path):
                catch_exceptions=False, standalone_mode=False)  # fmt: skip
 
 
-def test_attach_does_not_run_recipes_of_somebody_else_either(
-    theirs, went_on, tmp_path, monkeypatch
-):
+def test_attach_does_not_run_recipes_of_somebody_else_either(theirs, went_on, tmp_path):
     """A folder with a repeated run may be somebody else's as well: that its user has trusted the
     recipes says nothing here."""
-    monkeypatch.setattr(bench_run, "go_on", bench_repeat.go_on)
     source = (tmp_path / theirs(ready_timeout_s=77.0) / "run.json").read_bytes()
     put(tmp_path / "new/repeated.json", source.decode())
     data = json.loads(source)
@@ -204,9 +201,8 @@ def test_the_load_generator_that_is_compared_is_the_one_that_measures(tmp_path, 
     assert len(told) == (tool == "llama-benchy"), "which vLLM will measure is not known yet"
 
 
-def test_limit_leaves_no_cells_out_of_a_run_that_goes_on(theirs, went_on, tmp_path, monkeypatch):
+def test_limit_leaves_no_cells_out_of_a_run_that_goes_on(theirs, went_on, tmp_path):
     """They would have a result for good: left out."""
-    monkeypatch.setattr(bench_run, "go_on", bench_repeat.go_on)
     make_inventory(tmp_path, f"{INVENTORY}  b: {{address: 192.0.2.2}}\n")
     data = json.loads((tmp_path / theirs() / "run.json").read_text())
     setup_of_two = {**data["setups"][0], "id": f"{NAME}-tp2", "tp": 2}

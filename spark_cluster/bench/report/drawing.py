@@ -23,6 +23,9 @@ WIDTH = 4.2
 
 PNG_DPI = 220
 
+SMALL = 7.5
+"""Points of the labels in a plot."""
+
 TITLE = "plot-title"
 TITLE_INCHES = 0.26
 """What the title takes at the top; on a page it is a heading of the page."""
@@ -116,11 +119,10 @@ class Canvas:
         """The first panel."""
         return self.panels[0]
 
-    def legend(self, handles: list[Any] | None = None) -> None:
+    def legend(self) -> None:
         """Put the names of the lines above the first panel; none for a single line."""
-        if handles is None:
-            handles = self.axes.get_legend_handles_labels()[0]
-        labels = [clipped(str(handle.get_label())) for handle in handles]
+        handles, names = self.axes.get_legend_handles_labels()
+        labels = [clipped(name) for name in names]
         if len(handles) < 2:
             return
         columns = max(1, min(len(handles), 4, 46 // (max(map(len, labels)) + 5)))

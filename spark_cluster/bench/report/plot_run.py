@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.bench.report.drawing import SOFT, Canvas, Plot, clipped, colour, style
+from spark_cluster.bench.report.drawing import SMALL, SOFT, Canvas, Plot, clipped, colour, style
 from spark_cluster.errors import Failed, UsageError, install_extra
 from spark_cluster.node.durable import write_file
 
@@ -98,5 +98,5 @@ def _phases(canvas: Canvas, spans: list[tuple[str, float]], end: float) -> None:
         held.annotate(
             name.replace("_", " "), (at / end, 1.0), xycoords="axes fraction",
             xytext=(2 if at_right else 0, 2 + 9 * (number % 2)), textcoords="offset points",
-            fontsize=7.5, color=SOFT, ha="right" if at_right else "left",
+            fontsize=SMALL, color=SOFT, ha="right" if at_right else "left",
         )  # fmt: skip

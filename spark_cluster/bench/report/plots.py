@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_cluster.bench.record import Metric, MetricName, Setup
@@ -10,6 +11,7 @@ from spark_cluster.bench.report.cells import Point, Results
 from spark_cluster.bench.report.drawing import (
     GRID,
     INK,
+    SMALL,
     SOFT,
     Canvas,
     Plot,
@@ -25,46 +27,38 @@ if TYPE_CHECKING:
 MAX_LINES = 8
 MAX_PREDICTIONS = 24
 
+Lines = Sequence[tuple[Setup, Sequence[Point]]]
+"""The points of each setup that has some."""
+
 
 def measured_plots(results: Results) -> Iterator[Plot]:
     """Yield the plots for which the run has figures."""
-    yield from _against_depth(
-        results, "decode-depth", "Decoding against depth (c=1)", "tg_tps", "tok/s"
-    )
-    yield from _against_depth(
-        results, "prefill-depth", "Prefill against depth (c=1)", "pp_tps", "tok/s"
-    )
+    yield from _against_depth(results, "decode-depth", "Decoding against depth (c=1)", "tg_tps")
+    yield from _against_depth(results, "prefill-depth", "Prefill against depth (c=1)", "pp_tps")
     yield from _per_user(results)
     yield from _first_response(results)
     yield from _variants(results)
 
 
-def _against_depth(
-    results: Results, name: str, title: str, metric: MetricName, unit: str
-) -> Iterator[Plot]:
+def _against_depth(results: Results, name: str, title: str, metric: MetricName) -> Iterator[Plot]:
     lines = [line for line in _lines(results, metric, concurrency=1) if len(line[1]) > 1]
-    depths = sorted({int(point.x) for _, points in lines for point in points})
     if not lines:
         return
     canvas = Canvas(name, title)
     for index, (setup, points) in enumerate(lines):
         _line(canvas.axes, points, index, results.labels[setup.id])
-    canvas.axes.set_ylabel(unit)
+    canvas.axes.set_ylabel("tok/s")
     _from_zero(canvas.axes)
     canvas.axes.set_xlabel("tokens in the context before the prompt")
-    ticks = _apart(depths)
+    ticks = _ticks(lines)
     canvas.axes.set_xticks(ticks, [tokens(depth) for depth in ticks])
-    canvas.legend()
-    canvas.description = _described(title, results, lines)
-    canvas.note = _shape_note(results)
-    yield canvas.finish()
+    yield _finished(canvas, results, lines, title)
 
 
 def _per_user(results: Results) -> Iterator[Plot]:
-    depth = results.lowest_depth
     lines = [
-        (setup, [p for p in points if _request(p) is not None])
-        for setup, points in _lines(results, "tg_tps", depth=depth)
+        (setup, [point for point in points if _request(point) is not None])
+        for setup, points in _lines(results, "tg_tps", depth=results.lowest_depth)
     ]
     lines = [(setup, points) for setup, points in lines if points]
     if all(len(points) < 2 for _, points in lines):
@@ -74,68 +68,48 @@ def _per_user(results: Results) -> Iterator[Plot]:
         x = [point.metric.mean for point in points]
         y = [metric.mean for point in points if (metric := _request(point))]
         canvas.axes.plot(x, y, label=results.labels[setup.id], **line_style(index))
-        for point, at_x, at_y in zip(points, x, y, strict=True):
+        for point, at in zip(points, zip(x, y, strict=True), strict=True):
             canvas.axes.annotate(
-                f"c={point.x:g}", (at_x, at_y), xytext=(0, 5 if index else -12),
-                textcoords="offset points", ha="center", fontsize=7.5, color=colour(index),
+                f"c={point.x:g}", at, xytext=(0, 5 if index else -12), fontsize=SMALL,
+                textcoords="offset points", ha="center", color=colour(index),
             )  # fmt: skip
     canvas.axes.set_xlabel("tok/s of all requests together")
     canvas.axes.set_ylabel("tok/s of one request")
     canvas.axes.set_xlim(left=0)
     _from_zero(canvas.axes, 1.12)
-    canvas.legend()
-    canvas.description = _described("Speed of all requests together", results, lines)
-    canvas.note = f"{_shape_note(results)} Up and to the right is better. c: requests at once."
-    yield canvas.finish()
+    note = "Up and to the right is better. c: requests at once."
+    yield _finished(canvas, results, lines, "Speed of all requests together", note)
 
 
 def _request(point: Point) -> Metric | None:
-    found = point.cell.metrics.get("tg_tps_request")
-    return found or (point.metric if point.x == 1 else None)
+    alone = point.metric if point.x == 1 else None
+    return point.cell.metrics.get("tg_tps_request", alone)
 
 
 def _first_response(results: Results) -> Iterator[Plot]:
     lines = _lines(results, "ttfr_ms", depth=results.lowest_depth)
-    loads = sorted({int(point.x) for _, points in lines for point in points})
-    if len(loads) < 2:
+    if len({point.x for _, points in lines for point in points}) < 2:
         return
     canvas = Canvas("ttfr-concurrency", "Time to first response against load")
-    banded = False
+    spread = "Bars: standard deviation."
     for index, (setup, points) in enumerate(lines):
-        scaled = [Point(p.x, _in_seconds(p.metric), p.cell) for p in points]
-        bands = [_p50_p95(point.metric) for point in scaled]
-        whole = [band for band in bands if band is not None]
-        if len(whole) == len(points):
-            banded = True
-            low, high = zip(*whole, strict=True)
-            x = [point.x for point in scaled]
+        known = [point.metric.percentiles for point in points]
+        shown: Sequence[Point] = points
+        if all({"p50", "p95"} <= percentiles.keys() for percentiles in known):
+            spread = "Line: p50, band: up to p95."
+            low, high = ([each[name] / 1000 for each in known] for name in ("p50", "p95"))
+            x = [point.x for point in points]
             canvas.axes.fill_between(x, low, high, color=colour(index), alpha=0.16, linewidth=0)
-            scaled = [Point(p.x, Metric(mean=p50), p.cell) for p, (p50, _) in zip(
-                scaled, whole, strict=True)]  # fmt: skip
-        _line(canvas.axes, scaled, index, results.labels[setup.id])
+            medians = (Metric(mean=each["p50"]) for each in known)
+            shown = [replace(p, metric=m) for p, m in zip(points, medians, strict=True)]
+        _line(canvas.axes, shown, index, results.labels[setup.id], 1 / 1000)
     canvas.axes.set_xlabel("requests at once")
     canvas.axes.set_ylabel("s")
     _from_zero(canvas.axes)
-    ticks = _apart(loads)
+    ticks = _ticks(lines)
     canvas.axes.set_xticks(ticks, [str(load) for load in ticks])
-    canvas.legend()
-    canvas.description = _described("Time to first response, ms", results, lines)
-    band = "Line: p50, band: up to p95." if banded else "Bars: standard deviation."
-    canvas.note = f"{_shape_note(results)} {band} Lower is better."
-    yield canvas.finish()
-
-
-def _in_seconds(metric: Metric) -> Metric:
-    return Metric(
-        mean=metric.mean / 1000,
-        std=None if metric.std is None else metric.std / 1000,
-        percentiles={name: value / 1000 for name, value in metric.percentiles.items()},
-    )
-
-
-def _p50_p95(metric: Metric) -> tuple[float, float] | None:
-    found = metric.percentiles.get("p50"), metric.percentiles.get("p95")
-    return (found[0], found[1]) if found[0] is not None and found[1] is not None else None
+    note = f"{spread} Lower is better."
+    yield _finished(canvas, results, lines, "Time to first response, ms", note)
 
 
 def _variants(results: Results) -> Iterator[Plot]:
@@ -145,31 +119,27 @@ def _variants(results: Results) -> Iterator[Plot]:
         for setup in results.setups
         if (points := results.at(setup, "tg_tps", concurrency=1))
     ]
-    varied = {setup.variant for setup, _ in found}
-    if len(varied) < 2:
+    if len({setup.variant for setup, _ in found}) < 2:
         return
     found = found[:MAX_PREDICTIONS]
     accepted = [point.cell.metrics.get("acceptance") for _, point in found]
     sweep = any(metric is not None for metric in accepted)
     title = "Variants: decoding and acceptance (c=1)" if sweep else "Variants: decoding (c=1)"
     canvas = Canvas("variants", title, (1.7, 1.0) if sweep else (2.3,), top=0.42)
-    places = range(len(found))
     speeds = [point.metric for _, point in found]
     _bars(canvas.axes, speeds, 0)
     canvas.axes.set_ylabel("tok/s")
     if sweep:
-        shares = [Metric(mean=m.mean * 100) if m else Metric(mean=0) for m in accepted]
-        _bars(canvas.panels[1], shares, 1)
+        _bars(canvas.panels[1], [Metric(mean=m.mean * 100 if m else 0) for m in accepted], 1)
         canvas.panels[1].set_ylabel("accepted, %")
         canvas.panels[1].set_ylim(0, 119)
         canvas.axes.tick_params(labelbottom=False)
-    names = [_variant_name(results, setup, found) for setup, _ in found]
+    argument, names = _variant_names(results, [setup for setup, _ in found])
     crowded = len(found) > 6 or max(map(len, names)) > 60 // len(found)
     canvas.panels[-1].set_xticks(
-        places, [clipped(name, 18) for name in names], rotation=25 if crowded else 0,
+        range(len(found)), [clipped(name, 18) for name in names], rotation=25 if crowded else 0,
         ha="right" if crowded else "center", fontsize=7 if crowded else 8.5,
     )  # fmt: skip
-    argument = _common_argument([setup for setup, _ in found])
     canvas.panels[-1].set_xlabel(argument)
     figures = ", ".join(f"{n} {number(m.mean)}" for n, m in zip(names, speeds, strict=True))
     canvas.description = f"{title}: {figures}"
@@ -178,34 +148,27 @@ def _variants(results: Results) -> Iterator[Plot]:
 
 
 def _bars(axes: Axes, metrics: Sequence[Metric], index: int) -> None:
-    places = range(len(metrics))
     heights = [metric.mean for metric in metrics]
     errors = [metric.std or 0 for metric in metrics]
-    axes.bar(places, heights, 0.62, color=colour(index))
-    if any(errors):
-        axes.errorbar(places, heights, errors, fmt="none", ecolor=INK, elinewidth=0.9)
-    for place, height, error in zip(places, heights, errors, strict=True):
-        axes.annotate(
-            f"{height:.1f}" if index == 0 else f"{height:.0f}", (place, height + error),
-            xytext=(0, 2), textcoords="offset points", ha="center", fontsize=7.5,
-        )  # fmt: skip
-    axes.set_ylim(0, max(1e-9, *(h + e for h, e in zip(heights, errors, strict=True))) * 1.16)
+    bars = axes.bar(
+        range(len(metrics)), heights, 0.62, color=colour(index),
+        yerr=errors if any(errors) else None, error_kw={"ecolor": INK, "elinewidth": 0.9},
+    )  # fmt: skip
+    axes.bar_label(bars, fmt=f"%.{0 if index else 1}f", padding=2, fontsize=SMALL)
+    axes.set_ylim(0, max(1e-9, *map(sum, zip(heights, errors, strict=True))) * 1.16)
 
 
-def _common_argument(setups: Sequence[Setup]) -> str:
-    names = {setup.variant.partition("=")[0] for setup in setups if "=" in setup.variant}
-    return clipped(names.pop(), 50) if len(names) == 1 else ""
+def _variant_names(results: Results, setups: Sequence[Setup]) -> tuple[str, list[str]]:
+    """Return the argument that is varied, or "", and a name of each setup.
 
-
-def _variant_name(results: Results, setup: Setup, among: Sequence[tuple[Setup, Point]]) -> str:
-    """The value alone where all vary the same argument."""
-    setups = [other for other, _ in among]
-    alike = len({(s.tp, s.replicas, s.model) for s in setups}) == 1
-    if not alike:
-        return results.labels[setup.id]
-    if not _common_argument(setups):
-        return setup.variant or "as is"
-    return setup.variant.partition("=")[2] or "as is"
+    The name is the value alone where all vary one argument of one server.
+    """
+    arguments = {setup.variant.partition("=")[0] for setup in setups if "=" in setup.variant}
+    argument = clipped(arguments.pop(), 50) if len(arguments) == 1 else ""
+    if len({(setup.tp, setup.replicas, setup.model) for setup in setups}) > 1:
+        return argument, [results.labels[setup.id] for setup in setups]
+    values = [s.variant.partition("=")[2] if argument else s.variant for s in setups]
+    return argument, [value or "as is" for value in values]
 
 
 def predicted_plot(results: Results) -> Iterator[Plot]:
@@ -235,14 +198,15 @@ def predicted_plot(results: Results) -> Iterator[Plot]:
     yield canvas.finish()
 
 
-def _lines(results: Results, metric: MetricName, **fixed: int) -> list[tuple[Setup, list[Point]]]:
+def _lines(results: Results, metric: MetricName, **fixed: int) -> Lines:
     found = [(setup, results.at(setup, metric, **fixed)) for setup in results.setups]
     return [(setup, points) for setup, points in found if points][:MAX_LINES]
 
 
-def _line(axes: Axes, points: Sequence[Point], index: int, label: str) -> None:
-    x, y = [point.x for point in points], [point.metric.mean for point in points]
-    errors = [point.metric.std or 0 for point in points]
+def _line(axes: Axes, points: Sequence[Point], index: int, label: str, scale: float = 1.0) -> None:
+    """Draw a line with the standard deviation of its points, all times `scale`."""
+    x, y = [point.x for point in points], [point.metric.mean * scale for point in points]
+    errors = [(point.metric.std or 0) * scale for point in points]
     size = 5 if len(x) <= 20 else 2.5
     axes.plot(x, y, label=clipped(label), markersize=size, **line_style(index))
     if any(errors):
@@ -253,8 +217,9 @@ def _from_zero(axes: Axes, room: float = 1.04) -> None:
     axes.set_ylim(0, axes.get_ylim()[1] * room)
 
 
-def _apart(values: Sequence[int]) -> list[int]:
-    """The values whose labels do not touch each other on an axis; first and last always."""
+def _ticks(lines: Lines) -> list[int]:
+    """Return the places of points whose labels do not touch each other; first and last always."""
+    values = sorted({int(point.x) for _, points in lines for point in points})
     span = values[-1] - values[0] or 1
     kept = [values[-1]]
     for value in reversed(values[:-1]):
@@ -265,17 +230,20 @@ def _apart(values: Sequence[int]) -> list[int]:
     return kept[::-1]
 
 
-def _described(title: str, results: Results, lines: list[tuple[Setup, list[Point]]]) -> str:
+def _finished(
+    canvas: Canvas, results: Results, lines: Lines, described: str, note: str = ""
+) -> Plot:
+    """Draw a plot of lines, described by the figures of all of them."""
+    canvas.legend()
     parts = [
-        f"{results.labels[setup.id]} " + ", ".join(
-            f"{point.x:g}: {number(point.metric.mean)}" for point in points
-        )
+        f"{results.labels[setup.id]} "
+        + ", ".join(f"{point.x:g}: {number(point.metric.mean)}" for point in points)
         for setup, points in lines
-    ]  # fmt: skip
-    return f"{title}. {'; '.join(parts)}"
+    ]
+    canvas.description = f"{described}. {'; '.join(parts)}"
+    canvas.note = f"{_shape_note(results)} {note}".strip()
+    return canvas.finish()
 
 
 def _shape_note(results: Results) -> str:
-    if results.shape is None:
-        return ""
-    return f"pp{results.shape[0]}, tg{results.shape[1]}."
+    return f"pp{results.shape[0]}, tg{results.shape[1]}." if results.shape else ""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_cluster.bench.report.cells import Results
-from spark_cluster.bench.report.drawing import SOFT, Canvas, Plot, clipped, colour
+from spark_cluster.bench.report.drawing import SMALL, SOFT, Canvas, Plot, clipped, colour
 from spark_cluster.bench.report.formats import elapsed
 from spark_cluster.bench.report.setup_tables import PHASES, readings
 from spark_cluster.bench.report.telemetry import Telemetry, from_datetime, thin_out
@@ -97,36 +98,29 @@ def vram_plot(results: Results) -> Iterator[Plot]:
     if not setups:
         return
     nodes = list(dict.fromkeys(r.node for setup in setups for r in setup.vram))[:8]
-    canvas = Canvas(
-        "vram",
-        "GPU memory by phase, GiB",
-        (1.35 if len(setups) > 1 else 2.2,) * len(setups),
-        top=0.8,
-    )
+    heights = (1.35 if len(setups) > 1 else 2.2,) * len(setups)
+    canvas = Canvas("vram", "GPU memory by phase, GiB", heights, top=0.8)
     width = 0.8 / len(nodes)
-    highest = max((r.used_mib for setup in setups for r in setup.vram), default=0) / 1024
+    highest = max(r.used_mib for setup in setups for r in setup.vram) / 1024
     for axes, setup in zip(canvas.panels, setups, strict=True):
-        found = readings(setup)
-        for index, node in enumerate(nodes):
-            for place, phase in enumerate(PHASES):
-                reading = found.get(node, {}).get(phase)
-                if reading is None:
-                    continue
-                height = reading.used_mib / 1024
-                x = place + (index - (len(nodes) - 1) / 2) * width
-                axes.bar(x, height, width * 0.94, color=colour(index))
-                axes.annotate(
-                    f"{height:.0f}", (x, height), xytext=(0, 2), textcoords="offset points",
-                    ha="center", fontsize=7.5,
-                )  # fmt: skip
+        for index, (node, phases) in enumerate((node, readings(setup)[node]) for node in nodes):
+            left = (index - (len(nodes) - 1) / 2) * width
+            places = [place + left for place in range(len(PHASES))]
+            used = [phases[p].used_mib / 1024 if p in phases else math.nan for p in PHASES]
+            bars = axes.bar(places, used, width * 0.94, color=colour(index), label=node)
+            axes.bar_label(bars, fmt=_whole, padding=2, fontsize=SMALL)
         axes.set_ylim(0, max(1.0, highest * 1.18))
         axes.set_title(clipped(results.labels[setup.id]), fontsize=8.5, loc="left", pad=3)
         axes.tick_params(labelbottom=axes is canvas.panels[-1])
     canvas.panels[-1].set_xticks(range(len(PHASES)), [phase.replace("_", " ") for phase in PHASES])
-    canvas.legend(_swatches(nodes))
+    canvas.legend()
     canvas.note = "Held by GPU processes, as nvidia-smi --query-compute-apps lists them."
     canvas.description = f"{canvas.title}. The table below has the figures."
     yield canvas.finish()
+
+
+def _whole(gib: float) -> str:
+    return "" if math.isnan(gib) else f"{gib:.0f}"
 
 
 def telemetry_plots(results: Results, telemetry: Telemetry | None) -> Iterator[Plot]:
@@ -200,14 +194,8 @@ def _shade(canvas: Canvas, index: int, span: Span, window: Window) -> None:
     if room >= 4:
         canvas.axes.text(
             (left + right) / 2, 0.985, clipped(span.label, room), ha="center", va="top",
-            transform=canvas.axes.get_xaxis_transform(), fontsize=7.5, color=SOFT,
+            transform=canvas.axes.get_xaxis_transform(), fontsize=SMALL, color=SOFT,
         )  # fmt: skip
-
-
-def _swatches(nodes: list[str]) -> list[object]:
-    from matplotlib.patches import Patch
-
-    return [Patch(color=colour(index), label=node) for index, node in enumerate(nodes)]
 
 
 def _all_zero(telemetry: Telemetry) -> bool:

@@ -1,0 +1,164 @@
+"""`bench show`, `bench compare` and `bench report`: a run's figures, beside others, as a page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from spark_cluster.cli.app import App
+from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.bench.compare import Comparison
+    from spark_cluster.bench.planned_speed import Preview
+    from spark_cluster.bench.record import Record
+    from spark_cluster.bench.references import PredictedFigure, PublishedComparison
+
+
+@click.command()
+@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
+@click.pass_obj
+def show(app: App, folder: Path) -> None:
+    """Show the figures of a run, and what failed.
+
+    RUN is its folder, or its run.json.
+    """
+    from spark_cluster.bench.run_folder import load_record
+    from spark_cluster.cli.bench_format import show_run
+
+    record = load_record(folder)
+    if app.as_json:
+        app.print_json(record.model_dump(mode="json"))
+    else:
+        show_run(app, record)
+
+
+@click.command()
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="[B]", required=False)
+@click.option(
+    "--baseline", is_flag=True,
+    help="End with exit status 1 if B is worse than A, or nothing of it could be compared.",
+)  # fmt: skip
+@click.option(
+    "--published", "with_published", is_flag=True,
+    help="Compare A with what others published for the same model and load.",
+)  # fmt: skip
+@click.option(
+    "--predicted", is_flag=True,
+    help="Compare A with what the plan predicted for it, and show what calibrating by it changes.",
+)  # fmt: skip
+@click.option("--all", "all_figures", is_flag=True, help="List every published figure too.")
+@click.pass_context
+def compare(
+    ctx: click.Context,
+    a: str,
+    b: str | None,
+    baseline: bool,
+    with_published: bool,
+    predicted: bool,
+    all_figures: bool,
+) -> None:
+    """Compare two runs cell by cell: better, worse, the same, or too noisy to tell.
+
+    A and B are folders of runs, or their run.json; FOLDER#SETUP is one server of a run, such as one
+    side of a pair. B is judged against A. Only cells that were measured alike are compared, the
+    others are listed with the reason.
+    """
+    from spark_cluster.bench.compare import compare as compare_runs
+    from spark_cluster.bench.planned_speed import preview
+    from spark_cluster.bench.references import against_plan, against_published
+    from spark_cluster.cli.bench_format import show_comparison, show_predicted, show_published
+
+    app: App = ctx.obj
+    if b is None and not (with_published or predicted):
+        raise UsageError(
+            "only one run is given", hint="give a second one, --published or --predicted"
+        )
+    if b is None and baseline:
+        raise UsageError("--baseline needs a second run", hint="give the one that is judged")
+    first = _record(a)
+    found = compare_runs(first, _record(b)) if b is not None else None
+    others = against_published(first) if with_published else None
+    plans = against_plan(first) if predicted else None
+    fit = preview(first, app.project.folder) if predicted else None
+    if app.as_json:
+        app.print_json(compare_document(found, others, plans, fit))
+    else:
+        if found is not None:
+            show_comparison(app, found)
+        if others is not None:
+            show_published(app, others, all_figures=all_figures)
+        if plans is not None and fit is not None:
+            show_predicted(app, plans, fit)
+    if baseline and found is not None and (found.regressed or not found.rows):
+        ctx.exit(1)
+
+
+def _record(name: str) -> Record:
+    from spark_cluster.bench.compare import part_of
+    from spark_cluster.bench.run_folder import load_record
+
+    folder, mark, setup = name.rpartition("#")
+    if not mark or Path(name).exists():
+        return load_record(Path(name))
+    return part_of(load_record(Path(folder)), setup)
+
+
+def compare_document(
+    found: Comparison | None,
+    others: PublishedComparison | None,
+    plans: list[PredictedFigure] | None,
+    fit: Preview | None = None,
+) -> dict[str, Any]:
+    """As in `bench compare --json`."""
+    from spark_cluster.bench.references import coverage, mean_error
+
+    return {
+        "comparison": found.to_dict() if found else None,
+        "published": others.to_dict() if others else None,
+        "predicted": None
+        if plans is None
+        else {
+            "coverage": coverage(plans),
+            "mean_error": mean_error(plans),
+            "rows": [row.to_dict() for row in plans],
+            "calibration": fit.to_dict() if fit else None,
+        },
+    }
+
+
+@click.command()
+@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
+@click.option(
+    "--out",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Folder for the report.  [default: RUN/report]",
+)
+@click.pass_obj
+def report(app: App, run: Path, out: Path | None) -> None:
+    """Write the report of a run: one HTML page, plots as PNG and SVG, tables for a forum.
+
+    RUN is the run's folder, with its run.json. The page loads nothing and can be sent as it is;
+    the folder also holds report.md and, for each setup, the files that Spark Arena takes.
+    """
+    from spark_cluster.bench.report import write_report
+    from spark_cluster.bench.run_folder import REPORT
+    from spark_cluster.cli.bench_format import show_report
+
+    written = write_report(run, out or run / REPORT)
+    if not app.as_json:
+        show_report(app, written)
+        return
+    app.print_json(
+        {
+            "folder": str(written.folder),
+            "verdict": written.verdict.mark,
+            "text": written.verdict.text,
+            "headline": written.headline,
+            "files": [str(path.relative_to(written.folder)) for path in written.files],
+        }
+    )
