@@ -84,7 +84,7 @@ def _begin(app: App, original: Original, folder: Path, out: Path | None) -> Benc
             "started": datetime.now(UTC),
             "finished": None,
             "status": "running",
-            "tool": generators.tool(suite),
+            "tool": generators.of(suite).tool(suite),
             "client": app.inventory.head.name,
             "round_trip_ms": None,
             "nodes": (),
@@ -131,7 +131,7 @@ def _compare(play: Play, made: BenchRun, original: Original) -> None:
 
     chosen = image_pins.choose(play, original.record.setups, original.recipes)
     pin(made, original, chosen.images, len(play.nodes))
-    tool = generators.tool(original.suite).version
+    tool = generators.of(original.suite).tool(original.suite).version
     lines = [*differences(original.record, play.nodes, tool), *chosen.differences]
     for line in lines:
         play.note(f"differs: {line}")

@@ -109,7 +109,7 @@ def _begin(
         spark_cluster=__version__,
         started=datetime.now(UTC),
         status="running",
-        tool=generators.tool(suite),
+        tool=generators.of(suite).tool(suite),
         setups=(),
         cells=(),
         command=(
