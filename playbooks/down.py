@@ -13,14 +13,12 @@ from spark_cluster.engine.runtime import absent
 from spark_cluster.engine.stopped import Stopped
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import kernel_tuner
-from spark_cluster.node.bench import vllm_runs
+from spark_cluster.node.bench import measure
 from spark_cluster.resources import Container, Directory
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 
-LOAD = Container(
-    vllm_runs.CONTAINER, only_labelled=vllm_runs.LABEL, stop_timeout_s=2, state="absent"
-)
+LOAD = Container(measure.CONTAINER, only_labelled=measure.LABEL, stop_timeout_s=2, state="absent")
 """The load generator of a benchmark that was killed."""
 
 TUNER = Container(

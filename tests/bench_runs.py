@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench import benchy
+from spark_cluster.bench import generators
 from spark_cluster.bench.expansion import Expansion, canonical
 from spark_cluster.bench.record import (
     CellKey,
@@ -87,7 +87,7 @@ def begun(
     new = Record(
         id="20261122-1", suite=suite.name, suite_text=canonical(suite), spark_cluster="0",
         started=datetime(2026, 11, 22, tzinfo=UTC), status="running",
-        tool=benchy.tool(suite.settings), setups=tuple(setups), cells=(), recipes=("r",),
+        tool=generators.of(suite).tool(suite), setups=tuple(setups), cells=(), recipes=("r",),
     )  # fmt: skip
     return BenchRun(new, suite, expansion, folder)
 

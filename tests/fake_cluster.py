@@ -37,6 +37,7 @@ from spark_cluster.runner import payload
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Bus, Event, Note, Result, StageStarted
+from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -245,24 +246,21 @@ class FakeNode:
         return Said(out.getvalue(), err.getvalue(), status)
 
 
-class Piped:
+class Piped(LocalConnection):
     """A connection to a node of this machine: its agents are processes here."""
 
     user = "nvidia"
 
     def __init__(self, cluster: FakeCluster, name: str) -> None:
-        self._cluster, self._name = cluster, name
+        super().__init__(name, root=str(cluster.nodes[name].root))
+        self._cluster = cluster
 
     def session(self, run: str, *, become: bool = True) -> Session:
         channel = PipeChannel(payload.argv(run))
         self._cluster.channels.append(channel)
-        root = str(self._cluster.nodes[self._name].root)
-        return Session(self._name, channel, as_root=False, root=root)
+        return Session(self.node, channel, as_root=False, root=self.root)
 
     def host_key(self) -> None:
-        return None
-
-    def close(self) -> None:
         return None
 
 

@@ -6,17 +6,31 @@ do what was asked for, or gave no whole answer.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.bench import on_node
 from spark_cluster.bench.expansion import PlannedCell
-from spark_cluster.bench.reading import number, read_json, result
-from spark_cluster.bench.record import CellResult, Metric, MetricName, QuestionResult
-from spark_cluster.engine.checks.questions import Question
+from spark_cluster.bench.generator import At, Generator, Run
+from spark_cluster.bench.reading import metric, number, read_json, result
+from spark_cluster.bench.record import CellResult, Metric, MetricName, QuestionResult, Tool
+from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.engine.checks.questions import VERSION, Question, chosen
 from spark_cluster.engine.checks.right_answer import why_wrong
+from spark_cluster.node.bench import ask
 from spark_cluster.node.replies import at, short, text_of
+
+ANSWER_S = 600.0
+"""Seconds that an answer may take: 1,024 tokens at 7 tok/s are two and a half minutes."""
+
+LEAST_S = 600.0
+"""Seconds that a cell of questions may take at least."""
+
+MOST_S = 4 * 3600.0
+"""Seconds that it may take at most."""
 
 HINTS = {
     "vision": "the recipe's model takes no pictures, or --language-model-only leaves them out",
@@ -46,11 +60,41 @@ class Answer:
     tokens: float | None
 
 
-def read_cell(
-    cell: PlannedCell, questions: Sequence[Question], folder: Path, raw: tuple[str, ...] = ()
-) -> CellResult:
-    """Return a cell's result from the file that `ask.py` wrote."""
-    return parse(cell, questions, read_json(folder / f"{cell.id}.json"), raw)
+class Questions(Generator):
+    """Questions whose answers are judged: our own program on the head."""
+
+    def tool(self, suite: Suite) -> Tool:
+        names = [question.id for question in of_suite(suite)]
+        settings = {"temperature": suite.settings.temperature, "questions": names}
+        return Tool(name="questions", version=VERSION, settings=settings)
+
+    def runs(self, at: At, cell: PlannedCell) -> list[Run]:
+        return [Run(on_node.command(at.folder, on_node.ASK, cell.id))]
+
+    def files(self, at: At, cells: tuple[PlannedCell, ...]) -> dict[str, bytes]:
+        work = {
+            "base_url": at.target.base_url,
+            "model": at.target.served_name,
+            "temperature": at.suite.settings.temperature,
+            "answer_s": ANSWER_S,
+            "largest_bytes": on_node.LARGEST_BYTES,
+            "questions": [question.to_dict() for question in of_suite(at.suite)],
+        }
+        plan = {cell.id: {**work, "runs": cell.runs} for cell in cells}
+        return {ask.QUESTIONS: json.dumps({"cells": plan}).encode()}
+
+    def limit_s(self, suite: Suite, cell: PlannedCell) -> float:
+        return min(MOST_S, LEAST_S + ANSWER_S * cell.runs * len(of_suite(suite)))
+
+    def results(
+        self, suite: Suite, cell: PlannedCell, folder: Path, _output: str, raw: tuple[str, ...]
+    ) -> list[CellResult]:
+        return [parse(cell, of_suite(suite), read_json(folder / f"{cell.id}.json"), raw)]
+
+
+def of_suite(suite: Suite) -> tuple[Question, ...]:
+    """Return the questions of a suite."""
+    return chosen(suite.kind, tuple(suite.questions))
 
 
 def parse(
@@ -117,7 +161,7 @@ def _metrics(cell: PlannedCell, found: Sequence[Answer]) -> dict[MetricName, Met
     for name, each in values.items():
         known = [value for value in each if value is not None]
         if len(known) == len(runs):
-            metrics[name] = _metric(known)
+            metrics[name] = metric(known)
     return metrics
 
 
@@ -132,13 +176,6 @@ def _speed(answers: Sequence[Answer]) -> float | None:
 def _mean(values: Iterable[float]) -> float | None:
     found = list(values)
     return sum(found) / len(found) if found else None
-
-
-def _metric(values: Sequence[float]) -> Metric:
-    mean = sum(values) / len(values)
-    spread = sum((value - mean) ** 2 for value in values)
-    std = (spread / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
-    return Metric(mean=mean, std=std, values=tuple(values))
 
 
 def _by_question(

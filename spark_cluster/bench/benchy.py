@@ -10,34 +10,35 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from spark_cluster.bench.expansion import PlannedCell
-from spark_cluster.bench.reading import number, numbers, percentile, read_json, result
+from spark_cluster.bench.generator import OFFLINE, At, Generator, Run, Target
+from spark_cluster.bench.reading import metric, number, numbers, percentile, read_json, result
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
-from spark_cluster.bench.suite_schema import MeasurementSettings
+from spark_cluster.bench.suite_schema import MeasurementSettings, Suite
 
 NAME = "llama-benchy"
 VERSION = "0.4.0"
 PROGRESS = "llama-benchy-progress.v1"
 
-KEY_FILE = "SPARK_CLUSTER_API_KEY_FILE"
-"""Variable with the path of a file that holds the endpoint's key."""
+BOOK = "SPARK_CLUSTER_BOOK"
+"""Variable with the path of a text for the prompts."""
 
 LAUNCHER = f"""\
-import os, sys
-path = os.environ.get("{KEY_FILE}")
-if path:
-    sys.argv += ["--api-key", open(path).read().strip()]
+import os
 from llama_benchy.__main__ import main
+if book := os.environ.get("{BOOK}"):
+    cache = os.path.expanduser("~/.cache/llama-benchy")
+    os.makedirs(cache, exist_ok=True)
+    link = os.path.join(cache, "cc6a0b5782734ee3b9069aa3b64cc62c.txt")
+    if not os.path.lexists(link):
+        os.symlink(book, link)
 main()
 """
-"""llama-benchy takes the key as an argument only, where every user of the node could read it in
-the list of processes. Here it is added to `sys.argv` after the start, which that list does not
-show."""
-
-OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
-"""Without them a tokenizer that is not there is looked for on the hub, again and again."""
+"""llama-benchy has no option for a text that is there: before it downloads its book, it looks into
+its cache (source: llama-benchy)."""
 
 TOTALS: dict[MetricName, str] = {
     "pp_tps": "pp_throughput",
@@ -60,27 +61,40 @@ _PREFILL = {"pp_tps", "pp_tps_request"}
 _DECODE = {"tg_tps", "tg_tps_request"}
 
 
-@dataclass(frozen=True)
-class Target:
-    """The endpoint to measure.
+class LlamaBenchy(Generator):
+    """llama-benchy, in an environment of its own on the head."""
 
-    Attributes:
-        base_url: with `/v1`.
-        served_name: the model as clients name it.
-        model: its name on the hub, for the record.
-        tokenizer: folder on the node with `tokenizer.json`.
-    """
+    role = "llama_benchy"
+    version = VERSION
 
-    base_url: str
-    served_name: str
-    model: str
-    tokenizer: str
+    def tool(self, suite: Suite) -> Tool:
+        settings = suite.settings
+        return Tool(
+            name=NAME,
+            version=VERSION,
+            latency_mode=settings.latency_mode,
+            prefix_caching=settings.prefix_caching,
+            settings=settings.model_dump(exclude={"latency_mode", "prefix_caching"}),
+        )
+
+    def runs(self, at: At, cell: PlannedCell) -> list[Run]:
+        words = arguments(cell, at.target, at.suite.settings, f"{at.folder}/raw")
+        return [Run((f"{at.settings.path}/bin/python", "-c", LAUNCHER, *words))]
+
+    def env(self, at: At) -> dict[str, str]:
+        book = at.settings.book
+        return {BOOK: book, **OFFLINE} if book else {}
+
+    def results(
+        self, suite: Suite, cell: PlannedCell, folder: Path, output: str, raw: tuple[str, ...]
+    ) -> list[CellResult]:
+        return read_cell(cell, folder, suite.settings, output=output, raw=raw)
 
 
 def arguments(
     cell: PlannedCell, target: Target, settings: MeasurementSettings, folder: str
 ) -> list[str]:
-    """Return the arguments for a cell; the endpoint's key is not among them.
+    """Return the arguments for a cell.
 
     Args:
         folder: on the node, where the result and the progress are written.
@@ -100,28 +114,6 @@ def arguments(
         words += ["--extra-body", f"temperature={settings.temperature:g}"]
     words += ["--save-result", f"{folder}/{cell.id}.json", "--format", "json"]
     return [*words, "--emit-progress", f"{folder}/{cell.id}.jsonl"]
-
-
-def command(python: str, words: Sequence[str]) -> list[str]:
-    """Return the whole command line.
-
-    Args:
-        python: of the environment that llama-benchy is installed in.
-        words: of `arguments`. `KEY_FILE` in the process's environment names the key's file.
-    """
-    return [python, "-c", LAUNCHER, *words]
-
-
-def tool(settings: MeasurementSettings) -> Tool:
-    """Return what the record says of the tool."""
-    rest = settings.model_dump(exclude={"latency_mode", "prefix_caching"})
-    return Tool(
-        name=NAME,
-        version=VERSION,
-        latency_mode=settings.latency_mode,
-        prefix_caching=settings.prefix_caching,
-        settings=rest,
-    )
 
 
 # -- progress --------------------------------------------------------------------------------------
@@ -348,10 +340,6 @@ def _metric(values: list[float], runs: int) -> Metric:
     that took them for such would find differences where there are none.
     """
     size = len(values) // runs
-    each = tuple(sum(values[at : at + size]) / size for at in range(0, len(values), size))
-    mean = sum(each) / runs
-    std = (sum((value - mean) ** 2 for value in each) / (runs - 1)) ** 0.5 if runs > 1 else None
-    percentiles = {}
-    if size > 1:
-        percentiles = {f"p{p}": percentile(values, p / 100) for p in (5, 50, 95)}
-    return Metric(mean=mean, std=std, values=each, percentiles=percentiles)
+    each = [fmean(values[at : at + size]) for at in range(0, len(values), size)]
+    shares = (5, 50, 95) if size > 1 else ()
+    return metric(each, {f"p{p}": percentile(values, p / 100) for p in shares})

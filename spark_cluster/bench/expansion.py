@@ -25,7 +25,7 @@ RUNS = 5
 """Repetitions where a suite says nothing: the fewest that `compare` gives a verdict for."""
 
 REQUESTS = 100
-"""Requests of a cell of `vllm bench serve` where a suite says nothing."""
+"""Requests of a cell of `vllm bench serve` and GuideLLM where a suite says nothing."""
 
 LONGEST_NAME = 72
 """Characters of the readable part of a setup's id; a cell's id is also a file's name."""
@@ -43,7 +43,7 @@ class PlannedCell:
     Attributes:
         id: unique in the run; also the name of its raw file.
         runs: repetitions; of an open loop, of the whole cell.
-        requests: of a cell of `vllm bench serve`.
+        requests: of a cell of `vllm bench serve` and GuideLLM.
         skip: why it cannot be measured on this server; empty when it can.
     """
 
@@ -231,7 +231,7 @@ def measurable(suite: Suite, found: Expansion) -> Expansion:
 
 def _unsupported(suite: Suite, setup: PlannedSetup) -> str:
     engine = setup.served.engine if setup.served is not None else "vllm"
-    if suite.kind == "load" and _is_vllm(suite) and engine != "vllm":
+    if suite.kind == "load" and suite.tool == "vllm-bench" and engine != "vllm":
         return f"`vllm bench serve` is a part of vLLM, and this recipe's engine is {engine}"
     if setup.replicas > 1 and setup.each > 1:
         return f"a replica behind the endpoint has one node, and this one takes {setup.each}"
@@ -293,15 +293,12 @@ def _cells(
     own += turn <= more
     if not own:
         return
-    requests = (stage.requests or suite.requests or REQUESTS) if _is_vllm(suite) else None
+    counts = suite.tool != "llama-benchy"
+    requests = (stage.requests or suite.requests or REQUESTS) if counts else None
     for key in _keys(suite, stage):
         id = f"{setup.id}.{key_id(key)}" + (f"-t{turn}" if turns > 1 else "")
         skip = setup.skip or _too_long(key, setup.served)
         yield PlannedCell(id, setup.id, key, own, requests, turn, skip)
-
-
-def _is_vllm(suite: Suite) -> bool:
-    return suite.tool == "vllm-bench"
 
 
 def _keys(suite: Suite, stage: Stage) -> Iterator[CellKey]:

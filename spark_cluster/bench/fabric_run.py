@@ -52,7 +52,7 @@ def must_be_possible(play: Play, server: Server) -> None:
     ray_cluster.must_serve_nothing(play, server.nodes, COMMAND)
     ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=None)
     for node in server.nodes:
-        if on_node.is_busy(play.session(node)):
+        if on_node.measured(play.session(node)):
             raise Refused(
                 "a benchmark is running there",
                 where=node.name,

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.errors import Failed
 from spark_cluster.loader import programs
 from spark_cluster.node import own_program, paths
-from spark_cluster.node.bench import worker
+from spark_cluster.node.bench import measure
 from spark_cluster.resources import Command, Directory, File, Resource
 from spark_cluster.runner.session import Session
 
@@ -21,27 +21,14 @@ if TYPE_CHECKING:
 FOLDER = paths.BENCH
 """On the node; each run has a folder of its own, each server of it one below."""
 
-LOCK = paths.BENCH_LOCK
-"""Folder whose lock a run holds: at most one is measured on a node. Root's alone, as whoever can
-open it can hold the lock."""
-
-BUSY_TEXT = "another benchmark is running on this node"
-
-LOCKED = f"""\
-exec 9<"$0" || exit
-flock --nonblock 9 || {{ echo "{BUSY_TEXT}" >&2; exit {worker.BUSY}; }}
-user=$1
-shift
-test "$user" = root && exec "$@"
-exec setpriv --reuid "$user" --regid "$(id --group "$user")" --init-groups -- "$@"
-"""
-"""Runs a program as a user who cannot open the lock that it holds."""
-
 ARCHIVE = "programs.pyz"
 """In a folder of a run: the programs that measure there. The name is not their hash: by its command
 a unit is found again that was started by another version."""
 
-MAIN, ASK, VLLM_RUNS = (f"spark_cluster.node.bench.{name}" for name in ("main", "ask", "vllm_runs"))
+MAIN, ASK = "spark_cluster.node.bench.measure", "spark_cluster.node.bench.ask"
+
+MEASURED = 'test -e "$0" || exit 0; exec 9<"$0"; flock --shared --nonblock 9 || cat "$0"'
+"""Prints the folder whose cells are being measured; nothing where none are."""
 
 LARGEST_BYTES = 5 * 1024 * 1024
 """A larger file of a load generator is left on the node."""
@@ -60,63 +47,46 @@ class Job:
     Attributes:
         folder: on the node.
         health: URLs that answer with 200 while the servers are up.
-        cells: for node/bench/worker.py: `id`, `argv`, `env`, `result`, `timeout_s`.
-        links: paths below the folder to what they point to.
-        user: of the node, as whom the load generator runs and whose the folders are; root only
-            where it must be (`generators.owner`), and then nobody else writes to them.
+        cells: for node/bench/measure.py: `id`, `runs`, `env`, `timeout_s` of a run, `as_root`.
+        user: of the node, as whom load generators run.
         files: more files for the folder, by name.
     """
 
     folder: str
     health: tuple[str, ...]
     cells: tuple[Mapping[str, Any], ...]
-    links: Mapping[str, str]
     user: str
     files: Mapping[str, bytes] = field(default_factory=dict)
 
     @property
     def limit_s(self) -> float:
         """Seconds that all of it may take."""
-        return float(sum(cell["timeout_s"] for cell in self.cells)) + SLACK_S
+        runs = sum(cell["timeout_s"] * len(cell["runs"]) for cell in self.cells)
+        return float(runs) + SLACK_S
 
     @property
     def resources(self) -> list[Resource]:
         """The resources that measure them: files, and a unit that goes on without the laptop."""
-        plan = {
-            "health": self.health,
-            "cells": list(self.cells),
-            "links": dict(self.links),
+        plan = {"health": self.health, "cells": self.cells, "user": self.user}
+        parts = self.folder.removeprefix(f"{FOLDER}/").split("/")
+        folders = ["/".join((FOLDER, *parts[:n])) for n in range(len(parts) + 1)]
+        sent = {
+            ARCHIVE: programs.archive(MAIN, ASK),
+            **self.files,
+            "plan.json": json.dumps(plan, indent=1).encode(),
         }
         return [
-            Directory(FOLDER, mode=0o755),
-            Directory(LOCK, mode=0o700, owner="root"),
-            *[Directory(folder, mode=0o755, owner=self.user) for folder in self._parents()],
-            File(f"{self.folder}/{ARCHIVE}", content=own_programs()),
-            *[File(f"{self.folder}/{name}", content=c) for name, c in self.files.items()],
-            File(f"{self.folder}/plan.json", content=json.dumps(plan, indent=1).encode()),
+            *[Directory(folder, mode=0o755, owner="root") for folder in folders],
+            *[File(f"{self.folder}/{name}", content=content) for name, content in sent.items()],
             Command(
                 f"measure {self.folder.removeprefix(f'{FOLDER}/')}",
-                measure_command(self.folder, self.user, LOCK),
+                command(self.folder, MAIN),
                 # Not by its exit status: a run that was stopped is begun again.
-                creates=f"{self.folder}/{worker.COMPLETE}",
+                creates=f"{self.folder}/{measure.COMPLETE}",
                 long=True,
                 timeout_s=self.limit_s,
             ),
         ]
-
-    def _parents(self) -> list[str]:
-        parts = self.folder.removeprefix(f"{FOLDER}/").split("/")
-        return ["/".join((FOLDER, *parts[: n + 1])) for n in range(len(parts))]
-
-
-def own_programs() -> bytes:
-    """Return the archive that a folder of a run gets."""
-    return programs.archive(MAIN, ASK, VLLM_RUNS)
-
-
-def measure_command(folder: str, user: str, lock: str) -> tuple[str, ...]:
-    """Return the command that root runs to measure the cells of a folder as a user."""
-    return ("sh", "-c", LOCKED, lock, user, *command(folder, MAIN))
 
 
 def command(folder: str, module: str, *words: str) -> tuple[str, ...]:
@@ -125,38 +95,23 @@ def command(folder: str, module: str, *words: str) -> tuple[str, ...]:
     return ("python3", "-I", "-S", "-B", *started, folder, *words)
 
 
-def is_measuring(session: Session, folder: str) -> bool:
-    """Return True while a process on the node measures the cells of a folder."""
-    return _is_locked(session, f"{folder}/lock")
+def measured(session: Session) -> str:
+    """Return the folder whose cells are being measured on a node; empty where none are."""
+    return session.run(["sh", "-c", MEASURED, measure.LOCK]).stdout.strip()
 
 
-def is_busy(session: Session) -> bool:
-    """Return True while a process on the node measures any cells of any run."""
-    return _is_locked(session, LOCK)
+def stop(session: Session, folder: str) -> None:
+    """Have the process that measures the cells of a folder end, the cell in progress included."""
+    _do(session, "touch", f"{folder}/stop")
 
 
-def _is_locked(session: Session, path: str) -> bool:
-    # Opened for reading: a lock that is not there yet must not be made, by root at that.
-    done = session.run(["sh", "-c", 'exec flock --nonblock 9 9<"$0"', path])
-    return done.status == 1 and not done.stderr.strip()
-
-
-def stop(session: Session, folder: str, user: str) -> None:
-    """Have the process that measures the cells of a folder end, the cell in progress included.
-
-    Args:
-        user: whose folder it is; root would follow links in it.
-    """
-    _do(session, user, "touch", f"{folder}/stop")
-
-
-def may_go_on(session: Session, folder: str, user: str) -> None:
+def may_go_on(session: Session, folder: str) -> None:
     """Take an earlier `stop` back."""
-    _do(session, user, "rm", "-f", f"{folder}/stop")
+    _do(session, "rm", "-f", f"{folder}/stop")
 
 
-def _do(session: Session, user: str, *argv: str) -> None:
-    done = session.run(list(argv), user=user)
+def _do(session: Session, *argv: str) -> None:
+    done = session.run(list(argv))
     if done.status != 0:
         raise Failed(f"{' '.join(argv)}: {done.stderr.strip() or f'status {done.status}'}")
 

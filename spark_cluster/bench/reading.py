@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any
 
 from spark_cluster.bench.expansion import PlannedCell
@@ -32,23 +33,6 @@ def read_json(path: Path) -> dict[str, Any] | str:
     except (ValueError, RecursionError):
         return f"{path.name} is not JSON; it may have been cut while it was written"
     return data if isinstance(data, dict) else f"{path.name}: expected a JSON object"
-
-
-def json_lines(path: Path) -> list[dict[str, Any]]:
-    """Return the JSON objects of a file, one a line; what is none, or cut, is left out."""
-    try:
-        lines = path.read_text("utf-8", "replace").splitlines()
-    except OSError:
-        return []
-    found = []
-    for line in lines:
-        try:
-            data = json.loads(line)
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(data, dict):
-            found.append(data)
-    return found
 
 
 def number(value: object) -> float | None:
@@ -88,6 +72,16 @@ def percentile(values: Sequence[float], share: float) -> float:
     low = math.floor(place)
     high = min(low + 1, len(ordered) - 1)
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def metric(values: Sequence[float], percentiles: dict[str, float] | None = None) -> Metric:
+    """Return a figure with a value for each run.
+
+    Args:
+        values: at least one.
+    """
+    std = stdev(values) if len(values) > 1 else None
+    return Metric(mean=fmean(values), std=std, values=tuple(values), percentiles=percentiles or {})
 
 
 def result(

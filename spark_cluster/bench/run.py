@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -19,7 +19,6 @@ from typing import Any
 
 from spark_cluster.bench import (
     acceptance,
-    benchy,
     describe,
     environment,
     generators,
@@ -28,9 +27,9 @@ from spark_cluster.bench import (
     run_telemetry,
     startup_logs,
     telemetry_parts,
-    vllm_job,
 )
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
+from spark_cluster.bench.generator import At, Generator, Target
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.reading import moment, number, read_json
 from spark_cluster.bench.reading import result as cell_result
@@ -54,17 +53,12 @@ from spark_cluster.engine.engine import engine
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
 from spark_cluster.errors import Failed, InvalidFile, Refused, SparkClusterError
+from spark_cluster.node.bench.measure import CLEAR, DOCKER_S
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 
-ROLE = "llama_benchy"
-
 WAIT_S = 2.0
 """Seconds between two looks whether the head still measures."""
-
-BOOK = "home/.cache/llama-benchy/cc6a0b5782734ee3b9069aa3b64cc62c.txt"
-"""Where llama-benchy looks for the text of its prompts before it downloads it (source:
-llama-benchy); below the folder that is its home."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -136,9 +130,10 @@ class BenchRun:
         Args:
             vllm: empty where it is not known.
         """
-        if generators.is_vllm_bench(self.suite):
+        if generators.of(self.suite).engine == "vllm":
             versions = {*self.record.tool.version.split(", "), vllm} - {""}
-            self._change(tool=generators.tool(self.suite, ", ".join(sorted(versions))))
+            version = ", ".join(sorted(versions))
+            self._change(tool=self.record.tool.model_copy(update={"version": version}))
 
     def add_vram(self, setup: str, found: Sequence[VramReading]) -> None:
         """Add readings of GPU memory to a server, and save."""
@@ -227,14 +222,14 @@ def measure(play: Play, run: BenchRun, step: Step, server: StartedServer) -> Non
     metrics = {one.nodes[0].name: f"{engine_base(one)}/metrics" for one in deployment.servers}
     nodes = [node.name for node in deployment.nodes]
     recording = Recording(play, nodes, folder, metrics, job.limit_s)
-    on_node.may_go_on(session, folder, job.user)
+    on_node.may_go_on(session, folder)
     recording.start()
     ended = threading.Event()
 
     def load() -> None:
         try:
-            needed = [ROLE] if generators.is_llama_benchy(run.suite) else []
-            play.apply(head, *needed, job.resources)
+            role = generators.of(run.suite).role
+            play.apply(head, *([role] if role else []), job.resources)
         finally:
             ended.set()
 
@@ -273,56 +268,52 @@ def vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
     return vram.peak_until(play.sessions, ended, partial(play.note, warning=True))
 
 
-def tool_of(play: Play) -> tuple[str, str]:
-    """Return, on the head, the folder of the load generator and the text for its prompts.
+def settings_of(play: Play, generator: Generator) -> Any:
+    """Return the settings of a generator's role on the head; None where it has no role.
 
     Raises:
         Refused: the role is set to a version whose results are not read.
     """
-    role = play.project.load_role(ROLE)
+    if not generator.role:
+        return None
+    role = play.project.load_role(generator.role)
     settings: Any = role.settings_for(play.inventory.nodes[play.head.name])
-    if settings.version != benchy.VERSION:
+    if settings.version != generator.version:
         raise Refused(
-            f"{ROLE}.version is {settings.version}; only results of {benchy.VERSION} are read",
-            hint=f"take `version` out of the settings of {ROLE}",
+            f"{generator.role}.version is {settings.version}; only results of {generator.version} "
+            "are read",
+            hint=f"take `version` out of the settings of {generator.role}",
         )
-    return settings.path, settings.book
+    return settings
 
 
 def job_of(run: BenchRun, step: Step, deployment: Deployment, play: Play) -> on_node.Job:
     """Return what the head gets to measure a step's cells."""
-    server, folder = deployment.first, run.on_node(step)
-    target = benchy.Target(
+    server, generator, folder = deployment.first, generators.of(run.suite), run.on_node(step)
+    target = Target(
         base_url=f"{load_base(deployment)}/v1",
         served_name=deployment.endpoint.model,
         model=server.recipe.model.name,
         tokenizer=server.recipe.model.node_path,
     )
-    settings = run.suite.settings
+    at = At(run.suite, deployment, target, folder, settings_of(play, generator))
+    measured = tuple(cell for cell in step.cells if not cell.skip)
+    cells = tuple(_planned(generator, at, cell) for cell in measured)
     health = tuple(engine_base(one) + engine(one.engine).health for one in deployment.servers)
-    if not generators.is_llama_benchy(run.suite):
-        left = tuple(cell for cell in step.cells if not cell.skip)
-        user = play.head.user
-        return generators.job(
-            run.suite, left, target, server, health=health, folder=folder, user=user
-        )
-    environment, book = tool_of(play)
-    offline = benchy.OFFLINE if book else {}
-    cells = tuple(
-        {
-            "id": cell.id,
-            "argv": benchy.command(
-                f"{environment}/bin/python",
-                benchy.arguments(cell, target, settings, f"{folder}/raw"),
-            ),
-            "env": {"HOME": f"{folder}/home", **offline},
-            "result": f"raw/{cell.id}.json",
-            "timeout_s": generators.CELL_S,
-        }
-        for cell in step.cells
-        if not cell.skip
-    )
-    return on_node.Job(folder, health, cells, {BOOK: book} if book else {}, play.head.user)
+    files = generator.files(at, measured)
+    return on_node.Job(folder, health, cells, play.head.user, files)
+
+
+def _planned(generator: Generator, at: At, cell: PlannedCell) -> dict[str, Any]:
+    """Return a cell for node/bench/measure.py."""
+    runs = generator.runs(at, cell)
+    return {
+        "id": cell.id,
+        "runs": [asdict(one) for one in runs],
+        "env": generator.env(at),
+        "timeout_s": generator.limit_s(at.suite, cell) / len(runs),
+        "as_root": generator.as_root(at),
+    }
 
 
 def engine_base(server: Server) -> str:
@@ -363,7 +354,7 @@ def with_telemetry(run: BenchRun, step: Step, found: Sequence[CellResult]) -> li
 
 def is_measuring(play: Play, run: BenchRun, step: Step) -> bool:
     """Return True while the head measures cells of a step."""
-    return on_node.is_measuring(play.session(play.head), run.on_node(step))
+    return on_node.measured(play.session(play.head)) == run.on_node(step)
 
 
 def stop(play: Play, run: BenchRun, step: Step) -> bool:
@@ -374,12 +365,12 @@ def stop(play: Play, run: BenchRun, step: Step) -> bool:
         run that was killed is removed.
     """
     session, folder = play.session(play.head), run.on_node(step)
-    if on_node.is_measuring(session, folder):
-        on_node.stop(session, folder, generators.owner(run.suite, play.head.user))
-        return True
-    if generators.is_vllm_bench(run.suite):
-        vllm_job.remove_left(session)
-    return False
+    busy = on_node.measured(session)
+    if busy == folder:
+        on_node.stop(session, folder)
+    elif not busy:
+        session.run(list(CLEAR), timeout=DOCKER_S)
+    return busy == folder
 
 
 def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
@@ -389,7 +380,7 @@ def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
         Failed: another benchmark is running there, or it does not come to an end.
     """
     _wait(play, run, step)
-    if on_node.is_busy(play.session(play.head)):
+    if on_node.measured(play.session(play.head)):
         raise Failed(
             "another benchmark is running there",
             where=play.head.name,
@@ -403,7 +394,9 @@ def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
 
 def _wait(play: Play, run: BenchRun, step: Step) -> None:
     """Wait until the head measures no cells of a step, as long as these can take at most."""
-    limit_s = generators.limit_s(run.suite, step.cells)
+    generator = generators.of(run.suite)
+    limits = (generator.limit_s(run.suite, cell) for cell in step.cells)
+    limit_s = sum(limits) + on_node.SLACK_S
     deadline = time.monotonic() + limit_s
     if is_measuring(play, run, step):
         play.note("the nodes are still measuring; this waits for them")
@@ -427,7 +420,7 @@ def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Re
     """Copy telemetry and results; what goes on without the laptop is recorded on."""
     session = play.connections.session(head.name)  # after a reboot it is another one
     recording.fetch(run.raw(step))
-    if not on_node.is_measuring(session, run.on_node(step)):
+    if on_node.measured(session) != run.on_node(step):
         recording.stop()
     collect(play, run, step, head)
 
@@ -447,7 +440,7 @@ def results_of(
     names = tuple(
         str(path.relative_to(run.folder)) for path in sorted((into / "raw").glob(f"{cell.id}.*"))
     )
-    found = generators.results(run.suite, cell, into / "raw", output, names)
+    found = generators.of(run.suite).results(run.suite, cell, into / "raw", output, names)
     error = str(ended.get("error") or "")
     written = (name for name in too_large if not name.endswith(".log"))
     if any(name.startswith(f"raw/{cell.id}.") for name in written):

@@ -23,9 +23,9 @@ from spark_cluster.bench.run import (
     left_out,
     measure,
     recorded,
+    settings_of,
     skipped,
     take_down,
-    tool_of,
 )
 from spark_cluster.config.flags import words
 from spark_cluster.engine import runtime
@@ -67,8 +67,7 @@ def go_on(
     """
     reasons = {id: why for step in run.pending for id, why in left_out(step).items()}
     if not play.check:
-        if generators.is_llama_benchy(run.suite):
-            tool_of(play)  # refused before a server is started
+        settings_of(play, generators.of(run.suite))  # refused before a server is started
         run.add([skipped(c, reasons[c.id]) for c in run.expansion.cells if c.id in reasons])
     steps = [s for s in run.pending if not all(cell.id in reasons for cell in s.cells)]
     try:

@@ -63,22 +63,22 @@ def _loads(suite: Suite) -> Iterator[tuple[Key, Load]]:
 
 
 def _tool(suite: Suite) -> Iterator[Problem]:
-    is_vllm = suite.tool == "vllm-bench"
+    counts = suite.tool != "llama-benchy"
     for key, part in _loads(suite):
-        if not is_vllm and part.request_rate is not None:
-            message = "an open loop needs `tool: vllm-bench`; llama-benchy has none"
+        if not counts and part.request_rate is not None:
+            message = "an open loop needs `tool: vllm-bench` or `guidellm`; llama-benchy has none"
             yield Problem((*key, "request_rate"), message)
-        if not is_vllm and part.requests is not None:
+        if not counts and part.requests is not None:
             message = "found a number of requests, expected none: llama-benchy has runs"
             yield Problem((*key, "requests"), message)
         if part.request_rate is not None and part.concurrency is not None:
             message = "give request_rate (open loop) or concurrency (closed loop), not both"
             yield Problem((*key, "request_rate"), message)
-        if is_vllm and any(part.depth or ()):
-            message = "`vllm bench serve` has no depth; make the prompt longer"
+        if counts and any(part.depth or ()):
+            message = f"{suite.tool} has no depth; make the prompt longer"
             yield Problem((*key, "depth"), message)
-    if suite.slo is not None and not is_vllm:
-        yield Problem(("slo",), "goodput needs `tool: vllm-bench`; llama-benchy does not count it")
+    if suite.slo is not None and suite.tool != "vllm-bench":
+        yield Problem(("slo",), f"goodput needs `tool: vllm-bench`; {suite.tool} does not count it")
     if suite.slo is not None and not suite.slo.model_fields_set:
         yield Problem(("slo",), "found no limit, expected one such as ttft_ms: 500")
 

@@ -14,7 +14,7 @@ from spark_cluster.config.schema import Schema
 T = TypeVar("T")
 
 Kind = Literal["load", "vision", "tool_call"]
-ToolName = Literal["llama-benchy", "vllm-bench"]
+ToolName = Literal["llama-benchy", "vllm-bench", "guidellm"]
 
 
 def _unique(values: list[T]) -> list[T]:
@@ -131,11 +131,12 @@ class Load(Schema):
     request_rate: Annotated[list[Rate], AfterValidator(_unique)] | None = Field(
         default=None,
         min_length=1,
-        description="requests a second (open loop, tool: vllm-bench); takes concurrency's place",
+        description="requests a second (open loop, tool: vllm-bench or guidellm); takes the place "
+        "of concurrency",
     )
     requests: int | None = Field(
         default=None, ge=1, le=1_000_000,
-        description="requests of a cell of vllm-bench (default: 100)",
+        description="requests of a cell of vllm-bench and guidellm (default: 100)",
     )  # fmt: skip
     runs: int | None = Field(
         default=None, ge=1, le=1000,
@@ -166,8 +167,8 @@ class Suite(Load):
     )
     tool: ToolName = Field(
         default="llama-benchy",
-        description="load generator: llama-benchy (closed loop) or vllm-bench (`vllm bench "
-        "serve` of the image: open loop, percentiles, goodput)",
+        description="load generator: llama-benchy (closed loop), vllm-bench (`vllm bench serve` of "
+        "the image: open loop, percentiles, goodput) or guidellm (open loop, percentiles)",
     )
     questions: Annotated[list[str], AfterValidator(_unique)] = Field(
         default=[], description="of vision and tool_call: which questions, by name (default: all)"

@@ -7,19 +7,39 @@ vLLM 0.32 (`vllm/benchmarks/serve.py`; source: vllm-source).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench.benchy import Target
 from spark_cluster.bench.expansion import REQUESTS, PlannedCell
-from spark_cluster.bench.reading import number, read_json, result
+from spark_cluster.bench.generator import OFFLINE, RUN_S, At, Generator, Run, Target, last_line
+from spark_cluster.bench.reading import metric, number, read_json, result
 from spark_cluster.bench.record import CellResult, Metric, MetricName, Tool
-from spark_cluster.bench.suite_schema import MeasurementSettings, Slo
+from spark_cluster.bench.suite_schema import MeasurementSettings, Slo, Suite
+from spark_cluster.config.caches import CACHES
+from spark_cluster.engine.deployment import Server
+from spark_cluster.node import confinement
+from spark_cluster.node.bench import measure
+from spark_cluster.node.store.layout import whole_folder
+from spark_cluster.resources.program import split_mount
 
 NAME = "vllm-bench"
 
-KEY_VARIABLE = "OPENAI_API_KEY"
-"""From which the program takes the endpoint's key; there is no argument for it."""
+FIRST_TO_END = "500"
+"""Of `--oom-score-adj`: where memory is short, the kernel ends the load before the server."""
+
+CONFINED = (
+    "--pull", "never", "--init", "--network", "host", "--gpus", "all",
+    *confinement.options(confinement.READ_OTHERS),
+    "--oom-score-adj", FIRST_TO_END, "--log-driver", "none", "--entrypoint", "",
+)  # fmt: skip
+"""How the container is made. The GPU is there because vLLM looks for it when it is imported, as in
+the server's own container; the program computes nothing on it. DAC_OVERRIDE: root in the container
+reads files of others, as the server does; it can write to none of the node's folders."""
+
+PASSED_ON = {"trust-remote-code": (), "tokenizer-mode": ("auto", "slow", "mistral", "custom")}
+"""Flags of the server that the load generator must have too, to read the same tokenizer; with the
+values that it takes, none for a bare flag."""
 
 PERCENTILES = (5, 50, 90, 95, 99)
 
@@ -35,11 +55,116 @@ RATES: dict[MetricName, str] = {
     "output_tps": "output_throughput",
 }
 
+SLACK_S = 60.0
+"""Seconds of a run for Docker, and for loading the tokenizer."""
+
+OUT = "/tmp"  # noqa: S108  (the container's own)
+"""Folder for the result in a container."""
+
+BULKY = ("itls", "generated_texts", "input_lens", "start_times", "ttfts")
+"""Fields of the detailed result that no figure is taken from."""
+
+WHOLE_BYTES = 4 * 1024 * 1024
+"""A larger result is kept without what it says of every token, so that it can be copied."""
+
+PRINTED = f"""\
+import json, os, subprocess, sys
+path, *argv = sys.argv[1:]
+if os.path.lexists(path):
+    os.unlink(path)
+status = subprocess.run(argv, stdout=sys.stderr).returncode
+if status or not os.path.exists(path):
+    sys.exit(status or 1)
+text = open(path).read()
+os.unlink(path)
+if len(text) > {WHOLE_BYTES}:
+    data = json.loads(text)
+    for field in {BULKY}:
+        data.pop(field, None)
+    text = json.dumps(data)
+print(text)
+"""
+"""Runs the program where it writes its result, and prints that: no file of a container's is read
+by root, and it needs no folder of the node."""
+
 DRAFTED: dict[MetricName, tuple[str, float]] = {
     "acceptance": ("spec_decode_acceptance_rate", 0.01),
     "acceptance_length": ("spec_decode_acceptance_length", 1.0),
 }
 """Of speculative decoding: the field, and what its figure is multiplied by."""
+
+
+class VllmBench(Generator):
+    """`vllm bench serve` of the engine's image, in a container of its own, or of its environment.
+
+    Nothing of it is secret: the engine answers on the loopback without a key. The container sees
+    the model and the recipe's files read-only, no folder that it can write to, reaches no hub, has
+    one capability of root (to open any file), and is ended before the server when memory is short.
+    """
+
+    engine = "vllm"
+
+    def tool(self, suite: Suite) -> Tool:
+        limits = suite.slo.model_dump(exclude_none=True) if suite.slo else {}
+        settings = suite.settings
+        own = {"exact_output": settings.exact_output, "temperature": settings.temperature}
+        return Tool(name=NAME, version="", settings={**own, "slo": limits})
+
+    def runs(self, at: At, cell: PlannedCell) -> list[Run]:
+        server = at.deployment.first
+        target = replace(at.target, tokenizer=server.model_path)
+        in_container = self.as_root(at)
+        out = OUT if in_container else f"{at.folder}/home"
+        found = []
+        for run in range(1, cell.runs + 1):
+            name = file_name(cell, run)
+            words = arguments(cell, target, at.suite.settings, at.suite.slo, out, run=run)
+            vllm = "vllm" if in_container else f"{server.venv}/bin/vllm"
+            python = "python3" if in_container else f"{server.venv}/bin/python"
+            argv = (python, "-c", PRINTED, f"{out}/{name}", vllm, "bench", "serve", *words)
+            argv = (*argv, *_passed_on(server.flags))
+            found.append(Run((*container(server), *argv) if in_container else argv, prints=name))
+        return found
+
+    def as_root(self, at: At) -> bool:
+        return at.deployment.first.runtime == "docker"
+
+    def env(self, at: At) -> dict[str, str]:
+        return {} if self.as_root(at) else environment(at.deployment.first, f"{at.folder}/home")
+
+    def limit_s(self, _suite: Suite, cell: PlannedCell) -> float:
+        return cell.runs * (open_loop_s(cell) + SLACK_S)
+
+    def results(
+        self, suite: Suite, cell: PlannedCell, folder: Path, output: str, raw: tuple[str, ...]
+    ) -> list[CellResult]:
+        return [parse(cell, read_runs(cell, folder, output), suite.slo, raw)]
+
+
+def open_loop_s(cell: PlannedCell) -> float:
+    """Return the seconds that a run may take: longer where its requests come slowly."""
+    rate = cell.key.request_rate
+    return RUN_S + (2 * (cell.requests or REQUESTS) / rate if rate else 0.0)
+
+
+def read_runs(cell: PlannedCell, folder: Path, output: str) -> list[dict[str, Any] | str]:
+    """Return the result of each run, or why there is none, with what the program said last."""
+    found = [read_json(folder / file_name(cell, run)) for run in range(1, cell.runs + 1)]
+    said = f"; it said: {last}" if (last := last_line(output)) else ""
+    return [f"{one}{said}" if isinstance(one, str) else one for one in found]
+
+
+def container(server: Server) -> tuple[str, ...]:
+    """Return the words that run a program in a container of the engine's image, up to its own."""
+    seen = whole_folder(server.model_path)
+    name = ("--name", measure.CONTAINER, "--label", f"{measure.LABEL}=load")
+    words = ["docker", "run", "--rm", *name, *CONFINED]
+    for mount in (f"{seen}:{seen}", *server.mounts):
+        source, target, _ = split_mount(mount)
+        words += ["--mount", f"type=bind,source={source},target={target},readonly"]
+    for variable, value in sorted(environment(server, OUT).items()):
+        words += ["--env", f"{variable}={value}"]
+    return (*words, server.image)
 
 
 def arguments(
@@ -92,25 +217,6 @@ def goodput_words(slo: Slo | None) -> list[str]:
         return []
     known = (("ttft", slo.ttft_ms), ("tpot", slo.tpot_ms), ("e2el", slo.e2el_ms))
     return [f"{name}:{limit:g}" for name, limit in known if limit is not None]
-
-
-def tool(settings: MeasurementSettings, slo: Slo | None, version: str) -> Tool:
-    """Return what the record says of the tool.
-
-    Args:
-        version: of vLLM, whose part it is.
-    """
-    limits = slo.model_dump(exclude_none=True) if slo else {}
-    own = {"exact_output": settings.exact_output, "temperature": settings.temperature}
-    return Tool(name=NAME, version=version, settings={**own, "slo": limits})
-
-
-def read_cell(
-    cell: PlannedCell, folder: Path, slo: Slo | None, raw: tuple[str, ...] = ()
-) -> CellResult:
-    """Return a cell's result, from the files of all its repetitions."""
-    found = [read_json(folder / file_name(cell, run)) for run in range(1, cell.runs + 1)]
-    return parse(cell, found, slo, raw)
 
 
 def parse(
@@ -174,20 +280,13 @@ def _metrics(
         if len(found) < len(values):
             missing.append(f"{field_name} has no value")
             continue
-        metrics[name] = _metric(found, _percentiles(runs, TIMES.get(name)))
+        metrics[name] = metric(found, _percentiles(runs, TIMES.get(name)))
     for name, (field_name, scale) in DRAFTED.items():
         values = [number(run.get(field_name)) for run in runs]
         found = [value * scale for value in values if value is not None]
         if found and len(found) == len(values):
-            metrics[name] = _metric(found, {})
+            metrics[name] = metric(found)
     return metrics, missing
-
-
-def _metric(values: Sequence[float], percentiles: dict[str, float]) -> Metric:
-    mean = sum(values) / len(values)
-    spread = sum((value - mean) ** 2 for value in values)
-    std = (spread / (len(values) - 1)) ** 0.5 if len(values) > 1 else None
-    return Metric(mean=mean, std=std, values=tuple(values), percentiles=percentiles)
 
 
 def _percentiles(runs: Sequence[Mapping[str, Any]], field_name: str | None) -> dict[str, float]:
@@ -230,3 +329,21 @@ def _too_fast(metrics: Mapping[MetricName, Metric], cell: PlannedCell) -> list[s
     if arrivals_s <= count / rate * (1 + 3 / (count * cell.runs) ** 0.5):
         return []
     return [f"the server kept up with {served.mean:.2f} of {rate:g} requests a second"]
+
+
+def environment(server: Server, home: str) -> dict[str, str]:
+    """Return the program's variables: the recipe's without its secrets, and caches of its own."""
+    caches = {name: f"{home}/{folder}" for name, folder in CACHES.items()}
+    venv = {"VIRTUAL_ENV": server.venv} if server.runtime == "venv" else {}
+    return {**server.env, **caches, **venv, **OFFLINE, "HOME": home, "VLLM_NO_USAGE_STATS": "1"}
+
+
+def _passed_on(flags: Mapping[str, Any]) -> list[str]:
+    words: list[str] = []
+    for name, values in PASSED_ON.items():
+        given = flags.get(name)
+        if given is True and not values:
+            words.append(f"--{name}")
+        elif given in values:
+            words += [f"--{name}", str(given)]
+    return words

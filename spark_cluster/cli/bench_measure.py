@@ -127,7 +127,7 @@ def new_record(
         spark_cluster=__version__,
         started=datetime.now(UTC),
         status="running",
-        tool=generators.tool(suite),
+        tool=generators.of(suite).tool(suite),
         setups=(),
         cells=(),
         command=("spark-cluster", "bench", *words),

@@ -147,6 +147,7 @@ class Inventory:
                 ("caches", "root"),
                 ("hub_library", "path"),
                 ("llama_benchy", "path"),
+                ("guidellm", "path"),
             )
         )
         return tuple(dict.fromkeys(str(path) for path in found if path))

@@ -28,6 +28,7 @@ ENVIRONMENTS = f"{STATE}/environments"
 """Folder of virtual environments of our own."""
 HUB_LIBRARY = f"{ENVIRONMENTS}/hub"
 LLAMA_BENCHY = f"{ENVIRONMENTS}/llama-benchy"
+GUIDELLM = f"{ENVIRONMENTS}/guidellm"
 FORMER_ENVIRONMENTS = "/opt/spark-cluster"
 """Folder of the environments before 0.2, which recipes could mount:
 nothing of it is used."""

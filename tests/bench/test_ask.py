@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import pytest
-from serve_plans import bare_server
+from factories import make_node, make_recipe
+from serve_plans import deployment_for
 
 from spark_cluster.bench import answers, generators, on_node
-from spark_cluster.bench.benchy import Target
 from spark_cluster.bench.expansion import PlannedCell, expand
+from spark_cluster.bench.generator import At, Target
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.loader import programs
 from spark_cluster.node.bench import ask
 
 Handler = Callable[[dict[str, Any]], tuple[int, list[str]]]
@@ -86,20 +88,19 @@ def measured(
     suite = Suite.model_validate(given)
     (cell,) = cells = expand(suite).cells
     target = Target(url, "paris", "acme/paris", "/srv/models/paris")
-    nowhere = bare_server("spark1", model_path="/srv/models/paris")
-    job = generators.job(
-        suite, cells, target, nowhere, health=(), folder=str(tmp_path), user="nvidia"
-    )
+    nowhere = deployment_for(make_recipe(), make_node("spark1"))
+    asks, at = generators.of(suite), At(suite, nowhere, target, str(tmp_path))
     (tmp_path / "raw").mkdir()
-    for name, content in {**job.files, on_node.ARCHIVE: on_node.own_programs()}.items():
+    archive = programs.archive(on_node.MAIN, on_node.ASK)
+    for name, content in {**asks.files(at, cells), on_node.ARCHIVE: archive}.items():
         (tmp_path / name).write_bytes(content)
-    (program,) = job.cells
+    (program,) = asks.runs(at, cell)
     done = subprocess.run(
-        [sys.executable, *program["argv"][1:]], capture_output=True, text=True, timeout=60,
+        [sys.executable, *program.argv[1:]], capture_output=True, text=True, timeout=60,
         env={"http_proxy": "http://127.0.0.1:1", "HTTP_PROXY": "http://127.0.0.1:1"}, check=True,
     )  # fmt: skip
-    (found,) = generators.results(suite, cell, tmp_path / "raw", done.stdout, ("raw/x",))
-    return found, json.loads((tmp_path / program["result"]).read_text()), done.stdout
+    (found,) = asks.results(suite, cell, tmp_path / "raw", done.stdout, ("raw/x",))
+    return found, json.loads((tmp_path / f"raw/{cell.id}.json").read_text()), done.stdout
 
 
 def test_pictures(tmp_path, url):
@@ -267,7 +268,7 @@ CELL = PlannedCell("a", "s", expand(Suite.model_validate(
     ],
 )
 def test_a_file_that_is_none(data, why):
-    found = answers.parse(CELL, generators._questions(_one()), data)
+    found = answers.parse(CELL, answers.of_suite(_one()), data)
     assert found.status == "failed"
     assert why in found.reason
 

@@ -295,11 +295,11 @@ def test_it_is_refused_on_one_node_and_without_ray(fake_cluster: Make) -> None:
 
 @pytest.mark.parametrize("name", ["spark1", "spark2"])
 def test_it_is_refused_next_to_a_benchmark(fake_cluster: Make, name: str) -> None:
-    """A replica's load generator is on its own node."""
+    """Another inventory may have another head."""
     cluster = fake_cluster()
 
     def holds_the_lock(words: list[str], _stdin: str) -> Said:
-        return Said(status=1 if "flock" in words[1] else 0)
+        return Said("/var/lib/spark-cluster/bench/r/s" if "flock" in words[1] else "")
 
     cluster.nodes[name].programs["sh"] = holds_the_lock
     with pytest.raises(Refused, match="a benchmark is running") as caught:

@@ -9,19 +9,22 @@ from __future__ import annotations
 import copy
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from spark_cluster.bench import benchy, vllm_bench
+from spark_cluster.bench import benchy, generators, guidellm, vllm_bench
 from spark_cluster.bench.expansion import PlannedCell
+from spark_cluster.bench.generator import Target
 from spark_cluster.bench.record import CellKey
-from spark_cluster.bench.suite_schema import MeasurementSettings, Slo
+from spark_cluster.bench.suite_schema import MeasurementSettings, Slo, Suite
 
 DATA = Path(__file__).parents[1] / "data" / "benchy"
 SETTINGS = MeasurementSettings()
 CACHED = MeasurementSettings(prefix_caching=True)
-TARGET = benchy.Target("http://127.0.0.1:8000/v1", "paris", "lab/paris", "/srv/models/paris")
+TARGET = Target("http://127.0.0.1:8000/v1", "paris", "lab/paris", "/srv/models/paris")
 
 
 def cell(name: str = "ok", runs: int = 3, concurrency: int = 1, depth: int = 0) -> PlannedCell:
@@ -162,26 +165,23 @@ def test_the_command_line():
     assert not {"--extra-body", "--exact-tg", "--api-key"} & set(others)
 
 
-def test_the_key_is_in_no_argument_list(tmp_path, monkeypatch):
-    """The launcher runs with the key in `sys.argv`, and the process was started without."""
-    import subprocess
-    import sys
-
+def test_the_launcher_gives_it_a_text_for_its_prompts(tmp_path):
+    """llama-benchy finds a book in its cache before it downloads it."""
     package = tmp_path / "llama_benchy"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "__main__.py").write_text(
-        "import sys\ndef main():\n    print(sys.argv[1:])\n"
-        "    print(open('/proc/self/cmdline').read() if sys.platform == 'linux' else '')\n"
+        "import pathlib, sys\ndef main():\n    print(sys.argv[1:])\n"
+        "    for one in (pathlib.Path.home() / '.cache/llama-benchy').iterdir():\n"
+        "        print(one.read_text())\n"
     )
-    (tmp_path / "key").write_text("sesame-1234\n")
-    argv = benchy.command(sys.executable, ["--pp", "1"])
-    env = {"PYTHONPATH": str(tmp_path), benchy.KEY_FILE: str(tmp_path / "key")}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
-    seen, _, shown = done.stdout.partition("\n")
-    assert seen == "['--pp', '1', '--api-key', 'sesame-1234']"
-    assert "sesame" not in shown
-    assert "sesame" not in " ".join(argv)
+    (tmp_path / "book.txt").write_text("once")
+    env = {"PYTHONPATH": str(tmp_path), "HOME": str(tmp_path / "home")}
+    env[benchy.BOOK] = str(tmp_path / "book.txt")
+    argv = [sys.executable, "-c", benchy.LAUNCHER, "--pp", "1"]
+    for _ in range(2):
+        done = subprocess.run(argv, env=env, capture_output=True, text=True, check=True)
+        assert done.stdout == "['--pp', '1']\nonce\n"
 
 
 # -- vllm bench serve ------------------------------------------------------------------------------
@@ -219,12 +219,19 @@ def test_what_vllm_writes():
     """Files of vLLM 0.32's own program, against the same stand-in server."""
     folder = DATA.parent / "vllm_bench"
     load = CellKey(prompt=64, output=8, concurrency=0, request_rate=20)
-    found = vllm_bench.read_cell(PlannedCell("open", "s", load, 1, requests=6), folder, SLO)
+    suite = Suite.model_validate({"name": "s", "tool": "vllm-bench", "slo": SLO.model_dump()})
+
+    def read(name):
+        planned = PlannedCell(name, "s", load, 1, requests=6)
+        (result,) = generators.of(suite).results(suite, planned, folder, "", ())
+        return result
+
+    found = read("open")
     assert (found.status, found.attention) == ("ok", ())
     assert found.metrics["goodput"].mean == pytest.approx(16.699, abs=0.001)
     assert set(found.metrics["e2el_ms"].percentiles) == {"p5", "p50", "p90", "p95", "p99"}
     assert "acceptance" not in found.metrics
-    failed = vllm_bench.read_cell(PlannedCell("some", "s", load, 1, requests=6), folder, SLO)
+    failed = read("some")
     assert failed.status == "failed"
     assert "of 6 requests were completed: " in failed.reason
 
@@ -264,3 +271,63 @@ def test_the_command_line_of_vllm():
     assert "--seed 2" in text
     closed = vllm_bench.arguments(cell(concurrency=4), TARGET, SETTINGS, None, "/out")
     assert closed[closed.index("--max-concurrency") + 1] == "4"
+
+
+# -- guidellm --------------------------------------------------------------------------------------
+
+GUIDE = {"name": "s", "recipes": ["r"], "tool": "guidellm", "prompt": [64], "output": [8]}
+
+
+def guided(name, runs=1, requests=6):
+    """A result that GuideLLM 0.8.1 wrote, against its own server for tests."""
+    suite = Suite.model_validate(GUIDE)
+    load = CellKey(prompt=64, output=8, concurrency=2)
+    planned = PlannedCell(name, "s", load, runs, requests=requests)
+    (found,) = generators.of(suite).results(suite, planned, DATA.parent / "guidellm", "said", ())
+    return found
+
+
+def test_what_guidellm_writes():
+    found = guided("ok")
+    assert (found.status, found.reason, found.attention) == ("ok", "", ())
+    assert set(found.metrics) == {*vllm_bench.TIMES, *vllm_bench.RATES}
+    assert found.metrics["itl_ms"].mean == pytest.approx(18.83, abs=0.01)
+    assert found.metrics["e2el_ms"].percentiles["p50"] == pytest.approx(245.9, abs=0.1)
+    assert set(found.metrics["ttft_ms"].percentiles) == {"p5", "p50", "p90", "p95", "p99"}
+    assert "6 of 7 requests were completed" in guided("ok", requests=7).reason
+    missing = guided("ok", runs=2)
+    assert "run 2: it wrote no result (ok.2.json); it said: said" in missing.reason
+
+
+def test_what_failed_says_guidellm_too():
+    found = guided("failed")
+    assert found.status == "failed"
+    assert "of 6 requests were completed: " in found.reason
+
+
+@pytest.mark.parametrize("data", [{}, {"metadata": 7}, {"metadata": {"guidellm_version": "0.5.0"}}])
+def test_a_report_of_another_version_or_shape(data):
+    why = guidellm.as_vllm(data)
+    assert isinstance(why, str)
+    assert "expected 0.8.1" in why
+    own = {"metadata": {"guidellm_version": "0.8.1"}}
+    for benchmarks in (None, [], [{"metrics": []}], [{"requests": {"errored": 7}}]):
+        found = vllm_bench.parse(RATE, [guidellm.as_vllm({**own, "benchmarks": benchmarks})])
+        assert found.status == "failed"
+
+
+def test_the_command_line_of_guidellm():
+    words = guidellm.arguments(RATE, TARGET, SETTINGS, "/x/raw", 2)
+    given = {
+        name.removeprefix("--"): json.loads(value)
+        for name, value in zip(words[1::2], words[2::2], strict=False)
+    }
+    assert words[0] == "run"
+    assert given["profile"] == {"kind": "poisson", "rate": [2.0]}
+    assert given["constraint"]["count"] == 4
+    assert given["seed"]["value"] == 2
+    assert given["output"]["path"] == "/x/raw/open.2.json"
+    assert given["backend"]["target"] == "http://127.0.0.1:8000"
+    assert given["backend"]["extras"] == {"body": {"ignore_eos": True, "temperature": 0}}
+    closed = guidellm.arguments(cell(concurrency=4), TARGET, SETTINGS, "/x", 1)
+    assert '{"kind": "concurrent", "streams": [4]}' in closed

@@ -45,7 +45,7 @@ def made(folder: Path, **suite: Any) -> BenchRun:
         spark_cluster="0",
         started=datetime(2026, 11, 22, tzinfo=UTC),
         status="running",
-        tool=generators.tool(given),
+        tool=generators.of(given).tool(given),
         setups=(),
         cells=(),
         recipes=("r",),
@@ -166,7 +166,7 @@ def test_replicas_are_measured_through_the_endpoint_in_front_of_them(tmp_path):
     assert job.health == tuple(
         f"http://{address}:18000/health" for address in ("127.0.0.1", second.fabric_ip)
     )
-    (cell,) = json.loads(job.files["vllm.json"])["cells"].values()
+    (cell,) = job.cells
     argv = cell["runs"][0]["argv"]
     assert argv[argv.index("--base-url") + 1] == "http://127.0.0.1:8000"
     assert argv[argv.index("--max-concurrency") + 1] == "3", "all of them at one endpoint"

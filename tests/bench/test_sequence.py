@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
+from bench_cluster import BenchCluster
 from bench_runs import begun
 from factories import make_node, make_recipe
-from serve_plans import deployment_for, served_by
+from fake_cluster import Make
+from fake_programs import Said
 
 from spark_cluster.bench import describe, sequence, start_failures
-from spark_cluster.bench import run as run_module
 from spark_cluster.bench.compare import compare
-from spark_cluster.bench.expansion import Step, expand
+from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.reading import result
-from spark_cluster.bench.run import BenchRun, StartedServer
+from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.cli import bench_run
@@ -28,6 +27,7 @@ from spark_cluster.cli.results import RunSummary
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.flags import words
 from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.errors import (
     DoesNotFit,
     Failed,
@@ -38,94 +38,38 @@ from spark_cluster.errors import (
     UsageError,
     VerificationFailed,
 )
-from spark_cluster.runner.play import Play
 
 OUT_OF_MEMORY = Failed("the server is exited while loading: CUDA out of memory", where="spark1")
 
 
-class FakePlay(Play):
-    """A play without nodes, that keeps what it says."""
-
-    def __init__(self) -> None:
-        self.seconds, self.out = {}, {}
-        self.failed_stage = ""
-        self.options = SimpleNamespace(check=False)  # type: ignore[assignment]
-        self.bus = SimpleNamespace(emit=lambda _event: None)  # type: ignore[assignment]
-        self.notes: list[str] = []
-
-    nodes = ()  # type: ignore[assignment]
-    head = make_node("spark1")  # type: ignore[assignment]
-
-    answers: Any = None
-
-    def session(self, _node: object) -> Any:
-        return self.answers
-
-    def note(self, text: str, **_: Any) -> None:
-        self.notes.append(text)
-
-
-def sweep(folder: Path) -> BenchRun:
+def sweep(folder: Path, **more: Any) -> BenchRun:
     """A run of three variants with two cells each."""
     suite = Suite.model_validate({
         "name": "s", "recipes": ["r"], "prompt": [8, 16],
-        "sweep": {"engine_args": {"max-num-seqs": [1, 2, 4]}},
+        "sweep": {"engine_args": {"max-num-seqs": [1, 2, 4]}}, **more,
     })  # fmt: skip
     return begun(suite, folder, expand(suite, {"r": make_recipe()}))
 
 
-class Cluster:
-    """A stand-in for the nodes that keeps what happens to each server."""
-
-    def __init__(self, run: BenchRun) -> None:
-        self.errors: dict[int, SparkClusterError] = {}
-        self.stage = "load"
-        self.not_free: SparkClusterError | None = None
-        self.log: list[str] = []
-        self._steps = [step.setup.id for step in run.expansion.steps]
-
-    def bring_up(self, play: Play, step: Step) -> object:
-        number = self._steps.index(step.setup.id)
-        self.log.append(f"up {number}")
-        if number in self.errors:
-            with play.stage(self.stage):
-                raise self.errors[number]
-        return object()
-
-    def measure(self, _play: Play, run: BenchRun, step: Step, *_: object) -> None:
-        self.log.append(f"measure {self._steps.index(step.setup.id)}")
-        run.add([result(cell) for cell in step.cells])
-
-    def take_down(self, _play: Play, _run: BenchRun, step: Step) -> None:
-        self.log.append(f"down {self._steps.index(step.setup.id)}")
-        if self.not_free is not None:
-            raise self.not_free
-
-
 @pytest.fixture
 def run(tmp_path: Path) -> BenchRun:
-    return sweep(tmp_path)
+    return sweep(tmp_path / "run")
 
 
 @pytest.fixture
-def cluster(run: BenchRun, monkeypatch: pytest.MonkeyPatch) -> Cluster:
-    made = Cluster(run)
-    for name in ("bring_up", "measure", "take_down"):
-        monkeypatch.setattr(sequence, name, getattr(made, name))
-    monkeypatch.setattr(sequence, "tool_of", lambda _play: None)
-    monkeypatch.setattr(sequence, "is_done_there", lambda *_: False)
-    monkeypatch.setattr(sequence.startup_logs, "keep", lambda *_: ("logs/x.log",))
-    return made
+def cluster(fake_cluster: Make) -> BenchCluster:
+    return BenchCluster(fake_cluster, "spark1")
 
 
 def by_status(run: BenchRun) -> list[str]:
-    return [cell.status for cell in run.record.cells]
+    """Which cells were measured, and which have failed as their server did not start."""
+    not_started = "the server did not start"
+    return ["failed" if not_started in cell.reason else "ok" for cell in run.record.cells]
 
 
 def test_the_run_goes_on_after_a_server_that_does_not_start(run, cluster):
-    play = FakePlay()
     cluster.errors[1] = OUT_OF_MEMORY
-    sequence.go_on(play, run)
+    sequence.go_on(cluster.play, run)
     assert cluster.log == [
         "up 0", "measure 0", "down 0", "up 1", "down 1", "up 2", "measure 2", "down 2",
     ]  # fmt: skip
@@ -134,92 +78,89 @@ def test_the_run_goes_on_after_a_server_that_does_not_start(run, cluster):
     assert failed.reason == (
         "the server did not start: the server is exited while loading: CUDA out of memory"
     )
-    assert failed.raw == ("logs/x.log",)
-    assert any("CUDA out of memory" in note for note in play.notes)
-    (setup,) = run.record.setups  # the fakes record none of those that start
-    assert setup.variant == "max-num-seqs=2"
-    assert setup.recipe_text
+    assert any("CUDA out of memory" in note for note in cluster.fake.notes)
+    setups = run.record.setups
+    assert [one.variant for one in setups] == [f"max-num-seqs={n}" for n in (1, 2, 4)]
+    assert all(one.recipe_text for one in setups)
+    assert "--max-num-seqs" in setups[0].flags
     assert run.record.status == "complete"
     assert load_record(run.folder) == run.record
 
 
 def test_cells_of_a_server_that_does_not_start_are_not_measured_when_the_run_goes_on(run, cluster):
     cluster.errors[1] = OUT_OF_MEMORY
-    sequence.go_on(FakePlay(), run)
+    sequence.go_on(cluster.play, run)
     cluster.log.clear()
-    sequence.go_on(FakePlay(), run)
+    sequence.go_on(cluster.play, run)
     assert cluster.log == []
 
 
-def cut_off_after_the_last_cell(run: BenchRun) -> None:
+def test_what_is_measured_is_fetched_with_its_times(run, cluster):
+    sequence.go_on(cluster.play, run)
+    (step, *_) = run.expansion.steps
+    assert all(cell.started is not None for cell in run.record.cells)
+    assert {path.name for path in (run.raw(step) / "cells").iterdir()} == {
+        f"{cell.id}.json" for cell in step.cells
+    }
+    plan = json.loads(
+        (cluster.folder / "20261122-1/000-r-tp1-max-num-seqs-1/plan.json").read_text()
+    )
+    assert [cell["id"] for cell in plan["cells"]] == [cell.id for cell in step.cells]
+    assert plan["health"] == ["http://127.0.0.1:8000/health"]
+    argv = plan["cells"][0]["runs"][0]["argv"]
+    assert argv[argv.index("--base-url") + 1] == "http://127.0.0.1:8000/v1"
+
+
+def cut_off_after_the_last_cell(run: BenchRun, cluster: BenchCluster) -> None:
     """The laptop was away while the node measured, and `bench fetch` brought all of it."""
     step = run.expansion.steps[-1]
-    run.add_setup(describe.setup_not_started(FakePlay(), step.setup, step.setup.served, ()), ())
+    setup = describe.setup_not_started(cluster.play, step.setup, step.setup.served, ())
+    run.add_setup(setup, ())
     run.add([result(cell) for cell in run.expansion.cells])
 
 
-class Head:
-    """A session with the head: the container of the server, and the file of the endpoint."""
-
-    def __init__(self, running: Mapping[str, Any] | None, models: Sequence[str] = ()) -> None:
-        shown = None if running is None else {"stdout": json.dumps([running])}
-        listed = [
-            {"node": "n", "address": "", "port": 1, "names": [name], "program": "", "kind": "chat"}
-            for name in models
-        ]
-        endpoint = json.dumps({"models": listed}) if models else None
-        self.answer = {"commands": {SERVER: shown}, "files": {"endpoint": endpoint}}
-
-    def request(self, *_: object, **__: object) -> dict[str, Any]:
-        return self.answer
-
-
-def container(run: BenchRun, step: int, **changed: str) -> dict[str, Any]:
-    """What Docker says of the server of a step."""
+def serve(cluster: BenchCluster, run: BenchRun, step: int, **changed: str) -> None:
+    """Have the server of a step run."""
     setup = run.expansion.steps[step].setup
     own = {"spark-cluster.recipe": setup.served.name, "spark-cluster.tp": str(setup.tp)}
-    labels = {**own, **changed}
     args = ["serve", "/models/m", *words(setup.served.flags(setup.tp))]
-    return {"State": {"Status": "running"}, "Config": {"Labels": labels, "Cmd": args}}
-
-
-def play_with(head: Head) -> FakePlay:
-    play = FakePlay()
-    play.answers = head
-    return play
+    cluster.fake.head.run_container(SERVER, {**own, **changed}, args)
 
 
 def test_a_server_whose_cells_were_fetched_while_the_laptop_was_away_is_taken_down(run, cluster):
-    cut_off_after_the_last_cell(run)
-    head = Head(container(run, -1))
-    sequence.go_on(play_with(head), run, keep=True)
+    cut_off_after_the_last_cell(run, cluster)
+    serve(cluster, run, -1)
+    sequence.go_on(cluster.play, run, keep=True)
     assert cluster.log == []
     run.end("running")
-    sequence.go_on(play_with(head), run)
-    assert cluster.log == ["down 2"]
-    sequence.go_on(play_with(head), run)  # complete now: what serves is no longer its concern
-    assert cluster.log == ["down 2"]
+    sequence.go_on(cluster.play, run)
+    assert cluster.log == ["down -1"]
+    serve(cluster, run, -1)
+    sequence.go_on(cluster.play, run)  # complete now: what serves is no longer its concern
+    assert cluster.log == ["down -1"]
 
 
 def test_what_is_left_of_a_server_that_is_gone_is_taken_away(run, cluster):
-    cut_off_after_the_last_cell(run)
-    sequence.go_on(play_with(Head(None)), run)
-    assert cluster.log == ["down 2"]
+    cut_off_after_the_last_cell(run, cluster)
+    sequence.go_on(cluster.play, run)
+    assert cluster.log == ["down -1"]
 
 
 @pytest.mark.parametrize("which", ["recipe", "size", "arguments", "several models"])
 def test_another_server_that_was_brought_up_meanwhile_stays(run, cluster, which):
-    cut_off_after_the_last_cell(run)
-    head = {
-        "recipe": Head(container(run, -1, **{"spark-cluster.recipe": "another"})),
-        "size": Head(container(run, -1, **{"spark-cluster.tp": "2"})),
-        "arguments": Head(container(run, 0)),
-        "several models": Head(None, ["another", "third"]),
-    }[which]
-    play = play_with(head)
-    sequence.go_on(play, run)
+    cut_off_after_the_last_cell(run, cluster)
+    if which == "several models":
+        listed = [
+            {"node": "n", "address": "", "port": 1, "names": [name], "program": "", "kind": "chat"}
+            for name in ("another", "third")
+        ]
+        cluster.fake.head.put(DESCRIPTION, json.dumps({"models": listed}))
+    else:
+        labels = {"recipe": {"spark-cluster.recipe": "another"}, "size": {"spark-cluster.tp": "2"}}
+        serve(cluster, run, 0 if which == "arguments" else -1, **labels.get(which, {}))
+    sequence.go_on(cluster.play, run)
     assert cluster.log == []
-    (note,) = [note for note in play.notes if "serves now, which is not of this run" in note]
+    (note,) = [one for one in cluster.fake.notes if "serves now, which is not of this run" in one]
     served = run.expansion.steps[0].setup.served.name
     said = {"recipe": "another", "several models": "another, third"}.get(which, served)
     assert note.startswith(f"{said} serves now")
@@ -237,11 +178,11 @@ def test_another_server_that_was_brought_up_meanwhile_stays(run, cluster, which)
 def test_a_fault_of_the_cluster_ends_the_run(run, cluster, error):
     cluster.errors[1] = error
     with pytest.raises(type(error)):
-        sequence.go_on(FakePlay(), run)
+        sequence.go_on(cluster.play, run)
     assert by_status(run) == ["ok", "ok"], "the others are to be measured still"
     assert run.record.status == "failed"
     cluster.errors.clear()
-    sequence.go_on(FakePlay(), run)
+    sequence.go_on(cluster.play, run)
     assert by_status(run) == ["ok"] * 6
     assert run.record.status == "complete"
 
@@ -249,7 +190,7 @@ def test_a_fault_of_the_cluster_ends_the_run(run, cluster, error):
 def test_what_fails_before_the_engine_runs_ends_the_run(run, cluster):
     cluster.errors[1], cluster.stage = Failed("docker pull: no space left on device"), "fetch"
     with pytest.raises(Failed, match="no space"):
-        sequence.go_on(FakePlay(), run)
+        sequence.go_on(cluster.play, run)
     assert by_status(run) == ["ok", "ok"]
 
 
@@ -257,22 +198,21 @@ def test_memory_that_is_not_free_again_ends_the_run(run, cluster):
     cluster.errors[0] = OUT_OF_MEMORY
     cluster.not_free = VerificationFailed("memory is still held: VLLM::Worker (pid 7)")
     with pytest.raises(VerificationFailed, match="still held"):
-        sequence.go_on(FakePlay(), run)
-    assert by_status(run) == [], "nothing says that the server was at fault"
+        sequence.go_on(cluster.play, run)
+    assert run.record.cells == (), "nothing says that the server was at fault"
 
 
 def test_the_first_failure_ends_the_run_where_that_is_asked_for(run, cluster):
     cluster.errors[1] = OUT_OF_MEMORY
     with pytest.raises(Failed, match="CUDA out of memory"):
-        sequence.go_on(FakePlay(), run, stop_at_first_failure=True)
+        sequence.go_on(cluster.play, run, stop_at_first_failure=True)
     assert cluster.log[-1] == "up 1", "what failed stays to be looked at"
     assert by_status(run) == ["ok", "ok"]
 
 
 def test_whose_fault_it_is():
     def ask(error: SparkClusterError, stage: str = "load", **lost: SparkClusterError) -> bool:
-        play = FakePlay()
-        play.failed_stage, play.out = stage, lost
+        play: Any = SimpleNamespace(failed_stage=stage, out=lost)
         return start_failures.is_of_server(play, error)
 
     assert ask(OUT_OF_MEMORY)
@@ -288,8 +228,8 @@ def test_a_reason_is_one_printable_line_of_bounded_length():
     assert len(why) < 450
 
 
-def test_the_stage_of_an_error_is_the_innermost_one():
-    play = FakePlay()
+def test_the_stage_of_an_error_is_the_innermost_one(cluster):
+    play = cluster.play
     with pytest.raises(Failed), play.stage("outer"), play.stage("load"):
         raise OUT_OF_MEMORY
     assert play.failed_stage == "load"
@@ -308,110 +248,36 @@ def test_cells_without_a_server_can_be_compared(run):
     }  # fmt: skip
 
 
-class Recording:
-    """A recording of which only the calls are kept."""
-
-    log: ClassVar[list[str]] = []
-
-    def __init__(self, *_: object) -> None:
-        pass
-
-    def start(self) -> None:
-        self.log.append("start")
-
-    def fetch(self, _into: Path) -> None:
-        self.log.append("fetch")
-
-    def stop(self) -> None:
-        self.log.append("stop")
-
-
-class LosingPlay(FakePlay):
-    """Its head leaves the play when what is applied fails, as in a real one."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.connections = SimpleNamespace(  # type: ignore[assignment]
-            session=lambda name: f"session with {name}", files=nullcontext
-        )
-
-    @property
-    def nodes(self) -> list[Any]:  # type: ignore[override]
-        head = SimpleNamespace(name="spark1", is_head=True, user="nvidia")
-        return [] if "spark1" in self.out else [head]
-
-    def apply(self, *_: object, **__: object) -> Any:
-        self.out["spark1"] = Failed(
-            "measure s: status 5: less than 64 MiB are free", where="spark1"
-        )
-        raise self.out["spark1"]
-
-
-def test_what_ended_the_cells_is_told_and_what_is_there_is_fetched(run, monkeypatch):
+def test_what_ended_the_cells_is_told_and_what_is_there_is_fetched(run, cluster):
     """The head has left the play then; asking for it was the error that the user saw."""
-    (step, *_) = run.expansion.steps
-    folders = []
-    monkeypatch.setattr(run_module, "_describe", lambda *_: None)
-    monkeypatch.setattr(run_module, "engine_base", lambda _plan: "http://127.0.0.1:8000")
-    job = SimpleNamespace(limit_s=1.0, resources=[], user="nvidia")
-    monkeypatch.setattr(run_module, "job_of", lambda *_: job)
-    monkeypatch.setattr(run_module, "Recording", Recording)
-    monkeypatch.setattr(Recording, "log", [])
-    for name, answer in (("may_go_on", None), ("is_measuring", False)):
-        monkeypatch.setattr(run_module.on_node, name, lambda *_, answer=answer: answer)
-    play = LosingPlay()
-    monkeypatch.setattr(
-        run_module.on_node, "fetch", lambda _session, folder, *_: folders.append(folder) or []
-    )
-    served = served_by(deployment_for(make_recipe(), make_node("spark1")))
+    cluster.ended = Said(stderr="less than 64 MiB are free below /x\n", status=5)
     with pytest.raises(Failed, match="less than 64 MiB are free"):
-        run_module.measure(play, run, step, StartedServer(served))
-    assert folders == [run.on_node(step)]
-    assert Recording.log == ["start", "fetch", "stop"]
-
-
-def test_what_ended_the_cells_is_told_where_nothing_can_be_fetched(run, monkeypatch):
-    (step, *_) = run.expansion.steps
-
-    def lost(*_: object) -> None:
-        raise Unreachable("not connected", where="spark1")
-
-    job = SimpleNamespace(limit_s=1.0, resources=[], user="nvidia")
-    for name, found in (("_describe", None), ("engine_base", "http://127.0.0.1:8000")):
-        monkeypatch.setattr(run_module, name, lambda *_, found=found: found)
-    monkeypatch.setattr(run_module, "job_of", lambda *_: job)
-    monkeypatch.setattr(run_module, "Recording", Recording)
-    monkeypatch.setattr(Recording, "log", [])
-    monkeypatch.setattr(run_module.on_node, "may_go_on", lambda *_: None)
-    monkeypatch.setattr(run_module.on_node, "is_measuring", lost)
-    served = served_by(deployment_for(make_recipe(), make_node("spark1")))
-    with pytest.raises(Failed, match="less than 64 MiB are free"):
-        run_module.measure(LosingPlay(), run, step, StartedServer(served))
+        sequence.go_on(cluster.play, run)
+    assert len(run.record.cells) == 1
+    assert run.record.status == "failed"
 
 
 def test_the_summary_says_each_reason_once(run, cluster, capsys):
     """40 cells of one server have one reason."""
     cluster.errors[1] = OUT_OF_MEMORY
-    sequence.go_on(FakePlay(), run)
+    sequence.go_on(cluster.play, run)
     app: Any = SimpleNamespace(console=Console(width=200))
     found = BenchResult(RunSummary(run.record.id, False, 0, {}), run.record, run.folder)
+    capsys.readouterr()
     bench_run._show(app, found)
     said = capsys.readouterr().out
     assert said.count("CUDA out of memory") == 1
-    assert f"failed: 2 cells of {found.failed[0].setup}: the server did not start" in said
-    assert "4 cells measured" in said
+    server = run.record.cells[2].setup
+    assert f"failed: 2 cells of {server}: the server did not start" in said
 
 
-def test_the_settings_of_llama_benchy_count_only_where_it_measures(run, cluster, monkeypatch):
-    def refused(_play: object) -> None:
-        raise Refused("llama_benchy.version is 1; only results of 2 are read")
-
-    monkeypatch.setattr(sequence, "tool_of", refused)
-    with pytest.raises(Refused):
-        sequence.go_on(FakePlay(), run)
+def test_the_settings_of_a_load_generator_count_only_where_it_measures(fake_cluster, tmp_path):
+    more = "settings: {llama_benchy: {version: 0.1.0}}\n"
+    cluster = BenchCluster(fake_cluster, "spark1", more=more)
+    with pytest.raises(Refused, match=r"llama_benchy.version is 0.1.0; only results of 0.4.0"):
+        sequence.go_on(cluster.play, sweep(tmp_path / "benchy"))
     assert cluster.log == []
-    run.suite = run.suite.model_copy(update={"tool": "vllm-bench"})
-    sequence.go_on(FakePlay(), run)
+    sequence.go_on(cluster.play, sweep(tmp_path / "vllm", tool="vllm-bench"))
     assert "measure 0" in cluster.log
 
 

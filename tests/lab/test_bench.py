@@ -89,7 +89,7 @@ def test_the_record_says_what_was_measured_and_on_what(user):
 
 
 def test_nothing_of_it_runs_on(user, spark1):
-    argv = ["sh", "-c", "pgrep -af '[w]orker.py|[l]lama_benchy|[n]ode.telemetry' || true"]
+    argv = ["sh", "-c", "pgrep -af '[b]ench.measure|[l]lama_benchy|[n]ode.telemetry' || true"]
     until(lambda: spark1.run(argv).stdout == "", what="the processes' end")
     assert user.json("bench", "status", "one")["measuring"] == ""
 

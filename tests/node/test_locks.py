@@ -10,13 +10,11 @@ from factories import make_node
 from hostile import user
 
 from spark_cluster.agent.lock import Locked, NodeLock
-from spark_cluster.bench import on_node
 from spark_cluster.engine import supervision
 from spark_cluster.lab.lock import LabLock
 from spark_cluster.node import kernel_tuner, locks
-from spark_cluster.node.host import Host
+from spark_cluster.node.bench import measure
 from spark_cluster.node.supervision.main import Supervisor
-from spark_cluster.resources import Directory
 
 pytestmark = user.needs_root
 
@@ -69,12 +67,9 @@ def tuners_lock(root: Path) -> Path:
 
 
 def bench_lock(root: Path) -> Path:
-    job = on_node.Job(f"{on_node.FOLDER}/run/server", "http://x", (), {}, "nobody")
-    host = Host(root=root)
-    (made,) = [r for r in job.resources if isinstance(r, Directory) and r.path == on_node.LOCK]
-    if made.observe(host)["kind"] == "absent":
-        made.converge(host, {})
-    return host.path(on_node.LOCK)
+    path = below(root, measure.LOCK)
+    with measure.only_one(path, "/run/server"):
+        return path
 
 
 def lab_lock(root: Path) -> Path:
@@ -92,7 +87,7 @@ def test_a_user_cannot_hold_a_lock(root: Path, made: Callable[[Path], Path]) -> 
     made(root)
 
 
-@pytest.mark.parametrize("made", [run_lock, supervisors_lock, tuners_lock])
+@pytest.mark.parametrize("made", [run_lock, supervisors_lock, tuners_lock, bench_lock])
 @pytest.mark.parametrize("opened", ["file", "folder"])
 def test_file_and_folder_each_keep_a_user_out(
     root: Path, made: Callable[[Path], Path], opened: str

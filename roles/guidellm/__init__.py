@@ -1,0 +1,35 @@
+"""The load generator GuideLLM, pinned, in an environment of its own next to the endpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel, Field
+
+from spark_cluster.node import paths
+from spark_cluster.resources import Package, Resource, VirtualEnvironment
+from spark_cluster.topology import Node
+
+VERSION = "0.8.1"
+
+
+class Settings(BaseModel):
+    """Settings of the role `guidellm`."""
+
+    version: str = Field(
+        default=VERSION, description="of the tool; cells of another version than the default fail"
+    )
+    path: str = Field(default=paths.GUIDELLM, description="folder of the environment")
+    pip_options: tuple[str, ...] = Field(
+        default=("--extra-index-url=https://download.pytorch.org/whl/cpu",),
+        description="options of pip; the default has PyTorch without CUDA, which saves 5 GB",
+    )
+
+
+def role(node: Node, settings: Settings) -> Iterator[Resource]:
+    """The environment, on the node where the endpoint is: no network lies between them."""
+    if not node.is_head:
+        return
+    yield Package("python3-venv")
+    requirements = (*settings.pip_options, f"guidellm=={settings.version}")
+    yield VirtualEnvironment(settings.path, requirements)

@@ -1,0 +1,128 @@
+"""What a load generator is to a run: the command of a cell, and the meaning of what it leaves.
+
+To add one: a module with a `Generator`, a line in `generators.py`, its name in `suite_schema.py`,
+and where it is not part of the engine a role that installs it on the head.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from spark_cluster.bench.expansion import PlannedCell
+from spark_cluster.bench.record import CellResult, Tool
+from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.engine.deployment import Deployment
+
+OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
+"""Without them a tokenizer that is not there is looked for on the hub, again and again."""
+
+RUN_S = 3600.0
+"""Seconds that a program may take: at 7 tokens a second 25,000 tokens of answers."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """The endpoint to measure.
+
+    Attributes:
+        base_url: with `/v1`.
+        served_name: the model as clients name it.
+        model: its name on the hub, for the record.
+        tokenizer: folder on the node with `tokenizer.json`.
+    """
+
+    base_url: str
+    served_name: str
+    model: str
+    tokenizer: str
+
+
+@dataclass(frozen=True)
+class At:
+    """Where the cells of a step are measured.
+
+    Attributes:
+        folder: of the step, on the head.
+        settings: of the generator's role; None without one.
+    """
+
+    suite: Suite
+    deployment: Deployment
+    target: Target
+    folder: str
+    settings: Any = None
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run (repetition) of a cell.
+
+    Attributes:
+        prints: file for what it prints on standard output, which is its result; empty where it
+            writes its result itself.
+    """
+
+    argv: tuple[str, ...]
+    prints: str = ""
+
+
+class Generator(ABC):
+    """A load generator.
+
+    Attributes:
+        role: that installs it on the head, and whose settings have `version` and `path`; empty
+            where there is nothing to install.
+        version: that is read; empty where it is not ours to choose.
+        engine: of which it is a part; empty for one that measures any.
+    """
+
+    role: ClassVar[str] = ""
+    version: ClassVar[str] = ""
+    engine: ClassVar[str] = ""
+
+    @abstractmethod
+    def tool(self, suite: Suite) -> Tool:
+        """Return what the record says of it; without a version where it is the engine's."""
+
+    @abstractmethod
+    def runs(self, at: At, cell: PlannedCell) -> list[Run]:
+        """Return the commands that measure a cell; each writes into `raw` of the folder only."""
+
+    @abstractmethod
+    def results(
+        self, suite: Suite, cell: PlannedCell, folder: Path, output: str, raw: tuple[str, ...]
+    ) -> list[CellResult]:
+        """Return a cell's results.
+
+        Args:
+            folder: on the laptop, with what it has written.
+            output: what it has printed.
+            raw: paths of its files, for the record.
+        """
+
+    def limit_s(self, _suite: Suite, _cell: PlannedCell) -> float:
+        """Return the seconds that a cell may take, which its runs share."""
+        return RUN_S
+
+    def env(self, _at: At) -> dict[str, str]:
+        """Return variables for its programs."""
+        return {}
+
+    def files(self, _at: At, _cells: tuple[PlannedCell, ...]) -> Mapping[str, bytes]:
+        """Return files for the folder, by name."""
+        return {}
+
+    def as_root(self, _at: At) -> bool:
+        """Return whether its programs are started by root: those in a container."""
+        return False
+
+
+def last_line(output: str) -> str:
+    """Return the last line in which a program says what went wrong; empty for none."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines or [""])[-1][:200]
