@@ -154,6 +154,8 @@ class _Method:
                 return self.inference.of(type(value)) if value is not None else {"type": "null"}
             case ast.Call(func=ast.Attribute(value=owner, attr=name)) if name in METHODS:
                 return self.inference.of(self._type(owner))
+            case ast.Call(func=ast.Name(id="asdict"), args=[plain]):
+                return self.inference.of(self._type(plain))
             case ast.Compare() | ast.UnaryOp(op=ast.Not()):
                 return {"type": "boolean"}
             case ast.Call(func=ast.Name(id="round"), args=[_]):

@@ -6,18 +6,18 @@ it gives on one, but for rounding.
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from spark_cluster.errors import Failed
-from spark_cluster.node.replies import at, decoded, text_of
+from spark_cluster.node import durable
+from spark_cluster.node.replies import at, decoded
 
 COMPARED = ("answer", "short-answers", "structured-output", "vision-colour")
 """Checks whose answers are short enough to be the same at every size."""
@@ -58,17 +58,6 @@ class ComparedSize:
     at: str
     same: tuple[str, ...]
     different: tuple[OtherAnswer, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `verify --json` prints it."""
-        return {
-            "tp": self.tp,
-            "at": self.at,
-            "same": list(self.same),
-            "different": [
-                {"id": one.id, "now": one.now, "before": one.before} for one in self.different
-            ],
-        }
 
 
 @dataclass(frozen=True)
@@ -121,22 +110,12 @@ class KeptAnswers:
         path = folder / f"{self.recipe}.tp{self.tp}.json"
         last = read(path)
         known = last.answers if last is not None and last.text == self.text else {}
-        document = {
-            "format": FORMAT,
-            "recipe": self.recipe,
-            "tp": self.tp,
-            "text": self.text,
-            "at": self.at,
-            "answers": {**known, **self.answers},
-        }
-        new = path.with_name(f".{path.name}.{os.getpid()}.new")
+        new = replace(self, answers={**known, **self.answers})
+        document = {"format": FORMAT, **asdict(new)}
         try:
-            folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            new.write_text(json.dumps(document, indent=1), encoding="utf-8")
-            new.replace(path)
+            durable.make_folder(folder)
+            durable.write_file(path, json.dumps(document, indent=1).encode())
         except OSError as error:
-            with contextlib.suppress(OSError):
-                new.unlink(missing_ok=True)
             raise Failed(
                 f"the answers cannot be kept: {error.strerror}",
                 where=str(path),
@@ -149,16 +128,8 @@ def read(path: Path) -> KeptAnswers | None:
     try:
         if path.stat().st_size > LARGEST:
             return None
-        document = decoded(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError):
+        text = path.read_text(encoding="utf-8")
+        found = TypeAdapter(KeptAnswers).validate_json(text, strict=True)
+    except (OSError, UnicodeDecodeError, ValidationError):
         return None
-    tp, answers = at(document, "tp"), at(document, "answers")
-    if at(document, "format") != FORMAT or not isinstance(tp, int) or not isinstance(answers, dict):
-        return None
-    return KeptAnswers(
-        text_of(at(document, "recipe")),
-        tp,
-        text_of(at(document, "text")),
-        {check: text for check, text in answers.items() if isinstance(text, str)},
-        text_of(at(document, "at")),
-    )
+    return found if at(decoded(text), "format") == FORMAT else None

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic import TypeAdapter, ValidationError
 
 from spark_cluster.config.caches import state_folder
 from spark_cluster.engine.memory_phases import PHASES, MemoryPhases
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.runner.events import MemoryHeld, MemoryPlanned
+from spark_cluster.node import replies
+from spark_cluster.runner.events import Event, MemoryHeld, MemoryPlanned, RunStarted
+
+WANTED: dict[str, TypeAdapter[Event]] = {
+    kind.__name__: TypeAdapter(kind) for kind in (RunStarted, MemoryHeld, MemoryPlanned)
+}
 
 
 @dataclass(frozen=True)
@@ -119,46 +123,26 @@ def read(path: Path) -> MemoryRecord:
         text = path.read_text(errors="replace")
     except OSError as error:
         raise Failed(f"the run record cannot be read: {error.strerror}", where=str(path)) from None
-    command, readings, planned = "", list[MemoryHeld](), list[MemoryPlanned]()
-    for event in _events(text):
-        kind = event.get("event")
-        if kind == "RunStarted":
-            command = str(event.get("command", ""))
-        elif kind == "MemoryHeld" and (held := _held(event)) is not None:
-            readings.append(held)
-        elif kind == "MemoryPlanned" and (plan := _planned(event)) is not None:
-            planned.append(plan)
-    readings.sort(key=lambda reading: reading.at)
-    return MemoryRecord(path.stem, command, tuple(readings), tuple(planned))
+    found = [event for line in text.splitlines() if (event := _event(line)) is not None]
+    begun = [event.command for event in found if isinstance(event, RunStarted)]
+    readings = [e for e in found if isinstance(e, MemoryHeld) and e.phase in PHASES]
+    return MemoryRecord(
+        path.stem,
+        begun[-1] if begun else "",
+        tuple(sorted(readings, key=lambda reading: reading.at)),
+        tuple(event for event in found if isinstance(event, MemoryPlanned)),
+    )
 
 
-def _events(text: str) -> Iterator[Mapping[str, Any]]:
-    for line in text.splitlines():
-        if '"Memory' not in line and '"RunStarted"' not in line:
-            continue  # of a long run these are few
-        try:
-            event = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(event, dict):
-            yield event
-
-
-def _held(event: Mapping[str, Any]) -> MemoryHeld | None:
-    node, phase, at = event.get("node"), event.get("phase"), event.get("at")
-    used, available = event.get("used_mib"), event.get("mem_available_mib")
-    if not (isinstance(node, str) and isinstance(at, int | float) and phase in PHASES):
+def _event(line: str) -> Event | None:
+    """Read a line of a record; None where it is torn, or not one of the events that are wanted."""
+    if '"Memory' not in line and '"RunStarted"' not in line:
+        return None  # of a long run these are few
+    event = replies.decoded(line)
+    kind = WANTED.get(str(replies.at(event, "event")))
+    if kind is None or "at" not in event:
         return None
-    if not (isinstance(used, int) and isinstance(available, int)):
+    try:
+        return kind.validate_json(line, strict=True)
+    except ValidationError:
         return None
-    return MemoryHeld(node, str(phase), used, available, at=float(at))
-
-
-def _planned(event: Mapping[str, Any]) -> MemoryPlanned | None:
-    node, at = event.get("node"), event.get("at")
-    loading, ready = event.get("loading_mib"), event.get("ready_mib")
-    if not (isinstance(node, str) and isinstance(at, int | float)):
-        return None
-    if not (isinstance(loading, int) and isinstance(ready, int)):
-        return None
-    return MemoryPlanned(node, loading, ready, at=float(at))

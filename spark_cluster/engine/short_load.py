@@ -6,7 +6,6 @@ its profile of the memory did not foresee. On a Spark that memory is the machine
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +19,6 @@ from spark_cluster.engine.engine import ask_health, engine
 from spark_cluster.engine.kind_probe import probe_once
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.result import Served
-from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Completion
 from spark_cluster.runner.play import Play
@@ -59,22 +57,12 @@ def under_load(play: Play, result: Served) -> Served:
     Raises:
         VerificationFailed: the server is gone after it.
     """
-    ended, deployment = threading.Event(), result.deployment
-
-    def load() -> list[Completion]:
-        try:
-            return _load(play, deployment)
-        finally:
-            ended.set()
-
-    note = partial(play.note, warning=True)
+    deployment = result.deployment
     course = vram.Course(play.bus, "under_load")
-    read = partial(vram.peak_until, play.sessions, ended, note, EVERY_S, course.take)
-    sent: list[Completion]
-    peak: list[NodeVram]
     play.note(f"{deployment.endpoint.url} answers: {result.answer}")
     with play.stage(STAGE):
-        sent, peak = play.together(load, read)
+        load = partial(_load, play, deployment)
+        sent, peak = vram.peak_while(play, load, EVERY_S, course.take)
         _must_be_there(play, deployment, sent)
     return replace(result, under_load=peak)
 

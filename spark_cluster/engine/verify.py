@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from spark_cluster.config import launch as launches
@@ -69,21 +67,6 @@ class CheckVerdict:
     fix: str
     seconds: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `verify --json` prints it."""
-        return {
-            "id": self.id,
-            "rung": self.rung,
-            "title": self.title,
-            "streamed": self.streamed,
-            "status": self.status,
-            "request": self.request,
-            "expected": self.expected,
-            "found": self.found,
-            "fix": self.fix,
-            "seconds": self.seconds,
-        }
-
 
 @dataclass(frozen=True)
 class Verification:
@@ -123,8 +106,8 @@ class Verification:
             "recipe": self.recipe,
             "tp": self.tp,
             "kind": self.kind,
-            "checks": [verdict.to_dict() for verdict in self.verdicts],
-            "other_sizes": [size.to_dict() for size in self.other_sizes],
+            "checks": [asdict(verdict) for verdict in self.verdicts],
+            "other_sizes": [asdict(size) for size in self.other_sizes],
             "under_load": [reading.to_dict() for reading in self.under_load],
         }
 
@@ -289,19 +272,7 @@ def with_memory(play: Play, check: Callable[[], Verification]) -> Verification:
     Raises:
         SparkClusterError: as `check`.
     """
-    ended = threading.Event()
-
-    def checked() -> Verification:
-        try:
-            return check()
-        finally:
-            ended.set()
-
-    note = partial(play.note, warning=True)
-    found: Verification
-    found, peak = play.together(
-        checked, lambda: vram.peak_until(play.sessions, ended, note, MEMORY_EVERY_S)
-    )
+    found, peak = vram.peak_while(play, check, MEMORY_EVERY_S)
     return replace(found, under_load=tuple(peak))
 
 

@@ -6,7 +6,8 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts import gather
@@ -14,6 +15,11 @@ from spark_cluster.facts.model import Process
 from spark_cluster.runner.events import Bus, MemoryHeld, MemoryPlanned
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
+
+if TYPE_CHECKING:
+    from spark_cluster.runner.play import Play
+
+T = TypeVar("T")
 
 FREE_WITHIN_S = 30.0
 """Seconds that the memory of ended processes may take to come back."""
@@ -205,6 +211,27 @@ def peak_until(
     except SparkClusterError as error:
         on_error(f"no further readings of GPU memory: {error.message}")
     return found
+
+
+def peak_while(
+    play: Play,
+    job: Callable[[], T],
+    every_s: float = UNDER_LOAD_S,
+    on_reading: Callable[[list[NodeVram]], None] = lambda _readings: None,
+) -> tuple[T, list[NodeVram]]:
+    """Return what a job returns, and the largest VRAM of each node while it runs."""
+    ended = threading.Event()
+
+    def done() -> T:
+        try:
+            return job()
+        finally:
+            ended.set()
+
+    note = partial(play.note, warning=True)
+    read = partial(peak_until, play.sessions, ended, note, every_s, on_reading)
+    found, readings = play.together(done, read)
+    return found, readings
 
 
 def peak(before: Iterable[NodeVram], now: Iterable[NodeVram]) -> list[NodeVram]:

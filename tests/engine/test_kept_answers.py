@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ def test_the_other_size_is_compared(tmp_path: Path) -> None:
     (found,) = two.compared(tmp_path)
     assert (found.tp, found.at, found.same) == (1, "T1", ("answer",))
     assert found.different == (OtherAnswer("short-answers", "Paris, 41", "Paris, 42"),)
-    assert found.to_dict()["different"][0]["before"] == "Paris, 42"
+    assert asdict(found)["different"][0]["before"] == "Paris, 42"
 
 
 @pytest.mark.parametrize(
