@@ -21,6 +21,7 @@ from spark_cluster.errors import Refused, UsageError, VerificationFailed
 from spark_cluster.node.sizes import gigabytes
 
 if TYPE_CHECKING:
+    from spark_cluster.cli.run import Run
     from spark_cluster.engine.copies.pull import From
     from spark_cluster.engine.copies.state import Wanted
     from spark_cluster.engine.copies.upkeep import (
@@ -100,12 +101,11 @@ def pull(
     command finds it again. A hub token is taken from HF_TOKEN.
     """
     app.connect_early()
-    from spark_cluster.engine.copies.copy_model import named_nodes
-    from spark_cluster.engine.copies.pull import PulledModel, present, settings_source
-    from spark_cluster.runner.options import Options
-
     wanted = _wanted(model)
-    with app.play("models pull", app.nodes, Options()) as run:
+    with _run(app, "models pull") as run:
+        from spark_cluster.engine.copies.copy_model import named_nodes
+        from spark_cluster.engine.copies.pull import PulledModel, present, settings_source
+
         play = run.open()
         node = named_nodes(play, [on])[on] if on else play.head
         hub = _hub_folders(app)[node.name]
@@ -163,16 +163,14 @@ def copy(
     files are hashed on the node that sends them, and read again only when they have changed.
     """
     app.connect_early()
-    from spark_cluster.engine.copies.copy_model import copy_model, copy_path
-    from spark_cluster.engine.copies.state import Wanted
-    from spark_cluster.runner.options import Options
+    with _run(app, "models copy") as run:
+        from spark_cluster.engine.copies.copy_model import copy_model, copy_path
+        from spark_cluster.engine.copies.state import Wanted
 
-    name, _, revision = model.partition("@")
-    with app.play("models copy", app.nodes, Options()) as run:
         copying = (
             partial(copy_path, run.open(), model)
             if model.startswith("/")
-            else partial(copy_model, run.open(), Wanted(name, revision or "main"))
+            else partial(copy_model, run.open(), Wanted.named(model))
         )
         done = copying(source=source, targets=targets, encrypt=not no_encrypt, streams=streams or 0)
         run.finish()
@@ -221,12 +219,10 @@ def repair(app: App, models: tuple[str, ...]) -> None:
     Links that are missing or broken are made again.
     """
     app.connect_early()
-    from spark_cluster.engine.copies import repair as repairing
-    from spark_cluster.runner.options import Options
+    with _run(app, "models repair") as run:
+        from spark_cluster.engine.copies import repair as repairing
 
-    hubs = _hub_folders(app)
-    with app.play("models repair", app.nodes, Options()) as run:
-        found = repairing.repair(run.open(), hubs, models, _progress)
+        found = repairing.repair(run.open(), _hub_folders(app), models, _progress)
     if app.as_json:
         app.print_json(run.to_dict(models=[dataclasses.asdict(one) for one in found]))
         return
@@ -290,6 +286,15 @@ def unpin(app: App, model: str) -> None:
 
 
 # -- what they share -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _run(app: App, command: str) -> Iterator[Run]:
+    """Make a run of a command on the selected nodes."""
+    from spark_cluster.runner.options import Options
+
+    with app.play(command, app.nodes, Options()) as run:
+        yield run
 
 
 @contextlib.contextmanager
@@ -427,13 +432,13 @@ def _wanted(model: str) -> Wanted:
     from spark_cluster.engine.copies.state import Wanted
     from spark_cluster.node.store.manifest import is_repository
 
-    repository, _, revision = model.partition("@")
-    if not is_repository(repository):
+    wanted = Wanted.named(model)
+    if not is_repository(wanted.repository):
         raise UsageError(
-            f"{repository!r} is not the name of a model on the hub",
+            f"{wanted.repository!r} is not the name of a model on the hub",
             hint="give ORG/NAME or ORG/NAME@REVISION, for example Qwen/Qwen3-0.6B@main",
         )
-    return Wanted(repository, revision or "main")
+    return wanted
 
 
 def _pulled(

@@ -16,14 +16,11 @@ from urllib.parse import quote, urljoin, urlsplit
 from spark_cluster.models.hub.documents import (
     HubError,
     Listing,
-    busy,
-    gated,
     listing_of,
-    missing,
-    no_revision,
     unreachable,
     wrong_answer,
 )
+from spark_cluster.node.store import hub_problems
 
 if TYPE_CHECKING:
     from spark_cluster.runner.session import Session
@@ -31,7 +28,7 @@ if TYPE_CHECKING:
 HUB = "https://huggingface.co"
 STORES = (".huggingface.co", ".hf.co")
 """Hosts below these are the hub's own."""
-KEPT = ("Location", "Content-Range", "X-Error-Code", "Retry-After")
+KEPT = ("Location", "Content-Range", "X-Error-Code", "X-Error-Message", "Retry-After")
 REDIRECTS = 3
 AT_A_TIME = 16
 """Requests in one exchange with the node."""
@@ -172,7 +169,7 @@ def _must_be_an_answer(reply: dict[str, Any], repository: str, revision: str) ->
     """Raises:
     HubError: it is a refusal, or none came.
     """
-    status, code = reply["status"], reply["headers"].get("X-Error-Code", "")
+    status = reply["status"]
     if status in (
         HTTPStatus.OK,
         HTTPStatus.PARTIAL_CONTENT,
@@ -181,14 +178,4 @@ def _must_be_an_answer(reply: dict[str, Any], repository: str, revision: str) ->
         return
     if status == 0:
         raise unreachable(f"from the node: {str(reply.get('reason', ''))[:200]}")
-    if status == HTTPStatus.TOO_MANY_REQUESTS:
-        raise busy(str(reply["headers"].get("Retry-After", "")))
-    if code == "GatedRepo":
-        raise gated(repository)
-    if code == "RevisionNotFound":
-        raise no_revision(repository, revision)
-    if code == "EntryNotFound":
-        raise HubError("file", f"{repository} has no such file on the hub")
-    if code == "RepoNotFound" or status in (401, 404):
-        raise missing(repository, ())
-    raise wrong_answer(f"status {status}")
+    raise HubError(hub_problems.of_answer(status, reply["headers"], repository, revision))

@@ -29,6 +29,12 @@ class Wanted:
     repository: str
     revision: str = "main"
 
+    @classmethod
+    def named(cls, text: str) -> Wanted:
+        """Return what ORG/NAME or ORG/NAME@REVISION names."""
+        repository, _, revision = text.partition("@")
+        return cls(repository, revision or cls.revision)
+
 
 @dataclass(frozen=True)
 class Have:

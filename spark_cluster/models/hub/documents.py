@@ -6,30 +6,27 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, cast
+from typing import Any, Protocol
 
-from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.node.store import hub_problems
+from spark_cluster.node.store.hub_problems import HubProblem
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 MOST_NAMES = 100_000
-
-HubProblem = Literal["missing", "gated", "revision", "file", "busy", "unreachable", "server"]
 
 
 class HubError(UsageError):
     """The hub does not give what is asked for.
 
     Attributes:
-        kind: `missing` (or private), `gated`, `revision` or `file` (not in the repository), `busy`
-            (too many requests), `unreachable`, `server` (it answers, but not as it should).
+        kind: see `HubProblem`.
     """
 
-    def __init__(self, kind: HubProblem, message: str, *, hint: str = "") -> None:
-        super().__init__(message, hint=hint)
-        self.kind = kind
+    def __init__(self, problem: HubProblem) -> None:
+        super().__init__(problem.message, hint=problem.hint)
+        self.kind = problem.kind
 
 
 @dataclass(frozen=True)
@@ -87,39 +84,14 @@ def is_commit(revision: str) -> bool:
     return bool(_COMMIT.fullmatch(revision))
 
 
-def missing(repository: str, known: Sequence[str]) -> HubError:
-    """Say that there is no such repository, and what may have been meant."""
-    return _error(hub_problems.missing(repository, did_you_mean(repository, known)))
-
-
-def gated(repository: str) -> HubError:
-    """Say that the authors must give access first."""
-    return _error(hub_problems.gated(repository))
-
-
-def no_revision(repository: str, revision: str) -> HubError:
-    """Say that the repository has no such branch, tag or commit."""
-    return _error(hub_problems.no_revision(repository, revision))
-
-
-def busy(retry_after: str) -> HubError:
-    """Say that too many requests came from here, and what the header of that name says."""
-    return _error(hub_problems.busy(hub_problems.seconds_of(retry_after)))
+def wrong_answer(what: str) -> HubError:
+    """Say that an answer came that cannot be used."""
+    return HubError(hub_problems.wrong_answer(what))
 
 
 def unreachable(reason: str) -> HubError:
     """Say that no answer came."""
-    return _error(hub_problems.unreachable(reason))
-
-
-def wrong_answer(what: str) -> HubError:
-    """Say that an answer came that cannot be used."""
-    return _error(hub_problems.wrong_answer(what))
-
-
-def _error(problem: hub_problems.HubProblem) -> HubError:
-    """The laptop's error with the words that nodes have, too."""
-    return HubError(cast("HubProblem", problem.kind), problem.message, hint=problem.hint)
+    return HubError(hub_problems.unreachable(reason))
 
 
 def listing_of(text: bytes, repository: str) -> Listing:

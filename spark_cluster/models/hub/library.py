@@ -6,20 +6,18 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from http import HTTPStatus
-from typing import Any
 from urllib.parse import quote
 
+from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.models.hub.documents import (
     HubError,
     Listing,
-    busy,
-    gated,
     listing_of,
-    missing,
-    no_revision,
     unreachable,
     wrong_answer,
 )
+from spark_cluster.node.store import hub_problems
+from spark_cluster.node.store.hub_problems import HubProblem
 
 REQUEST_S = 10.0
 """Longest wait for the next bytes of an answer, seconds."""
@@ -115,7 +113,10 @@ class HubLibrary:
             if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
                 return b"", True
             if response.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
-                self._refused(response)
+                problem = hub_problems.of_answer(
+                    response.status_code, response.headers, repository, revision
+                )
+                raise self._refused(problem, repository)
             if begin and response.status_code == HTTPStatus.OK:
                 raise wrong_answer("it does not give parts of files")
             body, ended = _bounded(response.iter_bytes(), most)
@@ -123,68 +124,28 @@ class HubLibrary:
                 ended = _is_the_end(response.headers.get("Content-Range", ""), begin + len(body))
             return body, ended
 
-    def _refused(self, response: Any) -> None:
-        """Raise what the library makes of an answer that is none."""
-        import httpx2
-        from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
-
-        if response.status_code == HTTPStatus.TOO_MANY_REQUESTS:
-            raise busy(response.headers.get("Retry-After", ""))
-        # Its words come with the headers; the body, of any length, is not read.
-        left_out = ("content-encoding", "content-length", "transfer-encoding")
-        headers = [(k, v) for k, v in response.headers.items() if k.lower() not in left_out]
-        hf_raise_for_status(
-            httpx2.Response(response.status_code, headers=headers, request=response.request)
-        )
-        raise wrong_answer(f"status {response.status_code}")
-
     @contextmanager
     def _explained(self, repository: str, revision: str) -> Iterator[None]:
         """Turn what the library raises into what the user can do."""
-        import httpx2
-        from huggingface_hub import errors
-
         try:
             yield
-        except errors.GatedRepoError as error:
-            raise gated(repository) from error
-        except errors.RepositoryNotFoundError as error:
-            raise missing(repository, self._known) from error
-        except errors.RevisionNotFoundError as error:
-            raise no_revision(repository, revision) from error
-        except errors.EntryNotFoundError as error:
-            raise HubError("file", f"{repository} has no such file on the hub") from error
-        except errors.DisabledRepoError as error:
-            raise HubError("gated", f"the hub has disabled access to {repository!r}") from error
-        except errors.HfHubHTTPError as error:
-            raise _by_status(error, repository) from error
-        except errors.OfflineModeIsEnabled as error:
-            raise unreachable("HF_HUB_OFFLINE is set") from error
-        except errors.HFValidationError as error:
-            raise missing(repository, self._known) from error
-        except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-            raise unreachable(_words(error)) from error
-        except OSError as error:
-            raise unreachable(_words(error)) from error
+        except HubError:
+            raise
+        except Exception as error:
+            problem = hub_problems.of_library(error, repository, revision)
+            timed_out = "Timeout" in type(error).__name__
+            if problem is None and not isinstance(error, OSError):
+                raise
+            if problem is None or timed_out:
+                words = f"no answer within {REQUEST_S:g} s" if timed_out else ""
+                raise unreachable(words or hub_problems.first_line(error)) from error
+            raise self._refused(problem, repository) from error
 
-
-def _by_status(error: Any, repository: str) -> HubError:
-    status = getattr(getattr(error, "response", None), "status_code", 0)
-    if status in (401, 403):
-        return HubError(
-            "gated",
-            f"the hub refuses to show {repository!r} ({status})",
-            hint="the token in HF_TOKEN is not valid or may not read it: make one with read access "
-            "at https://huggingface.co/settings/tokens, or unset it",
-        )
-    return wrong_answer(f"status {status}")
-
-
-def _words(error: Exception) -> str:
-    """The first line of an error, or its kind where it has no words."""
-    first = str(error).strip().partition("\n")[0][:200]
-    timed_out = "Timeout" in type(error).__name__
-    return f"no answer within {REQUEST_S:g} s" if timed_out else first or type(error).__name__
+    def _refused(self, problem: HubProblem, repository: str) -> HubError:
+        """Return a refusal; of a model that is not there, with what may have been meant."""
+        if problem.kind == "missing":
+            problem = hub_problems.missing(repository, did_you_mean(repository, self._known))
+        return HubError(problem)
 
 
 def _bounded(chunks: Iterator[bytes], most: int) -> tuple[bytes, bool]:

@@ -24,6 +24,7 @@ from spark_cluster.models.weight_files import (
     must_not_be_gguf,
     weight_files,
 )
+from spark_cluster.node.store.hub_problems import HubProblem
 
 LARGEST_DOCUMENT = 4 << 20
 LARGEST_INDEX = 64 << 20
@@ -41,12 +42,13 @@ def read_checkpoint(source: DocumentSource, repository: str, listing: Listing) -
         InvalidFile: its config.json is none, or its weights are in GGUF only.
     """
     if "config.json" not in listing.names:
-        raise HubError(
+        without_shape = HubProblem(
             "file",
             f"{repository} has no config.json on the hub, so its shape is not known",
-            hint="models in other formats (GGUF, LoRA adapters) cannot be planned: name the model "
-            "in the safetensors format",
+            "models in other formats (GGUF, LoRA adapters) cannot be planned: name the model in "
+            "the safetensors format",
         )
+        raise HubError(without_shape)
     must_not_be_gguf(listing.names, repository)
     config = _document(source, repository, listing, "config.json")
     for name in QUANTIZATION_FILES:

@@ -393,7 +393,7 @@ class Download:
     def _pause(self, error: Exception) -> float:
         """Return the seconds that the hub asks to wait, and say so. Raises HubProblem: too many."""
         wait = self.hub.wait_of(error)
-        if hub_problems.status_of(error) == hub_problems.TOO_MANY:
+        if hub_problems.status_of(error) == HTTPStatus.TOO_MANY_REQUESTS:
             if wait > LONGEST_WAIT_S:
                 raise hub_problems.busy(str(wait)) from error
             _print(f"the hub refuses more requests for {wait or 'some'} s (429); waiting")

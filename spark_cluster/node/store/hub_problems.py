@@ -5,11 +5,11 @@ Each problem has a kind, a sentence and the fix. No library is imported here.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
 
 from spark_cluster.node.values import ResourceError
 
-TOO_MANY = 429
 TOKENS = "https://huggingface.co/settings/tokens"
 
 
@@ -138,6 +138,34 @@ def wrong_content(repository: str, name: str, expected: str) -> HubProblem:
     )
 
 
+def of_answer(
+    status: int, headers: Mapping[str, str], repository: str, revision: str
+) -> HubProblem:
+    """Return what an answer of the hub that gives nothing means, by its status and headers."""
+    code, words = headers.get("X-Error-Code", ""), headers.get("X-Error-Message", "")
+    if status == HTTPStatus.TOO_MANY_REQUESTS:
+        return busy(seconds_of(headers.get("Retry-After", "")))
+    if code in _BY_CODE:
+        return _BY_CODE[code](repository, revision)
+    if words == "Access to this resource is disabled.":
+        return disabled(repository)
+    bad_token = status == HTTPStatus.UNAUTHORIZED and words.startswith("Invalid credentials")
+    if status == HTTPStatus.FORBIDDEN or bad_token:
+        return refused(repository, status)
+    if status in (HTTPStatus.UNAUTHORIZED, HTTPStatus.NOT_FOUND):
+        return missing(repository)
+    return wrong_answer(f"status {status}")
+
+
+_BY_CODE: Mapping[str, Callable[[str, str], HubProblem]] = {
+    "GatedRepo": lambda repository, _: gated(repository),
+    "RepoNotFound": lambda repository, _: missing(repository),
+    "RevisionNotFound": no_revision,
+    "EntryNotFound": lambda repository, _: no_file(repository),
+}
+"""The hub's X-Error-Code. Source: huggingface_hub/utils/_http.py, hf_raise_for_status."""
+
+
 def of_library(error: BaseException, repository: str, revision: str) -> HubProblem | None:
     """Return the problem behind an exception of `huggingface_hub` or its HTTP client.
 
@@ -146,11 +174,18 @@ def of_library(error: BaseException, repository: str, revision: str) -> HubProbl
     Returns:
         None when it is none of these.
     """
+    response = getattr(error, "response", None)
+    if response is not None:
+        return of_answer(response.status_code, response.headers, repository, revision)
     names = {kind.__name__ for kind in type(error).__mro__}
-    for known, problem in _PROBLEMS:
-        if known in names:
-            return problem(error, repository, revision)
-    if type(error) is OSError and error.errno is None:  # more or less bytes than it announced
+    if "HFValidationError" in names:
+        return missing(repository)
+    if "OfflineModeIsEnabled" in names:
+        return unreachable("HF_HUB_OFFLINE is set")
+    if names & {"HTTPError", "InvalidURL", "StreamError", "LocalEntryNotFoundError"}:
+        return unreachable(first_line(error))
+    # A mirror that lacks a header, or more or fewer bytes than were announced.
+    if "FileMetadataError" in names or (type(error) is OSError and error.errno is None):
         return wrong_answer(first_line(error))
     return None
 
@@ -165,32 +200,3 @@ def first_line(error: BaseException) -> str:
     """Return the first line of an error, or its kind where it has no words."""
     first = str(error).strip().partition("\n")[0][:200]
     return first or type(error).__name__
-
-
-def _by_status(error: BaseException, repository: str) -> HubProblem:
-    status = status_of(error)
-    if status == TOO_MANY:
-        wait = error.response.headers.get("Retry-After", "")  # type: ignore[attr-defined]
-        return busy(seconds_of(wait))
-    if status in (401, 403):
-        return refused(repository, status)
-    return wrong_answer(f"status {status}")
-
-
-_PROBLEMS: tuple[tuple[str, Callable[[BaseException, str, str], HubProblem]], ...] = (
-    ("GatedRepoError", lambda _, name, __: gated(name)),
-    ("RepositoryNotFoundError", lambda _, name, __: missing(name)),
-    ("HFValidationError", lambda _, name, __: missing(name)),
-    ("RevisionNotFoundError", lambda _, name, revision: no_revision(name, revision)),
-    ("EntryNotFoundError", lambda _, name, __: no_file(name)),
-    ("DisabledRepoError", lambda _, name, __: disabled(name)),
-    ("HfHubHTTPError", lambda error, name, _: _by_status(error, name)),
-    ("HTTPStatusError", lambda error, name, _: _by_status(error, name)),
-    ("OfflineModeIsEnabled", lambda *_: unreachable("HF_HUB_OFFLINE is set")),
-    ("FileMetadataError", lambda error, *_: wrong_answer(first_line(error))),
-    *(
-        (kind, lambda error, *_: unreachable(first_line(error)))
-        for kind in ("HTTPError", "InvalidURL", "StreamError")
-    ),
-)
-"""Classes of the library and its HTTP client; the first in an exception's ancestry decides."""

@@ -7,9 +7,8 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.layout import INCOMPLETE
 from spark_cluster.node.store.records import Records
-from spark_cluster.node.store.usage import RepositoryUsage, Revision, Usage
+from spark_cluster.node.store.usage import RepositoryUsage, Revision, Usage, is_half
 from spark_cluster.node.values import ResourceError
 
 AT_WORK_S = 600.0
@@ -91,8 +90,8 @@ def _reason(
         return "pinned"
     if revision.name in needed or revision.repository in needed:
         return "a recipe needs it"
-    halves = [b for name, b in repository.blobs.items() if name.endswith(INCOMPLETE)]
-    if any(now - half.changed < AT_WORK_S for half in halves):
+    halves = [about for name, about in repository.blobs.items() if is_half(name)]
+    if any(now - half.st_mtime < AT_WORK_S for half in halves):
         return "something is being downloaded there"
     return ""
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from spark_cluster.node.faults import explain
@@ -20,25 +20,6 @@ _FOLDER = re.compile(r"models--([\w.-]+)(?:/snapshots/([0-9a-f]{40}))?", re.ASCI
 
 LONGEST_COMMAND = 256 * 1024
 """Bytes of a command line that are read."""
-
-
-@dataclass(frozen=True)
-class Blob:
-    """A file below `blobs/`.
-
-    Attributes:
-        size: bytes.
-        shared: another cache has a hard link to it, so that removing it here frees nothing.
-        used: when it was last read or written, seconds since 1970, as far as the disk keeps it.
-        changed: when it was last written.
-        inode: device and number.
-    """
-
-    size: int
-    shared: bool
-    used: float
-    changed: float
-    inode: tuple[int, int]
 
 
 @dataclass(frozen=True)
@@ -74,19 +55,30 @@ class Revision:
         return f"{self.repository}@{self.commit}"
 
 
-@dataclass
+@dataclass(frozen=True)
 class RepositoryUsage:
-    """The blobs of a repository, and which revision has which."""
+    """The files below `blobs/` of a repository, and which revision has which.
+
+    Attributes:
+        holders: commit to the names of its blobs.
+    """
 
     name: str
-    blobs: Mapping[str, Blob] = field(default_factory=dict)
-    holders: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """Commit to the names of its blobs."""
-    refs: Mapping[str, str] = field(default_factory=dict)
+    blobs: Mapping[str, os.stat_result]
+    holders: Mapping[str, frozenset[str]]
+    refs: Mapping[str, str]
+
+    def size(self, blobs: Iterable[str]) -> int:
+        """Bytes of some of its blobs; what a half file has not yet is a hole."""
+        return sum(
+            min(about.st_size, about.st_blocks * 512) if is_half(name) else about.st_size
+            for name, about in ((name, self.blobs[name]) for name in blobs)
+        )
 
     def freed(self, commits: Collection[str]) -> int:
-        """Bytes that removing these revisions would free; with all of them, all blobs go."""
-        return sum(self.blobs[blob].size for blob in self.goes(commits) if not self._shared(blob))
+        """Bytes that removing these revisions would free; with all of them, all blobs go. A file
+        of which another cache has a hard link frees nothing."""
+        return self.size(blob for blob in self.goes(commits) if self.blobs[blob].st_nlink == 1)
 
     def goes(self, commits: Collection[str]) -> set[str]:
         """Blobs that no other revision has; half files go with the last revision."""
@@ -95,9 +87,6 @@ class RepositoryUsage:
             return set(self.blobs)
         own = set().union(*(self.holders.get(commit, frozenset()) for commit in commits))
         return (own & set(self.blobs)).difference(*kept)
-
-    def _shared(self, blob: str) -> bool:
-        return self.blobs[blob].shared
 
 
 @dataclass(frozen=True)
@@ -133,80 +122,66 @@ def usage(cache: HubCache, records: Records, proc: Path = Path("/proc")) -> Usag
         ResourceError: our own notes cannot be read.
     """
     repositories = {name: _repository(cache, name) for name in cache.repositories()}
-    known = _Known(records.used(), records.pins(), in_use(proc, repositories))
-    revisions = [
-        _revision(repository, commit, known, problem_of(cache, records, repository.name, commit))
-        for repository in repositories.values()
-        for commit in repository.holders
-    ]
-    blobs = [
-        (name, blob, repository)
-        for repository in repositories.values()
-        for name, blob in repository.blobs.items()
-    ]
-    held = {r.name: set().union(*r.holders.values()) for r in repositories.values()}
-    return Usage(
-        tuple(sorted(revisions, key=lambda revision: (revision.last_used, revision.name))),
-        repositories,
-        size=sum({blob.inode: blob.size for _, blob, _ in blobs}.values()),
-        unfinished=sum(blob.size for name, blob, _ in blobs if name.endswith(INCOMPLETE)),
-        unused=sum(
-            blob.size
-            for name, blob, repository in blobs
-            if not name.endswith(INCOMPLETE) and name not in held[repository.name]
-        ),
-    )
+    used, pins, busy = records.used(), records.pins(), in_use(proc, repositories)
+
+    def revision(repository: RepositoryUsage, commit: str) -> Revision:
+        name, whole = repository.name, f"{repository.name}@{commit}"
+        own = repository.holders[commit]
+        here = [blob for blob in own if blob in repository.blobs]
+        read = max((_last_access(repository.blobs[blob]) for blob in here), default=0.0)
+        return Revision(
+            name,
+            commit,
+            refs=tuple(ref for ref, its_commit in repository.refs.items() if its_commit == commit),
+            files=len(own),
+            size=repository.size(here),
+            freed=repository.freed({commit}),
+            last_used=used.get(whole, read),
+            served=whole in used,
+            pinned=bool({name, whole} & pins),
+            in_use=busy.get(whole) or busy.get(name, ""),
+            problem=problem_of(cache, records, name, commit),
+        )
+
+    revisions = [revision(one, commit) for one in repositories.values() for commit in one.holders]
+    revisions.sort(key=lambda one: (one.last_used, one.name))
+    return Usage(tuple(revisions), repositories, *_totals(repositories.values()))
+
+
+def _totals(repositories: Iterable[RepositoryUsage]) -> tuple[int, int, int]:
+    """Return the bytes of all blobs, of half files, and of whole blobs that no revision has."""
+    size = unfinished = unused = 0
+    known = set[tuple[int, int]]()
+    for repository in repositories:
+        halves = set(filter(is_half, repository.blobs))
+        held = set().union(*repository.holders.values())
+        unfinished += repository.size(halves)
+        unused += repository.size(set(repository.blobs) - halves - held)
+        for name, about in repository.blobs.items():
+            size += 0 if (about.st_dev, about.st_ino) in known else repository.size([name])
+            known.add((about.st_dev, about.st_ino))
+    return size, unfinished, unused
+
+
+def is_half(blob: str) -> bool:
+    """Return whether a file below `blobs/` is still being fetched, or was cut."""
+    return blob.endswith(INCOMPLETE)
+
+
+def _last_access(about: os.stat_result) -> float:
+    """When a blob was last read or written, as far as the disk keeps it."""
+    return max(about.st_atime, about.st_mtime)
 
 
 def _repository(cache: HubCache, name: str) -> RepositoryUsage:
-    blobs: dict[str, Blob] = {}
+    blobs: dict[str, os.stat_result] = {}
     holders = {}
     with contextlib.suppress(OSError):  # what is behind a link is not this cache's
-        blobs = {blob: _blob(blob, about) for blob, about in cache.contents(name).items()}
+        blobs = cache.contents(name)
     for commit in cache.commits(name):
         with contextlib.suppress(OSError):
             holders[commit] = frozenset(filter(None, cache.links(name, commit).values()))
     return RepositoryUsage(name, blobs, holders, cache.refs(name))
-
-
-def _blob(name: str, about: os.stat_result) -> Blob:
-    return Blob(
-        min(about.st_size, about.st_blocks * 512) if name.endswith(INCOMPLETE) else about.st_size,
-        about.st_nlink > 1,
-        max(about.st_atime, about.st_mtime),
-        about.st_mtime,
-        (about.st_dev, about.st_ino),
-    )
-
-
-@dataclass(frozen=True)
-class _Known:
-    """What is known of revisions by their names; see `Records` and `in_use`."""
-
-    used: Mapping[str, float]
-    pins: Collection[str]
-    busy: Mapping[str, str]
-
-
-def _revision(repository: RepositoryUsage, commit: str, known: _Known, problem: str) -> Revision:
-    name = repository.name
-    own = repository.holders[commit]
-    here = [repository.blobs[blob] for blob in own if blob in repository.blobs]
-    whole = f"{name}@{commit}"
-    read = max((blob.used for blob in here), default=0.0)
-    return Revision(
-        name,
-        commit,
-        refs=tuple(ref for ref, its_commit in repository.refs.items() if its_commit == commit),
-        files=len(own),
-        size=sum(blob.size for blob in here),
-        freed=repository.freed({commit}),
-        last_used=known.used.get(whole, read),
-        served=whole in known.used,
-        pinned=name in known.pins or whole in known.pins,
-        in_use=known.busy.get(whole) or known.busy.get(name, ""),
-        problem=problem,
-    )
 
 
 def problem_of(cache: HubCache, records: Records, repository: str, commit: str) -> str:
