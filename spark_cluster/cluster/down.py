@@ -10,7 +10,7 @@ from spark_cluster.cluster.result import RunSummary
 
 if TYPE_CHECKING:
     from spark_cluster.cluster.opened import Opened
-    from spark_cluster.engine.stopped import Stopped
+    from spark_cluster.engine.vram import Stopped
     from spark_cluster.runner.options import Options
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.engine.job_client import RayJobs
     from spark_cluster.engine.ray_cluster import RayStatus
-    from spark_cluster.engine.stopped import Stopped
+    from spark_cluster.engine.vram import Stopped
 
 
 @dataclass(frozen=True)

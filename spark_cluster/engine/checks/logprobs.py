@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from spark_cluster.engine.checks.check import Check
-from spark_cluster.engine.client import Client, NotApplicable, RequestFailed
+from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 
 TOKENS = 16
 """Tokens of an answer that are compared."""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from spark_cluster.engine.checks import texts
-from spark_cluster.engine.checks.check import Check
-from spark_cluster.engine.client import Client, NotApplicable, RequestFailed
+from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 from spark_cluster.node import replies
 
 PROMPT = "Which city is the capital of France, and is it in Europe? Answer as JSON."

@@ -10,10 +10,9 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.config.model_kind import Rung
-from spark_cluster.engine.checks.check import Check
 from spark_cluster.engine.checks.questions import TOOL_CALLS, Question
 from spark_cluster.engine.checks.right_answer import why_wrong
-from spark_cluster.engine.client import Client, NotApplicable, RequestFailed
+from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 from spark_cluster.engine.completion import Completion
 from spark_cluster.node import replies
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from functools import partial
 
-from spark_cluster.engine.checks.check import Check
 from spark_cluster.engine.checks.questions import VISION, Question
 from spark_cluster.engine.checks.right_answer import why_wrong
-from spark_cluster.engine.client import Client, NotApplicable, RequestFailed
+from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 from spark_cluster.node import replies
 
 TITLES = {"colour": "vision: a colour", "scene": "vision: house, tree, sun"}
