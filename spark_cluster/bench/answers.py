@@ -14,8 +14,7 @@ from typing import Any
 from spark_cluster.bench.expansion import PlannedCell
 from spark_cluster.bench.reading import number, read_json, result
 from spark_cluster.bench.record import CellResult, Metric, MetricName, QuestionResult
-from spark_cluster.engine.checks.questions import Question
-from spark_cluster.engine.checks.right_answer import why_wrong
+from spark_cluster.engine.checks.questions import Question, why_wrong
 from spark_cluster.node.replies import at, short, text_of
 
 HINTS = {

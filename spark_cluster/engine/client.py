@@ -187,6 +187,14 @@ class RequestFailed(VerificationFailed):
         self.status = status
         self.reason = reason
 
+    def judged(self, words: Sequence[str], hint: str) -> VerificationFailed:
+        """Return it, or NotApplicable where the server says by one of these words that it cannot
+        do what was asked (status 400 or 422)."""
+        said = self.reason.lower()
+        if self.status not in (400, 422) or not any(word in said for word in words):
+            return self
+        return NotApplicable(self.message, where=self.where, hint=hint)
+
 
 class NotApplicable(VerificationFailed):
     """The server cannot do what a check is about, by its launch or by its own answer.
