@@ -310,15 +310,8 @@ def prepare(play: Play, deployment: Deployment) -> str:
     Returns:
         Whether there is a firewall: `present` or `absent`.
     """
-    nodes = deployment.nodes
-    link = ("network",) if len(nodes) > 1 else ()
-    must_be_switched(nodes, play.session)
-    guarded = guard(play, deployment)
     front = ("haproxy",) if deployment.endpoint.engine_port is not None else ()
-    docker = ("containers",) if deployment.first.runtime == "docker" else ()
-    made = play.apply(nodes, *link, guarded, *docker, "caches", *front, "start_limit")
-    if made.changed and not play.check:
-        play.refresh(nodes)  # Docker's version, the fabric's addresses
+    guarded = prepare_nodes(play, deployment, *front, "start_limit")
     if deployment.idle:
         play.apply(
             deployment.idle,
@@ -327,4 +320,17 @@ def prepare(play: Play, deployment: Deployment) -> str:
             play.role("firewall", state="absent"),
             play.role("start_limit", state="absent"),
         )
+    return guarded
+
+
+def prepare_nodes(play: Play, deployment: Deployment, *more: str) -> str:
+    """Apply link, firewall, Docker, caches and more roles; return whether there is a firewall."""
+    nodes = deployment.nodes
+    link = ("network",) if len(nodes) > 1 else ()
+    must_be_switched(nodes, play.session)
+    guarded = guard(play, deployment)
+    docker = ("containers",) if deployment.first.runtime == "docker" else ()
+    made = play.apply(nodes, *link, guarded, *docker, "caches", *more)
+    if made.changed and not play.check:
+        play.refresh(nodes)  # Docker's version, the fabric's addresses
     return str(guarded.given["state"])
