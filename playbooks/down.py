@@ -10,7 +10,7 @@ from spark_cluster.engine.names import RAY
 from spark_cluster.engine.programs import programs_there
 from spark_cluster.engine.ray_node import RAY_HOME
 from spark_cluster.engine.runtime import absent
-from spark_cluster.engine.stopped import Stopped
+from spark_cluster.engine.vram import Stopped
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import kernel_tuner
 from spark_cluster.node.bench import measure

@@ -10,7 +10,6 @@ from typing import Any
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import (
     admission,
-    kept_logs,
     launches,
     ray_cluster,
     readiness,
@@ -20,7 +19,7 @@ from spark_cluster.engine import (
 from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.copies.stored import stored
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.former import Former, Load, former_of, plan_again
+from spark_cluster.engine.former import Former, Load, former_of, keep_logs, plan_again
 from spark_cluster.engine.members import must_serve_one
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.resolve import resolve
@@ -154,7 +153,7 @@ def _restored(
         )
     play.note(f"the swap failed: {error.message}. {former} is started again", warning=True)
     play.readmit()
-    log = kept_logs.keep(play)
+    log = keep_logs(play)
     hint = f"the log of the failed server: {log}" if log is not None else error.hint
     try:
         with play.stage("restore"):

@@ -9,9 +9,9 @@ from spark_cluster.engine.copies.hub_models import mark_used
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.look import look
 from spark_cluster.engine.members import with_servers
-from spark_cluster.engine.prepare import announce, prepare
 from spark_cluster.engine.ready import ready, verify
 from spark_cluster.engine.result import Served, served
+from spark_cluster.engine.start import announce, prepare
 from spark_cluster.runner.play import Play
 
 

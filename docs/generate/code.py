@@ -81,11 +81,10 @@ from spark_cluster.engine.named_keys import NamedKey
 from spark_cluster.engine.ray_cluster import RayMember, RayStatus
 from spark_cluster.engine.result import Served, ServedModels
 from spark_cluster.engine.status import Status
-from spark_cluster.engine.stopped import Stopped
 from spark_cluster.engine.supervision import Supervision
 from spark_cluster.engine.tuning import Tuning
 from spark_cluster.engine.verify import CheckVerdict, Verification
-from spark_cluster.engine.vram import NodeVram
+from spark_cluster.engine.vram import NodeVram, Stopped
 from spark_cluster.facts.model import Facts
 from spark_cluster.known_issues.entries import Issue, files, read
 from spark_cluster.known_issues.explanation import Explanation

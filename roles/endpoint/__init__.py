@@ -11,8 +11,14 @@ from pathlib import Path
 from pydantic import BaseModel, Field, InstanceOf, SecretStr
 
 from spark_cluster.engine import named_keys, proxy
-from spark_cluster.engine.proxy import ModelServer, Replica, TlsKind
-from spark_cluster.engine.routes import CONNECTIONS, error_body, routes
+from spark_cluster.engine.proxy import (
+    CONNECTIONS,
+    ModelServer,
+    Replica,
+    TlsKind,
+    error_body,
+    routes,
+)
 from spark_cluster.loader.template import render
 from spark_cluster.node import paths
 from spark_cluster.resources import (

@@ -62,8 +62,7 @@ def command(app: App, name: str | None, tunnel: bool, port: int | None, show_key
 def _target(app: App, port: int | None, *, tunnel: bool, show_key: bool) -> ClientTarget:
     """Ask the head, and save its certificate."""
     from spark_cluster.config.caches import state_folder
-    from spark_cluster.engine.client_target import target_of, write_certificate
-    from spark_cluster.engine.current import current
+    from spark_cluster.engine.client_target import current, target_of, write_certificate
 
     head, serve = app.inventory.head, app.inventory.serve
     with app.cluster.dialer.sessions([head], "clients") as sessions:

@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from spark_cluster.engine.memory_phases import MemoryOfNode
     from spark_cluster.engine.ray_cluster import RayStatus
     from spark_cluster.engine.result import Served
-    from spark_cluster.engine.stopped import Stopped
-    from spark_cluster.engine.vram import NodeVram
+    from spark_cluster.engine.vram import NodeVram, Stopped
     from spark_cluster.topology import Node
 
 

@@ -151,8 +151,7 @@ def must_work(
         return None
     must_be_whole(server.recipe, force=force)
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
-    from spark_cluster.engine import model_lookup
-    from spark_cluster.engine.survey import survey
+    from spark_cluster.engine.survey import hub_for, survey
     from spark_cluster.planning import planner
 
     rooms, facts = survey(play, server.model_path, there)
@@ -161,7 +160,7 @@ def must_work(
         rooms = [without_ours(room, ours[room.name]) for room in rooms]
         facts = [f.with_gpu_memory(room.memory) for f, room in zip(facts, rooms, strict=True)]
     try:
-        hub = model_lookup.hub_for(play, server.subject, offline=offline)
+        hub = hub_for(play, server.subject, offline=offline)
         found = planner.Planner(play.project, hub).feasibility(server.subject, rooms, facts)
     except (UsageError, InvalidFile) as error:
         play.note(f"not planned: {error.message}")
@@ -355,14 +354,14 @@ def _together(
         whole: they are all that there are, so that the sums are those of the nodes.
     """
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
-    from spark_cluster.engine import model_lookup
+    from spark_cluster.engine.survey import hub_for
     from spark_cluster.planning.planner import Planner
     from spark_cluster.planning.together import plan_together
 
     new = [one for one, _ in asked]
     placed = _placed(play, asked, ended)
     for one in placed:  # what the hub says of them is kept on this machine
-        model_lookup.hub_for(play, one.subject, offline=offline)
+        hub_for(play, one.subject, offline=offline)
     try:
         plan = plan_together(Planner(play.project), placed)
     except (UsageError, InvalidFile) as error:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from spark_cluster.config.model_kind import Rung
 from spark_cluster.engine import completion
 from spark_cluster.engine.completion import Completion
 from spark_cluster.engine.endpoint import Asker, Endpoint
@@ -186,6 +187,14 @@ class RequestFailed(VerificationFailed):
         self.status = status
         self.reason = reason
 
+    def judged(self, words: Sequence[str], hint: str) -> VerificationFailed:
+        """Return it, or NotApplicable where the server says by one of these words that it cannot
+        do what was asked (status 400 or 422)."""
+        said = self.reason.lower()
+        if self.status not in (400, 422) or not any(word in said for word in words):
+            return self
+        return NotApplicable(self.message, where=self.where, hint=hint)
+
 
 class NotApplicable(VerificationFailed):
     """The server cannot do what a check is about, by its launch or by its own answer.
@@ -196,3 +205,27 @@ class NotApplicable(VerificationFailed):
 
 def _why(answer: Answer) -> str:
     return answer.reason if answer.status == 0 else replies.error(answer.body) or answer.reason
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check.
+
+    Attributes:
+        id: as `verify --only` takes it.
+        rung: of readiness that it belongs to; a rung holds when all its checks do.
+        title: in a table.
+        request: what is asked, for people.
+        expected: what the answer must be, for people.
+        run: asks and looks; returns what was found in one line. Raises VerificationFailed, and
+            NotApplicable where the server cannot do what it is about.
+        streamed: whether the answer is streamed.
+    """
+
+    id: str
+    rung: Rung
+    title: str
+    request: str
+    expected: str
+    run: Callable[[Client], str]
+    streamed: bool = False

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spark_cluster.engine.checks.check import Check
-from spark_cluster.engine.client import FOREIGN, Client, NoSuchPath
+from spark_cluster.engine.client import FOREIGN, Check, Client, NoSuchPath
 from spark_cluster.node import replies
 from spark_cluster.node.supervision import model_probe
 from spark_cluster.node.supervision.model_probe import (

@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.engine import readiness, vram
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import ray_jobs
-from spark_cluster.engine.link_cabling import must_be_switched
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.programs import servers_there
 from spark_cluster.engine.ray import RayState, dashboard_port
 from spark_cluster.engine.ray_node import MEASURING
 from spark_cluster.engine.ray_start import ray_would_restart
-from spark_cluster.engine.start import guard
+from spark_cluster.engine.start import prepare_nodes
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.containers import RECIPE
 
@@ -248,14 +247,9 @@ def prepare_ray(play: Play, deployment: Deployment) -> str:
     Returns:
         The state of the firewall, for the label of Ray's containers.
     """
-    nodes, server = deployment.nodes, deployment.first
+    server = deployment.first
     with play.stage("prepare"):
-        must_be_switched(nodes, play.session)
-        guarded = guard(play, deployment)
-        docker = ("containers",) if server.runtime == "docker" else ()
-        made = play.apply(nodes, "network", guarded, *docker, "caches")
-        if made.changed and not play.check:
-            play.refresh(nodes)
+        guarded = prepare_nodes(play, deployment)
     with play.stage("fetch"):
         venv = server.recipe.venv
         image = (
@@ -263,8 +257,8 @@ def prepare_ray(play: Play, deployment: Deployment) -> str:
             if venv
             else play.role("images", **server.image_settings)
         )
-        play.apply(nodes, image)
-    return str(guarded.given["state"])
+        play.apply(deployment.nodes, image)
+    return guarded
 
 
 def look(play: Play) -> RayStatus:

@@ -11,25 +11,17 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from spark_cluster.engine import (
-    dead_engine,
-    load_progress,
-    model_loading,
-    readiness,
-    rungs,
-    startup_log,
-    vram,
-)
-from spark_cluster.engine.deployment import Key
+from spark_cluster.engine import load_progress, model_loading, readiness, rungs, startup_log, vram
+from spark_cluster.engine.deployment import Key, Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import Engine, ask_health, engine
 from spark_cluster.engine.kind_probe import ANSWERS, probe_once, short
 from spark_cluster.engine.members import Member, chains
-from spark_cluster.engine.readiness import Again
+from spark_cluster.engine.readiness import Again, container_state
 from spark_cluster.engine.start import Starting, begin_one, end_server
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
-from spark_cluster.node.health import judge
+from spark_cluster.node.health import Life, judge
 from spark_cluster.runner.play import Play
 
 BEHIND_PROXY_S = 30.0
@@ -161,7 +153,7 @@ def _climb(one: Member, again: Again) -> str:
     try:
         return rungs.climb(one.play, one.server)
     except readiness.NoCompletion as error:
-        if not again or not dead_engine.is_dead(one.play, one.server):
+        if not again or not is_dead(one.play, one.server):
             raise
         one.play.note(f"the server that ran already fails: {error.message}; it is started again")
     end_server(one.play, one.server)
@@ -199,3 +191,49 @@ def _must_reach(play: Play, endpoint: Endpoint, one: Member) -> None:
             where=play.head.name,
             hint=PROXY_LOG,
         )
+
+
+# -- whether the engine of a server that failed is dead: a busy one must not be ended ------------
+
+
+LOOKS_S = 20.0
+"""Seconds in which one of the signs must be seen; vLLM's API outlives its engine by up to 40 s and
+fails with 500 meanwhile (source: make gpu)."""
+
+EVERY_S = 2.0
+ALIVE_S = 5.0
+"""Seconds for an answer: one that comes later says nothing, as the server may have a queue."""
+
+TIMES = 2
+"""Completions one after the other that must fail."""
+
+
+def is_dead(play: Play, server: Server) -> bool:
+    """Look for a sign that the engine has died; a server that is only late shows none.
+
+    Signs: its program, or that of a rank, ends or is restarted; /health says so (`Engine.died`);
+    completions fail at once, twice in turn.
+    """
+    session, endpoint = play.session(play.head), server.endpoint.of_engine
+    nodes = (play.head.name, *server.ranks)
+    first = {name: container_state(play, server.program, name) for name in nodes}
+    deadline = time.monotonic() + LOOKS_S
+    failed, serves = 0, engine(server.engine)
+    while time.monotonic() < deadline:
+        for name, before in first.items():
+            now = container_state(play, server.program, name).watched(before)
+            if judge(now).gone:
+                return True
+        if ask_health(serves, endpoint, session)[0].gone:
+            return True
+        reply = probe_once(
+            session, endpoint, server.recipe.kind, server.recipe.probe, timeout=ALIVE_S
+        )
+        life = judge(None, None, reply).life
+        if life is Life.SERVING:
+            return False
+        failed = failed + 1 if life is Life.FAILING else 0
+        if failed >= TIMES:
+            return True
+        time.sleep(EVERY_S)
+    return False

@@ -146,12 +146,7 @@ def _replicas(
             hint="give serve.engine_port another number",
         )
     behind = tuple(Replica(node.name, address_of(node), port) for node in chosen)
-    endpoint = replace(alone.endpoint, engine_port=port, replicas=behind)
-    servers = [
-        _behind(alone.first, inventory, node, at) for node, at in zip(chosen, behind, strict=True)
-    ]
-    guarded = _guarded([alone.firewall], chosen, [port])
-    return Deployment(tuple(servers), tuple(chosen), tuple(idle), endpoint, guarded)
+    return _several(inventory, [alone] * count, behind, chosen, idle)
 
 
 def resolve_models(
@@ -184,14 +179,35 @@ def resolve_models(
         for model, node, port in zip(models, on, ports, strict=True)
     )
     chosen = [node for node in head_first if node.is_head or node in on]
-    idle = tuple(node for node in head_first if node not in chosen)
-    servers = tuple(
-        _named(_behind(one.first, inventory, node, at), at)
-        for one, node, at in zip(alone, on, behind, strict=True)
+    idle = [node for node in head_first if node not in chosen]
+    return _several(inventory, alone, behind, chosen, idle)
+
+
+def _several(
+    inventory: Inventory,
+    alone: Sequence[Deployment],
+    behind: Sequence[Replica],
+    nodes: Sequence[Node],
+    idle: Sequence[Node],
+) -> Deployment:
+    """Return the deployment of servers behind one proxy.
+
+    Args:
+        alone: each as it would be served by itself.
+        behind: where each is reached.
+    """
+    models = tuple(at for at in behind if isinstance(at, ModelServer))
+    replicas = () if models else tuple(behind)
+    endpoint = replace(
+        alone[0].endpoint, engine_port=behind[0].port, replicas=replicas, models=models
     )
-    endpoint = replace(alone[0].endpoint, engine_port=ports[0], models=behind)
-    guarded = _guarded([one.firewall for one in alone], chosen, ports)
-    return Deployment(servers, tuple(chosen), idle, endpoint, guarded)
+    known = {node.name: node for node in nodes}
+    servers = tuple(
+        _behind(one.first, inventory, known[at.node], at)
+        for one, at in zip(alone, behind, strict=True)
+    )
+    guarded = _guarded([one.firewall for one in alone], nodes, [at.port for at in behind])
+    return Deployment(servers, tuple(nodes), tuple(idle), endpoint, guarded)
 
 
 def _head_first(nodes: Iterable[Node]) -> list[Node]:
@@ -216,29 +232,28 @@ def address_of(node: Node) -> str:
 
 
 def _behind(alone: Server, inventory: Inventory, node: Node, at: Replica) -> Server:
-    """Return one server behind the proxy, which knows nothing of the others."""
-    endpoint = Endpoint(at.address, at.port, alone.endpoint.model)
-    return replace(
+    """Return one server behind the proxy, which knows nothing of the others.
+
+    One of several models has its names, and its recipe's in that of its program.
+    """
+    own = Endpoint(at.address, at.port, alone.endpoint.model)
+    made = replace(
         alone,
         nodes=(node,),
-        endpoint=endpoint,
+        endpoint=own,
         cache_root=caches.root_on(inventory.nodes[node.name]),
-        labels={**alone.labels, ENDPOINT: endpoint.engine_url},
+        labels={**alone.labels, ENDPOINT: own.engine_url},
     )
-
-
-def _named(server: Server, at: ModelServer) -> Server:
-    """Return the server of one of several models, with its names and that of its program."""
-    flags = dict(server.flags)
-    if at.names[1:]:
-        flags[server.recipe.dialect.own("served-model-name")] = list(at.names)
+    if not isinstance(at, ModelServer):
+        return made
+    aliases = {made.recipe.dialect.own("served-model-name"): list(at.names)}
     return replace(
-        server,
-        endpoint=replace(server.endpoint, model=at.model),
-        flags=flags,
-        labels={**server.labels, MODEL: at.model},
+        made,
+        endpoint=replace(own, model=at.model),
+        flags={**made.flags, **(aliases if at.names[1:] else {})},
+        labels={**made.labels, MODEL: at.model},
         names=at.names,
-        instance=server.recipe.name,
+        instance=made.recipe.name,
         on_request=at.on_request,
     )
 

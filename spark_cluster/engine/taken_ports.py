@@ -59,7 +59,7 @@ def must_be_free(play: Play, deployment: Deployment) -> None:
     asked = [(n, play.session(n).submit("gather", commands=questions)) for n in deployment.nodes]
     for node, pending in asked:
         answers = pending.wait()["commands"]
-        states = {name: unit_state.parse(_output(answers, name)) for name in programs}
+        states = {n: unit_state.answered(d) for n, d in answers.items() if n in programs}
         served = [running(state.labels, None, None) for state in states.values() if _runs(state)]
         own = {endpoint.port for endpoint in served if endpoint is not None}
         proxy = PROXY if _output(answers, "proxy").strip() == "active" else None

@@ -31,8 +31,7 @@ if TYPE_CHECKING:
 
     from spark_cluster.config.launch import Launch
     from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.checks.check import Check
-    from spark_cluster.engine.client import Client
+    from spark_cluster.engine.client import Check, Client
     from spark_cluster.engine.endpoint import Endpoint
     from spark_cluster.node.containers import ContainerState
     from spark_cluster.runner.play import Play

@@ -240,3 +240,20 @@ def peak(before: Iterable[NodeVram], now: Iterable[NodeVram]) -> list[NodeVram]:
     return [
         max(known.get(reading.name, reading), reading, key=lambda r: r.used_mib) for reading in now
     ]
+
+
+@dataclass(frozen=True)
+class Stopped:
+    """The memory held before and after a stop."""
+
+    before: list[NodeVram]
+    now: list[NodeVram]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `down --json` prints it."""
+        return {
+            "vram": {
+                "nodes": [reading.to_dict() for reading in self.now],
+                "before": [reading.to_dict() for reading in self.before],
+            }
+        }

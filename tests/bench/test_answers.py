@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.engine.checks.questions import CATALOGUE, HTML, Question, picture_url
-from spark_cluster.engine.checks.right_answer import why_wrong
+from spark_cluster.engine.checks.questions import CATALOGUE, HTML, Question, picture_url, why_wrong
 
 QUESTIONS = {one.id: one for listed in CATALOGUE.values() for one in listed}
 

@@ -20,8 +20,7 @@ from waiting import HANG_S
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.engine import client_snippets
 from spark_cluster.engine.client_snippets import CLIENTS, snippets
-from spark_cluster.engine.client_target import ClientTarget, target_of, write_certificate
-from spark_cluster.engine.current import Current
+from spark_cluster.engine.client_target import ClientTarget, Current, target_of, write_certificate
 from spark_cluster.engine.proxy import Access
 from spark_cluster.errors import Failed
 

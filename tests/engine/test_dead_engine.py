@@ -14,7 +14,7 @@ from fake_cluster import FakeNode, Make
 from fake_programs import Said
 from serve_plans import server_for
 
-from spark_cluster.engine import dead_engine
+from spark_cluster.engine import ready
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import SERVER
 
@@ -23,7 +23,7 @@ ERROR = json.dumps({"error": {"message": "EngineCore encountered an issue.", "co
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
-    monkeypatch.setattr(dead_engine, "EVERY_S", 0.05)
+    monkeypatch.setattr(ready, "EVERY_S", 0.05)
     made = ChatServer()
     yield made
     made.close()
@@ -32,8 +32,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
 @pytest.fixture
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """One that shows no sign is not looked at for long."""
-    for name, seconds in (("LOOKS_S", 1.0), ("ANSWER_S", 0.3)):
-        monkeypatch.setattr(dead_engine, name, seconds)
+    for name, seconds in (("LOOKS_S", 1.0), ("ALIVE_S", 0.3)):
+        monkeypatch.setattr(ready, name, seconds)
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def is_dead(fake_cluster: Make) -> Callable[..., bool]:
             ends_at_the_second_look(cluster.nodes[name], **after)
         plan = server_for(make_recipe(), *cluster.play.nodes)
         assert plan.ranks == ("spark2",)
-        return dead_engine.is_dead(cluster.play, replace(plan, endpoint=endpoint))
+        return ready.is_dead(cluster.play, replace(plan, endpoint=endpoint))
 
     return ask
 

@@ -23,7 +23,7 @@ from serve_plans import server_for, snapshot_of
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
-from spark_cluster.engine import embedding_size, kind_probe, kind_rungs, rungs
+from spark_cluster.engine import kind_probe, kind_rungs, rungs
 from spark_cluster.engine.client import Client
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
@@ -290,21 +290,21 @@ DENSE = json.dumps([
 
 
 def test_the_size_of_embeddings_comes_from_the_models_files() -> None:
-    assert embedding_size.dimensions('{"hidden_size": 1024}', []) == (1024,)
-    assert embedding_size.dimensions('{"text_config": {"hidden_size": 8}, "projection_dim": 4}', [])
-    assert embedding_size.dimensions('{"hidden_size": 768}', ['{"out_features": 256}']) == (256,)
-    assert embedding_size.dense_folders(DENSE) == ["2_Dense"]
+    assert rungs.dimensions('{"hidden_size": 1024}', []) == (1024,)
+    assert rungs.dimensions('{"text_config": {"hidden_size": 8}, "projection_dim": 4}', [])
+    assert rungs.dimensions('{"hidden_size": 768}', ['{"out_features": 256}']) == (256,)
+    assert rungs.dense_folders(DENSE) == ["2_Dense"]
     for odd in (None, "", "[", "[]", '{"hidden_size": "x"}', '{"hidden_size": true}'):
-        assert embedding_size.dimensions(odd, []) == ()
-        assert embedding_size.dense_folders(odd) == []
-    assert embedding_size.dimensions("{}", [None]) == ()
+        assert rungs.dimensions(odd, []) == ()
+        assert rungs.dense_folders(odd) == []
+    assert rungs.dimensions("{}", [None]) == ()
 
 
 def test_a_recipe_may_switch_the_unit_length_off() -> None:
-    assert embedding_size.normalized({})
-    assert embedding_size.normalized({"pooler-config": "{broken"})
-    assert not embedding_size.normalized({"pooler-config": '{"normalize": false}'})
-    assert not embedding_size.normalized({"override-pooler-config": {"use_activation": False}})
+    assert rungs.normalized({})
+    assert rungs.normalized({"pooler-config": "{broken"})
+    assert not rungs.normalized({"pooler-config": '{"normalize": false}'})
+    assert not rungs.normalized({"override-pooler-config": {"use_activation": False}})
 
 
 ODD = st.recursive(

@@ -9,7 +9,7 @@ from pathlib import Path
 import word_model
 
 from spark_cluster.config.model_kind import of_architectures
-from spark_cluster.engine import embedding_size, kind_rungs
+from spark_cluster.engine import kind_rungs, rungs
 from spark_cluster.node.supervision.model_probe import cosine, length
 
 
@@ -40,8 +40,8 @@ def test_its_files_are_whole(tmp_path: Path) -> None:
     found = [struct.unpack("<f", b"\0\0" + raw[i : i + 2])[0] for i in range(0, len(raw), 2)]
     assert found == word_model.vector("[UNK]")
     config = (tmp_path / "config.json").read_text()
-    assert embedding_size.dimensions(config, []) == (word_model.HIDDEN,)
-    assert embedding_size.dense_folders((tmp_path / "modules.json").read_text()) == []
+    assert rungs.dimensions(config, []) == (word_model.HIDDEN,)
+    assert rungs.dense_folders((tmp_path / "modules.json").read_text()) == []
     assert of_architectures(json.loads(config)["architectures"]) is None
     vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     assert sorted(vocabulary.values()) == list(range(len(word_model.WORDS)))

@@ -6,8 +6,7 @@ import json
 import re
 
 from spark_cluster.engine.checks import context, structured, texts
-from spark_cluster.engine.checks.questions import TOOL_CALLS
-from spark_cluster.engine.checks.right_answer import why_wrong
+from spark_cluster.engine.checks.questions import TOOL_CALLS, why_wrong
 from spark_cluster.engine.checks.texts import incoherent
 from spark_cluster.lab.tools_model import TALE, exercises
 

@@ -20,10 +20,9 @@ from spark_cluster.config.secret import Secret
 from spark_cluster.config.tls import Tls
 from spark_cluster.engine.endpoint import Endpoint, management_ip
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
-from spark_cluster.engine.prepare import announce
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.engine.resolve import resolve
-from spark_cluster.engine.start import guard, start
+from spark_cluster.engine.start import announce, guard, start
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.resources import Container, Resource, Unit

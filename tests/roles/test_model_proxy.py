@@ -15,7 +15,7 @@ from proxied import HAPROXY, Engine, converse, proxied
 from role_samples import a_spark
 from waiting import until
 
-from spark_cluster.engine import proxy, routes
+from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import ModelServer
 
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
@@ -114,9 +114,9 @@ def test_a_request_reaches_the_model_that_it_names(served: Served, body: str, mo
 
 
 def test_the_name_may_stand_behind_a_long_prompt(served: Served) -> None:
-    long = json.dumps({"messages": "x" * (routes.BUFFER // 2), "model": "org/words"})
+    long = json.dumps({"messages": "x" * (proxy.BUFFER // 2), "model": "org/words"})
     assert served.reached("POST", CHAT, long) == "org/words"
-    too_long = json.dumps({"messages": "x" * (routes.BUFFER + 10), "model": "org/words"})
+    too_long = json.dumps({"messages": "x" * (proxy.BUFFER + 10), "model": "org/words"})
     assert status(served.ask("POST", CHAT, too_long)) == 400
     assert served.reached("POST", f"{CHAT}?model=org%2Fwords", too_long) == "org/words"
 

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from functools import partial
 
 from spark_cluster.engine.checks import texts
-from spark_cluster.engine.checks.check import Check
 from spark_cluster.engine.checks.filler import filler
-from spark_cluster.engine.client import Client, RequestFailed
+from spark_cluster.engine.client import Check, Client, RequestFailed
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.runner.parallel import in_parallel
 

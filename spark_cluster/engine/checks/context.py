@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_cluster.engine.checks import texts
-from spark_cluster.engine.checks.check import Check
 from spark_cluster.engine.checks.filler import filler
-from spark_cluster.engine.client import Client, NotApplicable, RequestFailed
+from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 from spark_cluster.engine.completion import Completion
 from spark_cluster.node import replies
 

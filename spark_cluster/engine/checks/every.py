@@ -15,7 +15,7 @@ from spark_cluster.engine.checks import (
     tools,
     vision,
 )
-from spark_cluster.engine.checks.check import Check
+from spark_cluster.engine.client import Check
 
 _HOMES = (texts, logprobs, tools, vision, structured, concurrency, context, kind_rungs)
 _EVERY = tuple(check for home in _HOMES for check in home.CHECKS)

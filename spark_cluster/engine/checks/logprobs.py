@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from spark_cluster.engine.checks.check import Check
-from spark_cluster.engine.client import Client, NotApplicable, RequestFailed
+from spark_cluster.engine.client import Check, Client, RequestFailed
 
 TOKENS = 16
 """Tokens of an answer that are compared."""
@@ -77,10 +76,8 @@ def _asked(client: Client) -> Tokens:
     try:
         found = client.ask("logprobs", PROMPT, max_tokens=TOKENS, logprobs=True, top_logprobs=1)
     except RequestFailed as error:
-        if error.status in (400, 422) and "logprob" in error.reason.lower():
-            hint = "--max-logprobs, or the drafter, keeps the server from giving them"
-            raise NotApplicable(error.message, where=error.where, hint=hint) from None
-        raise
+        hint = "--max-logprobs, or the drafter, keeps the server from giving them"
+        raise error.judged(("logprob",), hint) from None
     if not found.tokens:
         raise client.wrong(
             "logprobs: the reply has none, though they were asked for",

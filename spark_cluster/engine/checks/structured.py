@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from spark_cluster.engine.checks import texts
-from spark_cluster.engine.checks.check import Check
-from spark_cluster.engine.client import Client, NotApplicable, RequestFailed
+from spark_cluster.engine.client import Check, Client, RequestFailed
 from spark_cluster.node import replies
 
 PROMPT = "Which city is the capital of France, and is it in Europe? Answer as JSON."
+
+BACKEND = ("response_format", "structured", "guided", "json_schema", "grammar")
+"""Words with which a server refuses that it has no backend for it."""
 
 CITIES = ("Rome", "Paris", "Madrid", "Berlin")
 
@@ -37,7 +39,7 @@ def structured_output(client: Client) -> str:
             },
         )
     except RequestFailed as error:
-        raise _refused(error) from None
+        raise error.judged(BACKEND, "this server has no backend for structured output") from None
     document = replies.decoded(found.content)
     shown = replies.short(found.content)
     if not _follows(document):
@@ -61,15 +63,6 @@ def _follows(document: object) -> bool:
         and document["city"] in CITIES
         and isinstance(document["in_europe"], bool)
     )
-
-
-def _refused(error: RequestFailed) -> RequestFailed | NotApplicable:
-    said = error.reason.lower()
-    words = ("response_format", "structured", "guided", "json_schema", "grammar")
-    if error.status not in (400, 422) or not any(word in said for word in words):
-        return error
-    hint = "this server has no backend for structured output"
-    return NotApplicable(error.message, where=error.where, hint=hint)
 
 
 CHECKS = (

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from typing import Any
 
-from spark_cluster.engine.checks.check import Check
-from spark_cluster.engine.client import Client, NotApplicable
+from spark_cluster.engine.client import Check, Client, NotApplicable
 from spark_cluster.engine.completion import Completion
 from spark_cluster.node import replies
 

@@ -10,10 +10,8 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.config.model_kind import Rung
-from spark_cluster.engine.checks.check import Check
-from spark_cluster.engine.checks.questions import TOOL_CALLS, Question
-from spark_cluster.engine.checks.right_answer import why_wrong
-from spark_cluster.engine.client import Client, NotApplicable, RequestFailed
+from spark_cluster.engine.checks.questions import TOOL_CALLS, Question, why_wrong
+from spark_cluster.engine.client import Check, Client, RequestFailed
 from spark_cluster.engine.completion import Completion
 from spark_cluster.node import replies
 
@@ -54,7 +52,8 @@ def converse(client: Client, name: str, question: Question) -> list[Completion]:
         try:
             one = client.chat(name, messages, **options)
         except RequestFailed as error:
-            raise _refused(error) from None
+            hint = f"the launch lacks {PARSER}; a router would now ask another model"
+            raise error.judged(("tool choice",), hint) from None
         found.append(one)
         if not one.calls or not question.results:
             break
@@ -89,13 +88,6 @@ def tool_call(question: Question, client: Client) -> str:
         raise client.wrong(f"{name}: {why}", _hint(question))
     last = found[-1].content.strip()
     return replies.short(last) if last else "; ".join(_shown(call) for call in calls)
-
-
-def _refused(error: RequestFailed) -> RequestFailed | NotApplicable:
-    if error.status != 400 or "tool choice" not in error.reason:
-        return error
-    hint = f"the launch lacks {PARSER}; a router would now ask another model"
-    return NotApplicable(error.message, where=error.where, hint=hint)
 
 
 def _result(call: Mapping[str, Any], results: Mapping[str, str]) -> dict[str, Any]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from functools import partial
 
-from spark_cluster.engine.checks.check import Check
-from spark_cluster.engine.checks.questions import VISION, Question
-from spark_cluster.engine.checks.right_answer import why_wrong
-from spark_cluster.engine.client import Client, NotApplicable, RequestFailed
+from spark_cluster.engine.checks.questions import VISION, Question, why_wrong
+from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 from spark_cluster.node import replies
 
 TITLES = {"colour": "vision: a colour", "scene": "vision: house, tree, sun"}
@@ -33,22 +31,13 @@ def vision(question: Question, client: Client) -> str:
     try:
         found = client.chat("vision", question.to_dict()["messages"])
     except RequestFailed as error:
-        raise _refused(error) from None
+        raise error.judged(WITHOUT, "the recipe's model takes no pictures") from None
     if why := why_wrong(question, [found.as_message]):
         raise client.wrong(
             f"vision: {SHOWN[question.id]} was shown; {why}",
             f"--{TEXT_ONLY} leaves the vision tower out; otherwise it was damaged",
         )
     return replies.short(" ".join(found.content.split()))
-
-
-def _refused(error: RequestFailed) -> RequestFailed | NotApplicable:
-    said = error.reason.lower()
-    if error.status not in (400, 422) or not any(word in said for word in WITHOUT):
-        return error
-    return NotApplicable(
-        error.message, where=error.where, hint="the recipe's model takes no pictures"
-    )
 
 
 CHECKS = tuple(

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import contextlib
+import csv
+import socket
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.node import memory
 from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.node.health import State, judge
-from spark_cluster.node.model_loader import haproxy
 from spark_cluster.node.model_loader.policy import Loaded
 from spark_cluster.node.supervision import loading, look
 
@@ -78,11 +80,11 @@ class Servers:
             ProxyAway: the proxy, which looks at them, does not answer.
         """
         uses = self._uses()
-        return [name for name in self.config["always"] if not uses.get(name, haproxy.Use()).up]
+        return [name for name in self.config["always"] if not uses.get(name, Use()).up]
 
-    def _uses(self) -> dict[str, haproxy.Use]:
+    def _uses(self) -> dict[str, Use]:
         try:
-            return haproxy.uses(haproxy.command(self.config["admin"], "show stat"))
+            return uses(command(self.config["admin"], "show stat"))
         except OSError as error:
             raise ProxyAway(f"the proxy does not answer: {error}") from None
 
@@ -106,7 +108,7 @@ class Servers:
                 continue
             program = self._look(name)  # one that someone removed holds no memory
             if program.kept_up:
-                use = uses.get(name, haproxy.Use())
+                use = uses.get(name, Use())
                 since = now - self._loaded_at.get(name, float("-inf"))
                 idle = use.idle_s if use.idle_s is not None else since
                 frees = max(0.0, self.need_gib(program) - float(self.config["reserve_gib"]))
@@ -122,7 +124,7 @@ class Servers:
         self.tell_proxy(name, "state drain")  # no request comes between the look and the stop
         try:
             time.sleep(LEAVE_S)
-            if self._uses().get(name, haproxy.Use()).requests:
+            if self._uses().get(name, Use()).requests:
                 return False
             if look.output(["docker", "stop", "-t", str(STOP_S), name], ACT_S) is None:
                 raise Failed(f"docker stop {name} failed")
@@ -166,4 +168,66 @@ class Servers:
         """Set the state of a server in the proxy, which sees by itself when it is wrong."""
         backend = self.models[name]["backend"]
         with contextlib.suppress(OSError):
-            haproxy.command(self.config["admin"], f"set server {backend}/{name} {what}")
+            command(self.config["admin"], f"set server {backend}/{name} {what}")
+
+
+# -- the proxy's runtime API ---------------------------------------------------------------------
+
+
+PROXY_S = 5.0
+"""Seconds for an answer of the proxy."""
+
+
+@dataclass(frozen=True)
+class Use:
+    """The use of a server.
+
+    Attributes:
+        requests: that it has now.
+        idle_s: seconds since its last one began; None where it has had none.
+        up: its own /health is fine.
+    """
+
+    requests: int = 0
+    idle_s: float | None = None
+    up: bool = False
+
+
+def command(path: str, text: str) -> str:
+    """Ask HAProxy; return its answer.
+
+    Raises:
+        OSError: it is not there, or does not answer in time.
+    """
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
+        asked.settimeout(PROXY_S)
+        asked.connect(path)
+        asked.sendall(f"{text}\n".encode())
+        parts = []
+        while part := asked.recv(65536):
+            parts.append(part)
+    return b"".join(parts).decode(errors="replace")
+
+
+def uses(printed: str) -> dict[str, Use]:
+    """Parse `show stat`: name of a server to its use; tolerant of columns that are missing."""
+    rows = csv.DictReader(printed.lstrip("# ").splitlines())
+    found = {}
+    for row in rows:
+        server = row.get("svname") or ""
+        if server not in ("", "FRONTEND", "BACKEND"):
+            idle = _number(row.get("lastsess"))
+            found[server] = Use(
+                requests=sum(max(0, _number(row.get(name)) or 0) for name in ("scur", "qcur")),
+                idle_s=float(idle) if idle is not None and idle >= 0 else None,
+                # "UP 1/3" is one whose checks begin to fail.
+                up=(row.get("status") or "").startswith("UP"),
+            )
+    return found
+
+
+def _number(text: str | None) -> int | None:
+    try:
+        return int(text or "")
+    except ValueError:
+        return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_cluster.node.model_loader import haproxy
+from spark_cluster.node.model_loader import servers
 from spark_cluster.node.model_loader.load_queue import Queue
 from spark_cluster.node.model_loader.policy import Failure, Loaded, make_room, retry_after
 
@@ -108,8 +108,8 @@ model-2,spark-vllm-b,1,0,0,0,,0,-1,DOWN 1/2,
 
 
 def test_the_proxy_says_who_has_requests():
-    assert haproxy.uses(STAT) == {
-        "spark-vllm-a": haproxy.Use(requests=2, idle_s=0, up=True),
-        "spark-vllm-b": haproxy.Use(requests=1, idle_s=None),
+    assert servers.uses(STAT) == {
+        "spark-vllm-a": servers.Use(requests=2, idle_s=0, up=True),
+        "spark-vllm-b": servers.Use(requests=1, idle_s=None),
     }
-    assert haproxy.uses("") == haproxy.uses("Unknown command.\n") == {}
+    assert servers.uses("") == servers.uses("Unknown command.\n") == {}
