@@ -317,7 +317,7 @@ class Download:
             jobs = [pool.submit(one, file) for file in lacking.blobs]
         for job in jobs:
             job.result()
-        return progress.new
+        return progress.read
 
     def _fetch_blob(self, file: StoredFile, progress: Progress) -> None:
         """Have a blob, whole and right, on the disk. A wrong one is fetched once more."""
