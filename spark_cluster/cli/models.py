@@ -23,11 +23,10 @@ from spark_cluster.node.sizes import gigabytes
 if TYPE_CHECKING:
     from spark_cluster.cli.run import Run
     from spark_cluster.engine.copies.pull import From
-    from spark_cluster.engine.copies.state import Wanted
+    from spark_cluster.engine.copies.state import Nodes, Wanted
     from spark_cluster.engine.copies.upkeep import (
         ModelSizes,
         Need,
-        Nodes,
         Pruned,
         StoredModels,
     )
@@ -301,7 +300,7 @@ def _run(app: App, command: str) -> Iterator[Run]:
 def _nodes(app: App) -> Iterator[Nodes]:
     """Start agents on the selected nodes; they end with the block."""
     app.connect_early("models")
-    from spark_cluster.engine.copies.upkeep import Nodes
+    from spark_cluster.engine.copies.state import Nodes
 
     hubs = _hub_folders(app)
     app.import_meanwhile()

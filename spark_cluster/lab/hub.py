@@ -41,6 +41,7 @@ class Conduct:
         status: of every answer, with `headers`; 0: as it should be.
         times: answers with that status, after which all is as it should be; 0: always.
         files_only: the status is for files, not for descriptions.
+        endless: an answer with that status never ends.
         silent: requests are taken and never answered, until the server is closed.
         garbage: the body of every good answer.
         token: that opens what is gated or private.
@@ -59,6 +60,7 @@ class Conduct:
     headers: Mapping[str, str] = field(default_factory=dict)
     times: int = 0
     files_only: bool = False
+    endless: bool = False
     silent: bool = False
     garbage: bytes | None = None
     token: str = "hf_lab"  # noqa: S105  of this server only
@@ -191,7 +193,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.hub.closing.wait()
             self.close_connection = True
         elif refused and self.hub.spend(repository, "status", conduct.times):
-            self._send(conduct.status, b"", conduct.headers)
+            if conduct.endless:
+                self._flood(conduct.status, conduct.headers)
+            else:
+                self._send(conduct.status, b"", conduct.headers)
         elif refusal := self._refusal(conduct, repository, revision, described=described):
             self._refuse(*refusal)
         elif conduct.garbage is not None:
@@ -319,6 +324,11 @@ class _Handler(BaseHTTPRequestHandler):
         self._start(status, len(body), headers or {})
         if self.command == "GET":
             self.wfile.write(body)
+
+    def _flood(self, status: int, headers: Mapping[str, str]) -> None:
+        self._start(status, 1 << 50, headers)
+        while not self.hub.closing.is_set():
+            self.wfile.write(bytes(CHUNK))
 
     def _start(self, status: int, length: int, headers: Mapping[str, str]) -> None:
         self.send_response(status)

@@ -21,7 +21,7 @@ from spark_cluster.cli import history
 from spark_cluster.cli.revert import revert
 from spark_cluster.engine import cache_parts
 from spark_cluster.engine.copies import image_upkeep, upkeep
-from spark_cluster.engine.copies.state import Wanted, all_models_on
+from spark_cluster.engine.copies.state import Nodes, Wanted, all_models_on
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts import gather
 from spark_cluster.loader.inventories import load_inventory
@@ -88,7 +88,7 @@ def looking_back(node):
 
 
 def looking_at_models(node):
-    nodes = upkeep.Nodes({"spark1": node.asked()}, {"spark1": HUB})
+    nodes = Nodes({"spark1": node.asked()}, {"spark1": HUB})
     needs = [upkeep.Need("recipe", "org/name", "main")]
     upkeep.stored(nodes, needs)
     upkeep.prune(nodes, needs, apply=False)

@@ -9,15 +9,8 @@ from typing import TYPE_CHECKING
 from spark_cluster.engine.copies.copy import copy
 from spark_cluster.engine.copies.hub_check import must_be_the_hubs
 from spark_cluster.engine.copies.pull import pull
-from spark_cluster.engine.copies.state import Wanted, models_on
-from spark_cluster.engine.copies.upkeep import (
-    Nodes,
-    OnProgress,
-    VerifiedModel,
-    short,
-    stored,
-    verify,
-)
+from spark_cluster.engine.copies.state import Nodes, OnProgress, Wanted, models_on
+from spark_cluster.engine.copies.upkeep import VerifiedModel, short, stored, verify
 from spark_cluster.node.sizes import gigabytes
 
 if TYPE_CHECKING:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from spark_cluster.runner.play import Play
     from spark_cluster.runner.session import Session
     from spark_cluster.topology import Node
+
+OnProgress = Callable[[str, str], None]
+"""Gets a node and a line of progress."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +37,49 @@ class Wanted:
         """Return what ORG/NAME or ORG/NAME@REVISION names."""
         repository, _, revision = text.partition("@")
         return cls(repository, revision or cls.revision)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """The agents that are asked about their models.
+
+    Args:
+        sessions: node to agent.
+        hubs: node to its hub cache.
+    """
+
+    sessions: Mapping[str, Session]
+    hubs: Mapping[str, str]
+
+    def ask(
+        self, what: str, on_progress: OnProgress | None = None, **request: Any
+    ) -> dict[str, dict[str, Any]]:
+        """Ask all nodes at the same time; what they answer, by node.
+
+        Raises:
+            Failed: a node cannot do it.
+            Unreachable: a node is lost.
+        """
+        pending = {
+            name: session.submit("store", what=what, hub=self.hubs[name], **request)
+            for name, session in self.sessions.items()
+        }
+        return {
+            name: one.wait(_shown(name, on_progress) if on_progress else None)
+            for name, one in pending.items()
+        }
+
+    def only(self, name: str) -> Nodes:
+        """Return one of them."""
+        return Nodes({name: self.sessions[name]}, self.hubs)
+
+
+def _shown(node: str, on_progress: OnProgress) -> Callable[[dict[str, Any]], None]:
+    def on_event(event: dict[str, Any]) -> None:
+        if event.get("event") == "progress":
+            on_progress(node, str(event.get("text", "")))
+
+    return on_event
 
 
 @dataclass(frozen=True)
@@ -123,11 +169,8 @@ def all_models_on(
         Unreachable: a node is lost.
     """
     asked = [{"repository": one.repository, "revision": one.revision} for one in wanted]
-    pending = {
-        name: session.submit("store", what="state", hub=hubs[name], wanted=asked)
-        for name, session in sessions.items()
-    }
-    return {name: _read(name, one.wait(), len(wanted)) for name, one in pending.items()}
+    answers = Nodes(sessions, hubs).ask("state", wanted=asked)
+    return {name: _read(name, answer, len(wanted)) for name, answer in answers.items()}
 
 
 def _read(node: str, answer: Mapping[str, Any], count: int) -> list[Have]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.allowances import Allowances
+from spark_cluster.engine.copies.state import Nodes, OnProgress
 from spark_cluster.errors import Failed
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.sizes import gigabytes
@@ -18,10 +19,6 @@ from spark_cluster.runner.parallel import in_parallel
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.loader.project import Project
-    from spark_cluster.runner.session import Session
-
-OnProgress = Callable[[str, str], None]
-"""Gets a node and a line of progress."""
 
 
 def short(repository: str, commit: str) -> str:
@@ -170,49 +167,6 @@ class VerifiedModel:
         lines += [f"  damaged  {path}" for path in self.damaged]
         lines += [f"  missing  {path}" for path in self.missing]
         return "\n".join(lines)
-
-
-@dataclass(frozen=True)
-class Nodes:
-    """The agents that are asked.
-
-    Args:
-        sessions: node to agent.
-        hubs: node to its hub cache.
-    """
-
-    sessions: Mapping[str, Session]
-    hubs: Mapping[str, str]
-
-    def ask(
-        self, what: str, on_progress: OnProgress | None = None, **request: Any
-    ) -> dict[str, dict[str, Any]]:
-        """Ask all nodes at the same time; what they answer, by node.
-
-        Raises:
-            Failed: a node cannot do it.
-            Unreachable: a node is lost.
-        """
-        pending = {
-            name: session.submit("store", what=what, hub=self.hubs[name], **request)
-            for name, session in self.sessions.items()
-        }
-        return {
-            name: one.wait(_shown(name, on_progress) if on_progress else None)
-            for name, one in pending.items()
-        }
-
-    def only(self, name: str) -> Nodes:
-        """Return one of them."""
-        return Nodes({name: self.sessions[name]}, self.hubs)
-
-
-def _shown(node: str, on_progress: OnProgress) -> Callable[[dict[str, Any]], None]:
-    def on_event(event: dict[str, Any]) -> None:
-        if event.get("event") == "progress":
-            on_progress(node, str(event.get("text", "")))
-
-    return on_event
 
 
 def needs_of(recipes: Iterable[Recipe]) -> list[Need]:

@@ -50,8 +50,6 @@ LONGEST_WAIT_S = 300.0
 REQUEST_S = 30.0
 """Longest wait for the next bytes of an answer, seconds."""
 
-CHUNK = 64 << 10
-"""Bytes after which what came is written: more would be lost when the connection is cut."""
 LARGEST_BY_HTTP = 50_000_000_000
 """Bytes; the hub gives larger files by Xet only. Source: huggingface_hub/constants.py,
 MAX_HTTP_DOWNLOAD_SIZE."""
@@ -135,6 +133,14 @@ def _again(path: str) -> bool:
     return in_other or path.lower().endswith(OTHER_FORMATS)
 
 
+class Refusal(Exception):
+    """An answer without a file; its headers say why (`hub_problems.of_library`)."""
+
+    def __init__(self, response: Any) -> None:
+        super().__init__(response.status_code)
+        self.response = response
+
+
 class Hub:
     """The hub as `huggingface_hub` reaches it; nothing else on a node imports the library."""
 
@@ -183,7 +189,8 @@ class Hub:
         return url
 
     def content(self, file: StoredFile, begin: int) -> Iterator[bytes]:
-        """Yield the bytes of a file from a place on.
+        """Yield the bytes of a file from a place on, as they come: what waits to be written is lost
+        with the process.
 
         The session takes the token out of a request that is sent on to another host.
         """
@@ -198,11 +205,12 @@ class Hub:
         with session.stream(
             "GET", self._url(file.path), headers=headers, timeout=REQUEST_S
         ) as response:
-            self._utils.hf_raise_for_status(response)
+            if response.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
+                raise Refusal(response)  # its body, of any length, is not read
             known = (
                 0 if response.status_code == HTTPStatus.PARTIAL_CONTENT else begin
             )  # else the whole comes
-            for piece in response.iter_bytes(CHUNK):
+            for piece in response.iter_bytes():
                 if known < len(piece):
                     yield piece[known:]
                 known = max(0, known - len(piece))
@@ -309,7 +317,7 @@ class Download:
             jobs = [pool.submit(one, file) for file in lacking.blobs]
         for job in jobs:
             job.result()
-        return progress.new
+        return progress.read
 
     def _fetch_blob(self, file: StoredFile, progress: Progress) -> None:
         """Have a blob, whole and right, on the disk. A wrong one is fetched once more."""

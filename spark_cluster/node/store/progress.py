@@ -22,12 +22,12 @@ class Progress:
         self._total, self._done, self._have = total, done, have
         self._began = self._shown = time.monotonic()
         self._lock = threading.Lock()
-        self.new = 0
+        self.read = 0
 
     def add(self, size: int) -> None:
         """Take note of bytes, from any thread."""
         with self._lock:
-            self.new += size
+            self.read += size
             now = time.monotonic()
             if now - self._shown >= EVERY_S:
                 self._shown = now
@@ -35,7 +35,7 @@ class Progress:
 
     def line(self, seconds: float) -> str:
         """Return what is done after so many seconds, at which speed, and the time left."""
-        rate, have = self.new / seconds, self._have + self.new
+        rate, have = self.read / seconds, self._have + self.read
         if not self._total:
             return f"{have / 1e9:.1f} GB {self._done}, {rate / 1e6:.0f} MB/s"
         left = max(0, self._total - have) / rate if rate else 0.0

@@ -240,6 +240,15 @@ def test_a_refusal_that_passes_is_waited_for(status: int, files_only: bool, pull
     assert puller.content(found["commit"]) == expected(puller.hub.root / MODEL)
 
 
+def test_the_body_of_a_refusal_is_not_read(puller: Puller) -> None:
+    puller.hub.conduct[MODEL] = Conduct(status=500, files_only=True, endless=True)
+    found = puller.pull(tries=1)
+    assert (found["kind"], found["error"]) == (
+        "server",
+        "the hub's answer cannot be used: status 500",
+    )
+
+
 def test_a_token_opens_a_gated_model_and_is_written_nowhere(puller: Puller) -> None:
     puller.hub.conduct[MODEL] = Conduct(gated=True, token="hf_secret")
     own, pipe = {"HF_HOME": str(puller.folder / "home"), "HF_HUB_OFFLINE": "0"}, subprocess.PIPE
