@@ -263,7 +263,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | bytes]:
     def make(folder: Path) -> None:
         (folder / "run.json").write_text(json.dumps(data))
         with no_png():
-            (folder / "files").write_bytes(pickle.dumps(build(Results(load_record(folder)), None)))
+            (folder / "files").write_bytes(pickle.dumps(build(Results(load_record(folder)), [])))
 
     made = made_once(tmp_path_factory, "evil-report", make)
     files: dict[str, str | bytes] = pickle.loads((made / "files").read_bytes())
@@ -359,7 +359,7 @@ def sparse_records() -> Iterator[Record]:
 @pytest.mark.parametrize("record", list(sparse_records()), ids=range(5))
 def test_a_run_with_little_in_it_has_a_page(record, tmp_path):
     with no_png():
-        files = build(Results(record), None)
+        files = build(Results(record), [])
     assert "Telemetry was not recorded" in str(files["report.html"])
 
 
@@ -375,7 +375,7 @@ def test_each_cell_with_a_drafter_shows_its_acceptance():
 
 def test_the_report_of_a_sweep_shows_it(tmp_path):
     with no_png():
-        files = build(Results(sweep_record()), None)
+        files = build(Results(sweep_record()), [])
     assert str(files["plots/variants.svg"]).count("<text") > 10
 
 
@@ -434,7 +434,7 @@ def test_requests_and_answers_have_tables(tmp_path):
     ]  # fmt: skip
     assert headline(results) == "3 of 4 answers are right."
     assert headline(Results(record(served()))).startswith("1.90 requests/s served, 1.25 of them")
-    files = build(results, None)
+    files = build(results, [])
     assert not [name for name in files if name.startswith("arena/")], "they are llama-benchy's"
     for name in ("report.html", "report.md"):
         assert "HTTP 400: no pictures" in str(files[name])

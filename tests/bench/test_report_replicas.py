@@ -108,5 +108,5 @@ def test_each_replicas_part_is_in_the_report():
         ("spark1", "c=4", "24.50", "97%"),
         ("spark2", "c=4", "24.50", "97%"),
     ]
-    assert "## Replicas" in post(results, sections(results, None))
+    assert "## Replicas" in post(results, sections(results, []))
     assert replica_table(Results(record)).rows == ()
