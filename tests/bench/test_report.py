@@ -27,7 +27,8 @@ from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool
 from spark_cluster.bench.report import build, write_report
 from spark_cluster.bench.report.arena import COLUMNS
 from spark_cluster.bench.report.cells import Results, is_noise, speed_up
-from spark_cluster.bench.report.table import Table, escape, fenced
+from spark_cluster.bench.report.sections import sections
+from spark_cluster.bench.report.table import MARK, Table, escape, fenced, tabulate
 from spark_cluster.bench.report.tables import (
     acceptance_table,
     answers_table,
@@ -181,6 +182,19 @@ def test_the_post_has_the_tables(folder):
     assert "VLLM\\_HOST" not in post, "underscores stay readable"
 
 
+def test_page_and_post_have_the_same_tables_in_the_same_order(folder):
+    page = Page((folder / "report.html").read_text())
+    post = (folder / "report.md").read_text()
+    parts = sections(Results(dual_record()), [])
+    titles = [table.title for part in parts for table in part.tables]
+    assert len(titles) > 10
+    places = [post.index(f" {escape(title)}\n") for title in titles]
+    assert places == sorted(places)
+    at = 0
+    for title in titles:
+        at = page.text.index(title, at)
+
+
 def test_each_plot_is_a_picture_of_both_kinds(folder):
     pictures = sorted(path.stem for path in (folder / "plots").glob("*.png"))
     assert {"decode-depth", "prefill-depth", "per-user-aggregate", "ttfr-concurrency", "predicted",
@@ -210,6 +224,18 @@ def test_a_submission_is_as_llama_benchy_and_spark_arena_have_it(folder):
     assert "VLLM_HOST_IP" not in recipe["env"], "of one node only"
     metadata = json.loads((folder / "arena" / "tp2" / "metadata.json").read_text())
     assert metadata["cluster"] == {"node_count": 2, "tensor_parallel": 2, "replicas": 1}
+
+
+def test_a_table_of_rows_drops_columns_in_which_nothing_stands():
+    rows = [
+        {"setup": "one", "why": "", "tok/s": "1", MARK: "bad"},
+        {"setup": "two", "why": "", "tok/s": "", MARK: ""},
+    ]
+    table = tabulate("t", rows, "a note")
+    assert (table.columns, table.left, table.marked) == (("setup", "tok/s"), (0,), {0: "bad"})
+    assert table.rows == (("one", "1"), ("two", ""))
+    assert table.note == "a note"
+    assert tabulate("t", [], "a note").note == ""
 
 
 def test_markdown_cannot_be_left():
