@@ -209,44 +209,21 @@ class Preview:
         found: None where the run decides no constant.
         why: why there is none; empty otherwise.
         left_out: servers and figures that are no use, each with the reason.
+        constants: each fitted constant as it `was`, as shipped, and as it `is` by this run.
+        kept: constants that stay, and why.
+        points: number of figures that it is fitted to.
+        mean_error: `before` and `after`, and of points left out; shares.
+        far_off: figures that the fit does not describe.
     """
 
     found: Calibration | None
     why: str = ""
     left_out: tuple[str, ...] = ()
-
-    @property
-    def constants(self) -> dict[str, dict[str, float]] | None:
-        """Each fitted constant as it `was`, as shipped, and as it `is` by this run."""
-        if self.found is None:
-            return None
-        was, now = Constants().to_dict(), self.found.constants.to_dict()
-        return {n: {"was": was[n], "is": round(now[n], 6)} for n in self.found.fitted}
-
-    @property
-    def _document(self) -> dict[str, Any]:
-        """The calibration as its file has it; empty without one."""
-        return self.found.to_dict() if self.found is not None else {}
-
-    @property
-    def kept(self) -> dict[str, str] | None:
-        """Constants that stay, and why."""
-        return self._document.get("kept")
-
-    @property
-    def points(self) -> int | None:
-        """The number of figures that it is fitted to."""
-        return self._document.get("points")
-
-    @property
-    def mean_error(self) -> dict[str, float | None] | None:
-        """The mean error `before` and `after`, and of points left out; shares."""
-        return self._document.get("mean_error")
-
-    @property
-    def far_off(self) -> list[str] | None:
-        """Figures that the fit does not describe."""
-        return self._document.get("far_off")
+    constants: dict[str, dict[str, float]] | None = None
+    kept: dict[str, str] | None = None
+    points: int | None = None
+    mean_error: dict[str, float | None] | None = None
+    far_off: list[str] | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """As in `bench compare --json`."""
@@ -285,9 +262,15 @@ def preview(record: Record, *folders: Path) -> Preview:
         left_out += [f"{p.label}: the prompt is too short to show the speed" for p in short]
         points += [point for point in found if point not in short]
     try:
-        return Preview(calibrate(points, Constants()), left_out=tuple(left_out))
+        fit = calibrate(points, Constants())
     except (UsageError, Failed) as error:
         return Preview(None, error.message, tuple(left_out))
+    was, now, document = Constants().to_dict(), fit.constants.to_dict(), fit.to_dict()
+    told: dict[str, Any] = {
+        name: document[name] for name in ("kept", "points", "mean_error", "far_off")
+    }
+    constants = {name: {"was": was[name], "is": round(now[name], 6)} for name in fit.fitted}
+    return Preview(fit, left_out=tuple(left_out), constants=constants, **told)
 
 
 def _recorded_serving(setup: Setup, *folders: Path) -> tuple[Serving, bool]:

@@ -28,7 +28,8 @@ from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool
 from spark_cluster.bench.report import build, write_report
 from spark_cluster.bench.report.arena import COLUMNS
 from spark_cluster.bench.report.cells import Results, is_noise, speed_up
-from spark_cluster.bench.report.table import Table, escape, fenced
+from spark_cluster.bench.report.sections import sections
+from spark_cluster.bench.report.table import MARK, Table, escape, fenced, tabulate
 from spark_cluster.bench.report.tables import (
     acceptance_table,
     answers_table,
@@ -182,6 +183,19 @@ def test_the_post_has_the_tables(folder):
     assert "VLLM\\_HOST" not in post, "underscores stay readable"
 
 
+def test_page_and_post_have_the_same_tables_in_the_same_order(folder):
+    page = Page((folder / "report.html").read_text())
+    post = (folder / "report.md").read_text()
+    parts = sections(Results(dual_record()), [])
+    titles = [table.title for part in parts for table in part.tables]
+    assert len(titles) > 10
+    places = [post.index(f" {escape(title)}\n") for title in titles]
+    assert places == sorted(places)
+    at = 0
+    for title in titles:
+        at = page.text.index(title, at)
+
+
 def test_each_plot_is_a_picture_of_both_kinds(folder):
     pictures = sorted(path.stem for path in (folder / "plots").glob("*.png"))
     assert {"decode-depth", "prefill-depth", "per-user-aggregate", "ttfr-concurrency", "predicted",
@@ -211,6 +225,18 @@ def test_a_submission_is_as_llama_benchy_and_spark_arena_have_it(folder):
     assert "VLLM_HOST_IP" not in recipe["env"], "of one node only"
     metadata = json.loads((folder / "arena" / "tp2" / "metadata.json").read_text())
     assert metadata["cluster"] == {"node_count": 2, "tensor_parallel": 2, "replicas": 1}
+
+
+def test_a_table_of_rows_drops_columns_in_which_nothing_stands():
+    rows = [
+        {"setup": "one", "why": "", "tok/s": "1", MARK: "bad"},
+        {"setup": "two", "why": "", "tok/s": "", MARK: ""},
+    ]
+    table = tabulate("t", rows, "a note")
+    assert (table.columns, table.left, table.marked) == (("setup", "tok/s"), (0,), {0: "bad"})
+    assert table.rows == (("one", "1"), ("two", ""))
+    assert table.note == "a note"
+    assert tabulate("t", [], "a note").note == ""
 
 
 def test_markdown_cannot_be_left():
@@ -264,7 +290,7 @@ def evil(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str | bytes]:
     def make(folder: Path) -> None:
         (folder / "run.json").write_text(json.dumps(data))
         with no_png():
-            (folder / "files").write_bytes(pickle.dumps(build(Results(load_record(folder)), None)))
+            (folder / "files").write_bytes(pickle.dumps(build(Results(load_record(folder)), [])))
 
     made = made_once(tmp_path_factory, "evil-report", make)
     files: dict[str, str | bytes] = pickle.loads((made / "files").read_bytes())
@@ -360,7 +386,7 @@ def sparse_records() -> Iterator[Record]:
 @pytest.mark.parametrize("record", list(sparse_records()), ids=range(5))
 def test_a_run_with_little_in_it_has_a_page(record, tmp_path):
     with no_png():
-        files = build(Results(record), None)
+        files = build(Results(record), [])
     assert "Telemetry was not recorded" in str(files["report.html"])
 
 
@@ -376,7 +402,7 @@ def test_each_cell_with_a_drafter_shows_its_acceptance():
 
 def test_the_report_of_a_sweep_shows_it(tmp_path):
     with no_png():
-        files = build(Results(sweep_record()), None)
+        files = build(Results(sweep_record()), [])
     assert str(files["plots/variants.svg"]).count("<text") > 10
 
 
@@ -435,7 +461,7 @@ def test_requests_and_answers_have_tables(tmp_path):
     ]  # fmt: skip
     assert headline(results) == "3 of 4 answers are right."
     assert headline(Results(record(served()))).startswith("1.90 requests/s served, 1.25 of them")
-    files = build(results, None)
+    files = build(results, [])
     assert not [name for name in files if name.startswith("arena/")], "they are llama-benchy's"
     for name in ("report.html", "report.md"):
         assert "HTTP 400: no pictures" in str(files[name])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -11,7 +12,7 @@ from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.page import page
 from spark_cluster.bench.report.post import post
 from spark_cluster.bench.report.sections import sections
-from spark_cluster.bench.report.telemetry import Telemetry, read_telemetry
+from spark_cluster.bench.report.telemetry import NodeTelemetry, read_telemetry
 from spark_cluster.bench.report.verdict import Verdict, headline, verdict
 from spark_cluster.bench.run_folder import PAGE, TELEMETRY, load_record
 from spark_cluster.errors import UsageError, install_extra
@@ -45,12 +46,11 @@ def write_report(run: Path, folder: Path) -> Report:
         UsageError: there is no record, or matplotlib is not installed.
         InvalidFile: a file is not what it should be.
     """
-    results, telemetry = Results(load_record(run)), run / TELEMETRY
-    samples = read_telemetry(telemetry) if telemetry.is_file() else None
+    results, telemetry = Results(load_record(run)), read_telemetry(run / TELEMETRY)
     if find_spec("matplotlib") is None:
         raise UsageError("a report needs matplotlib", hint=install_extra("bench"))
     written = []
-    for name, content in build(results, samples).items():
+    for name, content in build(results, telemetry).items():
         path = folder / name
         make_folder(path.parent, 0o755)
         write_file(path, content if isinstance(content, bytes) else content.encode(), 0o644)
@@ -58,7 +58,7 @@ def write_report(run: Path, folder: Path) -> Report:
     return Report(folder, verdict(results), headline(results), tuple(written))
 
 
-def build(results: Results, telemetry: Telemetry | None) -> dict[str, str | bytes]:
+def build(results: Results, telemetry: Sequence[NodeTelemetry]) -> dict[str, str | bytes]:
     """Make the files of a report, by their paths in its folder."""
     parts = sections(results, telemetry)
     found: dict[str, str | bytes] = {PAGE: page(results, parts), POST: post(results, parts)}

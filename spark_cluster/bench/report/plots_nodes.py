@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.drawing import SMALL, SOFT, Canvas, Plot, clipped, colour
 from spark_cluster.bench.report.formats import elapsed
 from spark_cluster.bench.report.setup_tables import PHASES, readings
-from spark_cluster.bench.report.telemetry import Telemetry, from_datetime, thin_out
+from spark_cluster.bench.report.telemetry import NodeTelemetry, from_datetime, thin_out
 from spark_cluster.facts.gpu_load import SLOW_MHZ
 
 if TYPE_CHECKING:
     from spark_cluster.bench.report.telemetry import Floats
+
+    F = TypeVar("F", float, Floats)
 
 MAX_PANELS = 4
 
@@ -58,38 +60,27 @@ PANELS = (
 
 
 @dataclass(frozen=True)
-class Window:
+class TimeAxis:
     """The time that a plot is about.
 
     Attributes:
-        start, end: seconds since 1970.
+        start: seconds since 1970.
+        unit, seconds: of the axis, and how many seconds that is.
+        width: of the axis, in its unit.
     """
 
     start: float
-    end: float
+    unit: str
+    seconds: float
+    width: float
 
-    @property
-    def unit(self) -> tuple[str, int]:
-        """The unit of its axis, and how many seconds that is."""
-        return ("h", 3600) if self.end - self.start > 3 * 3600 else ("min", 60)
-
-    def at(self, seconds: Floats) -> Floats:
+    def at(self, moment: F) -> F:
         """Return the places of moments on the axis."""
-        return (seconds - self.start) / self.unit[1]
-
-    @property
-    def width(self) -> float:
-        """The length of the axis, in its unit."""
-        return max((self.end - self.start) / self.unit[1], 1e-3)
+        return (moment - self.start) / self.seconds
 
 
-@dataclass(frozen=True)
-class Span:
-    """A period in which a setup was under load, seconds since 1970."""
-
-    label: str
-    start: float
-    end: float
+Span = tuple[str, float, float]
+"""The label of a setup, and the places on the axis between which it was under load."""
 
 
 def vram_plot(results: Results) -> Iterator[Plot]:
@@ -123,86 +114,68 @@ def _whole(gib: float) -> str:
     return "" if math.isnan(gib) else f"{gib:.0f}"
 
 
-def telemetry_plots(results: Results, telemetry: Telemetry | None) -> Iterator[Plot]:
+def telemetry_plots(results: Results, nodes: Sequence[NodeTelemetry]) -> Iterator[Plot]:
     """Yield each quantity of the nodes over time that was recorded, the setups shaded."""
-    sampled = [node for node in telemetry.nodes if len(node.seconds)] if telemetry else []
-    if telemetry is None or not sampled:
+    sampled = [node for node in nodes if len(node.seconds)]
+    if not sampled:
         return
-    window = Window(
-        min(float(node.seconds[0]) for node in sampled),
-        max(float(node.seconds[-1]) for node in sampled),
-    )
-    spans = phases(results, window)
+    start = min(float(node.seconds[0]) for node in sampled)
+    length = max(float(node.seconds[-1]) for node in sampled) - start
+    unit, seconds = ("h", 3600) if length > 3 * 3600 else ("min", 60)
+    axis = TimeAxis(start, unit, seconds, max(length / seconds, 1e-3))
+    spans = list(_under_load(results, axis))
+    during = f"over {elapsed(length)}, under load: {', '.join(label for label, _, _ in spans)}"
     for panel in PANELS:
-        wanted = tuple(column for column, _ in panel.columns)
-        if telemetry.has(*wanted) and not (panel.name == "swap" and _all_zero(telemetry)):
-            yield _over_time(panel, telemetry, spans, window)
+        lines = [
+            (index, part, *thin_out(node, column))
+            for index, node in enumerate(nodes)
+            for part, (column, _) in enumerate(panel.columns)
+            if column in node.values
+        ]
+        is_unused = panel.name == "swap" and not any((y > 0).any() for _, _, _, y in lines)
+        if is_unused or not any(x.size for _, _, x, _ in lines):
+            continue
+        canvas = Canvas(panel.name, f"{panel.title} over time", (1.9,))
+        for index, part, x, y in lines:
+            if x.size:
+                canvas.axes.plot(
+                    axis.at(x), y * panel.scale, color=colour(index), linewidth=1, alpha=0.85,
+                    linestyle="-" if part == 0 else (0, (3, 1.5)),
+                    label=clipped(nodes[index].node, 24) if part == 0 else "_",
+                )  # fmt: skip
+        canvas.description = f"{panel.title} of each node {during}"
+        yield _finished(canvas, panel, spans, axis)
 
 
-def phases(results: Results, window: Window) -> list[Span]:
-    """Return the period of each setup: from its first cell's start to its last one's end."""
-    found = []
-    for setup in results.setups:
-        cells = [cell for cell in results.record.cells if cell.setup == setup.id]
-        begun = [from_datetime(cell.started) for cell in cells if cell.started]
-        done = [from_datetime(cell.finished) for cell in cells if cell.finished]
-        if begun and done and window.start < max(done) and min(begun) < window.end:
-            start, end = max(window.start, min(begun)), min(window.end, max(done))
-            found.append(Span(results.labels[setup.id], start, end))
-    return found
-
-
-def _over_time(panel: Panel, telemetry: Telemetry, spans: list[Span], window: Window) -> Plot:
-    canvas = Canvas(panel.name, f"{panel.title} over time", (1.9,))
+def _finished(canvas: Canvas, panel: Panel, spans: Sequence[Span], axis: TimeAxis) -> Plot:
     axes = canvas.axes
-    for index, node in enumerate(telemetry.nodes):
-        for part, (column, _) in enumerate(panel.columns):
-            if column not in node.values or not (line := thin_out(node, column))[0].size:
-                continue
-            x, y = line
-            axes.plot(
-                window.at(x), y * panel.scale, color=colour(index), linewidth=1, alpha=0.85,
-                linestyle="-" if part == 0 else (0, (3, 1.5)),
-                label=clipped(node.node, 24) if part == 0 else "_",
-            )  # fmt: skip
     if panel.limit is not None:
         axes.axhline(panel.limit, color=SOFT, linewidth=0.9, linestyle=":")
     axes.set_ylim(0, max(axes.get_ylim()[1], panel.limit or 0) * 1.14 or 1)
-    axes.set_xlim(0, window.width)
-    for number, span in enumerate(spans):
-        _shade(canvas, number, span, window)
-    axes.set_xlabel(f"{window.unit[0]} since the start of telemetry")
+    axes.set_xlim(0, axis.width)
+    for number, (label, left, right) in enumerate(spans):
+        tint = 0.09 if number % 2 else 0.05
+        axes.axvspan(left, right, color=SOFT, alpha=tint, linewidth=0, zorder=0)
+        room = int((right - left) / axis.width * 56)
+        if room >= 4:
+            axes.text(
+                (left + right) / 2, 0.985, clipped(label, room), ha="center", va="top",
+                transform=axes.get_xaxis_transform(), fontsize=SMALL, color=SOFT,
+            )  # fmt: skip
+    axes.set_xlabel(f"{axis.unit} since the start of telemetry")
     axes.set_ylabel(panel.unit)
     canvas.legend()
-    canvas.note = panel.note or _parts(panel)
-    shown = ", ".join(span.label for span in spans)
-    took = elapsed(window.end - window.start)
-    canvas.description = f"{panel.title} of each node over {took}, under load: {shown}"
+    names = [name for _, name in panel.columns]
+    parts = f"Solid: {names[0]}, dashed: {names[1]}." if len(names) > 1 else ""
+    canvas.note = panel.note or parts
     return canvas.finish()
 
 
-def _parts(panel: Panel) -> str:
-    names = [name for _, name in panel.columns]
-    return f"Solid: {names[0]}, dashed: {names[1]}." if len(names) > 1 else ""
-
-
-def _shade(canvas: Canvas, index: int, span: Span, window: Window) -> None:
-    left, right = ((at - window.start) / window.unit[1] for at in (span.start, span.end))
-    tint = 0.09 if index % 2 else 0.05
-    canvas.axes.axvspan(left, right, color=SOFT, alpha=tint, linewidth=0, zorder=0)
-    room = int((right - left) / window.width * 56)
-    if room >= 4:
-        canvas.axes.text(
-            (left + right) / 2, 0.985, clipped(span.label, room), ha="center", va="top",
-            transform=canvas.axes.get_xaxis_transform(), fontsize=SMALL, color=SOFT,
-        )  # fmt: skip
-
-
-def _all_zero(telemetry: Telemetry) -> bool:
-    import numpy as np
-
-    return all(
-        not np.nan_to_num(node.values["swap_used_mib"]).any()
-        for node in telemetry.nodes
-        if "swap_used_mib" in node.values
-    )
+def _under_load(results: Results, axis: TimeAxis) -> Iterator[Span]:
+    """Yield the period of each setup: from its first cell's start to its last one's end."""
+    for setup in results.setups:
+        cells = [cell for cell in results.record.cells if cell.setup == setup.id]
+        begun = [axis.at(from_datetime(cell.started)) for cell in cells if cell.started]
+        done = [axis.at(from_datetime(cell.finished)) for cell in cells if cell.finished]
+        if begun and done and max(done) > 0 and min(begun) < axis.width:
+            yield results.labels[setup.id], max(0.0, min(begun)), min(axis.width, max(done))

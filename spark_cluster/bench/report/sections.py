@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
 
@@ -31,7 +31,7 @@ from spark_cluster.bench.report.tables import (
     served_table,
     sweep_table,
 )
-from spark_cluster.bench.report.telemetry import Telemetry, from_datetime
+from spark_cluster.bench.report.telemetry import NodeTelemetry, from_datetime
 
 TELEMETRY_NOTE = (
     "Shaded: when which setup was under load. Of each short interval the lowest and the highest "
@@ -70,7 +70,7 @@ class Section:
         return not self.tables and not self.plots
 
 
-def sections(results: Results, telemetry: Telemetry | None) -> tuple[Section, ...]:
+def sections(results: Results, telemetry: Sequence[NodeTelemetry]) -> tuple[Section, ...]:
     """Make all sections of a report, the plots drawn."""
     others = chain(
         (sweep_table(results), acceptance_table(results)),

@@ -50,31 +50,15 @@ class NodeTelemetry:
     values: dict[str, Floats]
 
 
-@dataclass(frozen=True)
-class Telemetry:
-    """The samples of all nodes."""
-
-    nodes: tuple[NodeTelemetry, ...]
-
-    def has(self, *columns: str) -> bool:
-        """Tell whether any node has a value in one of these columns."""
-        import numpy as np
-
-        return any(
-            bool(np.isfinite(node.values[column]).any())
-            for node in self.nodes
-            for column in columns
-            if column in node.values
-        )
-
-
-def read_telemetry(path: Path) -> Telemetry:
-    """Read the telemetry of a run.
+def read_telemetry(path: Path) -> list[NodeTelemetry]:
+    """Read the telemetry of a run; none where there is no such file.
 
     Raises:
         InvalidFile: it is no Parquet, or lacks time or node.
         UsageError: pyarrow is not installed.
     """
+    if not path.is_file():
+        return []
     try:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -127,7 +111,7 @@ def from_datetime(time: datetime) -> float:
     return (time if time.tzinfo else time.replace(tzinfo=UTC)).timestamp()
 
 
-def _by_node(table: pa.Table) -> Telemetry:
+def _by_node(table: pa.Table) -> list[NodeTelemetry]:
     import numpy as np
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -147,7 +131,7 @@ def _by_node(table: pa.Table) -> Telemetry:
         rows = rows[np.argsort(seconds[rows], kind="stable")]
         values = {column: _bounded(data[rows]) for column, data in columns.items()}
         found.append(NodeTelemetry(printable(name), seconds[rows], values))
-    return Telemetry(tuple(found))
+    return found
 
 
 def _bounded(values: Floats) -> Floats:
