@@ -18,7 +18,6 @@ from pipe_channel import PipeChannel
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.facts.model import Facts
-from spark_cluster.loader import own_files
 from spark_cluster.loader.project import Project
 from spark_cluster.runner import dialer, payload
 from spark_cluster.runner.connections import Connections
@@ -139,18 +138,15 @@ def project_folder(tmp_path: Path) -> Iterator[Path]:
     """The folder of the user's project, with nothing in it."""
     made = tmp_path / "mine"
     made.mkdir()
-    own_files.use(lambda: Project(made))
-    yield made
-    own_files.use(None)
+    with Project(made).in_use():
+        yield made
 
 
 @pytest.fixture(autouse=True)
 def as_a_process_begins() -> Iterator[None]:
     """Undo what the program does to the process that it has for itself, for the next test: at its
-    end Ctrl-C is ignored, which children inherit, nothing is collected while it starts, and the
-    project in use is one whose folder goes with the test."""
+    end Ctrl-C is ignored, which children inherit, and nothing is collected while it starts."""
     yield
-    own_files.use(None)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     gc.enable()
 

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from types import TracebackType
@@ -81,7 +82,8 @@ class Sampling:
 
     def __enter__(self) -> Sampling:
         for node in self._nodes:
-            threading.Thread(target=self._work, args=(node,), daemon=True).start()
+            work = partial(copy_context().run, self._work, node)  # the project in use is the same
+            threading.Thread(target=work, daemon=True).start()
         return self
 
     def __exit__(

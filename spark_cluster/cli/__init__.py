@@ -195,6 +195,7 @@ def cli(
     app = App(cluster, as_json=as_json, verbose=verbose)
     ctx.obj = app
     ctx.with_resource(watching(app.watch))
+    ctx.with_resource(cluster.in_use())
 
 
 def main() -> NoReturn:

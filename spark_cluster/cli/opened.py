@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -15,6 +14,8 @@ from spark_cluster.config.prompts import Prompts
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from spark_cluster.cli.run import Run
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
@@ -22,9 +23,6 @@ if TYPE_CHECKING:
     from spark_cluster.loader.project import Project
     from spark_cluster.runner.dialer import Dialer
     from spark_cluster.runner.options import Options
-
-_loading = threading.Lock()
-"""What a project brings of its own is loaded into the process; runs of several threads want it."""
 
 
 class Opened:
@@ -53,8 +51,6 @@ class Opened:
         port: int | None = None,
         started: float | None = None,
     ) -> None:
-        from spark_cluster.loader import own_files
-
         self.named, self.named_project = inventory, project
         self.limit = limit
         self.port = port
@@ -64,7 +60,6 @@ class Opened:
         self._early_id = ""
         self._closed = False
         self._runs: set[Run] = set()
-        own_files.use(lambda: self.project)
 
     @cached_property
     def project(self) -> Project:
@@ -76,6 +71,14 @@ class Opened:
         from spark_cluster.loader.project import Project
 
         return Project(self._folder.resolve())
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Have the project in use in a block, as each run does: its own resources, known issues and
+        checks count there.
+        """
+        from spark_cluster.loader.extension import using
+
+        return using(lambda: self.project.extensions)
 
     @cached_property
     def dialer(self) -> Dialer:
@@ -162,13 +165,13 @@ class Opened:
             Refused: others can write them.
             InvalidFile: one of them is wrong, with the place.
         """
-        from spark_cluster.loader.own_files import KNOWN_ISSUES, own_files
+        from spark_cluster.loader.extension import KNOWN_ISSUES
 
-        with _loading:
-            self.project.load_resources()
-            if own_files(KNOWN_ISSUES, ".toml"):
-                from spark_cluster.known_issues.entries import own
+        self.project.load_resources()
+        if self.project.extensions.files(KNOWN_ISSUES, ".toml"):
+            from spark_cluster.known_issues.entries import own
 
+            with self.in_use():
                 own()
 
     def connect_early(self, label: str = "", *, become: bool = True) -> None:
@@ -237,24 +240,25 @@ class Opened:
         from spark_cluster.runner.options import Options
 
         self.load_extensions()
-        run = Run(
-            self.inventory,
-            self.project,
-            self.dialer,
-            command,
-            nodes,
-            options or Options(),
-            run_id=run_id or self.take_run_id(),
-            change=change,
-            gather_facts=gather_facts,
-            started=time.monotonic() if self._started is None else self._started,
-        )
-        with ended(run):
-            self._runs.add(run)
-            try:
-                yield run
-            finally:
-                self._runs.discard(run)
+        with self.in_use():
+            run = Run(
+                self.inventory,
+                self.project,
+                self.dialer,
+                command,
+                nodes,
+                options or Options(),
+                run_id=run_id or self.take_run_id(),
+                change=change,
+                gather_facts=gather_facts,
+                started=time.monotonic() if self._started is None else self._started,
+            )
+            with ended(run):
+                self._runs.add(run)
+                try:
+                    yield run
+                finally:
+                    self._runs.discard(run)
 
 
 def new_run() -> str:

@@ -24,8 +24,7 @@ from spark_cluster.doctor.verdict import NotSeen, Verdict, unknown
 from spark_cluster.errors import InvalidFile
 from spark_cluster.known_issues.entries import own, per_project
 from spark_cluster.known_issues.match import Effect
-from spark_cluster.loader.extension import load_module, where_raised
-from spark_cluster.loader.own_files import CHECKS, own_files
+from spark_cluster.loader.extension import CHECKS, Extensions, extensions_in_use, where_raised
 
 
 @per_project
@@ -56,31 +55,30 @@ def checks() -> tuple[NodeCheck, ...]:
         InvalidFile: a file or a check is wrong, with the line.
         Refused: others can write them.
     """
-    return (*_of_files(own_files(CHECKS, ".py", b"spark_cluster")), *_of_logs())
+    return (*_of_files(), *_of_logs())
 
 
 def _of_logs() -> Iterator[NodeCheck]:
     return (logs.check_of(search) for search in _searches())
 
 
-_loaded: dict[tuple[Path, ...], tuple[NodeCheck, ...]] = {}
-
-
-def _of_files(paths: tuple[Path, ...]) -> tuple[NodeCheck, ...]:
+@per_project
+def _of_files() -> tuple[NodeCheck, ...]:
     """The checks of all files, which are run once."""
-    if paths not in _loaded:
-        found: dict[str, NodeCheck] = {}
-        for path in paths:
-            for check in _of_file(path):
-                _must_fit(check, path, found)
-                found[check.id] = replace(check, look=partial(_guarded, check.look, path))
-        _loaded[paths] = tuple(found.values())
-    return _loaded[paths]
+    extensions = extensions_in_use()
+    found: dict[str, NodeCheck] = {}
+    if extensions is None:
+        return ()
+    for path in extensions.files(CHECKS, ".py", b"spark_cluster"):
+        for check in _of_file(path, extensions):
+            _must_fit(check, path, found)
+            found[check.id] = replace(check, look=partial(_guarded, check.look, path))
+    return tuple(found.values())
 
 
-def _of_file(path: Path) -> list[NodeCheck]:
+def _of_file(path: Path, extensions: Extensions) -> list[NodeCheck]:
     what = f"checks {path.stem}"
-    module = load_module(path, f"spark_cluster_checks.{path.stem}", what)
+    module = extensions.load_module(path, f"checks.{path.stem}", what)
     found = [value for value in vars(module).values() if isinstance(value, Check)]
     if not found:
         raise InvalidFile(

@@ -23,7 +23,7 @@ from spark_cluster.config.schema import Schema
 from spark_cluster.errors import InvalidFile
 from spark_cluster.known_issues.log_pattern import LogPattern
 from spark_cluster.known_issues.match import EditKind, Effect, KnownIssueMatch, Severity
-from spark_cluster.loader.own_files import KNOWN_ISSUES, own_files
+from spark_cluster.loader.extension import KNOWN_ISSUES, extensions_in_use
 
 T = TypeVar("T")
 
@@ -300,26 +300,15 @@ def shipped() -> dict[str, Issue]:
 
 
 def per_project(function: Callable[[], T]) -> Callable[[], T]:
-    """Cache what a function makes of the catalogue for as long as the project is the same."""
-    made: dict[tuple[Path, ...], T] = {}
+    """Keep what a function makes of the catalogue, with the project in use."""
+    of_shipped = cache(function)
 
     @wraps(function)
-    def cached() -> T:
-        key = own_paths()
-        if key not in made:
-            made[key] = function()
-        return made[key]
+    def kept() -> T:
+        found = extensions_in_use()
+        return of_shipped() if found is None else found.made(function)
 
-    return cached
-
-
-def own_paths() -> tuple[Path, ...]:
-    """Return the files of known issues that the project has.
-
-    Raises:
-        Refused: others can write them.
-    """
-    return own_files(KNOWN_ISSUES, ".toml")
+    return kept
 
 
 @per_project
@@ -330,8 +319,9 @@ def own() -> dict[str, Issue]:
         InvalidFile: one is wrong, or has an id that ships.
         Refused: others can write them.
     """
+    extensions = extensions_in_use()
     found: dict[str, Issue] = {}
-    for path in own_paths():
+    for path in extensions.files(KNOWN_ISSUES, ".toml") if extensions is not None else ():
         found |= gather([path], {*shipped(), *found})
         wrong = next((issue for issue in found.values() if issue.rule), None)
         if wrong is not None:

@@ -6,9 +6,8 @@ import re
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
-from spark_cluster.known_issues.entries import Issue, catalogue, own_paths, per_project
+from spark_cluster.known_issues.entries import Issue, catalogue, per_project
 from spark_cluster.known_issues.log_pattern import LogPattern
 from spark_cluster.known_issues.match import KnownIssueMatch
 
@@ -76,16 +75,20 @@ def confirmed(text: str) -> set[str]:
     return {id for id, p in confirming().items() if p.has in text and p.regex.search(text)}
 
 
-@lru_cache(maxsize=1024)
-def _possible(shape: str, _own: tuple[Path, ...]) -> tuple[Sign, ...]:
-    """Return the signs whose literals can be in a text of this shape.
+@per_project
+def _possible() -> Callable[[str], tuple[Sign, ...]]:
+    """Return what finds the signs whose literals can be in a text of a shape, and keeps them.
 
-    Args:
-        shape: a text without its digits. The lines of a flood of errors differ in numbers, so that
-            they have few shapes, and what holds for one need not be looked for in each.
-        _own: the project's files of issues, on which the signs depend.
+    A shape is a text without its digits. The lines of a flood of errors differ in numbers, so that
+    they have few shapes, and what holds for one need not be looked for in each.
     """
-    return tuple(sign for sign in signs() if _DIGITS.sub("", sign.has) in shape)
+    literals = [(sign, _DIGITS.sub("", sign.has)) for sign in signs()]
+
+    @lru_cache(maxsize=1024)
+    def possible(shape: str) -> tuple[Sign, ...]:
+        return tuple(sign for sign, literal in literals if literal in shape)
+
+    return possible
 
 
 @per_project
@@ -119,7 +122,7 @@ def recognise(
     """
     text = text[:LONGEST]
     found: dict[str, Issue] = {}
-    for sign in _possible(_DIGITS.sub("", text), own_paths()):
+    for sign in _possible()(_DIGITS.sub("", text)):
         if sign.issue.id in found or not sign.is_in(text):
             continue
         if sign.issue.evidence is not None and sign.issue.id not in evident:

@@ -10,7 +10,7 @@ from typing import Any
 
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import InvalidFile
-from spark_cluster.loader.extension import load_module
+from spark_cluster.loader.extension import Extensions
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,14 +28,17 @@ class Playbook:
     function: Callable[..., Any]
 
 
-def load_playbook(path: Path) -> Playbook:
+def load_playbook(path: Path, extensions: Extensions) -> Playbook:
     """Load the playbook in a file.
+
+    Args:
+        extensions: of the project that it is used in.
 
     Raises:
         InvalidFile: it has no such function, or raises while it is imported.
     """
     what = f"playbook {path.stem}"
-    module = load_module(path, f"spark_cluster_playbooks.{path.stem}", what)
+    module = extensions.load_module(path, f"playbooks.{path.stem}", what)
     function = next(
         (f for f in (getattr(module, n, None) for n in ("main", "play")) if inspect.isfunction(f)),
         None,

@@ -5,15 +5,17 @@ The search goes name by name, so a project that has one role of its own still us
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import InvalidFile, Refused, UsageError
+from spark_cluster.loader.extension import Extensions, using
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+
     from spark_cluster.loader.playbook import Playbook
     from spark_cluster.loader.role import Role
 
@@ -55,8 +57,8 @@ class Project:
     def __init__(self, folder: Path | None = None, shipped: Path | None = None) -> None:
         self.folder = (folder or Path.cwd()).expanduser().absolute()
         self.shipped = (shipped or shipped_folder()).absolute()
+        self.extensions = Extensions(self.folder, self.must_be_own)
         self._roles: dict[str, Role] = {}
-        self._loading = threading.RLock()
         self._has_resources = False
         if not self.folder.is_dir():
             raise UsageError(f"the project folder {shown(self.folder)} does not exist")
@@ -122,9 +124,17 @@ class Project:
         """
         from spark_cluster.loader.resources import load_resources
 
-        if not self._has_resources:
-            load_resources(self.folder, self.must_be_own)
-            self._has_resources = True
+        found = self.extensions
+        with found.loading, self.in_use():
+            if not self._has_resources:
+                loaded = load_resources(self.folder, found.package, self.must_be_own)
+                found.resource_files, self._has_resources = loaded, True
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Have this project in use in a block: names of its resources stand for its own there, and
+        its known issues and checks count.
+        """
+        return using(lambda: self.extensions)
 
     def load_role(self, name: str) -> Role:
         """A role, loaded once for each project.
@@ -136,12 +146,15 @@ class Project:
         """
         from spark_cluster.loader.role import load_role
 
-        with self._loading:  # parts of a run at the same time may want the same role
+        with (
+            self.extensions.loading,
+            self.in_use(),
+        ):  # parts of a run at the same time may want the same role
             if name not in self._roles:
                 folder = self.find("roles", name)
                 self.must_be_own(folder, f"role {name}")
                 self.load_resources()
-                self._roles[name] = load_role(name, folder)
+                self._roles[name] = load_role(name, folder, self.extensions)
             return self._roles[name]
 
     def load_playbook(self, name: str | Path) -> Playbook:
@@ -157,7 +170,8 @@ class Project:
         path = self.resolve("playbooks", name)
         self.must_be_own(path, f"playbook {path.stem}")
         self.load_resources()
-        return load_playbook(path)
+        with self.in_use():
+            return load_playbook(path, self.extensions)
 
     def must_be_own(self, path: Path, what: str) -> None:
         """Look whether others could have written something.

@@ -1,9 +1,9 @@
-"""The resources of the user's project: checked, importable as ours are, and sent to the nodes.
+"""The resources of a user's project: checked, importable as ours are, and sent to the nodes.
 
 Each `resources/NAME.py` of the project folder is the module `spark_cluster_project.resources.NAME`,
 on the laptop and on the node. Roles and playbooks import its class as they import ours:
-`from spark_cluster.resources import File, Mount`. There is one project a process: the resources of
-the one that was loaded last count.
+`from spark_cluster.resources import File, Mount`. On the laptop the names stand for the modules of
+the project in use (`loader/project.py`), so that a process can have several open.
 """
 
 from __future__ import annotations
@@ -14,30 +14,23 @@ from pathlib import Path
 from spark_cluster.errors import InvalidFile
 from spark_cluster.node.project_code import PROJECT_PACKAGE, PROJECT_RESOURCES
 
-ProjectFiles = tuple[tuple[str, bytes], ...]
-"""Files by their path in the payload."""
-
 FOLDER = "resources"
 
 LARGEST = 1024 * 1024
 """Bytes of all files together: they are sent over slow links."""
 
-_loaded: ProjectFiles = ()
 
-
-def loaded_files() -> ProjectFiles:
-    """Return the code that is sent to the nodes for the loaded project; mostly nothing."""
-    return _loaded
-
-
-def load_resources(folder: Path, must_be_own: Callable[[Path, str], None]) -> None:
-    """Check a project's own resources and make them importable; forget those of another project.
+def load_resources(
+    folder: Path, package: str, must_be_own: Callable[[Path, str], None]
+) -> tuple[tuple[str, bytes], ...]:
+    """Check a project's own resources, import them, and return the code that nodes get of them.
 
     A folder `resources/` in which no file mentions `spark_cluster` is someone else's and left
     alone.
 
     Args:
-        folder: of the project.
+        folder: of the project, which is in use.
+        package: that the project's modules belong to.
         must_be_own: raises Refused when others can write a path.
 
     Raises:
@@ -45,21 +38,22 @@ def load_resources(folder: Path, must_be_own: Callable[[Path, str], None]) -> No
         InvalidFile: one of them is wrong, with the line.
     """
     found = _read(folder / FOLDER)
-    if _loaded:
-        forget()
     if not any(b"spark_cluster" in data for data in found.values()):
-        return
+        return ()
     must_be_own(folder / FOLDER, f"{FOLDER}/ of the project")
-    _load(found)
-
-
-def forget() -> None:
-    """Drop the loaded project's resources."""
-    global _loaded  # noqa: PLW0603  (one project a process, as sys.modules is one)
     from spark_cluster.loader import resource_modules
+    from spark_cluster.loader.resource_source import ResourceSource, check
 
-    _loaded = ()
-    resource_modules.remove()
+    _must_fit(found)
+    sources = [ResourceSource(path, data) for path, data in found.items()]
+    for source in sources:
+        check(source, {one.name for one in sources})
+    resource_modules.install(sources, package)
+    packages = (PROJECT_PACKAGE, PROJECT_RESOURCES)
+    return (
+        *((f"{name.replace('.', '/')}/__init__.py", b"") for name in packages),
+        *((f"{source.module.replace('.', '/')}.py", source.data) for source in sources),
+    )
 
 
 def _read(folder: Path) -> dict[Path, bytes]:
@@ -73,24 +67,6 @@ def _read(folder: Path) -> dict[Path, bytes]:
 
         text = f"cannot be read: {error.strerror}"
         raise InvalidFile(text, where=shown(Path(error.filename))) from None
-
-
-def _load(found: dict[Path, bytes]) -> None:
-    """Check all files, then import them."""
-    global _loaded  # noqa: PLW0603
-    from spark_cluster.loader import resource_modules
-    from spark_cluster.loader.resource_source import ResourceSource, check
-
-    _must_fit(found)
-    sources = [ResourceSource(path, data) for path, data in found.items()]
-    for source in sources:
-        check(source, {one.name for one in sources})
-    resource_modules.install(sources)
-    packages = (PROJECT_PACKAGE, PROJECT_RESOURCES)
-    _loaded = (
-        *((f"{name.replace('.', '/')}/__init__.py", b"") for name in packages),
-        *((f"{source.module.replace('.', '/')}.py", source.data) for source in sources),
-    )
 
 
 def _must_fit(found: dict[Path, bytes]) -> None:

@@ -17,7 +17,7 @@ from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.schema import objects_of, parse, problems_of
 from spark_cluster.config.yamlfile import dotted, shown
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
-from spark_cluster.loader.extension import load_module
+from spark_cluster.loader.extension import Extensions
 from spark_cluster.node.values import InvalidResource
 from spark_cluster.resources.base import Resource
 from spark_cluster.topology import Node
@@ -105,8 +105,11 @@ def tagged(resources: Iterable[Resource], role: str) -> list[Resource]:
     ]
 
 
-def load_role(name: str, folder: Path) -> Role:
+def load_role(name: str, folder: Path, extensions: Extensions) -> Role:
     """Load the role in a folder.
+
+    Args:
+        extensions: of the project that it is used in.
 
     Raises:
         InvalidFile: it lacks `Settings` or `role`, or raises while it is imported.
@@ -115,7 +118,7 @@ def load_role(name: str, folder: Path) -> Role:
     what = f"role {name}"
     if not path.is_file():
         raise InvalidFile(f"{what}: no such file; expected the role's code", where=shown(path))
-    module = load_module(path, f"spark_cluster_roles.{name}", what)
+    module = extensions.load_module(path, f"roles.{name}", what)
     settings = getattr(module, "Settings", None)
     if not (isinstance(settings, type) and issubclass(settings, BaseModel)):
         raise InvalidFile(

@@ -18,12 +18,12 @@ from spark_cluster.node.project_code import PROJECT_RESOURCES
 from spark_cluster.node.values import Blob, InvalidResource, Secret
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from spark_cluster.node.host import Host
 
 State = dict[str, Any]
 """Attribute to JSON value: what is true (`observe`) or shall be true (`desired`)."""
-
-REGISTRY: dict[str, type[Resource]] = {}
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,6 @@ class Resource:
     """What `revert` does not undo; empty when the files that it changed are all there is."""
 
     tags: tuple[str, ...] = field(default=(), kw_only=True)
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        REGISTRY[cls.__name__] = cls
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
@@ -168,17 +164,15 @@ def resource_class(name: str) -> type[Resource] | None:
     """Return the class of a resource's type, or None: `AuthorizedKey` is in `authorized_key.py`,
     next to this file or among the resources of the user's project.
 
-    Looked up when it is used, so that a run imports only what it needs. A class is in REGISTRY
-    before the rest of its module was run: the import waits for a thread that is at that.
+    Looked up when it is used, so that a run imports only what it needs.
     """
     if not re.fullmatch(r"[A-Z][A-Za-z0-9]*", name):
         return None
-    if name in REGISTRY:
-        _import(REGISTRY[name].__module__)
     for package in (__package__, PROJECT_RESOURCES):
-        if name not in REGISTRY:
-            _import(f"{package}.{module_name(name)}")
-    return REGISTRY.get(name)
+        found = getattr(_imported(f"{package}.{module_name(name)}"), name, None)
+        if isinstance(found, type) and issubclass(found, Resource):
+            return found
+    return None
 
 
 def module_name(name: str) -> str:
@@ -190,13 +184,16 @@ def module_name(name: str) -> str:
     return re.sub(r"(?<!^)(?=[A-Z])", "_", name).lower()
 
 
-def _import(module: str) -> None:
-    """Import a module if it exists; what it lacks itself is an error."""
+def _imported(module: str) -> ModuleType | None:
+    """Return a module if it exists, whole: an import waits for a thread that is at it. What it
+    lacks itself is an error.
+    """
     try:
-        importlib.import_module(module)
+        return importlib.import_module(module)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module}.".startswith(f"{error.name}."):
             raise
+        return None
 
 
 def to_wire(resource: Resource) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from contextvars import copy_context
 from typing import TypeVar
 
 from spark_cluster.errors import SparkClusterError
@@ -39,7 +40,9 @@ def all_of(jobs: Mapping[str, Callable[[], T]]) -> dict[str, T]:
 
 
 def start(job: Callable[[], T]) -> Future[T | SparkClusterError]:
-    """Run a job in a thread that an interrupted program does not wait for."""
+    """Run a job in a thread that an interrupted program does not wait for; the project in use is
+    that of the caller.
+    """
     future: Future[T | SparkClusterError] = Future()
 
     def work() -> None:
@@ -48,7 +51,7 @@ def start(job: Callable[[], T]) -> Future[T | SparkClusterError]:
         except BaseException as error:  # noqa: BLE001  (handed to who waits)
             future.set_exception(error)
 
-    threading.Thread(target=work, daemon=True).start()
+    threading.Thread(target=copy_context().run, args=(work,), daemon=True).start()
     return future
 
 

@@ -6,9 +6,12 @@ import json
 from functools import cache
 
 from spark_cluster.agent import bootstrap, frames
+from spark_cluster.loader.extension import extensions_in_use
 from spark_cluster.loader.programs import PACKAGE, packed
-from spark_cluster.loader.resources import ProjectFiles, loaded_files
 from spark_cluster.node import paths
+
+ProjectFiles = tuple[tuple[str, bytes], ...]
+"""Files of a project's own resources by their path in the payload."""
 
 MARKER = b"spark-cluster:begin"
 
@@ -60,9 +63,9 @@ LAPTOP_ONLY = {PACKAGE / "agent" / name for name in ("messages.py", "shape.py")}
 def code(part: str = CORE) -> bytes:
     """Return a part of the agent's code as a zip, which is sent where it is lacking.
 
-    It holds the agent itself, `node` and all resources, those of the user's project too.
+    It holds the agent itself, `node` and all resources, those of the project in use too.
     """
-    return _zip(part, loaded_files())
+    return _zip(part, _own())
 
 
 def sent(part: str) -> bytes:
@@ -76,7 +79,12 @@ def digest() -> str:
 
     It names the parts too: PARTS in it has their digests.
     """
-    return _digest(loaded_files())
+    return _digest(_own())
+
+
+def _own() -> ProjectFiles:
+    found = extensions_in_use()
+    return () if found is None else found.resource_files
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from contextvars import copy_context
 from dataclasses import KW_ONLY, dataclass, field
 from threading import Lock, Thread, current_thread
 from typing import Any
@@ -112,7 +113,9 @@ class Wire(ABC):
                     self._held, data = [data], self.password.encode() + b"\n"
                     self.password = None
                 name = f"session {self.node}"
-                reader = Thread(target=self._read, name=name, daemon=True)
+                reader = Thread(
+                    target=copy_context().run, args=(self._read,), name=name, daemon=True
+                )
                 reader.start()
                 self._reader = reader  # started: `close` may come from another thread
             elif self._held is not None:

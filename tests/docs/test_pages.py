@@ -23,7 +23,7 @@ from spark_cluster.known_issues.entries import read
 from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.project import Project
 from spark_cluster.node.host import Host
-from spark_cluster.resources import Missing, Resource, base
+from spark_cluster.resources import Missing, Resource
 
 CHECKOUT = Path(__file__).parents[2]
 DOCS = CHECKOUT / "docs"
@@ -121,7 +121,6 @@ def cpu_governor(tmp_path, monkeypatch) -> Iterator[type[Resource]]:
     (tmp_path / "cpu_governor.py").write_text(blocks(DOCS / "how-to/resource.md", "python")[0])
     monkeypatch.syspath_prepend(tmp_path)
     yield importlib.import_module("cpu_governor").CpuGovernor
-    base.REGISTRY.pop("CpuGovernor")
     sys.modules.pop("cpu_governor")
 
 

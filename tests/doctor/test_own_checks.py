@@ -16,7 +16,7 @@ from spark_cluster.doctor import examine, own_checks, registry
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.question import Context, question, sources
 from spark_cluster.errors import InvalidFile, Refused, UsageError
-from spark_cluster.loader import own_files
+from spark_cluster.loader.extension import using
 from spark_cluster.loader.project import Project
 from spark_cluster.runner.session import Session
 
@@ -87,8 +87,8 @@ def test_doctor_runs_them_with_its_own(project_folder: Path) -> None:
     with pytest.raises(UsageError, match="no such area or check") as caught:
         examine.must_be_known(["other"])
     assert "own" in caught.value.hint
-    own_files.use(None)
-    assert len(examine.judge([seen()])) == len(registry.NODE)
+    with using(None):
+        assert len(examine.judge([seen()])) == len(registry.NODE)
 
 
 def test_known_issues_with_a_check_of_logs(project_folder: Path) -> None:
@@ -106,8 +106,8 @@ def test_known_issues_with_a_check_of_logs(project_folder: Path) -> None:
     assert check.result(seen(), "spark1").status == "ok"
     untitled = path.read_text().replace(', title = "the flux capacitor is full"', "")
     path.rename(path.with_name("y.toml")).write_text(untitled)
-    own_files.use(lambda: Project(project_folder))
-    with pytest.raises(InvalidFile, match=r"own-line: log_check\.title: missing"):
+    title_is_missing = pytest.raises(InvalidFile, match=r"own-line: log_check\.title: missing")
+    with Project(project_folder).in_use(), title_is_missing:
         own_checks.checks()
 
 

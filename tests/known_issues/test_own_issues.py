@@ -15,7 +15,7 @@ from spark_cluster.importers import commandline
 from spark_cluster.known_issues.entries import catalogue, for_check, shipped
 from spark_cluster.known_issues.log_matching import recognise, signs
 from spark_cluster.known_issues.rules import lint
-from spark_cluster.loader import own_files
+from spark_cluster.loader.extension import using
 from spark_cluster.loader.project import Project
 
 LINE = "OSError: /models/gemma-3-27b-it/config.json: No such file or directory"
@@ -42,29 +42,29 @@ def put(project_folder: Path, text: str, name: str = "x.toml") -> Path:
 def test_the_example_of_the_page(project_folder: Path) -> None:
     assert catalogue() == shipped(), "read before there is a file"
     write_files("extend-known-issue.md", project_folder)
-    own_files.use(lambda: Project(project_folder))
-    assert [id for id in catalogue() if id not in shipped()] == [
-        "nas-not-mounted",
-        "our-proxy-image",
-    ]
-    (issue,) = recognise(LINE)
-    assert issue.id == "nas-not-mounted"
-    found = {match.id for match in lint(commandline.parse(COMMAND))}
-    assert "our-proxy-image" in found
-    cleared = COMMAND.replace("run", "run -e HTTPS_PROXY=x")
-    found = {match.id for match in lint(commandline.parse(cleared))}
-    assert "our-proxy-image" not in found
-    assert [issue.id for issue in for_check("nas.mounted")] == ["nas-not-mounted"]
+    with Project(project_folder).in_use():
+        assert [id for id in catalogue() if id not in shipped()] == [
+            "nas-not-mounted",
+            "our-proxy-image",
+        ]
+        (issue,) = recognise(LINE)
+        assert issue.id == "nas-not-mounted"
+        found = {match.id for match in lint(commandline.parse(COMMAND))}
+        assert "our-proxy-image" in found
+        cleared = COMMAND.replace("run", "run -e HTTPS_PROXY=x")
+        found = {match.id for match in lint(commandline.parse(cleared))}
+        assert "our-proxy-image" not in found
+        assert [issue.id for issue in for_check("nas.mounted")] == ["nas-not-mounted"]
 
 
 def test_without_the_project_they_are_forgotten(project_folder: Path) -> None:
     write_files("extend-known-issue.md", project_folder)
     assert recognise(LINE)
     number = len(signs())
-    own_files.use(None)
-    assert catalogue() == shipped()
-    assert not recognise(LINE)
-    assert len(signs()) == number - 1
+    with using(None):
+        assert catalogue() == shipped()
+        assert not recognise(LINE)
+        assert len(signs()) == number - 1
 
 
 def test_commands_find_them(project_folder: Path, tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_a_check_that_ships_keeps_its_cause(project_folder: Path) -> None:
     check = next(id for issue in shipped().values() for id in issue.checks)
     before = for_check(check)
     put(project_folder, ISSUE + f'checks = ["{check}"]\n')
-    own_files.use(lambda: Project(project_folder))
-    assert for_check(check) == before
+    with Project(project_folder).in_use():
+        assert for_check(check) == before
 
 
 def test_a_run_checks_them_before_it_connects(project_folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import re
 import sys
@@ -15,8 +16,8 @@ from example_pages import write_files
 from spark_cluster import resources as shipped
 from spark_cluster.errors import InvalidFile, Refused
 from spark_cluster.loader.project import Project
-from spark_cluster.loader.resources import LARGEST, forget, loaded_files
-from spark_cluster.resources.base import REGISTRY, from_wire, to_wire
+from spark_cluster.loader.resources import LARGEST
+from spark_cluster.resources.base import from_wire, resource_class, to_wire
 from spark_cluster.runner import payload
 
 GOOD = """\
@@ -33,8 +34,9 @@ class Thing(Resource):
 def project(tmp_path: Path) -> Iterator[Project]:
     folder = tmp_path / "mine"
     folder.mkdir()
-    yield Project(folder)
-    forget()
+    made = Project(folder)
+    with made.in_use():
+        yield made
 
 
 def put(project: Project, name: str, text: str = GOOD) -> Path:
@@ -47,8 +49,8 @@ def put(project: Project, name: str, text: str = GOOD) -> Path:
 def error_of(project: Project) -> str:
     with pytest.raises(InvalidFile) as caught:
         project.load_resources()
-    assert loaded_files() == ()
-    assert not [name for name in sys.modules if name.startswith("spark_cluster_project")]
+    assert project.extensions.resource_files == ()
+    assert not [name for name in sys.modules if name.startswith(project.extensions.package)]
     return str(caught.value).replace(f"{project.folder}/", "")
 
 
@@ -57,9 +59,9 @@ def test_the_example_of_the_page_is_imported_as_ours_are(project: Project) -> No
     plain = payload.digest()
     project.load_resources()
     mount = shipped.Mount("/models", "nas:/models")
-    assert type(mount).__module__ == "spark_cluster_project.resources.mount"
+    assert type(mount).__module__ == f"{project.extensions.package}.resources.mount"
     assert from_wire(to_wire(mount)) == mount
-    assert [name for name, _ in loaded_files()] == [
+    assert [name for name, _ in project.extensions.resource_files] == [
         "spark_cluster_project/__init__.py",
         "spark_cluster_project/resources/__init__.py",
         "spark_cluster_project/resources/mount.py",
@@ -86,24 +88,39 @@ def test_a_project_without_any_costs_and_changes_nothing(project: Project) -> No
     project.load_resources()
     assert payload.digest() == digest
     assert "spark_cluster.loader.resource_source" not in set(sys.modules) - before
-    assert loaded_files() == ()
+    assert project.extensions.resource_files == ()
 
 
-def test_another_project_takes_the_place_of_the_first(project: Project, tmp_path: Path) -> None:
+def test_another_project_has_none_of_the_first(project: Project, tmp_path: Path) -> None:
     digest = payload.digest()
     put(project, "thing.py")
     project.load_resources()
     assert payload.digest() != digest
-    Project(tmp_path).load_resources()
-    assert payload.digest() == digest
-    assert "Thing" not in REGISTRY
-    assert not hasattr(shipped, "Thing")
+    other = Project(tmp_path)
+    other.load_resources()
+    with other.in_use():
+        assert payload.digest() == digest
+        assert resource_class("Thing") is None
+        assert not hasattr(shipped, "Thing")
+    assert shipped.Thing("/x").id == "Thing:/x"
+
+
+def test_its_modules_go_with_the_project(tmp_path: Path) -> None:
+    project = Project(tmp_path)
+    put(project, "thing.py")
+    project.load_resources()
+    package = project.extensions.package
+    assert f"{package}.resources.thing" in sys.modules
+    del project
+    gc.collect()
+    assert not [name for name in sys.modules if name.startswith(package)]
+    assert not [finder for finder in sys.meta_path if getattr(finder, "package", "") == package]
 
 
 def test_a_folder_of_another_program_is_left_alone(project: Project) -> None:
     put(project, "thing.py", "import requests\nraise SystemExit\n")
     project.load_resources()
-    assert loaded_files() == ()
+    assert project.extensions.resource_files == ()
 
 
 def test_modules_that_resources_share(project: Project) -> None:
@@ -216,8 +233,8 @@ def test_wrong_ones(project: Project, name: str, text: str, expected: str) -> No
     file = shipped.File
     put(project, name, text)
     assert re.search(expected, error_of(project))
-    assert REGISTRY["File"] is file
-    assert "Thing" not in REGISTRY
+    assert resource_class("File") is file
+    assert resource_class("Thing") is None
 
 
 def test_the_line_of_a_shared_module(project: Project) -> None:
@@ -247,7 +264,7 @@ def test_what_others_can_write_is_not_run(project: Project, part: str) -> None:
         project.load_resources()
     assert "chmod o-w" in e.value.hint
     assert not (project.folder / "ran").exists()
-    assert loaded_files() == ()
+    assert project.extensions.resource_files == ()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives files to another user")

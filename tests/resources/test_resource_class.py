@@ -10,7 +10,7 @@ import pytest
 from waiting import HANG_S
 
 import spark_cluster.resources
-from spark_cluster.resources.base import REGISTRY, resource_class
+from spark_cluster.resources.base import resource_class
 
 SLOW = """
 import threading
@@ -50,7 +50,6 @@ def test_a_module_that_another_thread_imports_is_waited_for(
         assert complete == [True, True]
     finally:
         go.set()
-        REGISTRY.pop("Slow", None)
         sys.modules.pop("spark_cluster.resources.slow", None)
 
 

@@ -16,8 +16,9 @@ from scratch_nodes import ScratchNode, play_over
 from spark_cluster import resources
 from spark_cluster.cli.revert import revert
 from spark_cluster.errors import Failed
+from spark_cluster.loader import extension
+from spark_cluster.loader.extension import using
 from spark_cluster.loader.project import Project
-from spark_cluster.loader.resources import forget
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Directory, File
 from spark_cluster.runner import payload
@@ -88,8 +89,8 @@ class Key(Resource):
 @pytest.fixture(autouse=True)
 def home(agents_home: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setenv("HOME", str(agents_home))
-    yield
-    forget()
+    with using(None):
+        yield
 
 
 @pytest.fixture
@@ -117,7 +118,15 @@ def load(folder: Path, **files: str) -> None:
         path = folder / "resources" / f"{name}.py"
         path.parent.mkdir(exist_ok=True)
         path.write_text(dedent(text))
-    Project(folder).load_resources()
+    use(folder)
+
+
+def use(folder: Path) -> Project:
+    """Have a project in use until the end of the test."""
+    made = Project(folder)
+    made.load_resources()
+    extension._in_use.set(lambda: made.extensions)
+    return made
 
 
 def run(folder, node, *wanted, run="r1", **options):
@@ -132,8 +141,8 @@ def run(folder, node, *wanted, run="r1", **options):
 def test_the_example_of_the_page(folder: Path, node: ScratchNode) -> None:
     """Absent, converged, unchanged, drifted, and all of it undone."""
     write_files(PAGE, folder)
-    Project(folder).load_resources()
-    playbook = Project(folder).load_playbook(folder / "models.py")
+    use(folder)
+    playbook = use(folder).load_playbook(folder / "models.py")
     before = node.text("etc/fstab")
 
     def go(name, **options):
@@ -160,7 +169,7 @@ def test_the_example_of_the_page(folder: Path, node: ScratchNode) -> None:
 
 def test_what_it_wrote_is_undone(folder: Path, node: ScratchNode) -> None:
     write_files(PAGE, folder)
-    Project(folder).load_resources()
+    use(folder)
     before = node.text("etc/fstab")
     run(folder, node, Directory("/models"), resources.Mount("/models", "nas:/models"))
     assert node.text("etc/fstab") != before
@@ -175,7 +184,7 @@ def test_what_it_wrote_is_undone(folder: Path, node: ScratchNode) -> None:
 
 def test_a_command_of_it_that_fails(folder: Path, node: ScratchNode) -> None:
     write_files(PAGE, folder)
-    Project(folder).load_resources()
+    use(folder)
     node.command("mount", "import sys\nsys.exit('mount.nfs4: access denied')\n")
     with pytest.raises(Failed, match=r"mounting /models: .*access denied"):
         run(folder, node, Directory("/models"), resources.Mount("/models", "nas:/models"))
@@ -251,7 +260,7 @@ def test_the_payload_has_them_below_their_package(folder: Path) -> None:
         }
         assert archive.namelist().count("spark_cluster/__init__.py") == 1
     again = payload.code()
-    Project(folder).load_resources()
+    use(folder)
     assert payload.code() == again
 
 
@@ -280,8 +289,7 @@ def test_a_resource_of_the_project_can_use_any_module_of_ours(
 def test_an_agent_without_them_says_so(folder: Path, node: ScratchNode) -> None:
     load(folder, broken=BROKEN)
     broken = resources.Broken("/x")
-    forget()
-    with pytest.raises(Failed, match="no resource of type 'Broken'"):
+    with using(None), pytest.raises(Failed, match="no resource of type 'Broken'"):
         run(folder, node, broken)
 
 
