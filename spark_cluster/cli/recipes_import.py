@@ -18,9 +18,7 @@ from spark_cluster.cli.imported_model import about_model
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.importers.importer import Choice
-    from spark_cluster.importers.result import Imported
-    from spark_cluster.importers.source import Source
+    from spark_cluster.importers.importer import Choice, Imported, Source
 
 _STDIN = "standard input"
 _LARGEST = 2 << 20
@@ -113,7 +111,7 @@ def _choice(variant: str | None, features: tuple[str, ...]) -> Choice:
 
 
 def _source(file: str | None, line: str | None, choice: Choice) -> Source:
-    from spark_cluster.importers.command_file import read_text
+    from spark_cluster.importers.commandline import read
     from spark_cluster.importers.files import read_file
 
     if (file is None) == (line is None):
@@ -122,7 +120,7 @@ def _source(file: str | None, line: str | None, choice: Choice) -> Source:
             hint="spark-cluster recipes import FILE, or --command 'docker run ...'",
         )
     if line is not None:
-        return read_text(line)
+        return read(line)
     if file == "-":
         return _from_stdin(choice)
     return read_file(Path(str(file)).expanduser(), choice)
