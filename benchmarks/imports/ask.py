@@ -12,8 +12,8 @@ from typing import Any, Literal
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.importers.files import read_file
+from spark_cluster.importers.importer import Imported
 from spark_cluster.importers.recipe_text import write
-from spark_cluster.importers.result import Imported
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.planning.planner import Planner, Question

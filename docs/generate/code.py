@@ -19,9 +19,8 @@ from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli import (
     bench_results,
     bench_suites,
-    recipe_list,
+    recipes,
     recipes_import,
-    recipes_search,
 )
 from spark_cluster.cli import cli as root
 from spark_cluster.cli import exec as exec_command
@@ -35,7 +34,7 @@ from spark_cluster.cli.init import Written
 from spark_cluster.cli.opened import Opened
 from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
-from spark_cluster.cli.recipes_update import NotUpdated
+from spark_cluster.cli.recipes_import import NotUpdated
 from spark_cluster.cli.results import (
     DownResult,
     FactsResult,
@@ -174,8 +173,8 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "ping": ("ping", {"nodes": [pinged]}),
     "facts": ("facts", {"nodes": [(Facts, {"name": str, "address": str, "links": [Link]})]}),
     "doctor": ("doctor", {"checks": [CheckResult], "issues": [KnownIssueMatch]}),
-    "recipes-list": ("recipes list", {"recipes": [recipe_list.document]}),
-    "recipes-search": ("recipes search", {"found": int, "recipes": [recipes_search.document]}),
+    "recipes-list": ("recipes list", {"recipes": [recipes.document]}),
+    "recipes-search": ("recipes search", {"found": int, "recipes": [recipes.found_document]}),
     "recipes-import": ("recipes import", recipes_import._document),
     "recipes-save": (
         "recipes save NAME",

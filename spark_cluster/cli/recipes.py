@@ -1,56 +1,86 @@
-"""`recipes`: what can be served, and what is known of it."""
+"""`recipes`: what can be served, and what is known of it; `list`, `search` and `save`."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import click
+from rich.table import Table
+from rich.text import Text
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, styled
 from spark_cluster.cli.groups import Group
+from spark_cluster.cli.override_options import overriding
+from spark_cluster.cli.predict_options import too_large
+from spark_cluster.cli.recipes_to_serve import Changes, changed
+from spark_cluster.cli.visible import visible
+from spark_cluster.config.launch import of_recipe as launched
+from spark_cluster.config.overrides import text as overrides_text
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import Measured
+from spark_cluster.errors import SparkClusterError, UsageError
+from spark_cluster.loader import recipe_search, saved_recipe
+from spark_cluster.loader.project import Project
+from spark_cluster.loader.recipe_search import Candidate
+from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.planning.evidence import Case, Evidence, by_others
+from spark_cluster.planning.planner import Planner
+from spark_cluster.planning.speed import of_recipe
+from spark_cluster.planning.speed.constants import load_constants
+from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
+from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.planning.verdict import Verdict, verdicts
 
-if TYPE_CHECKING:
-    from rich.table import Table
-    from rich.text import Text
-
-    from spark_cluster.cli.recipe_list import Entry
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.config.recipe_schema import Measured
-    from spark_cluster.planning.speed.estimate import Estimate
-
-
-_LATER = {
-    "search": "recipes_search",
+_COMMANDS = {
+    "list": "recipes:list_",
+    "show": "recipes_show",
+    "search": "recipes:search",
     "import": "recipes_import",
-    "save": "recipes_save",
-    "update": "recipes_update",
+    "save": "recipes:save",
+    "update": "recipes_import:update_command",
 }
-"""Commands that are loaded when they are called, and their modules: they bring parsers along."""
-
+"""The commands in the order of --help; their modules are loaded when they are called."""
 
 WIDE = 100
 """Columns of a terminal from which on a model's name fits in the list."""
 
 
-@click.group(cls=Group, later=_LATER)
+@dataclass(frozen=True)
+class Entry:
+    """A file of the folders `recipes/`.
+
+    Attributes:
+        own: it is the user's own, not a shipped one.
+        recipe: None when the file is wrong; then `error` says why.
+    """
+
+    name: str
+    path: Path
+    own: bool
+    recipe: Recipe | None = None
+    error: SparkClusterError | None = None
+
+
+@click.group(cls=Group, later=_COMMANDS)
 def command() -> None:
     """List, show, search, import and save recipes: shipped ones, your own in recipes/, others'."""
 
 
-@command.command("list")
-@click.pass_context
-def list_(ctx: click.Context) -> None:
+@click.command("list")
+@click.pass_obj
+def list_(app: App) -> None:
     """List what can be served, with expected and measured tokens/s.
 
     The figures are those of one request; what is expected is a range. A file that is wrong is
     listed with the reason. Your own recipes hide ours of the same name.
     """
-    from spark_cluster.cli.recipe_list import document, entries, evidence, expected
-
-    app: App = ctx.obj
     project = app.project
-    found = list(entries(project))
+    found = list(_entries(project))
     rows = [(entry, expected(entry.recipe, project) if entry.recipe else {}) for entry in found]
     if app.as_json:
         documents = [
@@ -58,58 +88,224 @@ def list_(ctx: click.Context) -> None:
             for entry, speeds in rows
         ]
         app.print_json({"recipes": documents})
-    else:
-        _list(app, rows)
-
-
-@command.command()
-@click.argument("name")
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size (default: fewest).")
-@click.pass_context
-def show(ctx: click.Context, name: str, tp: int | None) -> None:
-    """Show all of a recipe and the command line that it becomes.
-
-    NAME is the name of a recipe, a file, or @REGISTRY/RECIPE.
-    """
-    from spark_cluster.cli.recipe_list import evidence, expected
-    from spark_cluster.loader.recipes import load_recipe
-
-    app: App = ctx.obj
-    recipe = load_recipe(name, app.project)
-    size = tp or recipe.tensor_parallel.min
-    args = recipe.args_for(size)
-    speeds = expected(recipe, app.project)
-    others = evidence(recipe, app.project)
-    if app.as_json:
-        whole = recipe.model_dump(mode="json", exclude_none=True)
-        line = list(recipe.dialect.command(recipe.model.node_path, tuple(args)))
-        shown = {str(n): speed.to_dict() for n, speed in speeds.items()}
-        found = {str(n): one.to_dict(speeds[n]) for n, one in others.items() if n in speeds}
-        about = {"expected_tok_s": shown, "measured_by_others": found}
-        app.print_json({"recipe": whole, "tp": size, "command": line, **about})
-    else:
-        from spark_cluster.cli.recipes_show import show_recipe
-
-        show_recipe(app.console, recipe, size, args, speeds, others)
-
-
-def _list(app: App, rows: list[tuple[Entry, dict[int, Estimate]]]) -> None:
-
+        return
     sources: dict[str, int] = {}
     app.console.print(_table(rows, sources, wide=app.console.width >= WIDE))
     for source, number in sources.items():
         app.console.print(painted(f"[{number}] {source}", "dim"), soft_wrap=True)
-    for entry, _ in rows:
+    for entry in found:
         if entry.error is not None:
             app.console.print(styled("{} {}", mark("fail"), entry.error), soft_wrap=True)
+
+
+@click.command()
+@click.argument("words", nargs=-1, metavar="[WORD]...")
+@click.option(
+    "--limit",
+    "most",
+    type=click.IntRange(1, 1000),
+    default=20,
+    help="Recipes to show at most (default 20).",
+)
+@click.pass_obj
+def search(app: App, words: tuple[str, ...], most: int) -> None:
+    """Find recipes by name, model, description, quantization and tags: shipped ones, your own, and
+    those of your registries as they were taken last.
+
+    All words must occur; the best match comes first. For each: whether it works on one and on two
+    idle Sparks, and the expected tokens/s of one request.
+    """
+    found = recipe_search.search(words, app.project)
+    rows = [(one, _verdicts(app, one)) for one in found[:most]]
+    if app.as_json:
+        recipes = [found_document(one, answers) for one, answers in rows]
+        app.print_json({"found": len(found), "recipes": recipes})
+        return
+    if not found:
+        text = "no recipe has all these words; try fewer, or `recipes update` for registries"
+        app.console.print(text)
+        return
+    _show_found(app, rows)
+    if len(found) > most:
+        app.console.print(painted(f"{len(found) - most} more: --limit {len(found)}", "dim"))
+
+
+@click.command()
+@click.argument("name")
+@click.option(
+    "--from", "base", metavar="RECIPE", help="Recipe to start from (default: the inventory's)."
+)
+@click.option("--force", is_flag=True, help="Replace a recipe of this name, or hide a shipped one.")
+@overriding
+@click.pass_obj
+def save(app: App, name: str, base: str | None, force: bool, changes: Changes) -> None:
+    """Write recipes/NAME.yaml: another recipe, with the options of `up` as its own values.
+
+    What was measured of the other one is left out where something is changed.
+    """
+    origin = base or (None if app.inventory_is_missing else app.inventory.serve.recipe)
+    if origin is None:
+        raise UsageError(
+            "no recipe is given to start from",
+            hint="give --from RECIPE, or `serve: {recipe: NAME}` in the inventory",
+        )
+    recipe = changed(load_recipe(origin, app.project), changes)
+    path = saved_recipe.save(recipe, name, app.project, force=force)
+    if app.as_json:
+        overrides = dict(recipe.overrides)
+        app.print_json(
+            {"name": name, "file": str(path), "from": recipe.name, "overrides": overrides}
+        )
+        return
+    with_changes = f" with {overrides_text(recipe.overrides)}" if recipe.overrides else ""
+    click.echo(visible(f"{path}: {recipe.name}{with_changes}"))
+    click.echo(visible(f"Next: spark-cluster plan {name}"))
+
+
+def _entries(project: Project) -> Iterator[Entry]:
+    """Every recipe by name, the user's own before ours; a broken file is an entry like others."""
+    for name, path in project.list("recipes").items():
+        own = not path.is_relative_to(project.shipped / "recipes")
+        try:
+            yield Entry(name, path, own, load_recipe(path, project))
+        except SparkClusterError as error:
+            yield Entry(name, path, own, error=error)
+
+
+def headlines(recipe: Recipe) -> list[Measured]:
+    """The decode speed of one request: each source's first figure for each size."""
+    found: dict[tuple[int, str], Measured] = {}
+    for measured in recipe.measured:
+        if measured.decode_tok_s is not None and measured.concurrency == 1 and not measured.depth:
+            found.setdefault((measured.tp, measured.source), measured)
+    return sorted(found.values(), key=lambda m: m.tp)
+
+
+def expected(recipe: Recipe, project: Project) -> dict[int, Estimate]:
+    """Size to the predicted decode speed of one request; without what cannot be predicted, such as
+    the speed of the lab's tiny model, which nothing here was fitted to.
+
+    Raises:
+        InvalidFile: the project's own calibration is wrong.
+    """
+    found: dict[int, Estimate] = {}
+    if recipe.kind != "chat":  # it generates nothing
+        return found
+    constants = load_constants(project)
+    for tp, serving in _servings(recipe, project):
+        with contextlib.suppress(SparkClusterError):
+            if serving.weights.step_bytes() >= SMALLEST:
+                found[tp] = of_recipe.expected(recipe, serving, constants=constants)
+    return found
+
+
+def evidence(recipe: Recipe, project: Project) -> dict[int, Evidence]:
+    """Size to what others measured of a recipe, with one user."""
+    found = {}
+    for tp, serving in _servings(recipe, project):
+        with contextlib.suppress(SparkClusterError):
+            launch = launched(recipe, tp)
+            names = (launch.model, launch.base or "")
+            case = Case(names, serving, 1, of_recipe.CONTEXT, launch.drafted_tokens or 0)
+            if measured := by_others(case):
+                found[tp] = measured
+    return found
+
+
+def _servings(recipe: Recipe, project: Project) -> Iterator[tuple[int, Serving]]:
+    """Yield the usual sizes whose weights fit, without those whose model's shape is not known."""
+    for tp in recipe.tensor_parallel.usual:
+        try:
+            serving = of_recipe.serving_of(recipe, tp, project.folder)
+            fits = not too_large(serving)
+        except SparkClusterError:
+            continue
+        if fits:
+            yield tp, serving
+
+
+def document(
+    entry: Entry, speeds: Mapping[int, Estimate], measured: Mapping[int, Evidence] | None = None
+) -> dict[str, Any]:
+    """Return it as `recipes list --json` prints it.
+
+    Args:
+        speeds: size to what is predicted for it; `measured` to what others measured.
+    """
+    about: dict[str, Any] = {"name": entry.name, "path": str(entry.path), "own": entry.own}
+    if entry.recipe is None:
+        return {**about, "valid": False, "error": entry.error.to_dict() if entry.error else None}
+    recipe = entry.recipe
+    return {
+        **about,
+        "valid": True,
+        "description": recipe.description,
+        "model": recipe.model.name,
+        "kind": recipe.kind,
+        "base": recipe.model.base,
+        "quantization": recipe.model.quantization,
+        "tensor_parallel": recipe.tensor_parallel.model_dump(exclude_none=True),
+        "expected_tok_s": {str(tp): speed.to_dict() for tp, speed in speeds.items()},
+        "measured_by_others": {
+            str(tp): one.to_dict(speeds[tp]) for tp, one in (measured or {}).items() if tp in speeds
+        },
+        "measured_tok_s": [
+            {"tp": m.tp, "decode_tok_s": m.decode_tok_s, "source": m.source, "note": m.note}
+            for m in headlines(recipe)
+        ],
+    }
+
+
+def found_document(one: Candidate, answers: list[Verdict]) -> dict[str, Any]:
+    """Return it as `recipes search --json` prints it."""
+    fields = one.fields
+    return {
+        "recipe": one.reference,
+        "origin": one.origin,
+        "model": fields.get("model", ""),
+        "base": fields.get("base", ""),
+        "description": fields.get("description", ""),
+        "quantization": fields.get("quantization", ""),
+        "tags": fields.get("tags", "").split(),
+        "verdicts": {str(verdict.tp): verdict.to_dict() for verdict in answers},
+    }
+
+
+def _verdicts(app: App, one: Candidate) -> list[Verdict]:
+    try:
+        recipe = load_recipe(one.reference, app.project)
+    except SparkClusterError as error:
+        return [Verdict(1, None, error.message)]
+    return list(verdicts(recipe, Planner(app.project)))
+
+
+def _show_found(app: App, rows: list[tuple[Candidate, list[Verdict]]]) -> None:
+    """Two lines a recipe: a name of a registry is too long for a column of a table."""
+    for one, answers in rows:
+        own = " (yours)" if one.origin == "yours" else ""
+        weights = one.fields.get("quantization", "")
+        model = styled("[dim]{} {}[/]", one.fields.get("model", ""), weights)
+        app.console.print(styled("[cyan]{}[/]{}  {}", one.reference, own, model), soft_wrap=True)
+        lines = [_answer(verdict) for verdict in answers] or [painted("3 Sparks or more", "dim")]
+        app.console.print(styled("  {}", joined(lines, "\n  ")), soft_wrap=True)
+
+
+def _answer(verdict: Verdict) -> Text:
+    sparks = "one Spark" if verdict.tp == 1 else "two Sparks"
+    if verdict.feasible is None:
+        return styled("{}: [dim]not known ({})[/]", sparks, verdict.reason)
+    if not verdict.feasible:
+        return styled("{}: [red]no[/] [dim]({})[/]", sparks, verdict.reason)
+    if verdict.decode is None:
+        return styled("{}: [green]yes[/]", sparks)
+    speed = f"{verdict.decode.low:.0f} to {verdict.decode.high:.0f}"
+    return styled("{}: [green]yes[/], {} tok/s", sparks, speed)
 
 
 def _table(
     rows: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int], *, wide: bool
 ) -> Table:
     """Return the list; a wide one has each recipe's model below its name, and its sizes."""
-    from rich.table import Table
-
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("recipe", no_wrap=True)
     for title in ("weights", *(["TP"] if wide else []), "expected\ntok/s", "measured\ntok/s"):
@@ -132,7 +328,6 @@ def _table(
 
 
 def _speeds(speeds: dict[int, Estimate]) -> Text:
-
     lines = [_sized(tp, painted(_span(one))) for tp, one in speeds.items()]
     return joined(lines or [painted("not predicted", "dim")])
 
@@ -144,8 +339,6 @@ def _span(speed: Estimate) -> str:
 
 
 def _measured(recipe: Recipe, sources: dict[str, int]) -> Text:
-    from spark_cluster.cli.recipe_list import headlines
-
     def one(measured: Measured) -> Text:
         number = sources.setdefault(measured.source, len(sources) + 1)
         figure = styled("{:.1f} [dim]{}[/]", measured.decode_tok_s, f"[{number}]")
@@ -155,5 +348,4 @@ def _measured(recipe: Recipe, sources: dict[str, int]) -> Text:
 
 
 def _sized(tp: int, text: Text) -> Text:
-
     return text if tp == 1 else styled("[dim]TP={}[/] {}", tp, text)

@@ -1,4 +1,6 @@
-"""`recipes import`: a recipe of ours from a command line or from another tool's recipe."""
+"""Recipes of others: `recipes import` makes one of ours from a command line or another tool's
+recipe, and `recipes update` shows what has changed in the registries, and takes it when agreed.
+"""
 
 from __future__ import annotations
 
@@ -6,26 +8,39 @@ import re
 import shutil
 import sys
 import tempfile
-from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.table import Table
+from rich.text import Text
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.hub_option import hub, offline_option
-from spark_cluster.cli.imported_model import about_model
+from spark_cluster.config.registries import Registry
+from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import SparkClusterError, UsageError
-
-if TYPE_CHECKING:
-    from spark_cluster.importers.importer import Choice
-    from spark_cluster.importers.result import Imported
-    from spark_cluster.importers.source import Source
+from spark_cluster.importers import commandline
+from spark_cluster.importers.files import read_file
+from spark_cluster.importers.importer import Choice, Imported, Source
+from spark_cluster.importers.recipe_text import write
+from spark_cluster.loader import registries
+from spark_cluster.loader.project import Project
+from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.models.hub import Hub
+from spark_cluster.models.memory import GIB
+from spark_cluster.planning.speed.of_recipe import serving_of
+from spark_cluster.registries import reference
+from spark_cluster.registries.update import Update, update
 
 _STDIN = "standard input"
 _LARGEST = 2 << 20
 """Bytes that are taken from standard input; the reader refuses half of it already."""
+
+_SHOWN = 40
+"""Names of each kind of change that are shown without --verbose."""
 
 
 @click.command("import")
@@ -62,9 +77,9 @@ _LARGEST = 2 << 20
 )
 @click.option("--force", is_flag=True, help="Replace an existing recipe.")
 @offline_option
-@click.pass_context
+@click.pass_obj
 def command(
-    ctx: click.Context,
+    app: App,
     *,
     file: str | None,
     line: str | None,
@@ -84,46 +99,32 @@ def command(
     is for DGX Sparks), a text with `docker run ...` or `vllm serve ...`, or @REGISTRY/RECIPE.
     Nothing in it is executed. What a recipe cannot hold is listed with the reason.
     """
-    from spark_cluster.importers.recipe_text import write
-
-    app: App = ctx.obj
     folder, name = _target(app, output, name)
-    choice = _choice(variant, features)
+    choice = Choice(variant or "default", features)
     given: dict[str, Any] = {"name": name, "model": model, "image": image, "mods": mods}
     if file is not None and line is None and file.startswith("@"):
-        from spark_cluster.registries import reference
-
         imported = reference.imported(file, app.project.folder, choice, **given)
     else:
         imported = write(_source(file, line, choice), **given)
     path = folder / f"{imported.name}.yaml"
-    _refuse(app, path, named=name is not None, force=force)
-    _refuse_folders(folder, imported, force=force)
+    if not force:
+        _refuse(app, path, imported, named=name is not None)
     _save(app, path, imported)
-    imported.notes.append(about_model(path, app.project, hub(offline=offline)))
+    imported.notes.append(_about_model(path, app.project, hub(offline=offline)))
     if app.as_json:
         app.print_json(_document(path, imported))
     else:
         _show(app, path, imported)
 
 
-def _choice(variant: str | None, features: tuple[str, ...]) -> Choice:
-    from spark_cluster.importers.importer import Choice
-
-    return Choice(variant or "default", features)
-
-
 def _source(file: str | None, line: str | None, choice: Choice) -> Source:
-    from spark_cluster.importers.command_file import read_text
-    from spark_cluster.importers.files import read_file
-
     if (file is None) == (line is None):
         raise UsageError(
             "give either a file or --command" if file is None else "both a file and --command",
             hint="spark-cluster recipes import FILE, or --command 'docker run ...'",
         )
     if line is not None:
-        return read_text(line)
+        return commandline.read(line)
     if file == "-":
         return _from_stdin(choice)
     return read_file(Path(str(file)).expanduser(), choice)
@@ -131,8 +132,6 @@ def _source(file: str | None, line: str | None, choice: Choice) -> Source:
 
 def _from_stdin(choice: Choice) -> Source:
     """Standard input, through a file, as its reader names lines of a file."""
-    from spark_cluster.importers.files import read_file
-
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "stdin"
         path.write_bytes(sys.stdin.buffer.read(_LARGEST))
@@ -166,59 +165,59 @@ def _target(app: App, output: str | None, name: str | None) -> tuple[Path, str |
     return path.parent, path.stem
 
 
-def _refuse(app: App, path: Path, *, named: bool, force: bool) -> None:
+def _refuse(app: App, path: Path, imported: Imported, *, named: bool) -> None:
     """Nothing is replaced, and no shipped recipe hidden, unless the user says so."""
-    from spark_cluster.config.yamlfile import shown
-
-    hint = "choose another --name, or replace it with --force"
-    if force:
-        return
-    if path.exists():
-        raise UsageError(f"{shown(path)} exists", hint=hint)
-    if not named and path.stem in app.project.list("recipes"):
-        raise UsageError(
-            f"there is a recipe {path.stem} already, which this one would hide",
-            hint=f"choose another --name, or confirm with --name {path.stem}",
-        )
-
-
-def _refuse_folders(folder: Path, imported: Imported, *, force: bool) -> None:
-    """No folder of files is replaced either, unless the user says so."""
-    from spark_cluster.config.yamlfile import shown
-
-    for top in {name.partition("/")[0] for name in imported.files}:
-        if (folder / top).exists() and not force:
+    listed = not named and path.stem in app.project.list("recipes")
+    for place in (path, *(path.parent / top for top in _folders(imported))):
+        if place.exists():
             hint = "choose another --name, or replace it with --force"
-            raise UsageError(f"{shown(folder / top)} exists", hint=hint)
+            raise UsageError(f"{shown(place)} exists", hint=hint)
+        if listed:
+            raise UsageError(
+                f"there is a recipe {path.stem} already, which this one would hide",
+                hint=f"choose another --name, or confirm with --name {path.stem}",
+            )
+
+
+def _folders(imported: Imported) -> set[str]:
+    """Return the folders that the recipe's files are in."""
+    return {name.partition("/")[0] for name in imported.files}
 
 
 def _save(app: App, path: Path, imported: Imported) -> None:
-    """Write to a temporary file, and rename it after our own reader has accepted it."""
-    from spark_cluster.loader.recipes import load_recipe
-
+    """Write to a temporary folder, and rename it all after our own reader has accepted it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=".import-", dir=path.parent) as folder:
-            staged = Path(folder) / path.name
+            staging = Path(folder)
+            staged = staging / path.name
             staged.write_text(imported.text, encoding="utf-8")
             load_recipe(staged, app.project)
-            _place_files(Path(folder), path.parent, imported.files)
+            for name, content in imported.files.items():
+                place = staging / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(content)
+            for top in _folders(imported):
+                if (path.parent / top).exists():
+                    shutil.rmtree(path.parent / top)
+                (staging / top).replace(path.parent / top)
             staged.chmod(0o644)
             staged.replace(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
-def _place_files(staging: Path, folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write the files of a recipe, and then rename the folder that they are in."""
-    for name, content in files.items():
-        place = staging / name
-        place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content)
-    for top in {name.partition("/")[0] for name in files}:
-        if (folder / top).exists():
-            shutil.rmtree(folder / top)
-        (staging / top).replace(folder / top)
+def _about_model(path: Path, project: Project, hub: Hub) -> str:
+    """Return a line about the size of a recipe's model; what is read of it is kept for `plan`."""
+    try:
+        recipe = load_recipe(path, project)
+        serving = serving_of(recipe, recipe.tensor_parallel.min, project.folder, hub=hub)
+        weights = serving.weights
+    except SparkClusterError as error:
+        return f"the model's size is not known: {error.message}"
+    source = "counted from its tensors" if weights.counted else "computed from its shape"
+    size = weights.memory_bytes() / GIB
+    return f"{recipe.model.name}: {serving.quantization}, {size:.1f} GiB of weights ({source})"
 
 
 def _document(path: Path, imported: Imported) -> dict[str, Any]:
@@ -239,8 +238,6 @@ def _document(path: Path, imported: Imported) -> dict[str, Any]:
 
 
 def _show(app: App, path: Path, imported: Imported) -> None:
-    from spark_cluster.config.yamlfile import shown
-
     console = app.console
     console.print(styled("{} {} → {}", mark("ok"), imported.kind, shown(path)), soft_wrap=True)
     if imported.kept:
@@ -254,18 +251,17 @@ def _show(app: App, path: Path, imported: Imported) -> None:
         console.print(styled("[cyan]for a DGX Spark[/] {}: {}", offer.option, offer.what))
     for left in imported.left_out:
         if left.blocks:
-            told = (left.what, left.consequence)
-            console.print(styled("[red]it cannot work without[/] {}: {}", *told))
+            what, why = left.what, left.consequence
+            console.print(styled("[red]it cannot work without[/] {}: {}", what, why))
     for task in imported.to_do:
         console.print(styled("[yellow]to do[/] {}", task))
-    listed = path.resolve().parent == (app.project.folder / "recipes").resolve()
-    target = imported.name if listed else shown(path)
-    console.print(f"Next: spark-cluster lint {target}", soft_wrap=True)
+    own = path.resolve().parent == (app.project.folder / "recipes").resolve()
+    console.print(
+        f"Next: spark-cluster lint {imported.name if own else shown(path)}", soft_wrap=True
+    )
 
 
 def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> None:
-    from rich.table import Table
-
     if not rows:
         return
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
@@ -275,3 +271,140 @@ def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> No
         table.add_row(what, painted(where, "dim"))
     app.console.print()
     app.console.print(table)
+
+
+@click.command("update")
+@click.argument("names", nargs=-1, metavar="[REGISTRY]...")
+@click.option("--check", is_flag=True, help="Show what has changed and take nothing.")
+@click.option("--yes", is_flag=True, help="Take what has changed without asking.")
+@click.option(
+    "--allow-rewritten",
+    is_flag=True,
+    help="Also take a branch whose history no longer has the commit in use.",
+)
+@click.pass_context
+def update_command(
+    ctx: click.Context, names: tuple[str, ...], *, check: bool, yes: bool, allow_rewritten: bool
+) -> None:
+    """Fetch the recipes of the project's registries (default: of all in registries.yaml).
+
+    A branch that has moved is shown as the names of recipes that were added, changed and removed,
+    and is taken when you agree. Recipes are converted, never run; use them as @REGISTRY/RECIPE.
+    """
+    app: App = ctx.obj
+    folder = app.project.folder
+    chosen = [registries.registry_named(name, folder) for name in dict.fromkeys(names)]
+    chosen = chosen or list(registries.registries(folder))
+    if not chosen:
+        raise UsageError(
+            f"no registries: {registries.FILE} is not in {folder}",
+            hint="see the how-to page 'Share recipes'",
+        )
+    decision = _Decision(app, check=check, yes=yes, allow_rewritten=allow_rewritten)
+    rows: list[dict[str, Any]] = []
+    for registry in chosen:
+        try:
+            found = update(registry, folder, decision.agree)
+        except SparkClusterError as error:
+            rows.append(NotUpdated(registry.name, error).to_dict())
+            decision.failed(registry, error)
+        else:
+            rows.append(found.to_dict())
+            decision.done(found)
+    if app.as_json:
+        app.print_json({"ok": decision.status == 0, "registries": rows})
+    ctx.exit(decision.status)
+
+
+@dataclass(frozen=True)
+class NotUpdated:
+    """A registry that could not be looked at."""
+
+    registry: str
+    error: SparkClusterError
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `recipes update --json` prints it."""
+        return {"registry": self.registry, "error": self.error.to_dict()}
+
+
+class _Decision:
+    """Shows what was found, asks, and keeps the exit status."""
+
+    def __init__(self, app: App, *, check: bool, yes: bool, allow_rewritten: bool) -> None:
+        self.app = app
+        self.check = check
+        self.yes = yes
+        self.allow_rewritten = allow_rewritten
+        self.status = 0
+        self._shown: set[str] = set()
+
+    def agree(self, found: Update) -> bool:
+        """Show what has changed, and return whether it is taken."""
+        self._show(found)
+        if self.check:
+            return False
+        if found.rewritten and not self.allow_rewritten:
+            self.status = 4
+            return False
+        if found.taken is None or self.yes:
+            return True
+        interactive = sys.stdin.isatty() and sys.stdout.isatty() and not self.app.as_json
+        return interactive and click.confirm("Take it?", default=False)
+
+    def done(self, found: Update) -> None:
+        """Say what is in use now."""
+        self._show(found)
+        name = found.registry.name
+        if found.in_use:
+            usable = len(found.found.recipes) - len(found.broken)
+            revision = found.found.revision[:12]
+            self._print(styled("{} {}: {} recipes at {}", mark("ok"), name, usable, revision))
+        elif found.rewritten and not self.check:
+            option = f"recipes update {name} --allow-rewritten"
+            self._print(
+                styled("{} {}: not taken; if its owner says why: {}", mark("fail"), name, option)
+            )
+        else:
+            self._print(styled("- {}: not taken; to take it: recipes update {} --yes", name, name))
+
+    def failed(self, registry: Registry, error: SparkClusterError) -> None:
+        """Say why a registry could not be looked at; the others are."""
+        self.status = error.exit_code
+        self._print(styled("{} {}: {}", mark("fail"), registry.name, error))
+
+    def _print(self, text: Text) -> None:
+        self.app.console.print(text, soft_wrap=True)
+
+    def _show(self, found: Update) -> None:
+        """Show the names that differ, once for each registry."""
+        name, new = found.registry.name, found.found.revision[:12]
+        if name in self._shown:
+            return
+        self._shown.add(name)
+        if found.changes or found.rewritten:
+            self._print(styled("[bold]{}[/]  {} → {}", name, (found.taken or "nothing")[:12], new))
+        if found.rewritten:
+            self._print(
+                styled("  [red]its history was rewritten[/]: the commit in use is not in it")
+            )
+        limit = None if self.app.verbose else _SHOWN
+        for sign, kind in (("+", "added"), ("~", "changed"), ("-", "removed")):
+            names: tuple[str, ...] = getattr(found.changes, kind)
+            for one in names[:limit]:
+                self._print(styled("  {} {} [dim]{}[/]", sign, one, kind))
+            if limit and len(names) > limit:
+                self._print(
+                    styled("  [dim]and {} more {} (-v shows them)[/]", len(names) - limit, kind)
+                )
+        broken, skipped = found.broken, found.found.skipped
+        if self.app.verbose:
+            for listed in broken:
+                self._print(styled("  [dim]not usable:[/] {}: {}", listed.name, listed.error))
+            for text in skipped:
+                self._print(styled("  [dim]not taken:[/] {}", text))
+        elif broken or skipped:
+            counts = (len(broken), len(skipped))
+            self._print(
+                styled("  [dim]{} cannot be used, {} files not taken (-v says why)[/]", *counts)
+            )

@@ -1,27 +1,53 @@
-"""The output of `recipes show`."""
+"""`recipes show`: all of a recipe, and the command line that it becomes."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
+import click
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.recipes import evidence, expected
+from spark_cluster.cli.terminal import Console
 from spark_cluster.config.model_kind import RUNGS
-
-if TYPE_CHECKING:
-    from spark_cluster.cli.terminal import Console
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.config.recipe_schema import Measured
-    from spark_cluster.planning.evidence import Evidence
-    from spark_cluster.planning.speed.estimate import Estimate
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import Measured
+from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.planning.evidence import Evidence, said
+from spark_cluster.planning.speed.estimate import Estimate
 
 
-def show_recipe(
+@click.command()
+@click.argument("name")
+@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size (default: fewest).")
+@click.pass_obj
+def command(app: App, name: str, tp: int | None) -> None:
+    """Show all of a recipe and the command line that it becomes.
+
+    NAME is the name of a recipe, a file, or @REGISTRY/RECIPE.
+    """
+    recipe = load_recipe(name, app.project)
+    size = tp or recipe.tensor_parallel.min
+    args = recipe.args_for(size)
+    speeds = expected(recipe, app.project)
+    others = evidence(recipe, app.project)
+    if app.as_json:
+        whole = recipe.model_dump(mode="json", exclude_none=True)
+        line = list(recipe.dialect.command(recipe.model.node_path, tuple(args)))
+        shown = {str(n): speed.to_dict() for n, speed in speeds.items()}
+        found = {str(n): one.to_dict(speeds[n]) for n, one in others.items() if n in speeds}
+        about = {"expected_tok_s": shown, "measured_by_others": found}
+        app.print_json({"recipe": whole, "tp": size, "command": line, **about})
+    else:
+        _show(app.console, recipe, size, args, speeds, others)
+
+
+def _show(
     console: Console,
     recipe: Recipe,
     tp: int,
@@ -95,8 +121,6 @@ def _facts(recipe: Recipe, speeds: dict[int, Estimate]) -> Iterator[tuple[str, s
 def _evidence(
     speeds: dict[int, Estimate], others: dict[int, Evidence]
 ) -> Iterator[tuple[str, str | Text]]:
-    from spark_cluster.planning.evidence import said
-
     for tp, one in others.items():
         if tp in speeds:
             yield "", f"TP={tp} {said(one, speeds[tp])}"

@@ -1,20 +1,21 @@
-"""Reads a pasted command line that starts vLLM or SGLang: `docker run`, `vllm serve`, a module.
+"""Reads a command line that starts vLLM or SGLang: `docker run`, `vllm serve`, a Python module.
 
 Nothing is run, looked up or expanded: `$VAR` and `~` stay as they are written.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import re
 from typing import Any
 
 from spark_cluster.config import engines
 from spark_cluster.config.launch import Launch, Volume
 from spark_cluster.config.model_kind import inferred
 from spark_cluster.config.recipe_schema import EngineValue
-from spark_cluster.config.yamlfile import described
-from spark_cluster.errors import UsageError
+from spark_cluster.config.yamlfile import described, shown
+from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import docker, vllm_flags
+from spark_cluster.importers.importer import Choice, Given, Left, Source, no_choice
 from spark_cluster.importers.programs import SERVERS, Program, begin, find, identify
 from spark_cluster.importers.shell import Word
 from spark_cluster.models import naming
@@ -23,6 +24,11 @@ from spark_cluster.models.tables import table
 MAX_CHARACTERS = 100_000
 """No command line comes near this; a log or a binary file does."""
 
+YAML_SUFFIXES = (".yaml", ".yml", ".json")
+"""Of files that are no command line, whatever is in them."""
+
+_COMMAND = re.compile(r"(?m)(^|[\s/\"'])(docker|podman|vllm|python3?)\s")
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 
 _PROGRAMS = {
     "serve": "vllm serve",
@@ -32,19 +38,27 @@ _PROGRAMS = {
 """Kind of a program to its name in messages."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A command line that was read.
+class CommandFile:
+    """The importer of files with a command line."""
 
-    Attributes:
-        launch: what it starts.
-        notes: what was read with goodwill or guessed.
-        left_out: what stands around the launch and is not part of it.
-    """
+    name = "a command line that starts vLLM"
 
-    launch: Launch
-    notes: list[str] = field(default_factory=list)
-    left_out: list[str] = field(default_factory=list)
+    def recognises(self, given: Given) -> bool:
+        if given.path.suffix.lower() in YAML_SUFFIXES or not given.error:
+            return False
+        text = given.text
+        if len(text.encode()) > MAX_CHARACTERS or _CONTROL.search(text):
+            return False
+        return bool(_COMMAND.search(text))
+
+    def read(self, given: Given, choice: Choice) -> Source:
+        no_choice(choice)
+        try:
+            return read(given.text, given.path.name)
+        except UsageError as error:
+            line = re.match(r"line (\d+)", error.where)
+            where = f"{shown(given.path)}:{line[1]}" if line else shown(given.path)
+            raise InvalidFile(error.message, where=where, hint=error.hint) from None
 
 
 def parse(text: str) -> Launch:
@@ -57,8 +71,8 @@ def parse(text: str) -> Launch:
     return read(text).launch
 
 
-def read(text: str) -> Reading:
-    """Parse it as `parse` does, with notes on it.
+def read(text: str, origin: str = "a pasted command line") -> Source:
+    """Return what a command line says: the launch, with notes, and what stands around it.
 
     Raises:
         UsageError: as `parse`.
@@ -69,18 +83,18 @@ def read(text: str) -> Reading:
         raise UsageError("this is not text; expected a command line")
     program = find(text)
     if program.kind != "docker":
-        return _reading(program, None, dict(program.env))
+        return _source(program, docker.Container(Word(program.image, 1)), origin)
     container = docker.read(program.words)
     inner = _inside(container)
-    env = {**container.env, **inner.env}
+    inner.env = {**container.env, **inner.env}
     for name in container.passed:
         if name in program.env:
-            env[name] = program.env[name]
-        elif name not in env:
+            inner.env[name] = program.env[name]
+        elif name not in inner.env:
             inner.left_out.append(f"-e {name}: its value is in the shell that runs it")
-    inner.notes = [*program.notes, *inner.notes]
-    inner.left_out = [*program.left_out, *inner.left_out]
-    return _reading(inner, container, env)
+    inner.notes[:0] = program.notes
+    inner.left_out[:0] = program.left_out
+    return _source(inner, container, origin)
 
 
 def _inside(container: docker.Container) -> Program:
@@ -104,49 +118,47 @@ def _inside(container: docker.Container) -> Program:
         # The image's own entry point: `vllm serve`, or the Python module before 0.11.
         return Program("serve", words)
     if not words:
-        raise UsageError(
+        raise container.image.wrong(
             f"nothing follows the image {container.image.text}: no model to serve",
-            where=f"line {line}",
-            hint="expected `--model MODEL` or `vllm serve MODEL`",
+            "expected `--model MODEL` or `vllm serve MODEL`",
         )
-    raise UsageError(
+    raise words[0].wrong(
         f"the container does not start vLLM: found '{begin(words)}'",
-        where=f"line {words[0].line}",
-        hint="expected `vllm serve MODEL ...` or `--model MODEL ...` after the image",
+        "expected `vllm serve MODEL ...` or `--model MODEL ...` after the image",
     )
 
 
-def _reading(program: Program, container: docker.Container | None, env: dict[str, str]) -> Reading:
+def _source(program: Program, container: docker.Container, origin: str) -> Source:
     engine = "sglang" if program.kind == "sglang" else engines.DEFAULT
-    flags = vllm_flags.read(list(program.words), _PROGRAMS[program.kind], engine)
+    flags = vllm_flags.read(program.words, _PROGRAMS[program.kind], engine)
     model = _model(flags, program)
     args = engines.dialect(engine).common(flags.args)
-    volumes = tuple(container.volumes) if container else ()
-    reference = container.image.text if container else program.image
-    image, _, digest = reference.partition("@")
-    hints = _hints(model, args, volumes)
+    image, _, digest = container.image.text.partition("@")
+    hints = _hints(model, args, container.volumes)
     base = naming.base_of(model, hints)
-    quantization = naming.quantization_of(str(args.get("quantization", "")), model, base, hints)
     tp = _size(args, "tensor-parallel-size")
+    # A Spark has one GPU, so each rank has a machine of its own.
+    ranks = tp * _size(args, "pipeline-parallel-size") * _size(args, "data-parallel-size")
     launch = Launch(
         model=model,
         base=base,
-        quantization=quantization,
+        quantization=naming.quantization_of(str(args.get("quantization", "")), model, base, hints),
         image=image,
         digest=digest,
         vllm=naming.version_in(image) if engine == engines.DEFAULT else None,
         args=args,
-        env=env,
-        volumes=volumes,
-        docker=dict(container.options) if container else {},
+        env=program.env,
+        volumes=tuple(container.volumes),
+        docker=container.options,
         drafter=_drafter(args),
         tp=tp,
-        nodes=_nodes(args, tp),
+        nodes=max(ranks, _size(args, "nnodes")),
         origin="command",
         engine=engine,
         kind=inferred(args, base or model),
     )
-    return Reading(launch, [*program.notes, *flags.notes], program.left_out)
+    left = [Left(text, "it is not part of the launch") for text in program.left_out]
+    return Source(launch, origin=origin, left_out=left, notes=[*program.notes, *flags.notes])
 
 
 def _model(flags: vllm_flags.Flags, program: Program) -> str:
@@ -156,41 +168,30 @@ def _model(flags: vllm_flags.Flags, program: Program) -> str:
         UsageError: there is none, or more than one.
     """
     named = flags.args.pop("model", None) or flags.args.pop("model-path", None)
-    positional = flags.positional
-    line = program.words[0].line if program.words else 1
-    if named is None and not positional:
-        raise UsageError(
-            "no model to serve", where=f"line {line}", hint="add `--model MODEL` or its name"
+    first = next(iter(program.words), Word("", 1))
+    given = [*([Word(str(named), first.line)] if named is not None else []), *flags.positional]
+    if not given:
+        raise first.wrong("no model to serve", "add `--model MODEL` or its name")
+    if given[1:]:
+        raise given[1].wrong(
+            f"found '{given[1].text}', which belongs to no flag",
+            "the model is given already; a flag before it may take no value, or the value needs "
+            "quotes",
         )
-    extra = positional if named is not None else positional[1:]
-    if extra:
-        raise UsageError(
-            f"found '{extra[0].text}', which belongs to no flag",
-            where=f"line {extra[0].line}",
-            hint="the model is given already; a flag before it may take no value, or the value "
-            "needs quotes",
-        )
-    model = str(named) if named is not None else positional[0].text
-    if not model:
-        raise UsageError("the model's name is empty", where=f"line {line}")
-    return model
+    if not given[0].text:
+        raise first.wrong("the model's name is empty")
+    return given[0].text
 
 
-def _hints(
-    model: str, args: dict[str, EngineValue], volumes: tuple[Volume, ...]
-) -> tuple[str, ...]:
+def _hints(model: str, args: dict[str, EngineValue], volumes: list[Volume]) -> tuple[str, ...]:
     """Return other hints at which model a folder holds: the folder on the node, the served name."""
     if not naming.is_path(model):
         return ()
-    hints = []
-    for volume in volumes:
-        target = volume.target.rstrip("/")
-        if model.rstrip("/") == target:
-            hints.append(volume.source)
+    folder = model.rstrip("/")
+    hints = [volume.source for volume in volumes if volume.target.rstrip("/") == folder]
     served = args.get("served-model-name")
-    hints += [str(name) for name in served] if isinstance(served, list) else []
-    hints += [served] if isinstance(served, str) else []
-    return tuple(hints)
+    names = served if isinstance(served, list) else [served] if isinstance(served, str) else []
+    return (*hints, *map(str, names))
 
 
 def _drafter(args: dict[str, EngineValue]) -> str | None:
@@ -212,9 +213,3 @@ def _size(args: dict[str, EngineValue], flag: str) -> int:
     if isinstance(value, str) and "$" in value:
         return 1
     raise UsageError(f"--{flag} {described(value)}: expected a whole number")
-
-
-def _nodes(args: dict[str, EngineValue], tp: int) -> int:
-    """Return the number of machines: a Spark has one GPU, so each rank has a machine of its own."""
-    ranks = tp * _size(args, "pipeline-parallel-size") * _size(args, "data-parallel-size")
-    return max(ranks, _size(args, "nnodes"))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, field
 
 from spark_cluster.config.launch import Volume
 from spark_cluster.config.suggest import nearest
-from spark_cluster.errors import UsageError
 from spark_cluster.importers.shell import Word
 from spark_cluster.importers.tables import table
 
@@ -46,153 +46,120 @@ def read(words: list[Word]) -> Container:
             no image; with the line.
     """
     reader = _Reader(words)
-    while reader.at < len(words) and words[reader.at].text.startswith("-"):
-        if words[reader.at].text == "--":
-            reader.at += 1
+    while reader.words and reader.words[0].text.startswith("-"):
+        word = reader.words.popleft()
+        if word.text == "--":
             break
-        reader.step()
-    if reader.at >= len(words):
-        line = words[-1].line if words else 1
-        raise UsageError("docker run: no image", where=f"line {line}", hint="add the image's name")
-    container = Container(words[reader.at], words[reader.at + 1 :], reader.options)
-    _conflicts(reader)
-    for name, variable in reader.variables:
-        _take_variable(container, name, variable)
-    for word in reader.volumes:
-        _take_volume(container, word)
-    for word in reader.mounts:
-        _take_mount(container, word)
+        (reader.long if word.text.startswith("--") else reader.short)(word)
+    if not reader.words:
+        last = words[-1] if words else Word("", 1)
+        raise last.wrong("docker run: no image", "add the image's name")
+    container = Container(reader.words.popleft(), list(reader.words), reader.options)
+    restart = reader.options.get("restart", "no")
+    if reader.options.get("rm") and restart != "no":
+        raise reader.first["rm"].wrong(
+            f"--rm contradicts --restart {restart}; Docker refuses both together",
+            "keep one of the two",
+        )
+    for option, take in (("env", _variable), ("volume", _volume), ("mount", _mount)):
+        for word, value in reader.taken[option]:
+            take(container, word, value)
     return container
 
 
 class _Reader:
+    """Takes words from the front of `words`.
+
+    Attributes:
+        taken: option to its words and values, of those that are no plain options.
+        first: option to the word that gave it first.
+    """
+
     def __init__(self, words: list[Word]) -> None:
-        self.words = words
-        self.at = 0
+        self.words = deque(words)
+        self.table = table("docker_options")
         self.options: dict[str, Option] = {}
-        self.variables: list[tuple[str, Word]] = []
-        self.volumes: list[Word] = []
-        self.mounts: list[Word] = []
-        self.lines: dict[str, int] = {}
+        self.taken: dict[str, list[tuple[Word, Word]]] = {"env": [], "volume": [], "mount": []}
+        self.first: dict[str, Word] = {}
 
-    def step(self) -> None:
-        word = self.words[self.at]
-        self.at += 1
-        if not word.text.startswith("--"):
-            self._short(word)
-            return
+    def long(self, word: Word) -> None:
+        """`--rm`, `--gpus all`, `--gpus=all`."""
         name, equals, value = word.text[2:].partition("=")
-        data = table("docker_options")
-        name = data["aliases"].get(name, name)
-        if name in data["bare"]:
+        name = self.table["aliases"].get(name, name)
+        if name in self.table["bare"]:
             self._set(name, value.lower() not in ("false", "0") if equals else True, word)
-            return
-        if name not in data["valued"] and name not in data["several"]:
-            near = nearest(name, [*data["bare"], *data["valued"], *data["several"]])
-            raise UsageError(
+        elif name in self.table["valued"] or name in self.table["several"]:
+            self._take(name, Word(value, word.line) if equals else None, word)
+        else:
+            known = [one for kind in ("bare", "valued", "several") for one in self.table[kind]]
+            near = nearest(name, known)
+            raise word.wrong(
                 f"docker run has no option '--{name}'",
-                where=f"line {word.line}",
-                hint=f"did you mean '--{near}'?" if near else "flags of vLLM follow the image",
+                f"did you mean '--{near}'?" if near else "flags of vLLM follow the image",
             )
-        self._take(name, Word(value, word.line) if equals else self._next(word), word)
 
-    def _short(self, word: Word) -> None:
+    def short(self, word: Word) -> None:
         """`-d`, `-it`, `-p 80:80`, `-p80:80`."""
-        data = table("docker_options")
-        letters = word.text[1:]
-        while letters:
-            name = data["short"].get(f"-{letters[0]}")
+        for at, letter in enumerate(word.text[1:], 2):
+            name = self.table["short"].get(f"-{letter}")
             if name is None:
-                raise UsageError(
-                    f"docker run has no option '-{letters[0]}'; found '{word.text}'",
-                    where=f"line {word.line}",
-                    hint="long options begin with two dashes; flags of vLLM follow the image",
+                raise word.wrong(
+                    f"docker run has no option '-{letter}'; found '{word.text}'",
+                    "long options begin with two dashes; flags of vLLM follow the image",
                 )
-            letters = letters[1:]
-            if name in data["bare"]:
-                self._set(name, True, word)
-                continue
-            rest = letters.removeprefix("=")
-            self._take(name, Word(rest, word.line) if rest else self._next(word), word)
-            return
+            if name not in self.table["bare"]:
+                rest = word.text[at:].removeprefix("=")
+                self._take(name, Word(rest, word.line) if rest else None, word)
+                return
+            self._set(name, True, word)
 
-    def _next(self, word: Word) -> Word:
-        if self.at >= len(self.words):
-            raise UsageError(f"{word.text} has no value", where=f"line {word.line}")
-        self.at += 1
-        return self.words[self.at - 1]
-
-    def _take(self, name: str, value: Word, word: Word) -> None:
-        if name == "env":
-            self.variables.append((word.text, value))
-        elif name == "volume":
-            self.volumes.append(value)
-        elif name == "mount":
-            self.mounts.append(value)
-        elif name in table("docker_options")["several"]:
-            before = self.options.get(name)
-            values = before if isinstance(before, list) else [before] if before else []
-            both = [*map(str, values), value.text]
-            self.options[name] = both[0] if len(both) == 1 else both
-            self.lines.setdefault(name, word.line)
+    def _take(self, name: str, value: Word | None, word: Word) -> None:
+        if value is None:
+            if not self.words:
+                raise word.wrong(f"{word.text} has no value")
+            value = self.words.popleft()
+        if name in self.taken:
+            self.taken[name].append((word, value))
+        elif name in self.table["several"]:
+            _add(self.options, name, value.text)
         else:
             self._set(name, value.text, word)
 
-    def _set(self, name: str, value: Option, word: Word) -> None:
-        if name in self.options and self.options[name] != value:
-            raise UsageError(
-                f"--{name} is given twice, as '{self.options[name]}' on line {self.lines[name]} "
+    def _set(self, name: str, value: str | bool, word: Word) -> None:
+        first = self.first.setdefault(name, word)
+        if self.options.setdefault(name, value) != value:
+            raise word.wrong(
+                f"--{name} is given twice, as '{self.options[name]}' on line {first.line} "
                 f"and as '{value}'",
-                where=f"line {word.line}",
-                hint="keep the one you mean",
+                "keep the one you mean",
             )
-        self.options[name] = value
-        self.lines.setdefault(name, word.line)
 
 
-def _conflicts(reader: _Reader) -> None:
-    restart = reader.options.get("restart", "no")
-    if reader.options.get("rm") and restart != "no":
-        raise UsageError(
-            f"--rm contradicts --restart {restart}; Docker refuses both together",
-            where=f"line {reader.lines['rm']}",
-            hint="keep one of the two",
-        )
-
-
-def _take_variable(container: Container, option: str, word: Word) -> None:
+def _variable(container: Container, option: Word, word: Word) -> None:
     name, equals, value = word.text.partition("=")
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_.-]*", name):
         # It may be a secret: it is not repeated.
-        raise UsageError(
-            f"{option.partition('=')[0]} is not followed by NAME=value",
-            where=f"line {word.line}",
-        )
-    if name in container.env and container.env[name] != value:
-        raise UsageError(
-            f"the variable {name} is given twice with different values", where=f"line {word.line}"
-        )
+        raise word.wrong(f"{option.text.partition('=')[0]} is not followed by NAME=value")
+    if container.env.get(name, value) != value:
+        raise word.wrong(f"the variable {name} is given twice with different values")
     if equals:
         container.env[name] = value
     elif name not in container.passed:
         container.passed.append(name)
 
 
-def _take_volume(container: Container, word: Word) -> None:
+def _volume(container: Container, _: Word, word: Word) -> None:
     source, *rest = _COLON.split(word.text)
     if not rest:
         _add(container.options, "volume", word.text)
-        return
-    if not source or not rest[0] or len(rest) > 2:
-        raise UsageError(
-            f"found the volume '{word.text}', expected SOURCE:TARGET[:OPTIONS]",
-            where=f"line {word.line}",
-        )
-    options = rest[1].split(",") if len(rest) > 1 else []
-    container.volumes.append(Volume(source, rest[0], "ro" in options))
+    elif not source or not rest[0] or len(rest) > 2:
+        raise word.wrong(f"found the volume '{word.text}', expected SOURCE:TARGET[:OPTIONS]")
+    else:
+        read_only = "ro" in rest[1].split(",") if len(rest) > 1 else False
+        container.volumes.append(Volume(source, rest[0], read_only))
 
 
-def _take_mount(container: Container, word: Word) -> None:
+def _mount(container: Container, _: Word, word: Word) -> None:
     fields = dict(part.partition("=")[::2] for part in word.text.split(","))
     source = fields.get("source") or fields.get("src") or ""
     target = fields.get("target") or fields.get("destination") or fields.get("dst") or ""
@@ -200,10 +167,9 @@ def _take_mount(container: Container, word: Word) -> None:
         _add(container.options, "mount", word.text)
         return
     if not target:
-        raise UsageError(f"--mount {word.text} has no target", where=f"line {word.line}")
-    read_only = any(
-        key in fields and fields[key].lower() not in ("false", "0") for key in ("readonly", "ro")
-    )
+        raise word.wrong(f"--mount {word.text} has no target")
+    given = [fields[key].lower() for key in ("readonly", "ro") if key in fields]
+    read_only = any(value not in ("false", "0") for value in given)
     container.volumes.append(Volume(source, target, read_only))
 
 

@@ -1,5 +1,8 @@
 """The interface of importers: each reads one kind of file for `recipes import`, `plan`, `lint`.
 
+An importer makes a `Source` of a file; `recipe_text.write` makes an `Imported` of that: a recipe,
+and a remark on everything that is not in it.
+
 Other packages add theirs by an entry point of the group `spark_cluster.importers`, whose object is
 an `Importer`.
 """
@@ -7,17 +10,130 @@ an `Importer`.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
+from spark_cluster.config.launch import Launch
 from spark_cluster.config.yamlfile import Sourced, load
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.importers.source import Source
 
 LARGEST_TEXT = 1 << 20
 """Characters of a file that is looked at as text."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """Something of the source that the recipe does not hold.
+
+    Attributes:
+        what: as the source has it; a secret's value is never in it.
+        why: and where it goes instead, if anywhere.
+        consequence: what does not work without it, or is different; empty when nothing is.
+        blocks: it cannot work without it.
+    """
+
+    what: str
+    why: str
+    consequence: str = ""
+    blocks: bool = False
+
+    @property
+    def entry(self) -> dict[str, str | bool]:
+        """The entry of the recipe's not_carried_over."""
+        found = {"what": self.what, "why": self.why, "consequence": self.consequence}
+        return {**found, **({"blocks": True} if self.blocks else {})}
+
+
+@dataclass(frozen=True, slots=True)
+class Carried:
+    """Something of the source that the recipe holds under another name."""
+
+    what: str
+    where: str
+
+
+@dataclass(frozen=True, slots=True)
+class Offer:
+    """Another configuration of the same file that is for a DGX Spark.
+
+    Attributes:
+        option: of `recipes import`, which takes it.
+        what: it is.
+    """
+
+    option: str
+    what: str
+
+
+@dataclass(slots=True)
+class Source:
+    """A configuration written for another tool.
+
+    Attributes:
+        launch: what it starts.
+        kind: what it was written as, `sparkrun recipe`.
+        title: what it calls itself; empty when it has no name.
+        description: in its own words.
+        revision: of the model; empty for the newest.
+        sizes: fewest and most nodes, when it says so; no number where it states no limit.
+        default_tp: tensor-parallel size that it takes when none is asked for, where that is not
+            the launch's own.
+        generates: speech, images or video; empty for a model of text.
+        supported: versions of vLLM, such as '>=0.25'.
+        origin: the file, or what stands for it.
+        left_out: what could not even become part of a launch.
+        notes: what was read with goodwill.
+        mods: scripts that change the container, as the file names them.
+        path: the file, next to which mods may lie.
+        offers: other configurations of it that are for this hardware.
+    """
+
+    launch: Launch
+    kind: str = "command line"
+    title: str = ""
+    description: str = ""
+    revision: str = ""
+    sizes: tuple[int, int | None] | None = None
+    default_tp: int | None = None
+    generates: str = ""
+    supported: str = ""
+    origin: str = "a pasted command line"
+    left_out: list[Left] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    mods: list[str] = field(default_factory=list)
+    path: Path | None = None
+    offers: list[Offer] = field(default_factory=list)
+
+
+@dataclass(frozen=True, slots=True)
+class Imported:
+    """A recipe made from something else.
+
+    Attributes:
+        kind: what it was made from.
+        name: of the recipe, which is also the name of its file.
+        text: the file: YAML with comments, which our own reader takes.
+        kept: flags and variables that are in it as they were.
+        carried: what became something of another name.
+        left_out: what the recipe does not hold, and why.
+        notes: what was read with goodwill or guessed.
+        offers: other configurations of the source that are for this hardware.
+        to_do: what must be filled in before it can be served.
+        files: next to the recipe, by their path relative to it.
+    """
+
+    kind: str
+    name: str
+    text: str
+    kept: list[str] = field(default_factory=list)
+    carried: list[Carried] = field(default_factory=list)
+    left_out: list[Left] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    offers: list[Offer] = field(default_factory=list)
+    to_do: list[str] = field(default_factory=list)
+    files: dict[str, bytes] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,11 +226,11 @@ class YamlImporter:
     """
 
     name: str
-    claims: Callable[[dict[str, Any]], bool]
+    claims: Callable[[Mapping[str, Any]], bool]
     reader: Callable[[Sourced, Choice], Source]
 
     def recognises(self, given: Given) -> bool:
-        return not isinstance(given.loaded, InvalidFile) and self.claims(given.loaded.data)
+        return not given.error and self.claims(given.data)
 
     def read(self, given: Given, choice: Choice) -> Source:
         if isinstance(given.loaded, InvalidFile):

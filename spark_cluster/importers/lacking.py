@@ -10,9 +10,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from spark_cluster.importers import vllm_flags
+from spark_cluster.importers.importer import Left, Source
 from spark_cluster.importers.places import Parts, shown
-from spark_cluster.importers.result import Left
-from spark_cluster.importers.source import Source
 
 FILES = (".jinja", ".py", ".json", ".yaml")
 """Endings of files that a flag can name."""

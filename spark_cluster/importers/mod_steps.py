@@ -8,10 +8,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.importers.importer import Carried, Source
 from spark_cluster.importers.mods import Mod, NotCarried, find
 from spark_cluster.importers.places import Parts
-from spark_cluster.importers.result import Carried
-from spark_cluster.importers.source import Source
 
 
 def carry_over(

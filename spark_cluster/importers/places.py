@@ -15,7 +15,7 @@ from spark_cluster.config.launch import Launch, Volume
 from spark_cluster.config.node_paths import is_for_models, why_not_writable, why_refused
 from spark_cluster.config.recipe_schema import EngineValue, why_no_engine_value
 from spark_cluster.config.secret_text import is_secret, is_secret_setting, looks_secret
-from spark_cluster.importers.result import Carried, Left
+from spark_cluster.importers.importer import Carried, Left
 from spark_cluster.importers.tables import table
 
 _FLAG = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9.]+)*")

@@ -3,40 +3,34 @@
 from __future__ import annotations
 
 import re
+from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from spark_cluster.errors import UsageError
-from spark_cluster.importers.shell import Command, Word, split
+from spark_cluster.importers.shell import Word, split
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _SERVER = "vllm.entrypoints.openai.api_server"
-_MAIN = "vllm.entrypoints.cli.main"
+_MAIN = ("vllm.entrypoints.cli.main", "serve")
 _SGLANG = "sglang.launch_server"
 
 _WRAPPERS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("nohup", "time", "exec", "command", "setsid", "numactl", "$", "%"), ()),
     "sudo": ("-u", "-g", "-C", "-p"),
     "env": ("-u", "-C", "-S"),
-    "nohup": (),
-    "time": (),
-    "exec": (),
-    "command": (),
-    "setsid": (),
     "nice": ("-n",),
     "ionice": ("-c", "-n"),
     "taskset": ("-c",),
     "stdbuf": ("-i", "-o", "-e"),
     "timeout": ("-s", "-k"),
-    "numactl": (),
-    "$": (),
-    "%": (),
+    "uvx": ("--from", "--with", "--python", "-p"),
+    "uv run": ("--with", "--python", "-p", "--project"),
 }
 """Programs that start another one, and those of their options that take a word."""
 
 _TELLING = ("nice", "ionice", "taskset", "timeout", "numactl")
 """Those that change how the server runs, so that it is said when they are passed over."""
-
-_OPERANDS = {"timeout": 1}
-"""Words of their own before the program that they start."""
 
 SERVERS = ("serve", "server", "sglang")
 """Kinds of programs that serve a model."""
@@ -76,30 +70,31 @@ def find(text: str, line: int = 1) -> Program:
     """
     commands, notes = split(text, line)
     exported: dict[str, str] = {}
-    found: list[tuple[Program, Command]] = []
-    others: list[Command] = []
+    found: list[Program] = []
+    others: list[list[Word]] = []
+    lines: list[str] = []
     for command in commands:
         program = identify(command.words)
         if program.kind == "export":
             exported |= program.env
         elif program.kind == "other":
-            others.append(command)
+            others.append(command.words)
         else:
-            found.append((program, command))
+            lines.append(f"line {command.words[0].line}")
+            program.left_out += [f"redirection {text}" for text in command.left_out]
+            found.append(program)
     if len(found) > 1:
-        lines = " and ".join(f"line {command.words[0].line}" for _, command in found)
         raise UsageError(
-            f"there are {len(found)} launches of vLLM, on {lines}",
-            where=lines.split(" and ", maxsplit=1)[0],
+            f"there are {len(found)} launches of vLLM, on {' and '.join(lines)}",
+            where=lines[0],
             hint="give them one at a time",
         )
     if not found:
         raise _no_launch(others)
-    program, command = found[0]
+    program = found[0]
     program.env = {**exported, **program.env}
     program.notes = [*notes, *program.notes]
-    program.left_out += [f"redirection {text}" for text in command.left_out]
-    program.left_out += [f"command `{begin(other.words)}`" for other in others if other.words]
+    program.left_out += [f"command `{begin(words)}`" for words in others if words]
     return program
 
 
@@ -111,92 +106,81 @@ def identify(words: list[Word]) -> Program:
     if not rest:
         return Program("export" if env else "other", words, env)
     name = rest[0].text.rpartition("/")[2]
-    for names, reader in _READERS:
-        if names.fullmatch(name):
-            program = reader(rest, env, words)
-            program.left_out[:0] = passed
-            return program
-    return Program("other", words, env)
+    reader = next((reader for names, reader in _READERS if names.fullmatch(name)), None)
+    program = reader(rest) if reader else None
+    if program is None:
+        return Program("other", words, env)
+    program.env = {**env, **program.env}
+    program.left_out[:0] = passed
+    return program
 
 
-def _vllm(rest: list[Word], env: dict[str, str], words: list[Word]) -> Program:
-    if [word.text for word in rest[1:2]] == ["serve"]:
-        return Program("serve", rest[2:], env)
-    return Program("other", words, env)
+def _begins(rest: list[Word], *texts: str) -> bool:
+    return tuple(word.text for word in rest[: len(texts)]) == texts
 
 
-def _sglang(rest: list[Word], env: dict[str, str], words: list[Word]) -> Program:
-    if [word.text for word in rest[1:2]] == ["serve"]:
-        return Program("sglang", rest[2:], env)
-    return Program("other", words, env)
+def _vllm(rest: list[Word]) -> Program | None:
+    return Program("serve", rest[2:]) if _begins(rest[1:], "serve") else None
 
 
-def _docker(rest: list[Word], env: dict[str, str], words: list[Word]) -> Program:
-    texts = [word.text for word in rest[1:3]]
-    if texts == ["container", "run"]:
-        return Program("docker", rest[3:], env)
-    if texts[:1] == ["run"]:
-        return Program("docker", rest[2:], env)
-    if texts[:1] == ["exec"]:
-        for at in range(2, len(rest)):
-            inside = identify(rest[at:])
-            if inside.kind in SERVERS:
-                plain = [word.text for word in rest[2:at] if "=" not in word.text]
-                inside.left_out.append(f"docker exec {' '.join(plain)}")
-                inside.env = {**env, **inside.env}
-                return inside
-    return Program("other", words, env)
+def _sglang(rest: list[Word]) -> Program | None:
+    return Program("sglang", rest[2:]) if _begins(rest[1:], "serve") else None
 
 
-def _python(rest: list[Word], env: dict[str, str], words: list[Word]) -> Program:
+def _docker(rest: list[Word]) -> Program | None:
+    if _begins(rest[1:], "container", "run"):
+        return Program("docker", rest[3:])
+    if _begins(rest[1:], "run"):
+        return Program("docker", rest[2:])
+    for at in range(2, len(rest) if _begins(rest[1:], "exec") else 0):
+        inside = identify(rest[at:])
+        if inside.kind in SERVERS:
+            plain = [word.text for word in rest[2:at] if "=" not in word.text]
+            inside.left_out.append(f"docker exec {' '.join(plain)}")
+            return inside
+    return None
+
+
+def _python(rest: list[Word]) -> Program | None:
     at = 1
     while at < len(rest) and rest[at].text.startswith("-") and rest[at].text != "-m":
         at += 1
-    module = [word.text for word in rest[at : at + 3]]
-    if module[:2] == ["-m", _SERVER]:
-        return Program("server", rest[at + 2 :], env)
-    if module[:2] == ["-m", _SGLANG]:
-        return Program("sglang", rest[at + 2 :], env)
-    if module == ["-m", _MAIN, "serve"]:
-        return Program("serve", rest[at + 3 :], env)
-    return Program("other", words, env)
+    for kind, module in (("server", (_SERVER,)), ("sglang", (_SGLANG,)), ("serve", _MAIN)):
+        if _begins(rest[at:], "-m", *module):
+            return Program(kind, rest[at + 1 + len(module) :])
+    return None
 
 
-def _shell(rest: list[Word], env: dict[str, str], words: list[Word]) -> Program:
+def _shell(rest: list[Word]) -> Program | None:
     """`bash -c "..."`, `bash -lc '...'`."""
-    for at, word in enumerate(rest[1:-1], 1):
+    for word, script in pairwise(rest[1:]):
         if word.text.startswith("-") and not word.text.startswith("--") and "c" in word.text:
-            script = rest[at + 1]
             try:
-                inside = find(script.text, script.line)
+                return find(script.text, script.line)
             except UsageError as error:
                 if error.message.startswith("no launch of vLLM"):
-                    return Program("other", words, env)
+                    return None
                 raise
-            inside.env = {**env, **inside.env}
-            return inside
-    return Program("other", words, env)
+    return None
 
 
-def _launcher(rest: list[Word], env: dict[str, str], words: list[Word]) -> Program:
+def _launcher(rest: list[Word]) -> Program | None:
     """`launch-cluster.sh -t IMAGE -e A=1 exec vllm serve ...` of spark-vllm-docker."""
     texts = [word.text for word in rest]
-    if "exec" not in texts:
-        return Program("other", words, env)
-    at = texts.index("exec")
+    at = texts.index("exec") if "exec" in texts else len(rest)
     inside = identify(rest[at + 1 :])
     if inside.kind not in SERVERS:
-        return Program("other", words, env)
-    options = rest[1:at]
+        return None
+    options, env = deque(texts[1:at]), dict[str, str]()
     while options:
-        option, *options = options
-        if option.text == "-t" and options:
-            inside.image = options.pop(0).text
-        elif option.text == "-e" and options:
-            name, equals, value = options.pop(0).text.partition("=")
-            env = {**env, **({name: value} if equals else {})}
+        option = options.popleft()
+        if option == "-t" and options:
+            inside.image = options.popleft()
+        elif option == "-e" and options:
+            name, equals, value = options.popleft().partition("=")
+            env |= {name: value} if equals else {}
         else:
-            inside.left_out.append(f"{rest[0].text.rpartition('/')[2]} {option.text}")
+            inside.left_out.append(f"{texts[0].rpartition('/')[2]} {option}")
     inside.env = {**env, **inside.env}
     return inside
 
@@ -209,7 +193,7 @@ _READERS = (
     (re.compile(r"vllm"), _vllm),
     (re.compile(r"sglang"), _sglang),
 )
-"""Programs by name, and what reads their words."""
+"""Programs by name, and what reads their words; None where they start no vLLM."""
 
 
 def _unwrapped(words: list[Word]) -> tuple[list[Word], dict[str, str], list[str]]:
@@ -222,25 +206,17 @@ def _unwrapped(words: list[Word]) -> tuple[list[Word], dict[str, str], list[str]
         words, more = _assignments(words)
         env |= more
         name = words[0].text.rpartition("/")[2] if words else ""
-        texts = [word.text for word in words[:2]]
-        if name == "uvx":
-            words = _after_options(words[1:], ("--from", "--with", "--python", "-p"))
-        elif texts == ["uv", "run"]:
-            words = _after_options(words[2:], ("--with", "--python", "-p", "--project"))
-        elif name in _WRAPPERS:
-            rest = _after_options(words[1:], _WRAPPERS[name])[_OPERANDS.get(name, 0) :]
-            if name in _TELLING:
-                passed.append(" ".join(word.text for word in words[: len(words) - len(rest)]))
-            words = rest
-        else:
+        at = 1
+        if _begins(words, "uv", "run"):
+            name, at = "uv run", 2
+        if name not in _WRAPPERS:
             return words, env, passed
-
-
-def _after_options(words: list[Word], valued: tuple[str, ...]) -> list[Word]:
-    at = 0
-    while at < len(words) and words[at].text.startswith("-"):
-        at += 2 if words[at].text in valued else 1
-    return words[at:]
+        while at < len(words) and words[at].text.startswith("-"):
+            at += 2 if words[at].text in _WRAPPERS[name] else 1
+        at += name == "timeout"  # the seconds
+        if name in _TELLING:
+            passed.append(" ".join(word.text for word in words[:at]))
+        words = words[at:]
 
 
 def _assignments(words: list[Word]) -> tuple[list[Word], dict[str, str]]:
@@ -253,8 +229,8 @@ def _assignments(words: list[Word]) -> tuple[list[Word], dict[str, str]]:
     return [], env
 
 
-def _no_launch(others: list[Command]) -> UsageError:
-    words = next((command.words for command in others if command.words), None)
+def _no_launch(others: list[list[Word]]) -> UsageError:
+    words = next(filter(None, others), None)
     if words is None:
         return UsageError("no launch of vLLM: there is no command", hint=EXPECTED)
     rest = _unwrapped(words)[0] or words
@@ -269,8 +245,7 @@ def _no_launch(others: list[Command]) -> UsageError:
         )
     elif name == "docker" and len(rest) > 1 and rest[1].text in ("compose", "pull", "build"):
         hint = f"`docker {rest[1].text}` starts no container by itself; {EXPECTED}"
-    where = f"line {rest[0].line}"
-    return UsageError(f"no launch of vLLM: found '{begin(words)}'", where=where, hint=hint)
+    return rest[0].wrong(f"no launch of vLLM: found '{begin(words)}'", hint)
 
 
 def begin(words: list[Word]) -> str:

@@ -21,11 +21,10 @@ from spark_cluster.config.recipe_schema import BUILT
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import dotted
 from spark_cluster.errors import InvalidFile
+from spark_cluster.importers.importer import Imported, Source
 from spark_cluster.importers.lacking import lacking
 from spark_cluster.importers.mod_steps import carry_over
 from spark_cluster.importers.places import Parts, folder_on_node, sort
-from spark_cluster.importers.result import Imported
-from spark_cluster.importers.source import Source
 from spark_cluster.models.naming import is_path
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """Splits a pasted shell text into commands and words, without running anything.
 
 `$VAR`, `$(...)` and `~` stay as they are written: only the machine that runs the command knows what
-they stand for. Variables that the text itself sets are the exception.
+they stand for. Variables that the text itself sets are the exception. `shlex` knows neither the
+line of a word nor operators, `$(...)`, or a continuation that pasting has damaged.
 """
 
 from __future__ import annotations
@@ -26,6 +27,10 @@ class Word:
     line: int
     quoted: bool = False
 
+    def wrong(self, message: str, hint: str = "") -> UsageError:
+        """Return the error that this word is, with its line."""
+        return UsageError(message, where=f"line {self.line}", hint=hint)
+
 
 @dataclass(slots=True)
 class Command:
@@ -42,12 +47,17 @@ class Command:
 
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([^$`]*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_][A-Za-z0-9_]*)|\{([A-Za-z_][A-Za-z0-9_]*)\})")
-_OPERATOR = re.compile(r"&&|\|\||;;|[;&|()]")
-_REDIRECTION = re.compile(r"(\d*|&)(>>|>\||>&|<<<|<<-?|<&|>|<)(&?)")
+_BLANK = re.compile(r"[ \t]+|#[^\n]*")
+_OPERATOR = re.compile(r"&&|\|\||;;|[\n;&|()]")
+_REDIRECTION = re.compile(r"((?:\d*|&)(?:>>|>\||>&|<<<|<<-?|<&|>|<)&?)[ \t]*")
 # A backslash, then blanks or a comment up to the end of the line: a shell would not go on here, but
 # that is what the writer meant.
-_LOOSE_CONTINUATION = re.compile(r"\\[ \t]+(#[^\n]*)?(\n|$)")
-_COMMENT_LINE = re.compile(r"(?:[ \t]*#[^\n]*\n)+")
+_CONTINUATION = re.compile(r"\\(?:\n|([ \t]+)(?:#[^\n]*)?(?:\n|$))")
+_COMMENT_LINES = re.compile(r"(?:[ \t]*#[^\n]*\n)+")
+_END_OF_WORD = re.compile(rf"[ \t\n;&|()<>]|{_CONTINUATION.pattern}")
+_PLAIN = re.compile(r"[^ \t\n;&|()<>\\'\"$`]+")
+_IN_QUOTES = {"'": re.compile(r"[^']+"), '"': re.compile(r'\\(["\\$`\n])|[^"\\$]+|\\')}
+_CLOSING = {"${": "}", "$(": ")", "`": "`"}
 
 
 class _Splitter:
@@ -61,122 +71,81 @@ class _Splitter:
 
     def run(self) -> None:
         while self.at < len(self.text):
-            char = self.text[self.at]
-            if char == "\n":
-                self._newline()
-            elif char in " \t":
-                self.at += 1
-            elif char == "\\" and self._continuation():
+            if self._continued():
                 continue
-            elif char == "#":
-                self._to_end_of_line()
+            if blank := _BLANK.match(self.text, self.at):
+                self._take(blank.end())
             elif redirection := _REDIRECTION.match(self.text, self.at):
-                self._redirect(redirection)
+                self._take(redirection.end())
+                self.commands[-1].left_out.append(redirection[1] + self._word().text)
             elif operator := _OPERATOR.match(self.text, self.at):
-                self.at = operator.end()
+                self._take(operator.end())
                 self._next_command()
             else:
                 self.commands[-1].words.append(self._word())
 
-    def _newline(self) -> None:
-        self.at += 1
-        self.line += 1
-        self._next_command()
+    def _take(self, end: int) -> str:
+        """Return the text up to `end`, and go on behind it."""
+        taken = self.text[self.at : end]
+        self.line += taken.count("\n")
+        self.at = end
+        return taken
 
     def _next_command(self) -> None:
         """Begin a command; one that only sets variables makes them known to those that follow."""
         texts = [word.text for word in self.commands[-1].words]
         texts = texts[1:] if texts[:1] == ["export"] else texts
-        found = [_ASSIGNMENT.fullmatch(text) for text in texts]
-        for one in found if all(found) else []:
-            if one is not None:
-                self.known[one[1]] = one[2]
+        found = [one for one in map(_ASSIGNMENT.fullmatch, texts) if one]
+        if len(found) == len(texts):
+            self.known |= {one[1]: one[2] for one in found}
         self.commands.append(Command())
 
-    def _to_end_of_line(self) -> None:
-        end = self.text.find("\n", self.at)
-        self.at = len(self.text) if end < 0 else end
-
-    def _continuation(self) -> bool:
-        if self.text.startswith("\\\n", self.at):
-            self.at += 2
-            self.line += 1
-        elif loose := _LOOSE_CONTINUATION.match(self.text, self.at):
+    def _continued(self) -> bool:
+        found = _CONTINUATION.match(self.text, self.at)
+        if found is None:
+            return False
+        if found[1]:
             self.notes.append(
                 f"line {self.line}: a shell does not go on after a backslash with something "
                 "behind it; read as continued"
             )
-            self.at = loose.end()
-            self.line += 1
-        else:
-            return False
-        if comment := _COMMENT_LINE.match(self.text, self.at):
+        self._take(found.end())
+        if comment := _COMMENT_LINES.match(self.text, self.at):
             self.notes.append(
                 f"line {self.line}: a shell ends the command at this comment; read as continued"
             )
-            self.line += comment[0].count("\n")
-            self.at = comment.end()
+            self._take(comment.end())
         return True
 
-    def _redirect(self, found: re.Match[str]) -> None:
-        self.at = found.end()
-        while self.at < len(self.text) and self.text[self.at] in " \t":
-            self.at += 1
-        target = self._word().text if self.at < len(self.text) else ""
-        self.commands[-1].left_out.append(f"{found[0]}{target}")
-
     def _word(self) -> Word:
-        start, quoted = self.line, False
-        parts: list[str] = []
-        while self.at < len(self.text):
+        start, quoted, parts = self.line, False, list[str]()
+        while self.at < len(self.text) and not _END_OF_WORD.match(self.text, self.at):
             char = self.text[self.at]
-            if char in " \t\n" or _OPERATOR.match(self.text, self.at) or char in "<>":
-                break
-            if char in "'\"":
+            if plain := _PLAIN.match(self.text, self.at):
+                parts.append(self._take(plain.end()))
+            elif char in "'\"":
                 quoted = True
                 parts.append(self._quoted(char))
             elif char == "\\":
-                if self.text.startswith("\\\n", self.at):
-                    break
-                if _LOOSE_CONTINUATION.match(self.text, self.at):
-                    break
-                parts.append(self.text[self.at + 1 : self.at + 2])
-                self.at += 2
-            elif char in "$`":
-                parts.append(self._substitution())
+                parts.append(self._take(self.at + 2)[1:])
             else:
-                parts.append(char)
-                self.at += 1
+                parts.append(self._substitution())
         return Word("".join(parts), start, quoted)
 
     def _quoted(self, quote: str) -> str:
-        opened = self.line
+        opened, parts = Word(quote, self.line), list[str]()
         self.at += 1
-        parts: list[str] = []
         while self.at < len(self.text):
-            char = self.text[self.at]
-            if char == quote:
+            if self.text[self.at] == quote:
                 self.at += 1
                 return "".join(parts)
-            if char == "\n":
-                self.line += 1
-            if char == "\\" and quote == '"' and self.text[self.at + 1 : self.at + 2] in '"\\$`\n':
-                escaped = self.text[self.at + 1 : self.at + 2]
-                self.line += escaped == "\n"
-                parts.append("" if escaped == "\n" else escaped)
-                self.at += 2
-                continue
-            if quote == '"' and char == "$":
+            if found := _IN_QUOTES[quote].match(self.text, self.at):
+                taken = self._take(found.end())
+                parts.append(found[1].strip("\n") if found.lastindex else taken)
+            else:
                 parts.append(self._substitution())
-                continue
-            parts.append(char)
-            self.at += 1
         # What is in it may be a secret: it is not repeated.
-        raise UsageError(
-            "a quote is never closed",
-            where=f"line {opened}",
-            hint=f"add the missing {quote}",
-        )
+        raise opened.wrong("a quote is never closed", f"add the missing {quote}")
 
     def _substitution(self) -> str:
         """`$VAR`, `${...}`, `$(...)` or backquotes: as written, unless the text sets VAR."""
@@ -184,29 +153,21 @@ class _Splitter:
         if variable and (variable[1] or variable[2]) in self.known:
             self.at = variable.end()
             return self.known[variable[1] or variable[2]]
-        closing = {"${": "}", "$(": ")"}.get(self.text[self.at : self.at + 2])
-        begin = self.at
-        if self.text[begin] == "`":
-            end = self.text.find("`", begin + 1)
-        elif closing is None:
-            self.at += 1
-            return "$"
-        else:
-            end = self._balanced(begin + 1, closing)
+        opening = self.text[self.at : self.at + (1 if self.text[self.at] == "`" else 2)]
+        if opening not in _CLOSING:
+            return self._take(self.at + 1)
+        end = self._balanced(opening)
         if end < 0:
-            opening = self.text[begin : begin + (1 if closing is None else 2)]
-            raise UsageError(
-                f"'{opening}' is never closed", where=f"line {self.line}", hint="close it"
-            )
-        self.at = end + 1
-        taken = self.text[begin : self.at]
-        self.line += taken.count("\n")
-        return taken
+            raise Word(opening, self.line).wrong(f"'{opening}' is never closed", "close it")
+        return self._take(end + 1)
 
-    def _balanced(self, begin: int, closing: str) -> int:
-        opening, depth = self.text[begin], 0
+    def _balanced(self, opening: str) -> int:
+        begin, closing = self.at + len(opening), _CLOSING[opening]
+        if opening == closing:
+            return self.text.find(closing, begin)
+        depth = 1
         for at in range(begin, len(self.text)):
-            depth += (self.text[at] == opening) - (self.text[at] == closing)
+            depth += (self.text[at] == opening[-1]) - (self.text[at] == closing)
             if depth == 0:
                 return at
         return -1
@@ -228,16 +189,15 @@ def split(text: str, line: int = 1) -> tuple[list[Command], list[str]]:
     splitter.run()
     commands: list[Command] = []
     for command in splitter.commands:
-        if not command.words and not command.left_out:
-            continue
-        if commands and (not command.words or command.words[0].text.startswith("-")):
-            if command.words:
+        words = command.words
+        if commands and (not words or words[0].text.startswith("-")):
+            if words:
                 splitter.notes.append(
-                    f"line {command.words[0].line}: begins with an option and no backslash ends "
+                    f"line {words[0].line}: begins with an option and no backslash ends "
                     "the line before; read as continued"
                 )
-            commands[-1].words += command.words
+            commands[-1].words += words
             commands[-1].left_out += command.left_out
-            continue
-        commands.append(command)
+        elif words or command.left_out:
+            commands.append(command)
     return commands, splitter.notes

@@ -1,19 +1,18 @@
-"""What a model file of vllm-project/recipes has for a DGX Spark besides what was chosen."""
+"""What a model file of vllm-project/recipes has for a DGX Spark besides what was chosen: variants,
+and the commands of its guide, a text for people with code in it.
+"""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
-from spark_cluster.importers import model_kind
-from spark_cluster.importers.guide import spark_commands
-from spark_cluster.importers.importer import Choice, no_choice
-from spark_cluster.importers.result import Left, Offer
-from spark_cluster.importers.source import Source
+from spark_cluster.importers import commandline
+from spark_cluster.importers.importer import Choice, Offer, Source, no_choice
 from spark_cluster.models.naming import version_in
 
 SPARK = ("dgx_spark_gb10", "gb10")
@@ -24,6 +23,42 @@ HARDWARE = (*SPARK, "blackwell", "nvidia")
 
 _GUIDE = re.compile(r"guide(?:-([1-9]\d?))?")
 _NAMED = re.compile(r"\bDGX Spark\b|\bGB10\b", re.IGNORECASE)
+_HEADING = re.compile(r"(#+)\s+(.*)")
+_FENCE = re.compile(r"\s*(```|~~~)")
+_IMAGE = re.compile(
+    r"^[ \t]*#.*\b(?:container|image)\b:?[ \t]+(\S{1,200}[:/]\S{1,200})[ \t]*$", re.MULTILINE
+)
+"""A comment that names the image of the command below it; of a limited length, as a long word could
+be split in as many ways as its length squared."""
+
+LONGEST = 20_000
+"""Characters of a code block that is looked at."""
+
+GENERATES = {
+    "tts": "speech",
+    "t2a": "speech",
+    "t2i": "images",
+    "i2i": "images",
+    "t2v": "video",
+    "i2v": "video",
+    "ti2v": "video",
+}
+"""Tasks in that project's words (taxonomy.yaml, and `omni.tasks` of its files)."""
+
+
+@dataclass(frozen=True)
+class GuideCommand:
+    """A command line in a guide.
+
+    Attributes:
+        title: the headings that it stands under, the last one last.
+        image: that a comment of the code names; empty without one.
+        source: what it starts.
+    """
+
+    title: str
+    image: str
+    source: Source
 
 
 def names_guide(variant: str) -> bool:
@@ -74,21 +109,70 @@ def of_guide(data: Mapping[str, Any], choice: Choice, others: list[Offer]) -> So
             hint=did_you_mean(choice.variant, names, "variants"),
         )
     command = commands[index]
-    launch = command.reading.launch
+    source, launch = command.source, command.source.launch
     base = str(data["model"]["model_id"])
     launch = replace(launch, base=launch.base or (base if base != launch.model else None))
     if not launch.image and command.image:
         reference, _, digest = command.image.partition("@")
         launch = replace(launch, image=reference, digest=digest, vllm=version_in(reference))
     meta = data.get("meta") or {}
-    return Source(
-        launch,
+    return replace(
+        source,
+        launch=launch,
         kind="vLLM recipe",
         title=launch.model,
         description=str(meta.get("description") or meta.get("title") or ""),
         origin=f"vllm-project/recipes: {base}, guide: {command.title}",
-        generates=model_kind.generates(data),
-        left_out=[Left(text, "it is not part of the launch") for text in command.reading.left_out],
-        notes=[*command.reading.notes, "it is the guide's command, without variant and features"],
+        generates=generates(data),
+        notes=[*source.notes, "it is the guide's command, without variant and features"],
         offers=others,
     )
+
+
+def spark_commands(guide: object) -> list[GuideCommand]:
+    """Return each launch of vLLM below a heading that names the DGX Spark, in their order."""
+    if not isinstance(guide, str):
+        return []
+    found = []
+    for title, code in _blocks(guide):
+        if not _NAMED.search(title) or len(code) > LONGEST:
+            continue
+        try:
+            source = commandline.read(code)
+        except UsageError:  # a download, a client, a command of a shell script
+            continue
+        image = _IMAGE.search(code)
+        found.append(GuideCommand(title, image[1] if image else "", source))
+    return found
+
+
+def _blocks(guide: str) -> Iterator[tuple[str, str]]:
+    """Yield the headings above each block of code, and the code."""
+    headings: dict[int, str] = {}
+    code: list[str] | None = None
+    for line in guide.splitlines():
+        if _FENCE.match(line):
+            if code is not None:
+                yield ": ".join(headings[level] for level in sorted(headings)), "\n".join(code)
+            code = [] if code is None else None
+        elif code is not None:
+            code.append(line)
+        elif heading := _HEADING.match(line):
+            level = len(heading[1])
+            headings = {above: text for above, text in headings.items() if above < level}
+            headings[level] = heading[2].strip(" *#")
+
+
+def generates(data: Mapping[str, Any]) -> str:
+    """Return what a model file's model generates: speech, images or video; empty for text."""
+    omni, meta = data.get("omni"), data.get("meta")
+    asked = omni.get("tasks") if isinstance(omni, dict) else None
+    named = meta.get("tasks") if isinstance(meta, dict) else None
+    found = (GENERATES[task] for task in (*_names(asked), *_names(named)) if task in GENERATES)
+    return next(found, "")
+
+
+def _names(tasks: object) -> list[str]:
+    if not isinstance(tasks, list):
+        return []
+    return [str(t.get("id") if isinstance(t, dict) else t).lower() for t in tasks]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -11,9 +12,9 @@ from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import Sourced
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers import templated
-from spark_cluster.importers.result import Left
-from spark_cluster.importers.source import Source
-from spark_cluster.importers.template import as_word
+from spark_cluster.importers.importer import Choice, Left, Source, no_choice
+from spark_cluster.importers.tables import table
+from spark_cluster.importers.templated import as_word
 from spark_cluster.importers.vllm_flags import kinds
 from spark_cluster.models.naming import quantization_named
 
@@ -27,46 +28,30 @@ _RUNTIMES = {
 }
 """sparkrun's runtimes that can be imported, and the executor that each one means."""
 
-_FLAGS = {
-    "tensor_parallel": "tensor-parallel-size",
-    "pipeline_parallel": "pipeline-parallel-size",
-    "data_parallel": "data-parallel-size",
-}
+_FLAGS = {f"{kind}_parallel": f"{kind}-parallel-size" for kind in ("tensor", "pipeline", "data")}
 """Keys of `defaults` that are no flag's own name."""
 
 _ON = ("enable-prefix-caching", "enable-chunked-prefill", "async-scheduling")
 """Flags that vLLM has on by itself, so that `false` has to be said."""
 
 
-def claims(data: dict[str, Any]) -> bool:
+def claims(data: Mapping[str, Any]) -> bool:
     """Return whether the data look like a recipe of sparkrun rather than of spark-vllm-docker."""
     version = str(data.get("sparkrun_version", data.get("recipe_version", "")))
-    own = (
-        "sparkrun_version",
-        "runtime",
-        "model_revision",
-        "min_nodes",
-        "max_nodes",
-        "metadata",
-        "containers",
-        "builder",
-        "executor_config",
-        "runtime_config",
-        "distribution_config",
-        "pre_exec",
-        "post_exec",
-    )
+    own = table("foreign_fields")["only_sparkrun"]
     templated_form = isinstance(data.get("model"), str) or isinstance(data.get("command"), str)
     return templated_form and (version == "2" or any(key in data for key in own))
 
 
-def read(source: Sourced) -> Source:
+def read(source: Sourced, choice: Choice) -> Source:
     """Read a recipe of sparkrun.
 
     Raises:
         InvalidFile: a field is wrong, a place of the command has no value, or the engine is one
             that is not known here.
+        UsageError: a variant or feature was chosen.
     """
+    no_choice(choice)
     data = templated.checked(source)
     runtime = str(data.get("runtime") or "").strip()
     if runtime not in _RUNTIMES:
@@ -76,28 +61,21 @@ def read(source: Sourced) -> Source:
             hint=did_you_mean(runtime, filter(None, _RUNTIMES), "runtimes"),
         )
     defaults: dict[str, Any] = data.get("defaults") or {}
-    values = {"model": data.get("model"), **defaults}
     if data.get("command"):
-        command, left = templated.filled(source, values)
+        command, left = templated.filled(source, {"model": data.get("model"), **defaults})
         command, left = _served_name(command, left, defaults)
     else:
         engine = runtime if runtime in engines.BUILT_IN else engines.DEFAULT
         command, left = _structured(engine, str(data["model"]), defaults)
-    made = templated.launch_of(source, command)
-    _executor(made, runtime, defaults, source)
-    _quantization(made, data)
-    made.kind = "sparkrun recipe"
-    made.left_out += left + templated.rest(source, set(templated.USED))
-    return made
-
-
-def _quantization(made: Source, data: dict[str, Any]) -> None:
-    """The quantization as `metadata` has it, where flags and names do not say it."""
+    made = templated.launch_of(source, command, left, "sparkrun recipe")
+    executor = defaults.get("distributed_executor_backend") or _RUNTIMES[runtime]
+    _executor(made, executor, data.get("min_nodes") or 1)
     metadata = data.get("metadata") or {}
-    for key in ("quantization", "model_dtype"):
+    for key in ("quantization", "model_dtype"):  # where flags and names do not say it
         named = quantization_named(metadata.get(key))
         if made.launch.quantization is None and named is not None:
             made.launch = replace(made.launch, quantization=named)
+    return made
 
 
 def _served_name(
@@ -105,10 +83,11 @@ def _served_name(
 ) -> tuple[str, list[Left]]:
     """sparkrun adds the served name when the command does not have it."""
     served = defaults.get("served_model_name")
+    passed = ["distributed_executor_backend"]
     if served and "--served-model-name" not in command:
-        command = templated.with_flag(command, "--served-model-name", served)
-        left = [one for one in left if not one.what.startswith("defaults.served_model_name")]
-    return command, [one for one in left if "distributed_executor_backend" not in one.what]
+        command = f"{command.rstrip()} --served-model-name {shlex.quote(as_word(served))}"
+        passed.append("defaults.served_model_name")
+    return command, [one for one in left if not any(name in one.what for name in passed)]
 
 
 def _structured(engine: str, model: str, defaults: dict[str, Any]) -> tuple[str, list[Left]]:
@@ -136,18 +115,15 @@ def _structured(engine: str, model: str, defaults: dict[str, Any]) -> tuple[str,
     return shlex.join(words), left
 
 
-def _executor(made: Source, runtime: str, defaults: dict[str, Any], source: Sourced) -> None:
+def _executor(made: Source, executor: object, fewest: int) -> None:
     """The executor that the runtime means, unless the command says one."""
-    args = dict(made.launch.args)
-    if "distributed-executor-backend" in args or made.launch.engine != engines.DEFAULT:
+    launch, flag = made.launch, "distributed-executor-backend"
+    if flag in launch.args or launch.engine != engines.DEFAULT:
         return
-    executor = defaults.get("distributed_executor_backend") or _RUNTIMES[runtime]
-    nodes = max(made.launch.nodes, source.data.get("min_nodes") or 1)
-    if executor is None and nodes > 1:
+    if executor is None and max(launch.nodes, fewest) > 1:
         executor = "mp"
         made.notes.append(
             "without a runtime sparkrun joins the nodes by vLLM's own way: executor mp"
         )
     if executor is not None:
-        args["distributed-executor-backend"] = str(executor)
-        made.launch = replace(made.launch, args=args)
+        made.launch = replace(launch, args={**launch.args, flag: str(executor)})

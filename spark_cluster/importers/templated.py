@@ -1,11 +1,14 @@
 """Recipes with a command template: those of sparkrun and of spark-vllm-docker.
 
 Both hold `model`, `container`, `defaults`, `env` and a `command` with `{key}` places; sparkrun's
-come in two versions, the first of which is spark-vllm-docker's own form.
+(`sparkrun.py`) come in two versions, the first of which is the form of spark-vllm-docker
+(github.com/eugr/spark-vllm-docker, recipes/README.md).
 """
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,26 +17,19 @@ from typing import Any
 from spark_cluster.config.yamlfile import Key, Problem, Sourced, described
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline
-from spark_cluster.importers.result import Left
-from spark_cluster.importers.source import Source
+from spark_cluster.importers.importer import Choice, Left, Source, no_choice
 from spark_cluster.importers.tables import table
-from spark_cluster.importers.template import as_word, fill, places
+from spark_cluster.models.naming import version_in
 
-USED = (
-    "name",
-    "description",
-    "model",
-    "model_revision",
-    "container",
-    "defaults",
-    "env",
-    "command",
-    "runtime",
-    "min_nodes",
-    "max_nodes",
-    "cluster_only",
-    "solo_only",
-)
+_TYPES: Mapping[str, tuple[type, str]] = {
+    **dict.fromkeys(("model", "container", "command", "runtime"), (str, "text")),
+    **dict.fromkeys(("name", "description"), (str, "text")),
+    **dict.fromkeys(("defaults", "env", "metadata"), (dict, "a mapping")),
+    **dict.fromkeys(("min_nodes", "max_nodes"), (int, "a whole number")),
+}
+"""Fields that are used here, their types and these in words."""
+
+_USED = {*_TYPES, "model_revision", "cluster_only", "solo_only"} - {"metadata"}
 """Fields that go into the launch or into the recipe's head."""
 
 LONGEST = 9
@@ -41,6 +37,33 @@ LONGEST = 9
 
 _NODES = 2
 """`cluster_only` without a number means two at least."""
+
+_PLACE = re.compile(r"(?<!\$)\{([A-Za-z_][A-Za-z0-9_]*)\}")
+_PLACE_OR_DOUBLED = re.compile(rf"\{{\{{|\}}\}}|{_PLACE.pattern}")
+_ROUNDS = 5
+"""A value may hold places itself: `http://localhost:{port}`."""
+_LONGEST_COMMAND = 200_000
+
+
+def claims(data: Mapping[str, Any]) -> bool:
+    """Return whether the data look like a recipe of spark-vllm-docker: command and container."""
+    return isinstance(data.get("command"), str) and "container" in data
+
+
+def read(source: Sourced, choice: Choice) -> Source:
+    """Read a recipe of spark-vllm-docker.
+
+    Raises:
+        InvalidFile: a field is wrong, or a place of the command has no value.
+        UsageError: a variant or feature was chosen.
+    """
+    no_choice(choice)
+    data = checked(source)
+    if not data.get("command"):
+        raise source.invalid([Problem(("command",), "missing; expected the command to run")])
+    named = {"model": data["model"]} if data.get("model") else {}
+    command, left = filled(source, {**named, **(data.get("defaults") or {})})
+    return launch_of(source, command, left, "spark-vllm-docker recipe")
 
 
 def checked(source: Sourced) -> dict[str, Any]:
@@ -51,19 +74,7 @@ def checked(source: Sourced) -> dict[str, Any]:
     """
     data = source.data
     problems: list[Problem] = []
-    for name, kind, what in (
-        ("model", str, "text"),
-        ("container", str, "text"),
-        ("command", str, "text"),
-        ("runtime", str, "text"),
-        ("name", str, "text"),
-        ("description", str, "text"),
-        ("defaults", dict, "a mapping"),
-        ("env", dict, "a mapping"),
-        ("metadata", dict, "a mapping"),
-        ("min_nodes", int, "a whole number"),
-        ("max_nodes", int, "a whole number"),
-    ):
+    for name, (kind, what) in _TYPES.items():
         found = _with_goodwill(source, name, kind)
         if found is not None and (not isinstance(found, kind) or isinstance(found, bool)):
             problems.append(Problem((name,), f"found {described(found)}, expected {what}"))
@@ -77,7 +88,7 @@ def checked(source: Sourced) -> dict[str, Any]:
 def _with_goodwill(source: Sourced, name: str, kind: type) -> Any:
     """The value of a field; one of another type that can mean one thing only is read as that."""
     found = source.data.get(name)
-    read = found
+    read: Any = found
     if kind is dict and found in ([], ""):
         read = {}
     elif name == "name" and isinstance(found, int | float) and not isinstance(found, bool):
@@ -90,40 +101,38 @@ def _with_goodwill(source: Sourced, name: str, kind: type) -> Any:
     return read
 
 
-def launch_of(source: Sourced, command: str) -> Source:
+def launch_of(source: Sourced, command: str, unused: list[Left], kind: str) -> Source:
     """The launch of a filled command in the recipe's container, with the fields that both have.
+
+    Args:
+        unused: what the command does not use.
+        kind: of the recipe.
 
     Raises:
         InvalidFile: the command is no launch of vLLM, with its line.
     """
     data = source.data
-    where = source.where(("command",) if "command" in data else ())
     try:
-        reading = commandline.read(command)
+        made = commandline.read(command, source.path.name)
     except UsageError as error:
         inside = f" ({error.where} of the command)" if error.where else ""
+        where = source.where(("command",) if "command" in data else ())
         raise InvalidFile(f"{error.message}{inside}", where=where, hint=error.hint) from None
-    launch = reading.launch
-    left = [Left(text, "it is not part of the launch") for text in reading.left_out]
+    launch = made.launch
     named = data.get("model")
     if named and named != launch.model:
-        left.append(Left(f"model: {named}", f"the command serves {launch.model}"))
+        made.left_out.append(Left(f"model: {named}", f"the command serves {launch.model}"))
+    made.left_out += unused + _rest(data)
     image, _, digest = str(data.get("container") or "").partition("@")
     if not launch.image and image:
-        from spark_cluster.models.naming import version_in
-
         launch = replace(launch, image=image, digest=digest, vllm=version_in(image))
     env = {str(k): as_word(v) for k, v in (data.get("env") or {}).items()}
-    launch = replace(launch, env={**env, **launch.env})
-    made = Source(
-        launch,
-        title=data.get("name") or source.path.stem,
-        description=data.get("description") or (data.get("metadata") or {}).get("description", ""),
-        revision=as_word(data.get("model_revision")),
-        origin=source.path.name,
-        left_out=left,
-        notes=reading.notes,
-    )
+    made.launch = replace(launch, env={**env, **launch.env})
+    made.kind = kind
+    made.title = data.get("name") or source.path.stem
+    about = data.get("metadata") or {}
+    made.description = data.get("description") or about.get("description", "")
+    made.revision = as_word(data.get("model_revision"))
     made.sizes = _sizes(source)
     mods = data.get("mods")
     made.mods = [one for one in mods if isinstance(one, str)] if isinstance(mods, list) else []
@@ -131,16 +140,16 @@ def launch_of(source: Sourced, command: str) -> Source:
     return made
 
 
-def rest(source: Sourced, used: set[str]) -> list[Left]:
+def _rest(data: dict[str, Any]) -> list[Left]:
     """Every field that is not used, with the reason."""
     reasons: Mapping[str, str] = table("foreign_fields")["templated"]
     consequences: Mapping[str, str] = table("foreign_fields")["templated_consequences"]
-    data = dict(source.data)
-    if isinstance(data.get("metadata"), dict):
-        data["metadata"] = {k: v for k, v in data["metadata"].items() if k != "description"}
+    about = data.get("metadata")
+    if isinstance(about, dict):
+        data = {**data, "metadata": {k: v for k, v in about.items() if k != "description"}}
     left = []
     for name, value in data.items():
-        if name in used or value in (None, [], {}, "", False):
+        if name in _USED or value in (None, [], {}, "", False):
             continue
         why = reasons.get(name, "this field is not known here")
         for one in value if isinstance(value, list) else [value]:
@@ -157,20 +166,13 @@ def filled(source: Sourced, values: dict[str, Any]) -> tuple[str, list[Left]]:
     command: str = source.data["command"]
     text = fill(command, values, source.where(("command",)))
     defaults = source.data.get("defaults") or {}
-    asked = places(command)
-    for value in defaults.values():
-        asked |= places(value) if isinstance(value, str) else set()
-    left = [
+    texts = [command, *(value for value in defaults.values() if isinstance(value, str))]
+    asked = {name for text in texts for name in _PLACE.findall(text)}
+    return text, [
         Left(f"defaults.{key}: {_short(value)}", "the command does not use it")
         for key, value in defaults.items()
         if key not in asked
     ]
-    return text, left
-
-
-def with_flag(command: str, flag: str, value: Any) -> str:
-    """The command with one more flag at its end."""
-    return f"{command.rstrip()} {flag} {shlex.quote(as_word(value))}"
 
 
 def _sizes(source: Sourced) -> tuple[int, int | None] | None:
@@ -192,3 +194,66 @@ def _sizes(source: Sourced) -> tuple[int, int | None] | None:
 def _short(value: Any) -> str:
     text = " ".join(as_word(value).split())
     return text if len(text) <= 70 else f"{text[:66]}..."
+
+
+def fill(template: str, values: Mapping[str, Any], where: str) -> str:
+    """The command with all places filled.
+
+    A doubled brace stands for one, as in the first versions of both formats; JSON with plain braces
+    passes as it is.
+
+    Args:
+        template: with `{key}` places.
+        values: by key.
+        where: file and line, for messages.
+
+    Raises:
+        InvalidFile: a placeholder has no value, there is a circular reference, or it is too long.
+    """
+    pattern = _PLACE_OR_DOUBLED if "{{" in template else _PLACE
+    text = _round(pattern, template, values, where)
+    for _ in range(_ROUNDS):
+        if set(values).isdisjoint(_PLACE.findall(text)):
+            break
+        text = _round(_PLACE, text, values, where)
+    missing = sorted(set(_PLACE.findall(text)))
+    if missing:
+        raise InvalidFile(
+            f"the command asks for {', '.join('{' + name + '}' for name in missing)}, for which "
+            "there is no value",
+            where=where,
+            hint="add it to defaults, or take it out of the command",
+        )
+    return text
+
+
+def _round(pattern: re.Pattern[str], text: str, values: Mapping[str, Any], where: str) -> str:
+    size = len(text)
+
+    def one(found: re.Match[str]) -> str:
+        if found[0] in ("{{", "}}"):
+            return found[0][0]
+        if found[1] not in values:
+            return found[0]
+        value = as_word(values[found[1]])
+        nonlocal size
+        size += len(value)
+        if size > _LONGEST_COMMAND:  # before it is made: many long values take all memory
+            raise InvalidFile(
+                f"the command is longer than {_LONGEST_COMMAND} characters with its values: is "
+                "there a circular reference among them?",
+                where=where,
+            )
+        inside = text[found.start() - 1 : found.start()] in ("'", '"')
+        return shlex.quote(value) if value.startswith(("{", "[")) and not inside else value
+
+    return pattern.sub(one, text)
+
+
+def as_word(value: Any) -> str:
+    """A value of YAML as a word of a command line."""
+    if isinstance(value, dict | list):
+        return json.dumps(value, separators=(",", ":"))
+    if isinstance(value, bool):
+        return str(value).lower()
+    return "" if value is None else str(value)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections import deque
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,7 +19,6 @@ from spark_cluster.config.launch import finite
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.suggest import nearest
 from spark_cluster.config.yamlfile import described
-from spark_cluster.errors import UsageError
 from spark_cluster.importers.shell import Word
 from spark_cluster.importers.tables import table
 
@@ -54,16 +54,9 @@ class Flags:
 @cache
 def kinds(engine: str = DEFAULT) -> dict[str, str]:
     """Kind of each known flag: bare, number, size, text, json, several, append or optional."""
-    data = _table(engine)
-    found: dict[str, str] = {}
-    for group in (data["earlier"]["flags"], data["flags"]):
-        for kind, flags in group.items():
-            found.update(dict.fromkeys(flags, kind))
-    return found
-
-
-def _table(engine: str) -> Any:
-    return table(f"{engine}_flags")
+    data = table(f"{engine}_flags")
+    groups = [*data["earlier"]["flags"].items(), *data["flags"].items()]
+    return {flag: kind for kind, flags in groups for flag in flags}
 
 
 def read(words: list[Word], program: str = "vllm serve", engine: str = DEFAULT) -> Flags:
@@ -74,78 +67,69 @@ def read(words: list[Word], program: str = "vllm serve", engine: str = DEFAULT) 
             would refuse; with the line.
     """
     reader = _Reader(words, program, engine)
-    while reader.at < len(words):
-        reader.step()
+    while reader.words:
+        reader.step(reader.words.popleft())
     return reader.flags
 
 
 class _Reader:
+    """Takes words from the front of `words`."""
+
     def __init__(self, words: list[Word], program: str, engine: str) -> None:
-        self.words = words
+        self.words = deque(words)
         self.program = program
-        self.table = _table(engine)
+        self.table = table(f"{engine}_flags")
         self.kinds = kinds(engine)
         self.title = dialect(engine).title
-        self.at = 0
         self.flags = Flags()
         self.given: dict[str, Word] = {}
 
-    def step(self) -> None:
-        word = self.words[self.at]
-        self.at += 1
+    def step(self, word: Word) -> None:
         if not _is_flag(word):
             self.flags.positional.append(word)
             return
         if word.text[0] in _DASHES:
-            raise UsageError(
+            raise word.wrong(
                 f"found '{word.text}', which begins with a typographic dash, expected '--'",
-                where=f"line {word.line}",
-                hint="type the dashes again; web pages and chats change them",
+                "type the dashes again; web pages and chats change them",
             )
-        name, equals, attached = word.text.partition("=")
-        name, path = self._name(name, word)
-        value = attached if equals else None
+        text, equals, attached = word.text.partition("=")
+        name, _, path = text.partition(".")
+        name, value = self._name(name, word), attached if equals else None
         if path:
-            self._dotted(name, path, value, word)
+            self._dotted(name, path, self._value(value, word), word)
         else:
             self._flag(name, value, word)
 
-    def _name(self, text: str, word: Word) -> tuple[str, str]:
-        """The flag's full name, and what stands behind its first dot."""
-        name, _, path = text.partition(".")
-        data = self.table
+    def _name(self, name: str, word: Word) -> str:
+        """The flag's full name."""
+        short: dict[str, str] = self.table["short"]
         if name.startswith("--"):
             name = name[2:].replace("_", "-")
         elif name.startswith("-O") and name != "-O":
-            self.words.insert(self.at, Word(name[2:], word.line))
-            name = data["short"]["-O"]
-        elif name in data["short"]:
-            name = data["short"][name]
+            self.words.appendleft(Word(name[2:], word.line))
+            name = short["-O"]
+        elif name in short:
+            name = short[name]
         else:
-            near = nearest(name, data["short"])
-            raise UsageError(
+            near = nearest(name, short)
+            raise word.wrong(
                 f"found '{word.text}', which is not a flag of {self.program}",
-                where=f"line {word.line}",
-                hint=f"did you mean '{near}'?" if near else "long flags begin with two dashes",
+                f"did you mean '{near}'?" if near else "long flags begin with two dashes",
             )
-        name = data["aliases"].get(name, name)
-        return self._completed(name, word), path
-
-    def _completed(self, name: str, word: Word) -> str:
-        """argparse takes the unmistakable beginning of a flag for the flag."""
-        known = self.kinds
-        if name in known or name.removeprefix("no-") in known:
+        name = self.table["aliases"].get(name, name)
+        if name in self.kinds or name.removeprefix("no-") in self.kinds:
             return name
-        begun = [flag for flag in known if flag.startswith(name)]
+        # argparse takes the unmistakable beginning of a flag for the flag.
+        begun = [flag for flag in self.kinds if flag.startswith(name)]
         if len(begun) != 1:
             return name
-        self.flags.notes.append(f"line {word.line}: --{name} is short for --{begun[0]}")
+        self._note(word, f"--{name} is short for --{begun[0]}")
         return begun[0]
 
     def _flag(self, name: str, value: str | None, word: Word) -> None:
         kind = self.kinds.get(name)
-        negated = name.startswith("no-") and self.kinds.get(name[3:]) == "bare"
-        if kind == "bare" or negated:
+        if kind == "bare" or (name.startswith("no-") and self.kinds.get(name[3:]) == "bare"):
             self._bare(name, value, word)
         elif kind in ("several", "append"):
             self._several(name, value, word, many=kind == "several")
@@ -159,35 +143,26 @@ class _Reader:
 
     def _bare(self, name: str, value: str | None, word: Word) -> None:
         """A bare flag; `true` and `false` behind it were taken by versions before 0.9."""
-        follows = self.words[self.at] if self.at < len(self.words) else None
-        if value is None and follows and follows.text.lower() in ("true", "false"):
-            value = follows.text
-            self.at += 1
+        if value is None and self.words and self.words[0].text.lower() in ("true", "false"):
+            value = self.words.popleft().text
+        opposite = name[3:] if name.startswith("no-") else f"no-{name}"
         if value is not None:
             if value.lower() not in ("true", "false", "1", "0"):
-                raise UsageError(
-                    f"--{name} takes no value; found '{value}'", where=f"line {word.line}"
-                )
-            self.flags.notes.append(
-                f"line {word.line}: --{name} {value}: newer versions of {self.title} take no value "
-                "here"
-            )
+                raise word.wrong(f"--{name} takes no value; found '{value}'")
+            self._note(word, f"--{name} {value}: newer versions of {self.title} take no value here")
             if value.lower() in ("false", "0"):
-                name = name[3:] if name.startswith("no-") else f"no-{name}"
-        opposite = name[3:] if name.startswith("no-") else f"no-{name}"
+                name, opposite = opposite, name
         if opposite in self.given:
-            raise UsageError(
-                f"--{name} contradicts --{opposite} on line {self.given[opposite].line}",
-                where=f"line {word.line}",
-                hint="keep one of the two",
+            line = self.given[opposite].line
+            raise word.wrong(
+                f"--{name} contradicts --{opposite} on line {line}", "keep one of the two"
             )
         self._set(name, True, word)
 
     def _several(self, name: str, value: str | None, word: Word, *, many: bool) -> None:
         taken = [self._value(value, word)]
         while many and value is None and self._value_follows():
-            taken.append(self.words[self.at].text)
-            self.at += 1
+            taken.append(self.words.popleft().text)
         values: list[Any] = [text if name.endswith("name") else scalar(text) for text in taken]
         if not many and name in self.given:
             before = self.flags.args[name]
@@ -199,65 +174,49 @@ class _Reader:
         near = nearest(name, self.kinds)
         hint = f"; did you mean --{near}?" if near else ""
         bare = value is None and (_BARE_LOOKS.match(name) or not self._value_follows())
-        if bare:
-            read_as: EngineValue = True
-        else:
-            read_as = scalar(self._value(value, word))
+        read_as = True if bare else scalar(self._value(value, word))
         how = "bare" if bare else "with a value"
-        self.flags.notes.append(
-            f"line {word.line}: --{name} is not known here, read as {how}{hint}"
-        )
+        self._note(word, f"--{name} is not known here, read as {how}{hint}")
         self._set(name, read_as, word)
 
-    def _dotted(self, name: str, path: str, value: str | None, word: Word) -> None:
+    def _dotted(self, name: str, path: str, text: str, word: Word) -> None:
         """`--compilation-config.mode 3`: a key of a JSON value."""
-        text = self._value(value, word)
-        if path.endswith("+"):
-            path, inner = path[:-1], text.split(",")
-        else:
-            inner = _loaded(text)
+        inner: Any = text.split(",") if path.endswith("+") else _loaded(text)
+        path = path.removesuffix("+")
         whole = self.flags.args.setdefault(name, {})
         if not isinstance(whole, dict):
-            raise UsageError(
-                f"--{name}.{path} adds to --{name}, which is not a JSON object",
-                where=f"line {word.line}",
-            )
+            raise word.wrong(f"--{name}.{path} adds to --{name}, which is not a JSON object")
         self.given.setdefault(name, word)
         *outer, last = path.split(".")
         for key in outer:
             whole = whole.setdefault(key, {})
             if not isinstance(whole, dict):
-                raise UsageError(
-                    f"--{name}.{path}: '{key}' has a value already", where=f"line {word.line}"
-                )
+                raise word.wrong(f"--{name}.{path}: '{key}' has a value already")
         if last in whole:
-            raise UsageError(f"--{name}.{path} is given twice", where=f"line {word.line}")
+            raise word.wrong(f"--{name}.{path} is given twice")
         whole[last] = inner
 
     def _value_follows(self) -> bool:
-        return self.at < len(self.words) and not _is_flag(self.words[self.at])
+        return bool(self.words) and not _is_flag(self.words[0])
 
     def _value(self, attached: str | None, word: Word) -> str:
         if attached is not None:
             return attached
         if not self._value_follows():
-            raise UsageError(
-                f"{word.text} has no value",
-                where=f"line {word.line}",
-                hint="give it one, or leave the flag out",
-            )
-        self.at += 1
-        return self.words[self.at - 1].text
+            raise word.wrong(f"{word.text} has no value", "give it one, or leave the flag out")
+        return self.words.popleft().text
 
     def _set(self, name: str, value: EngineValue, word: Word) -> None:
         if name in self.given:
-            raise UsageError(
+            raise word.wrong(
                 f"--{name} is given twice, first on line {self.given[name].line}",
-                where=f"line {word.line}",
-                hint=f"keep the one you mean; {self.title} takes the last",
+                f"keep the one you mean; {self.title} takes the last",
             )
         self.given[name] = word
         self.flags.args[name] = value
+
+    def _note(self, word: Word, text: str) -> None:
+        self.flags.notes.append(f"line {word.line}: {text}")
 
 
 def _is_flag(word: Word) -> bool:
@@ -292,8 +251,7 @@ def converted(name: str, kind: str, text: str, word: Word) -> EngineValue:
         return int(finite(float(size[1]) * _UNIT[size[2]], f"--{name}"))
     number = scalar(text)
     if isinstance(number, str) and text not in ("auto", "None", "none", ""):
-        found = described(text)
-        raise UsageError(f"--{name}: found {found}, expected a number", where=f"line {word.line}")
+        raise word.wrong(f"--{name}: found {described(text)}, expected a number")
     return number
 
 
@@ -306,13 +264,10 @@ def _json(name: str, text: str, word: Word) -> EngineValue:
     except (ValueError, RecursionError) as error:
         if _LATER.search(text):
             return text
-        quotes = '"' not in text
-        raise UsageError(
+        quotes = "put the whole value in single quotes: the shell takes the double ones away"
+        raise word.wrong(
             f"--{name}: {text if len(text) < 60 else text[:56] + '...'} is not JSON ({error})",
-            where=f"line {word.line}",
-            hint="put the whole value in single quotes: the shell takes the double ones away"
-            if quotes
-            else "",
+            "" if '"' in text else quotes,
         ) from None
     # A list stays the text that it is: as a list it would become several words.
     result: EngineValue = value if isinstance(value, dict) else text

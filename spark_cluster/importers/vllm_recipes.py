@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, field, replace
+from typing import Any, NoReturn
 
 from packaging.version import InvalidVersion, Version
 
@@ -19,14 +19,12 @@ from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import Key, Problem, Sourced, described
 from spark_cluster.errors import UsageError
-from spark_cluster.importers import commandline, model_kind, spark_variants, vllm_flags
-from spark_cluster.importers.importer import Choice
-from spark_cluster.importers.result import Left
+from spark_cluster.importers import commandline, spark_variants, vllm_flags
+from spark_cluster.importers.importer import Choice, Left, Source
 from spark_cluster.importers.shell import Word
-from spark_cluster.importers.source import Source
 from spark_cluster.importers.spark_variants import HARDWARE, SPARK
 from spark_cluster.importers.tables import table
-from spark_cluster.importers.template import as_word
+from spark_cluster.importers.templated import as_word
 from spark_cluster.models.naming import quantization_named, version_in
 
 _LARGEST_GB = 119
@@ -51,33 +49,36 @@ class _Layers:
     env: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
 
-    def add(self, key: Key, args: object, env: object = None) -> None:
-        """Lay flags (a list of words) and variables over what is there.
+    def add(self, key: Key, block: Mapping[str, Any], args: str, env: str) -> None:
+        """Lay a block's flags (a list of words) and variables over what is there.
+
+        Args:
+            key: of the block; `args` and `env` are the names of its fields.
 
         Raises:
-            InvalidFile: they are none, with the line of `key`.
+            InvalidFile: they are none, with the line.
         """
-        args, env = args or None, env or None  # `env: []` and `args: {}` say nothing
-        if args is not None and not isinstance(args, list):
-            raise self.source.invalid(
-                [Problem(key, f"found {described(args)}, expected a list of words")]
-            )
-        if env is not None and not isinstance(env, dict):
-            raise self.source.invalid([Problem(key, f"found {described(env)}, expected a mapping")])
-        words = [Word(part, 1) for word in args or [] for part in _parts(as_word(word))]
+        key = (*key, args) if args in block else key
+        words = block.get(args) or []  # `env: []` and `args: {}` say nothing
+        variables = block.get(env) or {}
+        for found, kind, what in ((words, list, "list of words"), (variables, dict, "mapping")):
+            if not isinstance(found, kind):
+                self._refuse(key, f"found {described(found)}, expected a {what}")
+        parts = [Word(part, 1) for word in words for part in _parts(as_word(word))]
         try:
-            read = vllm_flags.read(words)
+            read = vllm_flags.read(parts)
         except UsageError as error:
-            raise self.source.invalid([Problem(key, error.message)], hint=error.hint) from None
+            self._refuse(key, error.message, error.hint)
         if read.positional:
-            stray = read.positional[0].text
-            raise self.source.invalid([Problem(key, f"'{stray}' belongs to no flag")])
+            self._refuse(key, f"'{read.positional[0].text}' belongs to no flag")
         for flag, value in read.args.items():
-            opposite = flag[3:] if flag.startswith("no-") else f"no-{flag}"
-            self.args.pop(opposite, None)
+            self.args.pop(flag[3:] if flag.startswith("no-") else f"no-{flag}", None)
             self.args[flag] = value
         self.notes += read.notes
-        self.env |= {str(name): as_word(value) for name, value in (env or {}).items()}
+        self.env |= {str(name): as_word(value) for name, value in variables.items()}
+
+    def _refuse(self, key: Key, message: str, hint: str = "") -> NoReturn:
+        raise self.source.invalid([Problem(key, message)], hint=hint) from None
 
 
 def _parts(text: str) -> list[str]:
@@ -86,50 +87,47 @@ def _parts(text: str) -> list[str]:
     return [flag, value.strip()] if blank and flag.startswith("-") and "=" not in flag else [text]
 
 
-def claims(data: dict[str, Any]) -> bool:
+def claims(data: Mapping[str, Any]) -> bool:
     """Return whether the data look like a model file of vllm-project/recipes."""
     model = data.get("model")
     return isinstance(model, dict) and "model_id" in model
 
 
-def read(source: Sourced, choice: Choice | None = None) -> Source:
+def read(source: Sourced, choice: Choice) -> Source:
     """Read what a model file says for DGX Sparks.
 
     Raises:
         InvalidFile: a field is wrong.
         UsageError: there is no such variant, feature or mode.
     """
-    choice = choice or Choice()
     data = source.data
     _types(source)
+    name = choice.variant
     variants: dict[str, Any] = data.get("variants") or {"default": {}}
-    offers = spark_variants.offers(data, variants, choice.variant)
-    if choice.variant not in variants and spark_variants.names_guide(choice.variant):
+    offers = spark_variants.offers(data, variants, name)
+    if name not in variants and spark_variants.names_guide(name):
         return spark_variants.of_guide(data, choice, offers)
-    variant = _chosen(variants, choice.variant, "variant")
-    model = data["model"]
-    layers = _Layers(source)
-    layers.add(("model", "base_args"), model.get("base_args"), model.get("base_env"))
-    _over(layers, ("variants", choice.variant), variant, "extra_args", "extra_env")
-    for key, block in _hardware(data, ()):
-        _over(layers, key, block, "extra_args", "extra_env")
-    pinned = _hardware(variant, ("variants", choice.variant))
-    for key, block in pinned:
-        _over(layers, key, block, "extra_args", "extra_env")
+    variant = _chosen(variants, name, "variant")
+    model, layers = data["model"], _Layers(source)
+    served = str(variant.get("model_id") or model["model_id"])
+    layers.add(("model",), model, "base_args", "base_env")
+    pinned = _hardware(variant, ("variants", name))
+    for key, block in [(("variants", name), variant), *_hardware(data, ()), *pinned]:
+        layers.add(key, block, "extra_args", "extra_env")
     left = _features(layers, choice, variant)
     supported, no_version = _supported(model, variant)
-    image = _image(model, variant, [block for _, block in pinned])
+    image = _image([*(block for _, block in reversed(pinned)), variant, model])
     return Source(
-        _launch(layers, str(variant.get("model_id") or model["model_id"]), image, variant),
+        _launch(layers, served, image, variant),
         kind="vLLM recipe",
-        title=str(variant.get("model_id") or model["model_id"]),
+        title=served,
         description=_description(data, variant),
         default_tp=_default_tp(variant),
-        generates=model_kind.generates(data),
+        generates=spark_variants.generates(data),
         supported=supported,
-        origin=f"vllm-project/recipes: {model['model_id']}, variant {choice.variant}",
-        left_out=_dependencies(data) + left + _rest(data, variants, choice.variant),
-        notes=layers.notes + no_version + _warnings(data, variant, choice.variant),
+        origin=f"vllm-project/recipes: {model['model_id']}, variant {name}",
+        left_out=_dependencies(data) + left + _rest(data, variants, name),
+        notes=layers.notes + no_version + _warnings(data, variant, name),
         offers=offers,
     )
 
@@ -170,10 +168,6 @@ def _chosen(options: Mapping[str, Any], name: str, what: str) -> Any:
     )
 
 
-def _over(layers: _Layers, key: Key, block: dict[str, Any], args: str, env: str) -> None:
-    layers.add((*key, args) if args in block else key, block.get(args), block.get(env))
-
-
 def _hardware(block: dict[str, Any], key: Key) -> list[tuple[Key, dict[str, Any]]]:
     """Return what a block says for Sparks: of the brand or generation, then of this machine."""
     overrides = block.get("hardware_overrides")
@@ -190,9 +184,8 @@ def _hardware(block: dict[str, Any], key: Key) -> list[tuple[Key, dict[str, Any]
 
 def _features(layers: _Layers, choice: Choice, variant: dict[str, Any]) -> list[Left]:
     """The features that are on; what is left out of the others."""
-    data = layers.source.data
-    features: dict[str, Any] = data.get("features") or {}
-    on, modes = _switches(data, features, choice, variant)
+    features: dict[str, Any] = layers.source.data.get("features") or {}
+    on, modes = _switches(layers.source.data, features, choice, variant)
     left: list[Left] = []
     reasons = table("foreign_fields")["vllm_feature"]
     for name, feature in features.items():
@@ -200,42 +193,29 @@ def _features(layers: _Layers, choice: Choice, variant: dict[str, Any]) -> list[
             left.append(Left(f"features.{name}", f"it is off; --feature {name} switches it on"))
             continue
         key: Key = ("features", name)
+        block = feature
         if isinstance(feature.get("modes"), dict):
             mode = modes.get(name) or feature.get("default_mode") or next(iter(feature["modes"]))
-            block = _chosen(feature["modes"], mode, f"mode of {name}")
-            key = (*key, "modes", mode)
+            key, block = (*key, "modes", mode), _chosen(feature["modes"], mode, f"mode of {name}")
             left += [
                 Left(f"features.{name}.modes.{other}", f"--feature {name}={other} takes it")
                 for other in feature["modes"]
                 if other != mode
             ]
-            left += _modes_fit(block, choice.variant, name, mode)
-        else:
-            block = feature
+            allowed = block.get("variants")
+            if isinstance(allowed, list) and choice.variant not in allowed:
+                raise UsageError(
+                    f"mode {mode} of {name} is for the variants {', '.join(map(str, allowed))}, "
+                    f"not for {choice.variant}",
+                    hint="choose another mode or variant",
+                )
         for place in ("companion", "strategies"):
             if place in feature:
                 left.append(Left(f"features.{name}.{place}", reasons[place]))
-        _feature(layers, key, block)
+        for inner, override in _hardware(block, key):  # replaces the flags for other hardware
+            key, block = inner, {**block, **override}
+        layers.add(key, block, "args", "env")
     return left
-
-
-def _modes_fit(block: dict[str, Any], variant: str, name: str, mode: str) -> list[Left]:
-    allowed = block.get("variants")
-    if isinstance(allowed, list) and variant not in allowed:
-        raise UsageError(
-            f"mode {mode} of {name} is for the variants {', '.join(map(str, allowed))}, "
-            f"not for {variant}",
-            hint="choose another mode or variant",
-        )
-    return []
-
-
-def _feature(layers: _Layers, key: Key, block: dict[str, Any]) -> None:
-    """A feature's flags; those for this hardware replace them."""
-    chosen = block
-    for inner, override in _hardware(block, key):
-        key, chosen = inner, {**chosen, **override}
-    _over(layers, key, chosen, "args", "env")
 
 
 def _switches(
@@ -270,21 +250,16 @@ def _launch(layers: _Layers, model: str, image: str, variant: dict[str, Any]) ->
     launch = commandline.parse(shlex.join(words))
     reference, _, digest = image.partition("@")
     base = layers.source.data["model"]["model_id"]
-    named = quantization_named(variant.get("precision"))
-    return Launch(
-        model=launch.model,
+    return replace(
+        launch,
         base=base if base != model else None,
-        quantization=launch.quantization or named,
+        quantization=launch.quantization or quantization_named(variant.get("precision")),
         image=reference,
         digest=digest,
         vllm=version_in(reference),
-        args=launch.args,
         env=layers.env,
-        drafter=launch.drafter,
         tp=_tp(variant),
         nodes=_tp(variant),
-        origin="command",
-        kind=launch.kind,
     )
 
 
@@ -305,8 +280,8 @@ def _default_tp(variant: dict[str, Any]) -> int:
     return low
 
 
-def _image(model: dict[str, Any], variant: dict[str, Any], pinned: list[dict[str, Any]]) -> str:
-    for block in [*reversed(pinned), variant, model]:
+def _image(blocks: list[dict[str, Any]]) -> str:
+    for block in blocks:
         image = block.get("docker_image")
         if isinstance(image, dict):
             image = next((image[key] for key in HARDWARE if key in image), None)

@@ -7,9 +7,8 @@ from pathlib import Path
 
 from spark_cluster.errors import UsageError
 from spark_cluster.importers.files import read_file
-from spark_cluster.importers.importer import Choice, no_choice
+from spark_cluster.importers.importer import Choice, Imported, no_choice
 from spark_cluster.importers.recipe_text import write
-from spark_cluster.importers.result import Imported
 from spark_cluster.loader import registries as known
 from spark_cluster.registries.snapshot import ours_renamed
 

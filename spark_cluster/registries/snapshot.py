@@ -19,9 +19,8 @@ from spark_cluster.config.registries import Registry
 from spark_cluster.config.yamlfile import load
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
 from spark_cluster.importers.files import read_file
+from spark_cluster.importers.importer import Imported, Source
 from spark_cluster.importers.recipe_text import write
-from spark_cluster.importers.result import Imported
-from spark_cluster.importers.source import Source
 from spark_cluster.loader import registries as known
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from program import invoke
 
-from spark_cluster.cli.recipe_list import headlines
+from spark_cluster.cli.recipes import headlines
 from spark_cluster.config.parallelism import TensorParallel
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.loader.project import Project

@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from spark_cluster.config.launch import Volume
 from spark_cluster.errors import UsageError
 from spark_cluster.importers.commandline import parse, read
+from spark_cluster.importers.importer import Source
 from spark_cluster.importers.vllm_flags import kinds
+
+
+def what(source: Source) -> list[str]:
+    return [left.what for left in source.left_out]
 
 
 def args_of(flags: str) -> dict[str, Any]:
@@ -241,14 +246,14 @@ class TestDocker:
     def test_variables_of_the_shell_before_the_command(self) -> None:
         reading = read("export HF_TOKEN=x\nA=1 docker run -e A -e HF_TOKEN -e B img vllm serve m")
         assert reading.launch.env == {"A": "1", "HF_TOKEN": "x"}
-        assert reading.left_out == ["-e B: its value is in the shell that runs it"]
+        assert what(reading) == ["-e B: its value is in the shell that runs it"]
 
     def test_variables_of_a_plain_serve(self) -> None:
         assert parse("export A=1\nB=2 vllm serve m").env == {"A": "1", "B": "2"}
 
     def test_what_stands_around_is_reported(self) -> None:
         reading = read("docker pull img\ndocker run img vllm serve m | tee log")
-        assert reading.left_out == ["command `docker pull img`", "command `tee log`"]
+        assert what(reading) == ["command `docker pull img`", "command `tee log`"]
 
     def test_the_official_image_with_vllm_serve_is_noted(self) -> None:
         (note,) = read("docker run vllm/vllm-openai:v0.20.0 vllm serve m").notes
@@ -390,7 +395,7 @@ def test_a_secret_is_in_nothing_that_is_reported() -> None:
         "HF_TOKEN=sEcReT hf login --token sEcReT; docker exec -e T=sEcReT c "
         "vllm serve m --new-token sEcReT"
     )
-    assert "sEcReT" not in " ".join([*reading.left_out, *reading.notes])
+    assert "sEcReT" not in " ".join([*what(reading), *reading.notes])
 
 
 def test_the_launcher_of_spark_vllm_docker() -> None:
@@ -399,7 +404,7 @@ def test_the_launcher_of_spark_vllm_docker() -> None:
     )
     assert reading.launch.image == "vllm-node-tf5"
     assert reading.launch.env == {"A": "1", "B": "2"}
-    assert reading.left_out == ["launch-cluster.sh --solo"]
+    assert what(reading) == ["launch-cluster.sh --solo"]
 
 
 NAMES = {

@@ -12,9 +12,8 @@ from ruamel.yaml import YAML
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers.files import read_file
-from spark_cluster.importers.importer import Choice
+from spark_cluster.importers.importer import Choice, Imported
 from spark_cluster.importers.recipe_text import write
-from spark_cluster.importers.result import Imported
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 

@@ -17,9 +17,8 @@ from spark_cluster.config.recipe_schema import Drafter, FromLaptop
 from spark_cluster.config.schema import parse as checked
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers.commandline import parse
+from spark_cluster.importers.importer import Imported, Source
 from spark_cluster.importers.recipe_text import DEFAULT_IMAGES, slug, write
-from spark_cluster.importers.result import Imported
-from spark_cluster.importers.source import Source
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 

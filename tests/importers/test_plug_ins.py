@@ -165,10 +165,10 @@ def test_ours_cannot_be_taken(file: Path, install: Install) -> None:
 def test_a_text_file(install: Install, tmp_path: Path) -> None:
     """Files that are not YAML; a package is asked before a command line is looked for in it."""
     code = (
-        "from spark_cluster.importers.command_file import read_text\n"
+        "from spark_cluster.importers.commandline import read\n"
         "class Y:\n    name = 'an rc file'\n"
         "    def recognises(self, given): return given.text.startswith('#!rc')\n"
-        "    def read(self, given, choice): return read_text(given.text.split('\\n', 1)[1])\n"
+        "    def read(self, given, choice): return read(given.text.split('\\n', 1)[1])\n"
         "X = Y()\n"
     )
     install("rc", code, {"rc": "rc:X"})
