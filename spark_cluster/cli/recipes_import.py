@@ -15,13 +15,14 @@ import click
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.hub_option import hub, offline_option
-from spark_cluster.cli.imported_model import about_model
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.importers.importer import Choice
     from spark_cluster.importers.result import Imported
     from spark_cluster.importers.source import Source
+    from spark_cluster.loader.project import Project
+    from spark_cluster.models.hub import Hub
 
 _STDIN = "standard input"
 _LARGEST = 2 << 20
@@ -275,3 +276,20 @@ def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> No
         table.add_row(what, painted(where, "dim"))
     app.console.print()
     app.console.print(table)
+
+
+def about_model(path: Path, project: Project, hub: Hub) -> str:
+    """Return one line about the model of a recipe; what is read of it is kept for `plan`."""
+    from spark_cluster.loader.recipes import load_recipe
+    from spark_cluster.models.memory import GIB
+    from spark_cluster.planning.speed.of_recipe import serving_of
+
+    try:
+        recipe = load_recipe(path, project)
+        serving = serving_of(recipe, recipe.tensor_parallel.min, project.folder, hub=hub)
+        weights = serving.weights
+    except SparkClusterError as error:
+        return f"the model's size is not known: {error.message}"
+    source = "counted from its tensors" if weights.counted else "computed from its shape"
+    size = weights.memory_bytes() / GIB
+    return f"{recipe.model.name}: {serving.quantization}, {size:.1f} GiB of weights ({source})"

@@ -10,7 +10,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.config.model_kind import RUNGS
 
 if TYPE_CHECKING:
@@ -31,9 +31,10 @@ def show_recipe(
 ) -> None:
     """Show the recipe, the command line for `tp` nodes, and what is known of it."""
     console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description), soft_wrap=True)
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    label = ("label",)
+    table = plain_table(
+        "label", "value", dim=label, whole=label, fold=("value",), header=False, wide=True
+    )
     for title, text in (*_facts(recipe, speeds), *_evidence(speeds, others)):
         table.add_row(title, text)
     console.print(table)
