@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import string
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_cluster.cli.visible import visible
 
@@ -75,19 +75,40 @@ def mark(verdict: str) -> Text:
     return painted(*_MARKS[verdict])
 
 
-def plain_table(*titles: str, right: Iterable[str] = (), **options: Any) -> Table:
+def plain_table(
+    *titles: str,
+    right: Iterable[str] = (),
+    whole: Iterable[str] = (),
+    fold: Iterable[str] = (),
+    dim: Iterable[str] = (),
+    header: bool = True,
+    wide: bool = False,
+) -> Table:
     """Return an empty table as all commands show theirs: without lines, with bold titles.
 
     Args:
         titles: of the columns.
-        right: those whose values stand at the right, as numbers do.
-        options: of rich's Table.
+        right: the columns whose values stand at the right, as numbers do.
+        whole: those that are never wrapped.
+        fold: those in which a word that is too long goes on in the next line, uncut.
+        dim: those in dim style, such as labels.
+        header: show the titles.
+        wide: leave two blanks after each column.
     """
     from rich.table import Table
 
-    found = Table(box=None, pad_edge=False, header_style="bold", **options)
+    padding = (0, 2, 0, 0) if wide else (0, 1)
+    found = Table(
+        box=None, pad_edge=False, header_style="bold", show_header=header, padding=padding
+    )
     for title in titles:
-        found.add_column(title, justify="right" if title in right else "left")
+        found.add_column(
+            title,
+            justify="right" if title in right else "left",
+            no_wrap=title in whole,
+            overflow="fold" if title in fold else "ellipsis",
+            style="dim" if title in dim else None,
+        )
     return found
 
 

@@ -9,10 +9,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.live import Live
-from rich.table import Table
 from rich.text import Text
 
-from spark_cluster.cli.console import mark, painted, styled
+from spark_cluster.cli.console import mark, painted, plain_table, styled
 from spark_cluster.cli.results import Recap, Tally
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.visible import visible
@@ -240,11 +239,8 @@ def _short(value: Any) -> str:
 
 def recap(console: Console, counted: Recap, seconds: float, *, check: bool) -> None:
     """The closing table."""
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("node")
-    changed = "would change" if check else "changed"
-    for title in ("ok", changed, "unknown", "failed", "skipped"):
-        table.add_column(title, justify="right")
+    counts = ("ok", "would change" if check else "changed", "unknown", "failed", "skipped")
+    table = plain_table("node", *counts, right=counts)
     for node, tally in counted.nodes.items():
         table.add_row(node, *_cells(tally))
     console.print()

@@ -9,7 +9,7 @@ import click
 
 from spark_cluster.cli import process_start
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import joined, mark, painted, styled
+from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
@@ -106,13 +106,8 @@ def _question(recipe: Recipe | None) -> Probe:
 
 
 def _show(app: App, diagnosis: Diagnosis, seconds: float) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("")
-    table.add_column("check", no_wrap=True)
-    table.add_column("node", no_wrap=True)
-    table.add_column("found", overflow="fold")
+    titles = ("", "check", "node", "found")
+    table = plain_table(*titles, whole=("check", "node"), fold=("found",), wide=True)
     shown = [f for f in diagnosis.results if app.verbose or f.status != "ok"]
     for result in shown:
         style = "dim" if result.status == "ok" else None

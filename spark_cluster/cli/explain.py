@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, painted, styled
+from spark_cluster.cli.console import mark, painted, plain_table, styled
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -50,10 +50,7 @@ def command(app: App, files: tuple[str, ...], about: str | None) -> None:
     from spark_cluster.logs import reading
 
     explanation = explain(reading.sources(files, short=not app.as_json))
-    if app.as_json:
-        app.print_json(explanation.to_dict())
-    else:
-        _show(app, explanation)
+    app.show(explanation, _show)
 
 
 def _about(app: App, name: str) -> None:
@@ -74,12 +71,7 @@ def _about(app: App, name: str) -> None:
 
 
 def _list(app: App, known: Mapping[str, Issue]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column()
-    table.add_column(no_wrap=True)
-    table.add_column()
+    table = plain_table("sign", "id", "title", whole=("id",), header=False, wide=True)
     for issue in known.values():
         table.add_row(mark(issue.severity), issue.id, issue.title)
     app.console.print(table)
@@ -131,13 +123,10 @@ def _show_next(app: App, explanation: Explanation) -> None:
 
 
 def _show_start(app: App, explanation: Explanation) -> None:
-    from rich.table import Table
-
     if explanation.facts:
-        table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column(no_wrap=True)
-        table.add_column(style="dim", no_wrap=True)
-        table.add_column()
+        whole = ("sign", "name")
+        titles = (*whole, "fact")
+        table = plain_table(*titles, whole=whole, dim=("name",), header=False, wide=True)
         for name, fact in explanation.facts.items():
             table.add_row(mark("ok"), name, fact)
         app.console.print(table)

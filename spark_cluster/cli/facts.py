@@ -7,11 +7,10 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted
+from spark_cluster.cli.console import painted, plain_table
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
+    from spark_cluster.cli.results import FactsResult
     from spark_cluster.facts.model import Gpu
     from spark_cluster.topology import Node
 
@@ -21,20 +20,13 @@ if TYPE_CHECKING:
 def command(app: App) -> None:
     """Show the facts of each node: system, memory, GPU, ConnectX-7 links, Docker."""
     app.connect_early()
-    found = app.cluster.facts()
-    if app.as_json:
-        app.print_json(found.to_dict())
-    else:
-        _show(app, found.nodes)
+    app.show(app.cluster.facts(), _show)
 
 
-def _show(app: App, nodes: Sequence[Node]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column("")
-    for node in nodes:
-        table.add_column(node.name, overflow="fold")
+def _show(app: App, found: FactsResult) -> None:
+    nodes = found.nodes
+    names = [node.name for node in nodes]
+    table = plain_table("", *names, fold=names)
     columns = [_rows(node) for node in nodes]
     for name in columns[0]:
         values = [column[name] for column in columns]

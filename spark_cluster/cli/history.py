@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import styled
+from spark_cluster.cli.console import plain_table, styled
 from spark_cluster.cli.results import NodeError
 from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import Failed, SparkClusterError
@@ -220,13 +220,8 @@ def _when(seconds: float | None) -> str:
 
 
 def _show_runs(app: App, found: Answers) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("run", "when", *found):
-        table.add_column(title, no_wrap=True)
-    for title in ("who", "command"):
-        table.add_column(title, overflow="fold")
+    short, long = ("run", "when", *found), ("who", "command")
+    table = plain_table(*short, *long, whole=short, fold=long)
     listed = runs(found)
     for run in listed:
         counts = [_count(run.nodes.get(name)) for name in found]

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import plain_table
 from spark_cluster.cli.groups import Group
 from spark_cluster.cli.visible import visible
 
@@ -34,15 +35,13 @@ def add(app: App, name: str) -> None:
     from datetime import UTC, datetime
 
     from spark_cluster.engine import named_keys
-    from spark_cluster.runner.options import Options
 
     named_keys.check_name(name)
     key = named_keys.new_key()
     day = datetime.now(UTC).date().isoformat()
     head = [app.inventory.head]
-    with app.play(f"keys add {name}", head, Options(), gather_facts=False) as run:
+    with app.play(f"keys add {name}", head, gather_facts=False) as run:
         named_keys.add(run.open(), name, key, day)
-        run.finish()
     if app.as_json:
         app.print_json({"name": name, "key": key, "added": day})
     else:
@@ -72,11 +71,7 @@ def list_(app: App) -> None:
 
 
 def _show(app: App, found: list[NamedKey]) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("name", "added", "in force"):
-        table.add_column(title)
+    table = plain_table("name", "added", "in force")
     for key in found:
         kept = "yes" if key.kept else "until the proxy restarts"
         table.add_row(key.name, key.added, kept if key.in_force else "no")
@@ -89,12 +84,10 @@ def _show(app: App, found: list[NamedKey]) -> None:
 def revoke(app: App, name: str) -> None:
     """Refuse a key from now on; requests that were begun with it go on."""
     from spark_cluster.engine import named_keys
-    from spark_cluster.runner.options import Options
 
     head = [app.inventory.head]
-    with app.play(f"keys revoke {name}", head, Options(), gather_facts=False) as run:
+    with app.play(f"keys revoke {name}", head, gather_facts=False) as run:
         named_keys.revoke(run.open(), name)
-        run.finish()
     if app.as_json:
         app.print_json({"name": name, "revoked": True})
     else:

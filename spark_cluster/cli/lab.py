@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
-from dataclasses import replace
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.cli import lab_gpu
+from spark_cluster.cli.app import App
 from spark_cluster.cli.groups import Group
-from spark_cluster.cli.lab_output import Clock, say
 from spark_cluster.errors import UsageError
 from spark_cluster.lab import Lab, documents
+from spark_cluster.lab.documents import GpuLabStatus
+from spark_cluster.lab.gpu import GpuLab
 from spark_cluster.lab.gpu.layout import MAX_NODES as GPU_NODES
 from spark_cluster.lab.layout import DEFAULT_NODES
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
+INVENTORIES = {1: "lab-gpu", 2: "lab-gpus"}
+"""Those that ship, by the number of nodes."""
 
 
 @click.group(cls=Group)
@@ -58,7 +69,7 @@ def up(
     """Boot the nodes; the first time, build what they need."""
     clock = Clock()
     if gpus:
-        lab_gpu.up(nodes, shares, clock, share_gpu=share_gpu, fresh=fresh)
+        _gpus_up(nodes, shares, clock, share_gpu=share_gpu, fresh=fresh)
         return
     if shares or share_gpu:
         raise UsageError("--share and --share-gpu are for nodes with a GPU", hint="add --gpus")
@@ -78,7 +89,7 @@ def up(
 def down(wipe: bool, gpus: bool) -> None:
     """Switch all nodes off, simulated ones and those with a GPU, and remove their networks."""
     clock = Clock()
-    changed = lab_gpu.down(clock, wipe=wipe)
+    changed = _gpus_down(clock, wipe=wipe)
     if not gpus:
         changed = Lab.default().down(wipe=wipe, progress=clock) or changed
     text = "the lab is down" if changed else "the lab was down already"
@@ -89,7 +100,7 @@ def down(wipe: bool, gpus: bool) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
 def status(as_json: bool) -> None:
     """Show what is up."""
-    found = replace(Lab.default().status(), gpus=lab_gpu.status())
+    found = replace(Lab.default().status(), gpus=GpuLab.default().status())
     lines = [f"lab: {found.state}  ({found.directory})"]
     lines += [f"  {node.name}  {node.address}  {node.state}" for node in found.nodes]
     missing = [name for name, ready in found.prepared.items() if not ready]
@@ -98,7 +109,7 @@ def status(as_json: bool) -> None:
     if found.not_possible:
         lines.append(f"  not possible here: {found.not_possible}")
     if found.gpus and found.gpus.state != "down":
-        lines += lab_gpu.lines(found.gpus)
+        lines += _gpu_lines(found.gpus)
     say(found, "\n".join(lines), as_json=as_json)
 
 
@@ -200,3 +211,57 @@ def ssh(node: str, words: tuple[str, ...]) -> None:
     """Log in to NODE, or run a command there."""
     argv = Lab.default().node(node).ssh_command(" ".join(words) if words else ())
     sys.exit(subprocess.run(argv, check=False).returncode)  # the user's terminal goes along
+
+
+def _gpus_up(
+    nodes: int | None, shares: Sequence[Path], clock: Clock, *, share_gpu: bool, fresh: bool
+) -> None:
+    """Carry `lab up --gpus` out, and print what is up."""
+    lab = GpuLab.default()
+    changed = lab.up(nodes, shares=shares, share_gpu=share_gpu, fresh=fresh, progress=clock)
+    found = lab.status()
+    if changed:
+        clock("the lab of GPUs is up")
+        text = "\n".join(_gpu_lines(found)[1:])
+    else:
+        text = f"the lab of GPUs is up already: {', '.join(node.name for node in found.nodes)}"
+    say(found, text, changed=changed)
+
+
+def _gpus_down(clock: Clock, *, wipe: bool) -> bool:
+    """Switch the nodes with a GPU off; returns whether anything was there."""
+    return GpuLab.default().down(wipe_disks=wipe, progress=clock)
+
+
+def _gpu_lines(found: GpuLabStatus) -> list[str]:
+    """Return the lines of a status: the lab, its nodes, and how to use them."""
+    shown = [f"lab of GPUs: {found.state}  ({found.directory})"]
+    shown += [f"  {node.name}  {node.address}  {node.state}  {node.gpu}" for node in found.nodes]
+    name = INVENTORIES.get(len(found.nodes), found.inventory)
+    return [*shown, f"  spark-cluster -i {name} facts"] if found.nodes else shown
+
+
+class Clock:
+    """Progress lines with the seconds since the start, on standard error."""
+
+    def __init__(self) -> None:
+        self.started = time.monotonic()
+
+    def __call__(self, text: str) -> None:
+        click.echo(f"[{time.monotonic() - self.started:6.1f} s] {text}", err=True)
+
+
+def wants_json(here: bool = False) -> bool:
+    """Return whether --json was given, to the command or to the program."""
+    app = click.get_current_context().find_object(App)
+    return here or (app is not None and app.as_json)
+
+
+def say(document: DataclassInstance, text: str, *, as_json: bool = False, **more: bool) -> None:
+    """Print one result, for people or as a JSON document.
+
+    Args:
+        more: keys of the JSON document next to those of `document`.
+    """
+    found = {**asdict(document), **more}
+    click.echo(json.dumps(found, indent=2) if wants_json(as_json) else text)

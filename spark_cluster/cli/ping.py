@@ -22,10 +22,7 @@ def command(ctx: click.Context) -> None:
     """
     app: App = ctx.obj
     found = app.cluster.ping()
-    if app.as_json:
-        app.print_json(found.to_dict())
-    else:
-        _show(app, found)
+    app.show(found, _show)
     if not found.ok:
         ctx.exit(max(error.exit_code for error in found.errors.values()))
 

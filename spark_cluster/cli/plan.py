@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, cast
 import click
 
 from spark_cluster.cli.app import App, allowing
+from spark_cluster.cli.console import mark, painted, plain_table, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.override_options import overriding, with_port
 from spark_cluster.cli.recipes_to_serve import (
@@ -19,20 +20,23 @@ from spark_cluster.cli.recipes_to_serve import (
     must_be_for_all,
     serves_several,
 )
-from spark_cluster.cli.served_models import plan_models, show_plan
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from spark_cluster.cli.app import App
+    from spark_cluster.cli.terminal import Console
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.recipe import Recipe
+    from spark_cluster.engine.models import ServedModel
     from spark_cluster.facts.model import Facts
+    from spark_cluster.planning.plan import Plan
     from spark_cluster.planning.planner import Planner, Question
     from spark_cluster.planning.purpose import Purpose
     from spark_cluster.planning.room import NodeMemory
     from spark_cluster.planning.subject import Subject
-    from spark_cluster.planning.together import PlanTogether
+    from spark_cluster.planning.together import NodeTogether, Placed, PlanTogether
 
 NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"
 PURPOSES = ("latency", "throughput", "capacity")
@@ -143,22 +147,20 @@ def command(
         _advise(ctx, planner, subject, rooms, question, cast("Purpose", purpose))
         return
     plan = planner.plan(subject, rooms, question, facts)
-    if app.as_json:
-        app.print_json(plan.to_dict())
-    else:
-        from spark_cluster.cli.plan_picture import show
-
-        show(app.console, plan)
+    app.show(plan, _show)
     ctx.exit(0 if plan.feasible else 4)
 
 
 def _several(ctx: click.Context, plan: PlanTogether) -> None:
     app: App = ctx.obj
-    if app.as_json:
-        app.print_json(plan.to_dict())
-    else:
-        show_plan(app.console, plan)
+    app.show(plan, lambda app, plan: show_plan(app.console, plan))
     ctx.exit(0 if plan.feasible else 4)
+
+
+def _show(app: App, plan: Plan) -> None:
+    from spark_cluster.cli.plan_picture import show
+
+    show(app.console, plan)
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,9 +246,8 @@ def _rooms(
     from spark_cluster.engine.hub_on_node import NodeDocuments
     from spark_cluster.engine.survey import survey
     from spark_cluster.planning.room import assumed
-    from spark_cluster.runner.options import Options
 
-    with app.play("plan", app.nodes, Options(), change=False) as run:
+    with app.play("plan", app.nodes, change=False) as run:
         play = run.open()
         there = {}
         if recipe is not None:
@@ -255,7 +256,6 @@ def _rooms(
         told = launches.of_recipe(play, recipe, subject.launch.tp) if recipe is not None else None
         first = min(play.nodes, key=lambda node: not node.is_head)
         planner.look_up(subject, NodeDocuments(play.session(first)))
-        run.finish()
     missing = least - len(rooms)
     if missing > 0:
         rooms += [
@@ -282,3 +282,84 @@ def _advise(
         is_recipe = subject.launch.origin == "recipe"
         show_advice(app.console, subject.title, advice, is_recipe=is_recipe)
     ctx.exit(0 if advice.best is not None or advice.undecided else 4)
+
+
+def plan_models(
+    app: App,
+    planner: Planner,
+    models: Sequence[ServedModel],
+    question: Question,
+    *,
+    offline: bool,
+    available: float | None,
+) -> PlanTogether:
+    """Plan them next to each other, on nodes that are asked, or assumed with `offline`."""
+    from spark_cluster.planning.room import assumed
+    from spark_cluster.planning.together import Placed, plan_together
+
+    if offline:
+        spark = assumed(1, available)[0]
+        placed = [
+            Placed(model.subject, replace(spark, name=model.node), on_request=model.on_request)
+            for model in models
+        ]
+    else:
+        placed = _asked(app, planner, models)
+    return plan_together(planner, placed, question)
+
+
+def _asked(app: App, planner: Planner, models: Sequence[ServedModel]) -> list[Placed]:
+    from spark_cluster.engine.copies.stored import stored_models
+    from spark_cluster.engine.hub_on_node import NodeDocuments
+    from spark_cluster.engine.models import placed
+
+    with app.play("plan", app.nodes, change=False) as run:
+        play = run.open()
+        stored = [stored_models(play, model.recipe, play.nodes) for model in models]
+        there = [s.there(m.recipe.model.name) for s, m in zip(stored, models, strict=True)]
+        found = placed(play, models, there)
+        for one in found:
+            planner.look_up(one.subject, NodeDocuments(play.session(play.head)))
+    return found
+
+
+def show_plan(console: Console, plan: PlanTogether) -> None:
+    """Show the sum of each node, then each model's own plan."""
+    from spark_cluster.cli.plan_picture import show
+
+    verdict = styled("{} [bold green]go[/]", mark("ok"))
+    if not plan.feasible:
+        verdict = styled("{} [bold red]no-go[/]", mark("fail"))
+    names = ", ".join(one.title for one in plan.plans)
+    console.print(
+        verdict + styled("  [bold]{} models next to each other[/]: {}", len(plan.plans), names)
+    )
+    for reason in (*plan.reasons, *plan.obstacles):
+        console.print(styled("  {}", reason), soft_wrap=True)
+    for node in plan.nodes:
+        console.print()
+        _show_node(console, node)
+    if plan.on_request:
+        each = ", ".join(f"{one.title} {one.reserved_gib:.1f} GiB" for one in plan.on_request)
+        largest = "; the largest of them is above" if len(plan.on_request) > 1 else ""
+        console.print(f"loaded on request: {each}{largest}", soft_wrap=True)
+    for one in plan.plans:
+        console.print(painted("\n" + "─" * 78, "dim"))
+        show(console, one)
+
+
+def _show_node(console: Console, node: NodeTogether) -> None:
+    name, gib = (node.room.name,), ("GiB",)
+    table = plain_table(*name, *gib, fold=name, right=gib, whole=gib, wide=True)
+    table.add_row("available", f"{node.room.available_gib:.1f}")
+    for one in node.models:
+        table.add_row(one.title, f"-{one.reserved_gib:.1f}")
+    kept, count = node.margins, len(node.models)
+    in_addition = f"taken by {count} servers in addition, {kept.outside_gib:g} each"
+    table.add_row(in_addition, f"-{kept.outside_gib * count:.1f}")
+    style = "green" if not node.reason else "red"
+    table.add_row(
+        painted(f"left (the system keeps {kept.reserve_gib:g})", style),
+        painted(f"{node.left_gib:.1f}", style),
+    )
+    console.print(table)

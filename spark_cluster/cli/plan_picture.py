@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 from rich.text import Text
 
-from spark_cluster.cli.console import joined, mark, painted, styled
+from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
 from spark_cluster.config.engines import dialect
 from spark_cluster.config.overrides import text
 from spark_cluster.planning.speed.estimate import SHOWN_FROM, range_text
@@ -92,9 +92,10 @@ def _legend(fit: Fit) -> Text:
 
 def _figures(plan: Plan) -> Table:
     fit, speed = plan.fit, plan.speed
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    label = ("label",)
+    table = plain_table(
+        "label", "value", dim=label, whole=label, fold=("value",), header=False, wide=True
+    )
     table.add_row("memory", _share(fit))
     table.add_row("KV cache", _cache(fit))
     if fit.reasons:
@@ -216,10 +217,8 @@ def _basis(plan: Plan) -> str:
 def _issues(console: Console, plan: Plan) -> None:
     if not plan.issues:
         return
-    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
-    table.add_column(no_wrap=True)
-    table.add_column(overflow="fold")
+    whole = ("sign", "id")
+    table = plain_table(*whole, "text", whole=whole, fold=("text",), header=False, wide=True)
     for issue in plan.issues:
         text = joined([painted(issue.found), painted(issue.fix, "cyan")])
         table.add_row(mark(issue.severity), issue.id, text)

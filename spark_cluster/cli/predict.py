@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.groups import Group
 from spark_cluster.cli.hub_option import hub, offline_option
@@ -258,14 +258,10 @@ def _drafted(
 def _show(
     app: App, document: dict[str, Any], found: tuple[Decode, Prefill, Speculative | None]
 ) -> None:
-    from rich.table import Table
-
     plain, first, drafted = found
     many, prompt = document["concurrency"], document["prompt"]
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("")
-    for title in ("expected", "low", "high", "roofline"):
-        table.add_column(title, justify="right")
+    titles = ("expected", "low", "high", "roofline")
+    table = plain_table("", *titles, right=titles, wide=True)
 
     def row(title: str, estimate: Estimate, digits: int = 1) -> None:
         values = (estimate.expected, estimate.low, estimate.high, estimate.roofline)

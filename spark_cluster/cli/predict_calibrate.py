@@ -8,17 +8,19 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.bench.fabric_record import FabricRecord, is_fabric, load_fabric
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted, styled
-from spark_cluster.cli.predict_link import measured_link, split
-from spark_cluster.cli.predict_logs import memory_accounts, split_logs
+from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.predict_options import served_by
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Failed, UsageError
+from spark_cluster.logs.memory_account import ANCHORS, MemoryAccount, account_in
+from spark_cluster.logs.reading import Reader, of_file
 from spark_cluster.planning.calibrate import Calibration, Point, is_read_bound
-from spark_cluster.planning.link import fitted
+from spark_cluster.planning.link import MeasuredLink, fitted
 from spark_cluster.planning.runs import read_runs
-from spark_cluster.planning.runtime_memory import UNFITTED, with_runtime
+from spark_cluster.planning.runtime_memory import UNFITTED, implausible, with_runtime
+from spark_cluster.planning.speed import allreduce
 from spark_cluster.planning.speed.constants import CALIBRATION, Constants
 from spark_cluster.planning.speed.serving import Serving
 
@@ -31,6 +33,8 @@ UNITS = {
     "runtime_gib": "GiB",
 }
 """Of constants that are times; the others are shares of the bandwidth, or 10^12 operations/s."""
+
+ENDINGS = (".log", ".log.gz")
 
 
 def calibration(
@@ -124,11 +128,8 @@ def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None
 
 def show_fit(app: App, found: Calibration, left_out: Sequence[str]) -> None:
     """Print the constants, the errors before and after, and what does not fit."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title, side in (("constant", "left"), ("was", "right"), ("is", "right"), ("", "left")):
-        table.add_column(title, justify="right" if side == "right" else "left", overflow="fold")
+    titles = ("constant", "was", "is", "")
+    table = plain_table(*titles, right=("was", "is"), fold=titles, wide=True)
     before, after = Constants().to_dict(), found.constants.to_dict()
     for name in found.fitted:
         was, now = f"{before[name]:.3g}", f"{after[name]:.3g}"
@@ -170,3 +171,76 @@ def _show_errors(app: App, found: Calibration) -> None:
             "at it before you rely on the fit",
             soft_wrap=True,
         )
+
+
+def split(results: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return the results of `bench fabric`, and the others."""
+    links = tuple(path for path in results if is_fabric(path))
+    return links, tuple(path for path in results if path not in links)
+
+
+def measured_link(paths: Sequence[Path]) -> tuple[MeasuredLink | None, list[str]]:
+    """Return the link of the last result that tells of one, and why others do not.
+
+    Raises:
+        UsageError: there is no such file.
+        InvalidFile: a file is no result of `bench fabric`.
+    """
+    found, left_out = None, []
+    for path in paths:
+        record = load_fabric(path)
+        link = _link(record)
+        if link is None:
+            left_out.append(f"{shown(path)}: {_why_not(record)}")
+        else:
+            found = link
+    return found, left_out
+
+
+def _link(record: FabricRecord) -> MeasuredLink | None:
+    """Return a record's link as that of two nodes, however many it was measured between."""
+    token, chunk = record.of_use("one token"), record.of_use("prefill chunk")
+    if record.backend != "nccl" or token is None or chunk is None:
+        return None
+    nodes = len(record.nodes)
+    one = allreduce.exchanges(nodes)
+    return MeasuredLink(
+        latency_us=token.latency_us / one,
+        low_us=min(token.values_us, default=token.latency_us) / one,
+        high_us=max(token.values_us, default=token.latency_us) / one,
+        bytes_s=allreduce.carried(nodes) * chunk.bytes / chunk.latency_us * 1e6,
+    )
+
+
+def _why_not(record: FabricRecord) -> str:
+    if record.backend != "nccl":
+        return "measured with gloo on CPUs"
+    return "the message sizes of its model were not measured"
+
+
+def split_logs(results: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
+    """Return the logs, and the others."""
+    logs = tuple(path for path in results if path.name.endswith(ENDINGS))
+    return logs, tuple(path for path in results if path not in logs)
+
+
+def memory_accounts(paths: Sequence[Path]) -> tuple[list[MemoryAccount], list[str]]:
+    """Return what servers logged of their memory, and why others tell nothing.
+
+    Raises:
+        InvalidFile: a log cannot be read, or is no text.
+    """
+    found, left_out = [], []
+    for path in paths:
+        reader = Reader(of_file(str(path)), ANCHORS)
+        account = account_in(candidate.text for candidate in reader.candidates())
+        if account is None:
+            left_out.append(
+                f'{shown(path)}: no line "Actual usage is ..."; vLLM logs none where the cache is '
+                "given in bytes"
+            )
+        elif why := implausible(account):
+            left_out.append(f"{shown(path)}: {why}")
+        else:
+            found.append(account)
+    return found, left_out

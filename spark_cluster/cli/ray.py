@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App, allowing, changing, leave_with
-from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.groups import Group
 from spark_cluster.cli.serving_options import ending_jobs, local_port
 from spark_cluster.cli.visible import coloured, lines_of, visible
@@ -271,8 +271,6 @@ def _show_up(app: App, found: RayUpResult) -> None:
 
 def _show(app: App, found: RayStatus) -> None:
     """Print the state, the nodes, the jobs that run, and the GPU memory."""
-    from rich.table import Table
-
     from spark_cluster.cli.vram import table
 
     colours = {"running": "green", "stopped": "dim", "degraded": "yellow", "failed": "red"}
@@ -283,10 +281,7 @@ def _show(app: App, found: RayStatus) -> None:
     state = painted(found.state, f"bold {colours[found.state]}")
     console.print(styled("{}  [dim]{}[/]", state, ", ".join(parts)), soft_wrap=True)
     if found.state != "stopped":
-        nodes = Table(box=None, pad_edge=False, header_style="bold")
-        for title in ("node", "address", "Ray"):
-            nodes.add_column(title)
-        nodes.add_column("GPUs", justify="right")
+        nodes = plain_table("node", "address", "Ray", "GPUs", right=("GPUs",))
         for node in found.nodes:
             alive = "alive" if node.alive else "missing"
             nodes.add_row(node.name, node.address, alive, f"{node.gpus:g}")
@@ -303,16 +298,10 @@ def _show(app: App, found: RayStatus) -> None:
 
 
 def _show_jobs(app: App, jobs: Iterable[Job]) -> None:
-    from rich.table import Table
-
     colours = {"SUCCEEDED": "green", "FAILED": "red", "RUNNING": "cyan"}
-    result = Table(box=None, pad_edge=False, header_style="bold")
-    result.add_column("job", overflow="fold")
-    result.add_column("state", no_wrap=True)
-    result.add_column("started", no_wrap=True)
-    result.add_column("took", justify="right", no_wrap=True)
-    result.add_column("exit", justify="right", no_wrap=True)
-    result.add_column("command", overflow="fold")
+    short = ("state", "started", "took", "exit")
+    long = ("job", "command")
+    result = plain_table("job", *short, "command", whole=short, right=short[2:], fold=long)
     for job in jobs:
         code = "" if job.exit_code is None else str(job.exit_code)
         state = painted(job.status.lower(), colours.get(job.status, "yellow"))

@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import joined, mark, painted, styled
+from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
 from spark_cluster.cli.groups import Group
 from spark_cluster.cli.override_options import overriding
 from spark_cluster.cli.predict_options import too_large
@@ -306,10 +306,8 @@ def _table(
     rows: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int], *, wide: bool
 ) -> Table:
     """Return the list; a wide one has each recipe's model below its name, and its sizes."""
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("recipe", no_wrap=True)
-    for title in ("weights", *(["TP"] if wide else []), "expected\ntok/s", "measured\ntok/s"):
-        table.add_column(title, overflow="fold")
+    titles = ("weights", *(["TP"] if wide else []), "expected\ntok/s", "measured\ntok/s")
+    table = plain_table("recipe", *titles, whole=("recipe",), fold=titles, wide=True)
     for entry, speeds in rows:
         name = styled("{}[cyan]{}[/]", entry.name, " (yours)" if entry.own else "")
         if entry.recipe is None:

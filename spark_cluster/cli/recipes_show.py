@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.recipes import evidence, expected
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.model_kind import RUNGS
@@ -57,9 +57,10 @@ def _show(
 ) -> None:
     """Show the recipe, the command line for `tp` nodes, and what is known of it."""
     console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description), soft_wrap=True)
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(style="dim", no_wrap=True)
-    table.add_column(overflow="fold")
+    label = ("label",)
+    table = plain_table(
+        "label", "value", dim=label, whole=label, fold=("value",), header=False, wide=True
+    )
     for title, text in (*_facts(recipe, speeds), *_evidence(speeds, others)):
         table.add_row(title, text)
     console.print(table)

@@ -17,7 +17,6 @@ from spark_cluster.runner.events import NodeFailed, Note, Result
 from spark_cluster.runner.parallel import in_parallel
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.run import Run
     from spark_cluster.runner.events import Bus
     from spark_cluster.runner.play import Play
     from spark_cluster.runner.session import Session
@@ -45,40 +44,23 @@ class Left:
     why: str
 
 
-@dataclass(frozen=True)
+@dataclass
 class RevertedNode:
     """The result of a revert on one node.
 
     Attributes:
         of: full id of the run; null when it changed nothing there.
+        reverted: what was reverted, or in check mode would be.
+        left: all that stays as the run left it.
         continued: the revert of the same run that was killed and that this one continued.
         error: why nothing was reverted.
     """
 
-    of: str | None
-    reverted: list[Reverted]
-    left: list[Left]
-    continued: str | None
-    error: str | None
-
-
-@dataclass
-class NodeRevert:
-    """The result of a revert on one node.
-
-    Attributes:
-        of: full id of the run; empty when it changed nothing there.
-        paths: what was reverted, or in check mode would be.
-        left: (what, why) of all that stays as the run left it.
-        continued: the run of a revert that was killed, which this one has continued.
-        error: why nothing was reverted.
-    """
-
-    of: str = ""
-    paths: list[Result] = field(default_factory=list)
-    left: list[tuple[str, str]] = field(default_factory=list)
-    continued: str = ""
-    error: SparkClusterError | None = None
+    of: str | None = None
+    reverted: list[Reverted] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    continued: str | None = None
+    error: str | None = None
 
 
 @click.command()
@@ -100,75 +82,61 @@ def command(app: App, run_id: str, check: bool, diff: bool, exit_code: bool) -> 
     options = Options(check=check, diff=diff)
     with app.play(f"revert {run_id}", app.nodes, options, gather_facts=False) as run:
         play = run.open(fail_fast=False)
-        done = revert(play, run_id)
-        errors = {**play.out, **{n: d.error for n, d in done.items() if d.error is not None}}
-        first = next(iter(errors.values()), None)
-        run.finish(str(first or ""))
+        nodes, refused = revert(play, run_id)
+        errors = {**play.out, **refused}
+        run.finish(str(next(iter(errors.values()), "")))
+    for name, error in play.out.items():
+        nodes.setdefault(name, RevertedNode(error=error.message))
     if app.as_json:
-        app.print_json(_document(run, done, {n: str(e.message) for n, e in errors.items()}))
+        documents = {name: dataclasses.asdict(node) for name, node in nodes.items()}
+        app.print_json(run.to_dict(ok=not errors, run=run.id, nodes=documents))
     else:
-        _show(app, done)
+        _show(app, nodes)
     if errors:
         sys.exit(max(error.exit_code for error in errors.values()))
     leave_with(run, exit_code=exit_code)
 
 
-def _document(run: Run, done: dict[str, NodeRevert], errors: dict[str, str]) -> dict[str, Any]:
-    nodes = {
-        name: RevertedNode(
-            of=found.of or None,
-            reverted=[
-                Reverted(r.resource.partition(":")[2], dict(r.changes), r.diff) for r in found.paths
-            ],
-            left=[Left(what, why) for what, why in found.left],
-            continued=found.continued or None,
-            error=errors.get(name),
-        )
-        for name, found in done.items()
-    }
-    for name in errors.keys() - nodes.keys():
-        nodes[name] = RevertedNode(None, [], [], None, errors[name])
-    documents = {name: dataclasses.asdict(node) for name, node in nodes.items()}
-    return run.to_dict(ok=not errors, run=run.id, nodes=documents)
-
-
-def _show(app: App, done: dict[str, NodeRevert]) -> None:
-
+def _show(app: App, nodes: dict[str, RevertedNode]) -> None:
     console = app.console
-    left = {(what, why): name for name, found in done.items() for what, why in found.left}
+    left = {one: None for node in nodes.values() for one in node.left}
     if left:
         console.print(styled("\n[bold]not reverted[/]"))
-    for what, why in left:
-        nodes = ", ".join(n for n, found in done.items() if (what, why) in found.left)
-        console.print(styled("  {}  [dim]{}  ({})[/]", what, why, nodes), soft_wrap=True)
+    for one in left:
+        names = ", ".join(name for name, node in nodes.items() if one in node.left)
+        console.print(styled("  {}  [dim]{}  ({})[/]", one.what, one.why, names), soft_wrap=True)
     app.show_recap()
 
 
-def revert(play: Play, of: str) -> dict[str, NodeRevert]:
+def revert(play: Play, of: str) -> tuple[dict[str, RevertedNode], dict[str, SparkClusterError]]:
     """Revert run `of` on the nodes of a play, in parallel: on each of them all of it or nothing.
+
+    Returns:
+        The result of each node, and the error of each on which nothing was reverted.
 
     Raises:
         Failed: the run changed nothing on any of them.
     """
     bus, options = play.bus, play.options
     wanted = {"of": of, "run": play.connections.run, "check": play.check, "diff": options.diff}
-    done = {node.name: NodeRevert() for node in play.nodes}
+    done = {node.name: RevertedNode() for node in play.nodes}
     jobs = {n: partial(_on_node, s, bus, wanted, done[n]) for n, s in play.sessions.items()}
     missing: list[dict[str, Any]] = []
+    errors: dict[str, SparkClusterError] = {}
     for name, outcome in in_parallel(jobs).items():
         if isinstance(outcome, SparkClusterError):
-            done[name].error = outcome
+            errors[name], done[name].error = outcome, outcome.message
             bus.emit(NodeFailed.of(name, outcome))
         elif "missing" in outcome:
             missing.append(outcome)
             bus.emit(Note(outcome["missing"], "info", name))
     if missing and len(missing) == len(done):
         raise Failed(missing[0]["missing"], hint=missing[0]["hint"])
-    return done
+    return done, errors
 
 
 def _on_node(
-    session: Session, bus: Bus, wanted: dict[str, Any], done: NodeRevert
+    session: Session, bus: Bus, wanted: dict[str, Any], done: RevertedNode
 ) -> dict[str, Any]:
     failed: list[Result] = []
 
@@ -179,15 +147,19 @@ def _on_node(
             return
         known = {k: event[k] for k in ("changes", "diff", "error") if k in event}
         result = Result(session.node, "revert", event["id"], event["verdict"], **known)
-        (failed if result.verdict == "failed" else done.paths).append(result)
+        if result.verdict == "failed":
+            failed.append(result)
+        else:
+            path = result.resource.partition(":")[2]
+            done.reverted.append(Reverted(path, dict(result.changes), result.diff))
         bus.emit(result)
 
     reply = session.request("revert", take, **wanted)
     if "missing" in reply:
         return reply
     done.of = reply["of"]
-    done.left = [(item["what"], item["why"]) for item in reply["left"]]
-    done.continued = reply.get("continued", "")
+    done.left = [Left(item["what"], item["why"]) for item in reply["left"]]
+    done.continued = reply.get("continued") or None
     for note in reply.get("notes", ()):
         bus.emit(Note(f"run {done.of}: {note}", "warning", session.node))
     if done.continued and not failed:

@@ -85,8 +85,7 @@ def command(
     it (up). Every step shows the command that it runs; run again, setup goes on where it stopped.
     --yes also accepts host keys that are new.
     """
-    from spark_cluster.cli.setup_asking import Asker
-    from spark_cluster.cli.setup_flow import Flow, Stopped
+    from spark_cluster.cli.setup_flow import Asker, Flow, Stopped
     from spark_cluster.cli.setup_login import Login
     from spark_cluster.cli.setup_nodes import Asked
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import mark, painted, styled
+from spark_cluster.cli.console import mark, painted, plain_table, styled
 
 if TYPE_CHECKING:
     from spark_cluster.cli.terminal import Console
@@ -32,17 +32,12 @@ def command(ctx: click.Context) -> None:
     app: App = ctx.obj
     app.connect_early()
     found = app.cluster.status()
-    if app.as_json:
-        app.print_json(found.to_dict())
-    else:
-        _show(app, found)
+    app.show(found, _show)
     if found.state in ("failed", "degraded"):
         ctx.exit(5)
 
 
 def _show(app: App, found: Status) -> None:
-    from rich.table import Table
-
     console = app.console
     verdict = painted(found.state, f"bold {STYLES[found.state]}")
     if found.model:
@@ -59,9 +54,7 @@ def _show(app: App, found: Status) -> None:
     console.print(verdict, soft_wrap=True)
     if found.access is not None:
         console.print(painted(str(found.access), "dim"), soft_wrap=True)
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    for title in ("node", "container", "state", "restarts"):
-        table.add_column(title)
+    table = plain_table("node", "container", "state", "restarts")
     for node in found.nodes:
         if not node.reachable:
             table.add_row(node.name, "", painted("unreachable", "red"), "")

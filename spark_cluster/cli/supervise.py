@@ -55,10 +55,7 @@ def status(app: App) -> None:
     head = app.inventory.head
     with app.cluster.dialer.sessions([head], "supervise") as sessions:
         found = supervision.report(sessions[head.name])
-    if app.as_json:
-        app.print_json(found.to_dict())
-    else:
-        _show(app, found)
+    app.show(found, _show)
 
 
 def _apply(

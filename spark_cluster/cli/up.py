@@ -15,9 +15,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from pathlib import Path
 
+    from rich.table import Table
+
     from spark_cluster.cli.recipes_to_serve import Changes
     from spark_cluster.cli.results import UpResult
     from spark_cluster.config.allowances import Allowances
+    from spark_cluster.engine.endpoint import Endpoint
     from spark_cluster.engine.memory_phases import MemoryOfNode
     from spark_cluster.engine.result import Served
     from spark_cluster.runner.options import Options
@@ -107,11 +110,7 @@ def show_served(
     from spark_cluster.cli.vram import table
 
     console = app.console
-    console.print()
-    console.print(table(served.now, served.peak, under_load=served.under_load))
-    for node in memory:
-        if node.planned_ready is not None:
-            console.print(painted(f"GPU memory of {node}", "dim"), soft_wrap=True)
+    _show_memory(app, table(served.now, served.peak, under_load=served.under_load), memory)
     if plot is not None:
         console.print(painted(f"memory over time: {plot}", "dim"), soft_wrap=True)
     endpoint = served.endpoint
@@ -138,9 +137,22 @@ def show_served(
     if others:
         console.print(styled("{} also verified: {}", mark("ok"), ", ".join(others)))
     console.print(painted(_versions(served.versions), "dim"), soft_wrap=True)
+    _show_way(app, endpoint)
+
+
+def _show_memory(app: App, readings: Table, memory: Iterable[MemoryOfNode]) -> None:
+    app.console.print()
+    app.console.print(readings)
+    for node in memory:
+        if node.planned_ready is not None:
+            app.console.print(painted(f"GPU memory of {node}", "dim"), soft_wrap=True)
+
+
+def _show_way(app: App, endpoint: Endpoint) -> None:
+    """Say how an endpoint is reached that only the head itself reaches."""
     if endpoint.host == "127.0.0.1" and not app.inventory.head.is_local:
         text = "it is bound to the head's loopback; from here: spark-cluster tunnel"
-        console.print(painted(text, "dim"), soft_wrap=True)
+        app.console.print(painted(text, "dim"), soft_wrap=True)
 
 
 def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> None:
@@ -148,11 +160,7 @@ def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> No
     from spark_cluster.cli.vram import table
 
     console = app.console
-    console.print()
-    console.print(table(served.now, served.peak))
-    for node in memory:
-        if node.planned_ready is not None:
-            console.print(painted(f"GPU memory of {node}", "dim"), soft_wrap=True)
+    _show_memory(app, table(served.now, served.peak), memory)
     count = len(served.parts)
     console.print(styled("\n[bold]{} models[/] at [bold cyan]{}[/]", count, served.endpoint.url))
     console.print(painted(str(served.access), "dim"), soft_wrap=True)
@@ -173,9 +181,7 @@ def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> No
             console.print(styled("  it answers: [bold]{}[/]", part.answer), soft_wrap=True)
         if part.server.on_request:
             console.print("  it is loaded when it is asked for")
-    if served.endpoint.host == "127.0.0.1" and not app.inventory.head.is_local:
-        text = "it is bound to the head's loopback; from here: spark-cluster tunnel"
-        console.print(painted(text, "dim"), soft_wrap=True)
+    _show_way(app, served.endpoint)
 
 
 def _versions(found: dict[str, Any]) -> str:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import joined, mark, painted, styled
+from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
 
 if TYPE_CHECKING:
     from spark_cluster.engine.kept_answers import ComparedSize
@@ -69,22 +69,15 @@ def command(
     found = app.cluster.verify(
         only=only, skip=skip, timeout_s=patience_s, context=context, model=model
     )
-    if app.as_json:
-        app.print_json(found.to_dict())
-    else:
-        _show(app, found)
+    app.show(found, _show)
     ctx.exit(5 if found.failed else 0)
 
 
 def _show(app: App, found: Verification) -> None:
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("")
-    table.add_column("test", no_wrap=True)
-    table.add_column("streamed", no_wrap=True)
-    table.add_column("s", justify="right", no_wrap=True)
-    table.add_column("result", overflow="fold")
+    short = ("test", "streamed", "s")
+    table = plain_table(
+        "", *short, "result", whole=short, right=("s",), fold=("result",), wide=True
+    )
     for verdict in found.verdicts:
         ran = verdict.status != "not run"
         table.add_row(

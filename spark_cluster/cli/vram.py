@@ -1,4 +1,4 @@
-"""`vram`: each node's GPU memory by process."""
+"""`vram`: each node's GPU memory by process, and that of recorded runs."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted
+from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.ended_by_signals import ended_by_signals
+from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +23,9 @@ if TYPE_CHECKING:
 
     from spark_cluster.engine.vram import NodeVram
     from spark_cluster.runner.session import Session
+
+LAST = "last"
+"""In place of a run's id: the last run on this machine that read memory."""
 
 
 @click.command()
@@ -65,10 +69,8 @@ def command(
     --run shows that of a run, --plot draws it.
     """
     if run_id is not None or plot is not None:
-        from spark_cluster.cli.memory_plot import LAST, must_stand_alone, show_run
-
-        must_stand_alone(watch)
-        show_run(app, run_id or LAST, plot)
+        _must_stand_alone(watch)
+        _show_run(app, run_id or LAST, plot)
         return
     app.connect_early("vram")
 
@@ -80,10 +82,7 @@ def command(
                 _watch(app, sessions, interval, count)
             return
     found = app.cluster.vram()
-    if app.as_json:
-        app.print_json(found.to_dict())
-    else:
-        app.console.print(table(found.nodes))
+    app.show(found, lambda app, found: app.console.print(table(found.nodes)))
 
 
 def _watch(app: App, sessions: Mapping[str, Session], interval: float, count: int | None) -> None:
@@ -133,16 +132,12 @@ def table(
     Args:
         peak, before, under_load: other readings of the nodes, whose sums are shown next to it.
     """
-    from rich.table import Table
-
-    result = Table(box=None, pad_edge=False, header_style="bold")
-    result.add_column("node")
-    result.add_column("pid", justify="right")
-    result.add_column("process", no_wrap=True)
     others = {"peak": peak, "before": before, "under load": under_load}
     shown = {title: {one.name: one for one in found} for title, found in others.items() if found}
-    for title in ("used", *shown, "available", "total MiB"):
-        result.add_column(title, justify="right")
+    figures = ("used", *shown, "available", "total MiB")
+    result = plain_table(
+        "node", "pid", "process", *figures, right=("pid", *figures), whole=("process",)
+    )
     for reading in readings:
         for process in reading.processes:
             used = "?" if process.used_mib is None else f"{process.used_mib}"
@@ -161,3 +156,42 @@ def table(
             str(reading.mem_total_mib),
         )
     return result
+
+
+def _show_run(app: App, run: str | None, file: Path | None) -> None:
+    """Show the memory of a recorded run by phase, and draw it into a file.
+
+    Raises:
+        UsageError: there is no such record, no memory in it, or it cannot be drawn so.
+    """
+    from spark_cluster.engine import memory_record
+
+    record = memory_record.of_run(None if run == LAST else run)
+    if file is not None:
+        from spark_cluster.bench.report.plot_run import write_plot
+
+        write_plot(record, file)
+    phases = record.phases()
+    if app.as_json:
+        plot = str(file) if file is not None else None
+        document = {"run": record.run, "command": record.command, "memory": phases.to_dict()}
+        app.print_json({**document, "plot": plot})
+        return
+
+    console = app.console
+    console.print(styled("[bold]{}[/]  {}", record.run, record.command), soft_wrap=True)
+    for node in phases.nodes.values():
+        console.print(painted(f"  {node}"), soft_wrap=True)
+    if file is not None:
+        console.print(styled("plot  {}", file), soft_wrap=True)
+
+
+def _must_stand_alone(watch: bool) -> None:
+    """Raises:
+    UsageError: a recorded run is asked for, and nodes too.
+    """
+    if watch:
+        raise UsageError(
+            "--run and --plot are about a recorded run, and --watch asks the nodes now",
+            hint="leave one of them out; `spark-cluster top --record FILE` keeps what it reads",
+        )

@@ -9,8 +9,7 @@ import pytest
 from spark_cluster import Cluster
 from spark_cluster.cli import cli
 from spark_cluster.cli.app import App
-from spark_cluster.cli.setup_asking import Asker
-from spark_cluster.cli.setup_flow import Flow, Stopped
+from spark_cluster.cli.setup_flow import Asker, Flow, Stopped
 
 INVENTORY = """\
 nodes:

@@ -13,8 +13,7 @@ from spark_cluster import Cluster
 from spark_cluster.cli import cli, first_login, setup, setup_login
 from spark_cluster.cli.app import App
 from spark_cluster.cli.first_login import FirstLogin
-from spark_cluster.cli.setup_asking import Asker
-from spark_cluster.cli.setup_flow import Flow, Stopped
+from spark_cluster.cli.setup_flow import Asker, Flow, Stopped
 from spark_cluster.cli.setup_login import Login
 from spark_cluster.cli.setup_nodes import chosen, own_answers, write
 from spark_cluster.discovery.cable import Peer

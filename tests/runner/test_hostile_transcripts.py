@@ -73,9 +73,9 @@ def provisioning(node):
 
 
 def undoing(node):
-    found = revert(node.play("r2", diff=True), "r1")["spark1"]
-    if found.error is not None:
-        raise found.error
+    _, errors = revert(node.play("r2", diff=True), "r1")
+    for error in errors.values():
+        raise error
 
 
 def looking_back(node):

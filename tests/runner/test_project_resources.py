@@ -174,11 +174,11 @@ def test_what_it_wrote_is_undone(folder: Path, node: ScratchNode) -> None:
     run(folder, node, Directory("/models"), resources.Mount("/models", "nas:/models"))
     assert node.text("etc/fstab") != before
     play, _ = play_over(folder, {"spark1": node}, run="r9")
-    done = revert(play, "r1")
+    done, _ = revert(play, "r1")
     play.connections.close()
     assert node.text("etc/fstab") == before
     assert not (node.root / "models").exists()
-    left = dict(done["spark1"].left)
+    left = {one.what: one.why for one in done["spark1"].left}
     assert left["Mount:/models"] == "what is mounted stays mounted until the next boot"
 
 

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from spark_cluster.cli import history as history_command
-from spark_cluster.cli.revert import revert
+from spark_cluster.cli.revert import Left, revert
 from spark_cluster.errors import Failed
 from spark_cluster.resources import Command, File
 from spark_cluster.runner.options import Options
@@ -26,13 +26,13 @@ def changed(start, nodes):
 
 def taken_back(play, of="r1", **options):
     play.options = Options(**options)
-    return revert(play, of)
+    return revert(play, of)[0]
 
 
 def test_on_all_nodes(changed, nodes):
     play, events = changed()
     checked = taken_back(play, check=True, diff=True)
-    assert checked["spark1"].paths[0].diff.endswith("-new\n+old\n")
+    assert checked["spark1"].reverted[0].diff.endswith("-new\n+old\n")
     assert nodes["spark1"].text("config") == "new\n"
     done = taken_back(play)
     assert nodes["spark1"].text("config") == "old\n"
@@ -40,7 +40,7 @@ def test_on_all_nodes(changed, nodes):
     for found in done.values():
         assert found.of == "r1"
         assert found.error is None
-        assert found.left == [("Command:flash it", "what it did stays")]
+        assert found.left == [Left("Command:flash it", "what it did stays")]
     told = [e.verdict for e in events.of("Result")]
     assert told == ["change"] * 4
 
@@ -63,9 +63,10 @@ def test_what_a_node_notes_is_reported(changed, monkeypatch):
 def test_one_refuses_and_the_other_is_restored(changed, nodes):
     nodes["spark1"].put("config", "mine\n")
     play, events = changed()
-    done = taken_back(play)
-    assert "nothing was reverted: /config was changed since" in done["spark1"].error.message
-    assert done["spark1"].error.where == "spark1"
+    done, errors = revert(play, "r1")
+    assert "nothing was reverted: /config was changed since" in errors["spark1"].message
+    assert (errors["spark1"].where, list(errors)) == ("spark1", ["spark1"])
+    assert done["spark1"].error == errors["spark1"].message
     assert nodes["spark1"].text("config") == "mine\n"
     assert done["spark2"].error is None
     assert not (nodes["spark2"].root / "config").exists()
@@ -78,7 +79,7 @@ def test_a_run_that_one_node_or_none_knows(changed, nodes, start):
     play.connections.close()
     play, events = changed("r3")
     done = taken_back(play, "r2")
-    assert (done["spark1"].of, done["spark2"].of) == ("r2", "")
+    assert (done["spark1"].of, done["spark2"].of) == ("r2", None)
     assert "no run r2 has changed anything on this node" in events.of("Note")[0].text
     with pytest.raises(Failed, match="no run r17"):
         taken_back(play, "r17")
