@@ -11,7 +11,14 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from spark_cluster.engine import load_progress, model_loading, readiness, rungs, startup_log, vram
+from spark_cluster.engine import (
+    load_progress,
+    model_loading,
+    readiness,
+    readiness_checks,
+    startup_log,
+    vram,
+)
 from spark_cluster.engine.deployment import Key, Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import Engine, ask_health, engine
@@ -139,7 +146,7 @@ def verify(play: Play, now: Starting) -> list[str]:
         if one.server.on_request and one.server.key in now.admitted.new:
             model_loading.load(play, endpoint, one)
             _log_must_fit(one)
-            answers[one.server.key] = rungs.climb(one.play, one.server)
+            answers[one.server.key] = readiness_checks.climb(one.play, one.server)
     return [answers.get(one.server.key, "") for one in now.members]
 
 
@@ -151,7 +158,7 @@ def _log_must_fit(one: Member) -> None:
 def _climb(one: Member, again: Again) -> str:
     """Verify a server; one that ran already and whose engine has died is started again, once."""
     try:
-        return rungs.climb(one.play, one.server)
+        return readiness_checks.climb(one.play, one.server)
     except readiness.NoCompletion as error:
         if not again or not is_dead(one.play, one.server):
             raise
@@ -159,7 +166,7 @@ def _climb(one: Member, again: Again) -> str:
     end_server(one.play, one.server)
     again.start()
     healthy(one, again)
-    return rungs.climb(one.play, one.server)
+    return readiness_checks.climb(one.play, one.server)
 
 
 def _must_list(play: Play, endpoint: Endpoint, wanted: Collection[str]) -> None:

@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.engine import logs, runtime
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import ask_health, engine_of, judge_health
 from spark_cluster.engine.kind_probe import ANSWERS
-from spark_cluster.engine.node_states import NodeState
 from spark_cluster.engine.proxy import ModelServer, Replica
+from spark_cluster.engine.status import ModelState, NodeState, ServerState, Word
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node import unit_state
 from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.node.health import Completion, Life, State, judge
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
-
-Word = Literal["serving", "on request", "loading", "failed", "unreachable"]
 
 WORDS: Mapping[Life, Word] = {
     Life.SERVING: "serving",
@@ -32,57 +30,6 @@ WORDS: Mapping[Life, Word] = {
 """What users read; of the others `failed`."""
 
 NOT_ASKED = ContainerState("unknown", error="the node does not answer")
-
-
-@dataclass(frozen=True)
-class ServerState:
-    """The state of a replica.
-
-    Attributes:
-        node: name of its node.
-        url: its own OpenAI base URL, which the proxy asks.
-        state: `serving` (an answer came), `loading` (its program runs, and does not take requests
-            yet), `on request` (it is loaded when it is asked for), `failed` or `unreachable` (its
-            node).
-        problem: what is wrong, as text; empty when nothing is.
-    """
-
-    node: str
-    url: str
-    state: Word
-    problem: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `status --json` prints it."""
-        return {"node": self.node, "url": self.url, "state": self.state}
-
-
-@dataclass(frozen=True)
-class ModelState(ServerState):
-    """The state of one of several models.
-
-    Attributes:
-        model: the name to ask for; `aliases` are others.
-        kind: what it answers.
-        recipe: that its server was started with; empty where that is not known.
-    """
-
-    model: str = ""
-    aliases: tuple[str, ...] = ()
-    kind: ModelKind = "chat"
-    recipe: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `status --json` prints it."""
-        return {
-            "model": self.model,
-            "aliases": list(self.aliases),
-            "kind": self.kind,
-            "recipe": self.recipe,
-            "node": self.node,
-            "url": self.url,
-            "state": self.state,
-        }
 
 
 def with_servers(

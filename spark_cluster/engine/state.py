@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import logs, node_states, server_states, tuned
+from spark_cluster.engine import logs, server_states, tuned
 from spark_cluster.engine.endpoint import Endpoint, running
-from spark_cluster.engine.engine import Engine, ask_health, engine_of, judge_health
+from spark_cluster.engine.engine import ask_health, engine_of, judge_health
 from spark_cluster.engine.kind_probe import probe_once, short
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.node_states import NodeState
 from spark_cluster.engine.proxy import (
     LOADER_UNIT,
     UNIT,
@@ -26,8 +25,7 @@ from spark_cluster.engine.proxy import (
 )
 from spark_cluster.engine.ray import RayNode, RayState, dashboard_port
 from spark_cluster.engine.ray_node import ALONE
-from spark_cluster.engine.status import Status
-from spark_cluster.errors import SparkClusterError
+from spark_cluster.engine.status import NodeState, Status, ask_nodes
 from spark_cluster.node.containers import (
     DATA_PARALLEL,
     FIREWALL,
@@ -39,16 +37,13 @@ from spark_cluster.node.containers import (
     ContainerState,
 )
 from spark_cluster.node.health import HEALTH_S, Completion, Life
-from spark_cluster.runner.parallel import in_parallel
+from spark_cluster.runner.parallel import all_of
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer, Session
 
 if TYPE_CHECKING:
     from spark_cluster.engine.launches import Upcoming
     from spark_cluster.engine.warmth import Warmth
-
-A = TypeVar("A")
-B = TypeVar("B")
 
 
 COMPLETION_S = 10.0
@@ -69,7 +64,7 @@ def status(
         probe: the question of the completion.
         upcoming: what is started next; None leaves the caches out.
     """
-    nodes = node_states.ask(play, upcoming)
+    nodes = ask_nodes(play, upcoming)
     found = _serving_state(play, nodes, endpoint_key, probe)
     if upcoming is None:
         return found
@@ -112,21 +107,16 @@ def _serving_state(
         return probe_once(session, asked, kind, short(probe), timeout=COMPLETION_S)
 
     limit = WITHOUT_LINK_S if dark else COMPLETION_S
-    (ray, replicas), (health, completion) = _together(
+    session = play.connections.session(head)
+    jobs: dict[str, Callable[[], Any]] = {
         # Without the link Ray knows no node, which says nothing new and takes its time.
-        lambda: (
+        "servers": lambda: (
             _ray(play, head, server) if on_ray and not dark else None,
             server_states.look(play, behind, known, ask),
         ),
-        lambda: _asked(
-            engine_of(server),
-            play.connections.session(head),
-            endpoint,
-            probe,
-            kind=kind,
-            limit=limit,
-        ),
-    )
+        "endpoint": lambda: _asked(server, session, endpoint, probe, limit),
+    }
+    (ray, replicas), (health, completion) = all_of(jobs).values()
     problems = [f"no ConnectX-7 interface of {name} is up: is the cable in?" for name in dark]
     problems += _problems(play, nodes, server, size, ray, on_ray=on_ray, behind=behind)
     problems += [replica.problem for replica in replicas if replica.problem]
@@ -231,19 +221,6 @@ def _of_proxy(head: NodeState) -> list[str]:
         return []
     unit_is = head.proxy or "not there"
     return [f"the proxy in front of vLLM ({UNIT}) is {unit_is} on {head.name}"]
-
-
-def _together(one: Callable[[], A], other: Callable[[], B]) -> tuple[A, B]:
-    """Both results, asked for in parallel.
-
-    Raises:
-        SparkClusterError: of either.
-    """
-    found: dict[str, Any] = in_parallel({"one": one, "other": other})
-    for result in found.values():
-        if isinstance(result, SparkClusterError):
-            raise result
-    return found["one"], found["other"]
 
 
 def _state(*, answer: bool, problems: list[str], loading: bool) -> str:
@@ -361,21 +338,19 @@ def _restarted(session: Session, head: str, times: int) -> str:
 
 
 def _asked(
-    serving: Engine,
+    server: ContainerState,
     session: Session,
     endpoint: Endpoint | None,
     probe: Probe,
-    *,
-    kind: ModelKind,
     limit: float,
 ) -> tuple[Answer, Completion | None]:
     """Return the answer of /health, status 0 without an endpoint; and a completion, where asked."""
     if endpoint is None:
         return Answer(0, ""), None
-    life, health = ask_health(serving, endpoint, session)
+    life, health = ask_health(engine_of(server), endpoint, session)
     if not life.serves:
         return health, None
-    return health, probe_once(session, endpoint, kind, short(probe), timeout=limit)
+    return health, probe_once(session, endpoint, server.kind, short(probe), timeout=limit)
 
 
 def _unanswered(

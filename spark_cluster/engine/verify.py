@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from spark_cluster.config import launch as launches
 from spark_cluster.config.model_kind import ModelKind
-from spark_cluster.engine import rungs, runtime, vram
-from spark_cluster.engine.checks import every
+from spark_cluster.engine import readiness_checks, runtime, vram
 from spark_cluster.engine.client import PATIENCE_S, NotApplicable, RequestFailed
 from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.engine import Engine, ask_health, engine
@@ -122,8 +121,10 @@ class Selection:
         """Raises:
         UsageError: one of the names is no check and no rung.
         """
-        checks = [check for rung in every.BY_RUNG for check in every.of_rung(rung)]
-        known = [*every.BY_RUNG, *(check.id for check in checks)]
+        checks = [
+            check for rung in readiness_checks.BY_RUNG for check in readiness_checks.of_rung(rung)
+        ]
+        known = [*readiness_checks.BY_RUNG, *(check.id for check in checks)]
         for name in (*self.only, *self.skip):
             if name not in known:
                 raise UsageError(
@@ -245,13 +246,13 @@ def verify(
         UsageError: no check of this kind is selected.
         SparkClusterError: the head was lost.
     """
-    checks = selection.of(every.of_kind(server.kind))
+    checks = selection.of(readiness_checks.of_kind(server.kind))
     if not checks:
-        known = ", ".join(check.id for check in every.of_kind(server.kind))
+        known = ", ".join(check.id for check in readiness_checks.of_kind(server.kind))
         raise UsageError(
             f"no check of a model of kind {server.kind} is selected", hint=f"there are: {known}"
         )
-    client = rungs.client_for(play, server.endpoint, recipe, server.program)
+    client = readiness_checks.client_for(play, server.endpoint, recipe, server.program)
     client = replace(client, flags=server.flags, patience_s=patience_s, context=context)
     launch = _launch(recipe, server.tp)
     verdicts = tuple(_verdicts(client, checks, recipe, launch, _progress(play)))
@@ -333,7 +334,9 @@ def _verdicts(
                 continue
             if isinstance(error, RequestFailed) and error.status == 0:
                 lost = _lost(client, engine(recipe.engine))
-            known = error if launch is None else rungs.with_known(error, check.rung, launch)
+            known = (
+                error if launch is None else readiness_checks.with_known(error, check.rung, launch)
+            )
             yield _verdict(check, "failed", known.message, seconds, known.hint)
         else:
             yield _verdict(check, "ok", found, time.monotonic() - begun)

@@ -13,15 +13,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.config.model_kind import RUNGS
-from spark_cluster.engine import completion
-from spark_cluster.engine.checks import context, every, logprobs, questions, texts
+from spark_cluster.engine import completion, readiness_checks
+from spark_cluster.engine.checks import context, logprobs, questions, texts
 from spark_cluster.engine.client import Client, NotApplicable
 from spark_cluster.engine.completion import Completion
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.runner.session import Answer
 
-CHAT = {check.id: check for check in every.of_kind("chat")}
+CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
 ASKING = [check for check in CHAT if check != "answer"]
 TOOLS = [check for check in CHAT if check.startswith("tool-")]
 GEMMA = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
@@ -54,10 +54,12 @@ def test_a_healthy_server(server: ChatServer, check: str) -> None:
 def test_every_rung_has_checks_and_every_check_is_described() -> None:
     for kind in RUNGS:
         for rung in RUNGS[kind]:
-            assert every.of_rung(rung), rung
-        for check in every.of_kind(kind):
+            assert readiness_checks.of_rung(rung), rung
+        for check in readiness_checks.of_kind(kind):
             assert check.title and check.request and check.expected, check.id
-    ids = [check.id for rung in every.BY_RUNG for check in every.of_rung(rung)]
+    ids = [
+        check.id for rung in readiness_checks.BY_RUNG for check in readiness_checks.of_rung(rung)
+    ]
     assert len(set(ids)) == len(ids)
 
 

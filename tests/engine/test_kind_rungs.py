@@ -23,7 +23,8 @@ from serve_plans import server_for, snapshot_of
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
-from spark_cluster.engine import kind_probe, kind_rungs, rungs
+from spark_cluster.engine import kind_probe, readiness_checks
+from spark_cluster.engine.checks import kinds
 from spark_cluster.engine.client import Client
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
@@ -34,12 +35,12 @@ from spark_cluster.runner.session import Answer, carried_body
 
 PROBE = Recipe.model_fields["probe"].default
 VECTORS = {
-    kind_rungs.SENTENCE: [0.6, 0.8, 0.0],
-    kind_rungs.RELATED: [0.8, 0.6, 0.0],
-    kind_rungs.UNRELATED: [0.0, 0.6, 0.8],
+    kinds.SENTENCE: [0.6, 0.8, 0.0],
+    kinds.RELATED: [0.8, 0.6, 0.0],
+    kinds.UNRELATED: [0.0, 0.6, 0.8],
 }
 NAN = "NaN"
-KIND_RUNGS = {check.rung: check.run for check in kind_rungs.CHECKS}
+KIND_RUNGS = {check.rung: check.run for check in kinds.CHECKS}
 
 
 class Server:
@@ -137,7 +138,7 @@ def test_a_reranker_that_works_at_each_path(server: Server) -> None:
         assert server.climb("reranking") == "relevant 0.999, irrelevant 0.001"
         assert server.asked[-1][0] == path
     asked = json.loads(server.asked[0][1])
-    assert asked["documents"].index("Paris is the capital of France.") == kind_rungs.RELEVANT
+    assert asked["documents"].index("Paris is the capital of France.") == kinds.RELEVANT
 
 
 def test_transcription_gets_a_whole_wav_file(server: Server) -> None:
@@ -154,7 +155,7 @@ def test_transcription_gets_a_whole_wav_file(server: Server) -> None:
             16_000, 1, 16_000)  # fmt: skip
 
 
-S, R, U = kind_rungs.SENTENCE, kind_rungs.RELATED, kind_rungs.UNRELATED
+S, R, U = kinds.SENTENCE, kinds.RELATED, kinds.UNRELATED
 EMBEDDINGS = [
     ({S: [NAN, 0.8, 0.0]}, "the embedding holds nan, expected finite numbers"),
     ({S: [None, 0.8, 0.0]}, "the embedding holds None, expected finite numbers"),
@@ -290,21 +291,23 @@ DENSE = json.dumps([
 
 
 def test_the_size_of_embeddings_comes_from_the_models_files() -> None:
-    assert rungs.dimensions('{"hidden_size": 1024}', []) == (1024,)
-    assert rungs.dimensions('{"text_config": {"hidden_size": 8}, "projection_dim": 4}', [])
-    assert rungs.dimensions('{"hidden_size": 768}', ['{"out_features": 256}']) == (256,)
-    assert rungs.dense_folders(DENSE) == ["2_Dense"]
+    assert readiness_checks.dimensions('{"hidden_size": 1024}', []) == (1024,)
+    assert readiness_checks.dimensions(
+        '{"text_config": {"hidden_size": 8}, "projection_dim": 4}', []
+    )
+    assert readiness_checks.dimensions('{"hidden_size": 768}', ['{"out_features": 256}']) == (256,)
+    assert readiness_checks.dense_folders(DENSE) == ["2_Dense"]
     for odd in (None, "", "[", "[]", '{"hidden_size": "x"}', '{"hidden_size": true}'):
-        assert rungs.dimensions(odd, []) == ()
-        assert rungs.dense_folders(odd) == []
-    assert rungs.dimensions("{}", [None]) == ()
+        assert readiness_checks.dimensions(odd, []) == ()
+        assert readiness_checks.dense_folders(odd) == []
+    assert readiness_checks.dimensions("{}", [None]) == ()
 
 
 def test_a_recipe_may_switch_the_unit_length_off() -> None:
-    assert rungs.normalized({})
-    assert rungs.normalized({"pooler-config": "{broken"})
-    assert not rungs.normalized({"pooler-config": '{"normalize": false}'})
-    assert not rungs.normalized({"override-pooler-config": {"use_activation": False}})
+    assert readiness_checks.normalized({})
+    assert readiness_checks.normalized({"pooler-config": "{broken"})
+    assert not readiness_checks.normalized({"pooler-config": '{"normalize": false}'})
+    assert not readiness_checks.normalized({"override-pooler-config": {"use_activation": False}})
 
 
 ODD = st.recursive(
@@ -360,8 +363,8 @@ def test_up_climbs_with_the_size_that_the_models_files_say(
     head = Head({f"{snapshot_of('org/embed')}/config.json": json.dumps({"hidden_size": hidden})})
     play = SimpleNamespace(head=node, session=lambda _node: head, bus=Mock())
     if verified:
-        assert rungs.climb(play, plan).startswith("3 numbers; cosine")  # type: ignore[arg-type]
+        assert readiness_checks.climb(play, plan).startswith("3 numbers; cosine")  # type: ignore[arg-type]
         assert plan.labels[KIND] == "embedding"
         return
     with pytest.raises(VerificationFailed, match="3 numbers, expected 1024"):
-        rungs.climb(play, plan)  # type: ignore[arg-type]
+        readiness_checks.climb(play, plan)  # type: ignore[arg-type]

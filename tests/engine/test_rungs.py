@@ -17,7 +17,7 @@ from serve_plans import server_for
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
-from spark_cluster.engine import rungs
+from spark_cluster.engine import readiness_checks
 from spark_cluster.engine.checks.texts import incoherent
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
@@ -38,7 +38,7 @@ def climb(server: ChatServer, *names: str) -> str:
     made = replace(server_for(recipe, node), endpoint=server.endpoint)
     session = Node()
     play = SimpleNamespace(head=node, nodes=[], session=lambda _node: session, bus=Mock())
-    return rungs.climb(play, made)  # type: ignore[arg-type]
+    return readiness_checks.climb(play, made)  # type: ignore[arg-type]
 
 
 @pytest.fixture

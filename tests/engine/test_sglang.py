@@ -16,7 +16,7 @@ from serve_plans import bare_server, deployment_for
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import must_be_servable
 from spark_cluster.config.schema import parse
-from spark_cluster.engine import readiness, result, rungs
+from spark_cluster.engine import readiness, readiness_checks, result
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine
@@ -168,7 +168,7 @@ def test_up_waits_asks_and_reads_the_version(port: int, fake_cluster: Make) -> N
     assert [event.resource for event in told] == ["SGLang", "SGLang"]
     made = deployment_for(sglang_recipe(), play.head)
     server = replace(made.first, endpoint=endpoint)
-    assert rungs.climb(play, server) == "Paris"
+    assert readiness_checks.climb(play, server) == "Paris"
     member = Member(play, server, ContainerState("running"))
     serves = made.with_servers([server])
     found = result.served(play, serves, [member], ["Paris"], before=[], peak=[])

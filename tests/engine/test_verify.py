@@ -18,8 +18,7 @@ from waiting import until
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
-from spark_cluster.engine import verify
-from spark_cluster.engine.checks import every
+from spark_cluster.engine import readiness_checks, verify
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.engine.verify import RunningServer, Selection, Verification
@@ -64,7 +63,9 @@ def verified(server: ChatServer, *rungs: str, **selection: Any) -> Verification:
 def test_a_healthy_server(server: ChatServer) -> None:
     found = verified(server)
     assert {verdict.status for verdict in found.verdicts} == {"ok"}
-    assert [v.id for v in found.verdicts] == [check.id for check in every.of_kind("chat")]
+    assert [v.id for v in found.verdicts] == [
+        check.id for check in readiness_checks.of_kind("chat")
+    ]
     document = found.to_dict()
     assert document["ok"] is True
     assert all(check["seconds"] >= 0 and check["found"] for check in document["checks"])

@@ -9,18 +9,19 @@ from pathlib import Path
 import word_model
 
 from spark_cluster.config.model_kind import of_architectures
-from spark_cluster.engine import kind_rungs, rungs
+from spark_cluster.engine import readiness_checks
+from spark_cluster.engine.checks import kinds
 from spark_cluster.node.supervision.model_probe import cosine, length
 
 
 def test_the_rungs_hold_on_it() -> None:
-    texts = (kind_rungs.SENTENCE, kind_rungs.RELATED, kind_rungs.UNRELATED)
+    texts = (kinds.SENTENCE, kinds.RELATED, kinds.UNRELATED)
     one, near, far = map(word_model.embedding, texts)
     assert abs(length(one) - 1) < 1e-9
     assert cosine(one, near) > cosine(one, far) + 0.2
-    query = word_model.embedding(kind_rungs.QUERY)
-    scores = [cosine(query, word_model.embedding(text)) for text in kind_rungs.DOCUMENTS]
-    assert scores[kind_rungs.RELEVANT] > scores[1 - kind_rungs.RELEVANT] + 0.2
+    query = word_model.embedding(kinds.QUERY)
+    scores = [cosine(query, word_model.embedding(text)) for text in kinds.DOCUMENTS]
+    assert scores[kinds.RELEVANT] > scores[1 - kinds.RELEVANT] + 0.2
 
 
 def test_its_files_are_whole(tmp_path: Path) -> None:
@@ -40,8 +41,8 @@ def test_its_files_are_whole(tmp_path: Path) -> None:
     found = [struct.unpack("<f", b"\0\0" + raw[i : i + 2])[0] for i in range(0, len(raw), 2)]
     assert found == word_model.vector("[UNK]")
     config = (tmp_path / "config.json").read_text()
-    assert rungs.dimensions(config, []) == (word_model.HIDDEN,)
-    assert rungs.dense_folders((tmp_path / "modules.json").read_text()) == []
+    assert readiness_checks.dimensions(config, []) == (word_model.HIDDEN,)
+    assert readiness_checks.dense_folders((tmp_path / "modules.json").read_text()) == []
     assert of_architectures(json.loads(config)["architectures"]) is None
     vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())["model"]["vocab"]
     assert sorted(vocabulary.values()) == list(range(len(word_model.WORDS)))

@@ -10,7 +10,7 @@ from serve_plans import server_for
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
-from spark_cluster.engine import rungs, state
+from spark_cluster.engine import readiness_checks, state
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.facts.model import Facts, Memory
 from spark_cluster.known_issues import live_issues
@@ -45,7 +45,7 @@ def play(text: str) -> SimpleNamespace:
 
 def failure(model: str, parser: str) -> VerificationFailed:
     with pytest.raises(VerificationFailed) as caught:
-        rungs.climb(
+        readiness_checks.climb(
             play('<|tool_call>call:get_weather{city:"Paris"}'),
             server_for(recipe(model, parser), Node("spark1")),
         )
@@ -73,7 +73,9 @@ def test_a_rung_looks_for_issues_of_the_size_that_runs(monkeypatch):
     sizes = chosen.tensor_parallel.model_copy(update={"min": 1, "max": 2})
     chosen = chosen.model_copy(update={"tensor_parallel": sizes})
     with pytest.raises(VerificationFailed):
-        rungs.climb(play("no tool"), server_for(chosen, Node("a"), Node("b", is_head=False)))
+        readiness_checks.climb(
+            play("no tool"), server_for(chosen, Node("a"), Node("b", is_head=False))
+        )
     assert asked == [2]
 
 

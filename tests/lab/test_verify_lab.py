@@ -13,7 +13,7 @@ import pytest
 from commandline import CommandLine
 from ruamel.yaml import YAML
 
-from spark_cluster.engine.checks import every
+from spark_cluster.engine import readiness_checks
 from spark_cluster.lab import Lab
 from spark_cluster.lab.tools_model import MODEL, tools_model
 
@@ -61,7 +61,7 @@ def user(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Command
 def test_every_check_holds_but_for_pictures(user: CommandLine) -> None:
     document = user.json("verify")
     found = {check["id"]: check["status"] for check in document["checks"]}
-    assert set(found) == {check.id for check in every.of_kind("chat")}
+    assert set(found) == {check.id for check in readiness_checks.of_kind("chat")}
     assert {check for check, status in found.items() if status == "not applicable"} == CANNOT
     assert {status for check, status in found.items() if check not in CANNOT} == {"ok"}
     assert (document["ok"], document["tp"], document["recipe"]) == (True, 1, NAME)

@@ -20,8 +20,8 @@ from waiting import until
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.node.model_loader import servers
-from spark_cluster.node.model_loader.load_queue import Answer
 from spark_cluster.node.model_loader.main import Server
+from spark_cluster.node.model_loader.policy import Answer
 
 pytestmark = pytest.mark.skipif(HAPROXY is None, reason="no HAProxy here; the lab has one")
 

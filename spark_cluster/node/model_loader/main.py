@@ -16,8 +16,7 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.model_loader.load_queue import Answer, Queue
-from spark_cluster.node.model_loader.policy import Room, make_room
+from spark_cluster.node.model_loader.policy import Answer, Queue, Room, make_room
 from spark_cluster.node.model_loader.servers import Failed, ProxyAway, Servers, available_gib
 from spark_cluster.node.supervision import loading
 

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from spark_cluster.node.model_loader import servers
-from spark_cluster.node.model_loader.load_queue import Queue
-from spark_cluster.node.model_loader.policy import Failure, Loaded, make_room, retry_after
+from spark_cluster.node.model_loader.policy import Failure, Loaded, Queue, make_room, retry_after
 
 OLD = Loaded("old", 10, requests=0, idle_s=300, loaded_s=900)
 NEWER = Loaded("newer", 10, requests=0, idle_s=100, loaded_s=900)

@@ -26,8 +26,8 @@ from spark_cluster.node import load_guard
 from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.node.health import State
 from spark_cluster.node.model_loader import main as program
-from spark_cluster.node.model_loader.load_queue import Queue
 from spark_cluster.node.model_loader.main import Loader
+from spark_cluster.node.model_loader.policy import Queue
 from spark_cluster.node.model_loader.servers import Servers
 
 

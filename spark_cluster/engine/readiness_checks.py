@@ -12,9 +12,10 @@ from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.config.model_kind import RUNGS, ModelKind, Rung
 from spark_cluster.engine import readiness
-from spark_cluster.engine.checks import every
-from spark_cluster.engine.client import Client
+from spark_cluster.engine.checks import context, kinds, logprobs, structured, texts, tools
+from spark_cluster.engine.client import Check, Client
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
@@ -44,7 +45,7 @@ def climb(play: Play, server: Server) -> str:
     flags = {flag: str(value) for flag, value in server.launch.args.items()}
     client = replace(client, flags=flags)
     for rung in server.recipe.readiness.rungs:
-        for check in every.of_rung(rung):
+        for check in of_rung(rung):
             play.bus.emit(Progress(play.head.name, "verify", check.title))
             try:
                 found = check.run(client)
@@ -140,3 +141,26 @@ def normalized(flags: Mapping[str, Any]) -> bool:
             if replies.at(config, key) is False:
                 return False
     return True
+
+
+# -- all checks ----------------------------------------------------------------------------------
+
+
+_HOMES = (texts, logprobs, tools, structured, context, kinds)
+_EVERY = tuple(check for home in _HOMES for check in home.CHECKS)
+
+
+def of_rung(rung: Rung) -> tuple[Check, ...]:
+    """Return the checks of a rung; it holds when all of them do."""
+    return BY_RUNG[rung]
+
+
+def of_kind(kind: ModelKind) -> tuple[Check, ...]:
+    """Return every check of a kind of model, in the order of its rungs."""
+    return tuple(check for rung in RUNGS[kind] for check in of_rung(rung))
+
+
+BY_RUNG: Mapping[Rung, tuple[Check, ...]] = {
+    rung: tuple(check for check in _EVERY if check.rung == rung)
+    for rung in dict.fromkeys(rung for rungs in RUNGS.values() for rung in rungs)
+}
