@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -52,17 +53,16 @@ class Store:
         commit = self.cache.commit_of(repository, revision)
         reply: Reply = {"commit": commit, "manifest": None, "missing": [], "problem": ""}
         reply |= {"missing_bytes": 0, "begun": 0, "links": [], "elsewhere": ""}
-        if commit is None:
-            return {**reply, **self._elsewhere(repository, revision)}
         try:
+            if commit is None:
+                return reply | self._elsewhere(repository, revision)
             manifest = manifest_of(self.cache, self.records, repository, commit)
             lacking = self.cache.lacking(manifest)
         except ResourceError as error:
-            return {**reply, "problem": error.message, **self._elsewhere(repository, revision)}
+            return reply | {"problem": error.message} | self._elsewhere(repository, revision)
         except OSError as error:
-            return {**reply, "problem": explain(error)}
-        return {
-            **reply,
+            return reply | {"problem": explain(error)}
+        return reply | {
             "manifest": manifest.document(),
             "missing": lacking.paths,
             "missing_bytes": lacking.size,
@@ -75,17 +75,10 @@ class Store:
         user who has logged in."""
         for other in self._homes():
             commit = other.commit_of(repository, revision)
-            if other.root == self.cache.root or commit is None:
-                continue
-            try:
-                manifest = adopted(other, repository, commit)
-            except ResourceError:
-                continue
-            return {
-                "elsewhere": self._place(other),
-                "commit": commit,
-                "adoptable": manifest.document(),
-            }
+            if other.root != self.cache.root and commit is not None:
+                with contextlib.suppress(ResourceError):
+                    found = adopted(other, repository, commit).document()
+                    return {"elsewhere": self._place(other), "commit": commit, "adoptable": found}
         return {}
 
     def _homes(self) -> list[HubCache]:

@@ -11,9 +11,9 @@ from typing import Any, Protocol
 from spark_cluster.errors import UsageError
 from spark_cluster.node.store import hub_problems
 from spark_cluster.node.store.hub_problems import HubProblem
+from spark_cluster.node.store.manifest import is_commit
 
 _REPOSITORY = re.compile(r"[A-Za-z0-9_][\w.-]{0,95}/[A-Za-z0-9_][\w.-]{0,95}")
-_COMMIT = re.compile(r"[0-9a-f]{40}")
 MOST_NAMES = 100_000
 
 
@@ -77,11 +77,6 @@ class DocumentSource(Protocol):
 def is_repository(name: str) -> bool:
     """Return whether a name can be that of a repository: `organisation/model`."""
     return bool(_REPOSITORY.fullmatch(name)) and ".." not in name and "--" not in name
-
-
-def is_commit(revision: str) -> bool:
-    """Return whether a revision is a commit, which never changes."""
-    return bool(_COMMIT.fullmatch(revision))
 
 
 def wrong_answer(what: str) -> HubError:

@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.models.checkpoint import Checkpoint
-from spark_cluster.models.hub.documents import is_commit, is_repository
+from spark_cluster.models.hub.documents import is_repository
 from spark_cluster.models.safetensors_header import Tensor
 from spark_cluster.node.durable import make_folder, write_file
+from spark_cluster.node.store.manifest import is_commit
 
 SCHEMA = "spark-cluster.model.v1"
 FRESH_S = 24 * 3600.0
