@@ -136,7 +136,7 @@ _CACHE_ENTRY = {
     "modified": TIME,
     "whole": bool,
 }
-_TUNED = {**dict.fromkeys(("model", "gpu", "file", "image"), str), "tp": int}
+_TUNED = {"model": str, "tp": int, "file": str, "image": str}
 
 REPLIES: Mapping[str, Shape] = {
     "apply": {"ok": bool, "reboot": Maybe(_REBOOT), "stopped": Maybe(str)},

@@ -74,9 +74,8 @@ def _warmth(play: Play, nodes: list[NodeState], upcoming: Upcoming) -> Warmth:
     if labels.get("spark-cluster.recipe") == upcoming.recipe.name:
         tp = _number(labels, "spark-cluster.tp", tp)
     _, chosen = _serving(play, upcoming.recipe.nodes_for(tp))
-    gpus = {n.name: n.facts.gpu.name for n in play.nodes if n.facts.gpu is not None}
     asked = {node.name: node.caches for node in nodes if node.name in chosen and node.caches}
-    return upcoming.judge(asked, tp, gpus)
+    return upcoming.judge(asked, tp)
 
 
 def _serving_state(

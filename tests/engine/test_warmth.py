@@ -178,7 +178,7 @@ def test_the_worst_node_is_the_state_of_the_launch() -> None:
 def answers(records: list[LaunchRecord], compiled: list[str], image: str = "") -> dict[str, Any]:
     """What a node answers that has these records and keys, and an image of this id."""
     tuned = [
-        {"image": "3" * 12, "model": make_recipe().model.name, "tp": tp, "gpu": "", "file": file}
+        {"image": "3" * 12, "model": make_recipe().model.name, "tp": tp, "file": file}
         for tp, file in ((2, "E=8,N=64.json"), (1, "E=8,N=128.json"))
     ]
     inspect = {"status": 0 if image else 1, "stdout": json.dumps([{"Id": image}]), "stderr": ""}
@@ -201,16 +201,16 @@ def test_a_recipe_is_judged_by_what_its_nodes_answer() -> None:
     made = replace(launches.wanted(recipe, 2), image=image, keys=("0123456789", KEY), last=1.0)
     upcoming = launches.Upcoming(recipe, {"spark1": "/var/cache/x", "spark2": "/var/cache/x"})
     here = asked([made], ["0123456789", KEY], image)
-    both = upcoming.judge({"spark1": here, "spark2": here}, 2, {})
+    both = upcoming.judge({"spark1": here, "spark2": here}, 2)
     assert (both.state, both.tuned) == ("warm", ("E=8,N=64.json",))
     assert str(both) == f"next launch of {recipe.name}: warm; tuned kernels: E=8,N=64.json"
-    found = upcoming.judge({"spark1": here, "spark2": asked([made], [], image)}, 2, {})
+    found = upcoming.judge({"spark1": here, "spark2": asked([made], [], image)}, 2)
     assert found.state == "cold"
     assert found.to_dict()["nodes"] == {"spark1": "warm", "spark2": "cold"}
-    assert upcoming.judge({"spark1": asked([], [KEY], image)}, 2, {}).state == "unknown"
-    smaller = upcoming.judge({"spark1": here}, 1, {})
+    assert upcoming.judge({"spark1": asked([], [KEY], image)}, 2).state == "unknown"
+    smaller = upcoming.judge({"spark1": here}, 1)
     assert (smaller.state, smaller.reasons) == ("unknown", (warmth.OTHER_ARGUMENTS,))
-    other = upcoming.judge({"spark1": asked([made], [KEY], "sha256:4")}, 2, {})
+    other = upcoming.judge({"spark1": asked([made], [KEY], "sha256:4")}, 2)
     assert (other.state, other.tuned) == ("cold", ())
 
 
@@ -219,7 +219,7 @@ def test_a_node_that_does_not_answer_is_unknown() -> None:
         raise Failed("the agent ended")
 
     one = launches.Asked(SimpleNamespace(wait=broken), None)  # type: ignore[arg-type]
-    found = launches.Upcoming(make_recipe(), {}).judge({"spark1": one}, 2, {})
+    found = launches.Upcoming(make_recipe(), {}).judge({"spark1": one}, 2)
     assert (found.state, found.reasons) == ("unknown", ("the agent ended",))
 
 
