@@ -209,7 +209,6 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
     },
     "caches": {
         "state": {"launches": [dict], "compiled": {str: [str]}, "tuned": [_TUNED]},
-        "tuned": {"tuned": [_TUNED]},
         "known": {"known": bool, "found": [str]},
         "usage": {"entries": [_CACHE_ENTRY], "launches": [dict], "now": TIME},
         "written": {"files": COUNT, "bytes": COUNT},

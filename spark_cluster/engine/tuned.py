@@ -28,7 +28,7 @@ def look(play: Play, server: Server, nodes: Sequence[Node]) -> Found:
     if recipe.engine != "vllm" or recipe.venv is not None or VARIABLE in recipe.env:
         return {}
     waiting = {
-        node.name: play.session(node).submit("caches", what="tuned", folder=folder)
+        node.name: play.session(node).submit("caches", what="state", folder=folder)
         for node in nodes
     }
     answers = {name: pending.wait()["tuned"] for name, pending in waiting.items()}
