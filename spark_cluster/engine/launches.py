@@ -50,9 +50,8 @@ def wanted(recipe: Recipe, tp: int) -> LaunchRecord:
     A drafter from the hub stands by its name: its path is only known to `up`.
     """
     drafter = recipe.drafter
-    if drafter is not None and drafter.name is not None:
-        by_name = drafter.model_copy(update={"path": drafter.name})
-        recipe = recipe.model_copy(update={"drafter": by_name})
+    if drafter is not None and drafter.in_hub_cache and drafter.name is not None:
+        recipe = recipe.located({drafter.name: drafter.name})
     model, venv = recipe.model, recipe.venv
     passed = {
         "model": [model.name, model.revision, model.path],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -185,8 +186,6 @@ def sent_tuner(play: Play, server: Server, tuner: Path | None) -> str:
     """Send a tuner of the laptop to the head; return its path there, empty without one."""
     if tuner is None:
         return ""
-    import hashlib
-
     text = tuner.read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     folder = f"{server.cache_root}/{FOLDER}/.{TUNERS}"

@@ -251,15 +251,19 @@ def test_whatever_the_engine_is_given_makes_another_launch() -> None:
     assert launches.wanted(make_recipe(), 2).arguments == usual
 
 
-def test_a_drafter_from_the_hub_stands_by_its_name() -> None:
-    """Its folder has a revision in it, which only `up` knows."""
-
+def test_what_only_up_knows_makes_no_other_launch() -> None:
+    """The folders of a model and a drafter in the hub's cache have a revision in them."""
     drafter = Drafter(method="eagle3", name="some/drafter", tokens=3)
-    moved = drafter.model_copy(update={"path": "/cache/models--some--drafter/snapshots/1"})
+    recipe = make_recipe(drafter=drafter)
+    folders = {name: f"/hub/{name}/snapshots/1" for name in (recipe.model.name, "some/drafter")}
+    one, found = launches.wanted(recipe, 1), recipe.located(folders)
+    assert found.drafter is not None
+    assert found.drafter.node_path == folders["some/drafter"]
+    assert launches.wanted(found, 1) == one
     other = drafter.model_copy(update={"name": "another/drafter"})
-    one = launches.wanted(make_recipe(drafter=drafter), 1)
-    assert launches.wanted(make_recipe(drafter=moved), 1) == one
-    assert launches.wanted(make_recipe(drafter=other), 1) != one
+    own = drafter.model_copy(update={"path": "/srv/drafter"})
+    for changed in (other, own):
+        assert launches.wanted(make_recipe(drafter=changed), 1) != one
 
 
 class Node:
