@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -70,9 +71,13 @@ def wanted(recipe: Recipe, tp: int) -> LaunchRecord:
 
 
 def logged(found: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of a record that a log tells, by its matches of `LOGGED`."""
+    """Return what a log tells of a launch, as fields of its record.
+
+    Args:
+        found: matches of `LOGGED`, as a node says.
+    """
     keys, seconds, said = list[str](), [0.0], set[str]()
-    for text in found:
+    for text in (one for one in found if re.fullmatch(LOGGED, one)):
         if text.startswith("torch_compile_cache"):
             keys.append(text.partition("/")[2].rpartition("/")[0])
         elif text.startswith("torch.compile"):

@@ -149,6 +149,11 @@ def test_a_log_says_whether_it_compiled(
     assert found == {"keys": keys, "outcome": outcome, "compile_s": seconds}
 
 
+def test_a_node_that_lies_about_its_log_is_not_believed() -> None:
+    lies = ["", " ", "torch.compile took", "torch_compile_cache/../../etc/rank_0", "Directly\n"]
+    assert launches.logged(lies) == {"keys": (), "outcome": "", "compile_s": 0.0}
+
+
 @pytest.mark.parametrize(
     ("name", "outcome", "keys"),
     [("main_job_start.log", "", 0), ("compiled_start.log", "compiled", 2)],
