@@ -6,12 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.engine import tuned, tuning
+from spark_cluster.engine import tuning
 from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.copies.stored import stored
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.tuning import Tuning
-from spark_cluster.errors import Failed
 from spark_cluster.runner.play import Play
 
 
@@ -51,20 +50,15 @@ def main(
         made = play.apply(server.nodes[0], [wanted])
     if play.check:
         return None
-    image = tuned.image_on_head(play, server)
-    entries = tuned.look(play, server, server.nodes[:1])[server.nodes[0].name]
-    found = tuned.fitting(entries, tp, {wanted.gpu}, image)
-    if not found:
-        raise Failed("the tuner ended well, and left nothing", where=server.nodes[0].name)
-    newest = found[-1]
-    tuning.hand_on(play, server, image, [str(newest["file"])])
+    file, tuned = tuning.hand_on(play, server)
+    gpu = play.head.facts.gpu
     return Tuning(
         recipe=recipe.name,
         tp=tp,
         image=server.image,
-        gpu=wanted.gpu,
-        file=str(newest["file"]),
-        sizes=tuple(newest["sizes"]),
+        gpu=gpu.name if gpu else "",
+        file=file,
+        sizes=tuned,
         changed=made.changed,
         nodes=tuple(node.name for node in server.nodes),
         estimate_s=(low, high),

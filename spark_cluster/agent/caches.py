@@ -34,10 +34,6 @@ def _state(host: Host, request: Mapping[str, Any]) -> Reply:
     }
 
 
-def _tuned(host: Host, request: Mapping[str, Any]) -> Reply:
-    return {"tuned": tuned_kernels.read(_folder(host, request))}
-
-
 def _known(host: Host, request: Mapping[str, Any]) -> Reply:
     """Whether the newest record is of this run, and otherwise what its log matches.
 
@@ -83,7 +79,6 @@ def _remove(host: Host, request: Mapping[str, Any]) -> Reply:
 
 ACTIONS: dict[str, Callable[[Host, Mapping[str, Any]], Reply]] = {
     "state": _state,
-    "tuned": _tuned,
     "known": _known,
     "record": _record,
     "usage": _usage,

@@ -136,7 +136,7 @@ _CACHE_ENTRY = {
     "modified": TIME,
     "whole": bool,
 }
-_TUNED = {**dict.fromkeys(("model", "gpu", "file", "image"), str), "tp": int}
+_TUNED = {"model": str, "tp": int, "file": str, "image": str}
 
 REPLIES: Mapping[str, Shape] = {
     "apply": {"ok": bool, "reboot": Maybe(_REBOOT), "stopped": Maybe(str)},
@@ -209,7 +209,6 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
     },
     "caches": {
         "state": {"launches": [dict], "compiled": {str: [str]}, "tuned": [_TUNED]},
-        "tuned": {"tuned": [_TUNED]},
         "known": {"known": bool, "found": [str]},
         "usage": {"entries": [_CACHE_ENTRY], "launches": [dict], "now": TIME},
         "written": {"files": COUNT, "bytes": COUNT},

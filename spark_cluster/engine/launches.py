@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -50,9 +51,8 @@ def wanted(recipe: Recipe, tp: int) -> LaunchRecord:
     A drafter from the hub stands by its name: its path is only known to `up`.
     """
     drafter = recipe.drafter
-    if drafter is not None and drafter.name is not None:
-        by_name = drafter.model_copy(update={"path": drafter.name})
-        recipe = recipe.model_copy(update={"drafter": by_name})
+    if drafter is not None and drafter.in_hub_cache and drafter.name is not None:
+        recipe = recipe.located({drafter.name: drafter.name})
     model, venv = recipe.model, recipe.venv
     passed = {
         "model": [model.name, model.revision, model.path],
@@ -71,9 +71,13 @@ def wanted(recipe: Recipe, tp: int) -> LaunchRecord:
 
 
 def logged(found: Iterable[str]) -> dict[str, Any]:
-    """Return the fields of a record that a log tells, by its matches of `LOGGED`."""
+    """Return what a log tells of a launch, as fields of its record.
+
+    Args:
+        found: matches of `LOGGED`, as a node says.
+    """
     keys, seconds, said = list[str](), [0.0], set[str]()
-    for text in found:
+    for text in (one for one in found if re.fullmatch(LOGGED, one)):
         if text.startswith("torch_compile_cache"):
             keys.append(text.partition("/")[2].rpartition("/")[0])
         elif text.startswith("torch.compile"):
@@ -113,17 +117,16 @@ class Upcoming:
         asked = {"image": images.question(self.image or self.recipe.image.ref)}
         return Asked(state, session.submit("gather", commands=asked))
 
-    def judge(self, asked: Mapping[str, Asked], tp: int, gpus: Mapping[str, str]) -> Warmth:
+    def judge(self, asked: Mapping[str, Asked], tp: int) -> Warmth:
         """Judge the next launch.
 
         Args:
             asked: the nodes that will serve.
-            gpus: node to the name of its GPU; without those where it is not known.
         """
-        found = {name: self._on_node(one, tp, gpus.get(name, "")) for name, one in asked.items()}
+        found = {name: self._on_node(one, tp) for name, one in asked.items()}
         return warmth.whole(self.recipe.name, found)
 
-    def _on_node(self, asked: Asked, tp: int, gpu: str) -> NodeWarmth:
+    def _on_node(self, asked: Asked, tp: int) -> NodeWarmth:
         """Wait, and judge the launch; unknown where the node does not answer."""
         try:
             state = asked.state.wait()
@@ -132,7 +135,7 @@ class Upcoming:
             return warmth.NodeWarmth("unknown", (error.message,))
         recipe, image = self.recipe, images.answered(told)
         own = image.id if image is not None else ""
-        entries = tuned.fitting(state["tuned"], tp, {gpu}, own or "-")
+        entries = tuned.fitting(state["tuned"], tp, own or "-")
         files = sorted(str(one["file"]) for one in entries if one["model"] == recipe.model.name)
         found = warmth.without_nodes(recipe)
         if found is None:
@@ -146,8 +149,7 @@ class Upcoming:
     def on(self, play: Play, nodes: Sequence[Node], tp: int) -> Warmth:
         """Ask nodes, all at once, and judge the next launch."""
         asked = {node.name: self.ask(node.name, play.session(node)) for node in nodes}
-        gpus = {node.name: node.facts.gpu.name for node in nodes if node.facts.gpu is not None}
-        return self.judge(asked, tp, gpus)
+        return self.judge(asked, tp)
 
 
 def before_start(play: Play, server: Server, running: ContainerState) -> None:

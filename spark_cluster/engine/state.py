@@ -78,9 +78,8 @@ def _warmth(play: Play, nodes: list[NodeState], upcoming: Upcoming) -> Warmth:
     if server is not None and server.label(RECIPE) == upcoming.recipe.name:
         tp = server.number(TP, tp)
     _, chosen = _serving(play, upcoming.recipe.nodes_for(tp))
-    gpus = {n.name: n.facts.gpu.name for n in play.nodes if n.facts.gpu is not None}
     asked = {node.name: node.caches for node in nodes if node.name in chosen and node.caches}
-    return upcoming.judge(asked, tp, gpus)
+    return upcoming.judge(asked, tp)
 
 
 def _serving_state(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -28,7 +28,7 @@ def look(play: Play, server: Server, nodes: Sequence[Node]) -> Found:
     if recipe.engine != "vllm" or recipe.venv is not None or VARIABLE in recipe.env:
         return {}
     waiting = {
-        node.name: play.session(node).submit("caches", what="tuned", folder=folder)
+        node.name: play.session(node).submit("caches", what="state", folder=folder)
         for node in nodes
     }
     answers = {name: pending.wait()["tuned"] for name, pending in waiting.items()}
@@ -49,27 +49,22 @@ def of_all(play: Play, deployment: Deployment, found: Mapping[str, Found]) -> De
 
 
 def applied(play: Play, server: Server, found: Found) -> Server:
-    """Return the server with what is tuned for its model, size, GPUs and image on all its nodes.
+    """Return the server with what is tuned for its model, size and image on all its nodes.
 
     Without it on each of them the server stays as it is: all ranks get the same environment.
     """
-    if not all(
-        fitting(found.get(node.name, ()), server.tp, {gpu_of(node)}) for node in server.nodes
-    ):
+    if not all(fitting(found.get(node.name, ()), server.tp) for node in server.nodes):
         return server
     image = image_on_head(play, server)
-    files_of = [
-        {str(e["file"]) for e in fitting(found[node.name], server.tp, {gpu_of(node)}, image)}
-        for node in server.nodes
-    ]
-    files = set.intersection(*files_of)
+    there = [fitting(found[node.name], server.tp, image) for node in server.nodes]
+    files = set.intersection(*({str(entry["file"]) for entry in entries} for entries in there))
     if not files:
         play.note(
             "kernels are tuned for this model with another image, and not used: "
             f"`spark-cluster tune {server.recipe.name}` tunes them for this one"
         )
         return server
-    folder = folder_of(server.cache_root, image)
+    folder = folder_of(server.cache_root, image, server.recipe.model.name, server.tp)
     return replace(
         server,
         env={**server.env, VARIABLE: folder},
@@ -79,15 +74,11 @@ def applied(play: Play, server: Server, found: Found) -> Server:
 
 
 def fitting(
-    entries: Iterable[Mapping[str, Any]], tp: int, gpus: Collection[str], image: str = ""
+    entries: Iterable[Mapping[str, Any]], tp: int, image: str = ""
 ) -> list[Mapping[str, Any]]:
-    """Return what is tuned for a size, GPUs and an image's id; for any image without one."""
-    own = short(image)
-    return [
-        entry
-        for entry in entries
-        if entry["tp"] == tp and entry["gpu"] in gpus and (not image or entry["image"] == own)
-    ]
+    """Return what is tuned for a size and an image's id; for any image without one."""
+    wanted = {"tp": tp, **({"image": short(image)} if image else {})}
+    return [entry for entry in entries if wanted.items() <= entry.items()]
 
 
 def image_on_head(play: Play, server: Server) -> str:
@@ -96,8 +87,3 @@ def image_on_head(play: Play, server: Server) -> str:
     answer = play.session(server.nodes[0]).request("gather", commands=asked)
     found = images.answered(answer["commands"]["image"])
     return found.id if found is not None else "-"
-
-
-def gpu_of(node: Node) -> str:
-    """Return the name of a node's GPU; empty without one."""
-    return node.facts.gpu.name if node.facts.gpu else ""

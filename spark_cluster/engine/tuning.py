@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from spark_cluster.models.config import from_config
 from spark_cluster.models.json_object import json_object
 from spark_cluster.node.kernel_tuner import CONTAINER
 from spark_cluster.node.store.layout import whole_folder
-from spark_cluster.node.tuned_kernels import FOLDER, INDEX, VARIABLE, folder_of
+from spark_cluster.node.tuned_kernels import FOLDER, VARIABLE, folder_of, sizes_in
 from spark_cluster.resources import Directory, File, TunedKernels
 
 if TYPE_CHECKING:
@@ -171,7 +172,6 @@ def resource(
         server.image,
         server.cache_root,
         tp=server.tp,
-        gpu=tuned.gpu_of(server.nodes[0]),
         words=tuple(arguments),
         sizes=tuple(sizes),
         volumes=tuple(dict.fromkeys((f"{whole}:{whole}:ro", *server.mounts))),
@@ -186,8 +186,6 @@ def sent_tuner(play: Play, server: Server, tuner: Path | None) -> str:
     """Send a tuner of the laptop to the head; return its path there, empty without one."""
     if tuner is None:
         return ""
-    import hashlib
-
     text = tuner.read_text()
     digest = hashlib.sha256(text.encode()).hexdigest()[:12]
     folder = f"{server.cache_root}/{FOLDER}/.{TUNERS}"
@@ -197,15 +195,29 @@ def sent_tuner(play: Play, server: Server, tuner: Path | None) -> str:
     return path
 
 
-def hand_on(play: Play, server: Server, image: str, files: Sequence[str]) -> None:
-    """Copy the result from the head to the other nodes that serve; they have the same GPU."""
-    others = server.nodes[1:]
-    if not others:
-        return
-    root = server.cache_root
-    folder = folder_of(root, image)
-    paths = {name: f"{folder}/{name}" for name in (*files, INDEX)}
-    answer = play.session(server.nodes[0]).request("gather", files=paths)
-    made = [File(path, content=answer["files"][name] or "") for name, path in paths.items()]
-    above = [Directory(path, mode=0o755) for path in (f"{root}/{FOLDER}", folder)]
-    play.apply(others, [*above, *made])
+def hand_on(play: Play, server: Server) -> tuple[str, tuple[int, ...]]:
+    """Copy the result from the head to the other nodes that serve; they have the same GPU.
+
+    Returns:
+        The name of the file (of several, for other types of weights, all), and the batch sizes.
+
+    Raises:
+        Failed: there is none.
+        InvalidFile: the head has another thing in its place.
+    """
+    head, *others = server.nodes
+    image = tuned.image_on_head(play, server)
+    entries = tuned.look(play, server, [head])[head.name]
+    found = tuned.fitting(entries, server.tp, image)
+    folder = folder_of(server.cache_root, image, server.recipe.model.name, server.tp)
+    paths = {str(entry["file"]): f"{folder}/{entry['file']}" for entry in found}
+    answer = play.session(head).request("gather", files=paths)
+    texts = {name: text for name, text in answer["files"].items() if text}
+    if not texts:
+        raise Failed("the tuner ended well, and left nothing", where=head.name)
+    if others:
+        above = (f"{server.cache_root}/{FOLDER}", folder.rpartition("/")[0], folder)
+        made = [File(paths[name], content=text) for name, text in texts.items()]
+        play.apply(others, [*(Directory(path, mode=0o755) for path in above), *made])
+    sizes = {size for text in texts.values() for size in sizes_in(json_object(text, head.name))}
+    return " ".join(sorted(texts)), tuple(sorted(sizes))

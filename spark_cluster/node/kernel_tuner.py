@@ -63,8 +63,8 @@ def argv(request: Mapping[str, Any]) -> list[str]:
     """Return the command that tunes, with this very code.
 
     Args:
-        request: `image` (its id), `root` (folder of the caches), `lock` (its file), `entry`
-            (model, tp, gpu), `words` (arguments of the tuner), `sizes`, `renew` (also what is
+        request: `image` (its id), `root` (folder of the caches), `folder` (the model's below it),
+            `lock` (its file), `words` (arguments of the tuner), `sizes`, `renew` (also what is
             tuned), `volumes`, `env`, `tuner` (a file of the node, or empty for the image's own),
             `limit_s`. It does not depend on what is done already: the same work must be found while
             it runs.
@@ -98,9 +98,9 @@ def _tuned(request: Mapping[str, Any]) -> dict[str, Any]:
     remove_container()  # of a run that was killed
     until = time.monotonic() + float(request["limit_s"])
     files = Folder(Path(request["root"]))
-    folder = Path(tuned_kernels.folder_of(request["root"], request["image"]))
-    staging = folder.with_name(f".{folder.name}.tuning")
-    present = set() if request["renew"] else tuned_kernels.sizes_of(request)
+    folder = Path(request["folder"])
+    staging = folder.parent.with_name(f".{folder.parent.name}.tuning")
+    present = set() if request["renew"] else tuned_kernels.sizes(files, folder)
     missing = [size for size in request["sizes"] if size not in present]
     try:
         for number, size in enumerate(missing):
@@ -110,7 +110,7 @@ def _tuned(request: Mapping[str, Any]) -> dict[str, Any]:
             files.make(output)
             if not _run(_container(request, staging, size), until):
                 return {"sizes": missing[:number], "left": missing[number:]}
-            tuned_kernels.keep(files, folder, request["entry"], output)
+            tuned_kernels.keep(files, folder, output)
     finally:
         remove_container()
         files.remove(staging)

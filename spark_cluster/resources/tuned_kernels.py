@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from spark_cluster.node import kernel_tuner, locks, own_program, tuned_kernels, units
+from spark_cluster.node.beneath import Folder
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.docker import image
@@ -16,6 +18,9 @@ if TYPE_CHECKING:
 
 SPARE_S = 900.0
 """Seconds after the limit of the tuner in which it keeps what it has and ends."""
+
+_PASSED = ("words", "renew", "volumes", "env", "limit_s")
+"""Fields that the tuner's program gets as they are."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +36,6 @@ class TunedKernels(Resource):
         image: reference of the image, which is there.
         root: folder of the caches.
         tp: tensor-parallel size that it is for.
-        gpu: name of the GPU.
         words: arguments of the tuner: model, size and type.
         sizes: batch sizes.
         volumes: of the container, `SOURCE:TARGET[:ro]`.
@@ -45,8 +49,7 @@ class TunedKernels(Resource):
 
     Example:
         TunedKernels("Qwen/Qwen3-30B-A3B", "vllm/vllm-openai:v0.20.1", "/srv/caches", tp=1,
-                     gpu="NVIDIA GB10", words=("--model", "/srv/models/m", "--tp-size", "1"),
-                     sizes=(1, 2, 4))
+                     words=("--model", "/srv/models/m", "--tp-size", "1"), sizes=(1, 2, 4))
     """
 
     noun = "tuned kernels"
@@ -56,7 +59,6 @@ class TunedKernels(Resource):
     image: str
     root: str
     tp: int = field(kw_only=True)
-    gpu: str = field(kw_only=True)
     words: tuple[str, ...] = field(kw_only=True)
     sizes: tuple[int, ...] = field(kw_only=True)
     volumes: tuple[str, ...] = field(default=(), kw_only=True)
@@ -81,15 +83,13 @@ class TunedKernels(Resource):
 
     def converge(self, host: Host, actual: State) -> None:
         request = {
-            **self._place(host),
+            **{name: getattr(self, name) for name in _PASSED},
+            "image": self._image(host),
+            "root": str(host.path(self.root)),
+            "folder": str(self._folder(host)),
             "lock": str(host.path(locks.TUNING)),
-            "words": list(self.words),
             "sizes": sorted(set(self.sizes)),
-            "renew": self.renew,
-            "volumes": list(self.volumes),
-            "env": dict(self.env),
             "tuner": str(host.path(self.tuner)) if self.tuner else "",
-            "limit_s": self.limit_s,
         }
         done = units.run(host, self.id, kernel_tuner.argv(request), timeout=self.limit_s + SPARE_S)
         found = own_program.answer_of(done.stdout, done.stderr, "the tuner")
@@ -101,13 +101,12 @@ class TunedKernels(Resource):
             )
 
     def state_after(self, host: Host) -> State:
-        present = tuned_kernels.sizes_of(self._place(host))
+        present = tuned_kernels.sizes(Folder(host.path(self.root)), self._folder(host))
         return {"sizes": sorted(present & set(self.sizes))}
 
-    def _place(self, host: Host) -> dict[str, Any]:
-        """Return where the result is, and what it is for."""
-        entry = {"model": self.model, "tp": self.tp, "gpu": self.gpu}
-        return {"image": self._image(host), "root": str(host.path(self.root)), "entry": entry}
+    def _folder(self, host: Host) -> Path:
+        folder = tuned_kernels.folder_of(self.root, self._image(host), self.model, self.tp)
+        return host.path(folder)
 
     def _image(self, host: Host) -> str:
         found = image(host, self.image)

@@ -21,7 +21,7 @@ from tests.factories import put
 IMAGE = "ab" * 6
 FILE = "E=8,N=64,device_name=NVIDIA_GB10.json"
 KEY = "vllm/torch_compile_cache/0123456789"
-ENTRY = {"model": "org/m", "tp": 1, "gpu": "GB10", "file": FILE}
+MODEL = f"tuned/{IMAGE}/org%2Fm-tp1"
 ALL = [KEY, "triton", "torchinductor", "vllm/modelinfos", f"tuned/{IMAGE}"]
 
 
@@ -38,10 +38,9 @@ def root(tmp_path: Path) -> Path:
 
 
 def keep(root: Path) -> None:
-    about = {key: ENTRY[key] for key in ("model", "tp", "gpu")}
-    output = root / ".output"
-    put(output / FILE, json.dumps({"1": {"BLOCK_SIZE_M": 1}}))
-    tuned_kernels.keep(Folder(root), root / "tuned" / IMAGE, about, output)
+    """Keep what the tuner has written."""
+    put(root / ".output" / FILE, json.dumps({"1": {"BLOCK_SIZE_M": 1}}))
+    tuned_kernels.keep(Folder(root), root / MODEL, root / ".output")
 
 
 def ask(root: Path, what: str, **request: Any) -> dict[str, Any]:
@@ -61,7 +60,7 @@ def tried(root: Path) -> None:
 
 @pytest.mark.parametrize(
     "place", ["vllm", "vllm/torch_compile_cache", KEY, "triton", "triton/KERNEL", "tuned",
-              f"tuned/{IMAGE}"],
+              f"tuned/{IMAGE}", MODEL],
 )  # fmt: skip
 @pytest.mark.parametrize("trick", FOLDER_TRICKS)
 def test_in_the_place_of_a_folder(tmp_path: Path, root: Path, trick: str, place: str) -> None:
@@ -71,17 +70,16 @@ def test_in_the_place_of_a_folder(tmp_path: Path, root: Path, trick: str, place:
     untouched(outside, root)
 
 
-@pytest.mark.parametrize("place", ["triton/KERNEL/a.json", "index.json", FILE])
+@pytest.mark.parametrize("place", ["triton/KERNEL/a.json", f"{MODEL}/{FILE}"])
 @pytest.mark.parametrize("trick", FILE_TRICKS)
 def test_in_the_place_of_a_file(tmp_path: Path, root: Path, trick: str, place: str) -> None:
     outside = container.outside(tmp_path / "outside")
-    path = root / place if "/" in place else root / "tuned" / IMAGE / place
-    leave(trick, path, outside, FILE_TRICKS)
+    leave(trick, root / place, outside, FILE_TRICKS)
     tried(root)
     untouched(outside, root, read=trick == "hard link")
 
 
-@pytest.mark.parametrize("place", ["vllm/torch_compile_cache", "triton", f"tuned/{IMAGE}"])
+@pytest.mark.parametrize("place", ["vllm/torch_compile_cache", "triton", f"tuned/{IMAGE}", MODEL])
 def test_a_folder_that_is_exchanged_for_a_link_meanwhile(
     tmp_path: Path, root: Path, place: str
 ) -> None:
@@ -93,11 +91,12 @@ def test_a_folder_that_is_exchanged_for_a_link_meanwhile(
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"file": "../../../outside/secret"}, {"file": 5}, {"sizes": 5}, {"sizes": ["1"]}]
-)
-def test_an_index_that_no_one_of_ours_wrote(root: Path, wrong: dict[str, Any]) -> None:
-    index = root / "tuned" / IMAGE / "index.json"
-    index.write_text(json.dumps({"entries": [{**ENTRY, "sizes": [1], **wrong}, 3, {}]}))
-    assert tuned_kernels.read(root) == []
-    index.write_text(json.dumps({"entries": 5}))
-    assert tuned_kernels.read(root) == []
+    "name",
+    ["org%2Fm/a.json", "org%2Fm-tp0/a.json", "org%2Fm-tp1x/a.json", "org%2Fm-tp1/a", "-tp1/a.json",
+     "org%2Fm-tp1/.a.json", "org%2Fm-tp1/a\nb.json", "a b-tp1/a.json", f"{'m' * 9}-tp99999/a.json"],
+)  # fmt: skip
+def test_names_that_no_one_of_ours_gave(root: Path, name: str) -> None:
+    ours = [{"image": IMAGE, "model": "org/m", "tp": 1, "file": FILE}]
+    assert tuned_kernels.read(root) == ours
+    put(root / "tuned" / IMAGE / name, "{}")
+    assert tuned_kernels.read(root) == ours

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,13 +18,13 @@ from spark_cluster.errors import Failed, Refused
 from spark_cluster.facts.model import Process
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.kernel_tuner import CONTAINER
-from spark_cluster.node.tuned_kernels import FOLDER, VARIABLE, keep
+from spark_cluster.node.tuned_kernels import VARIABLE, folder_of, keep
 
 FILE = "E=128,N=384,device_name=NVIDIA_GB10.json"
 
 
 def entry(**changed: Any) -> dict[str, Any]:
-    usual = {"model": make_recipe().model.name, "tp": 2, "gpu": "NVIDIA GB10", "file": FILE}
+    usual = {"model": make_recipe().model.name, "tp": 2, "file": FILE}
     return {**usual, "image": "1" * 12, **changed}
 
 
@@ -43,8 +44,8 @@ def started(cluster: FakeCluster, **tuned_on: list[dict[str, Any]]) -> Any:
         caches.mkdir(parents=True)
         for one in entries:
             put(caches / "output" / one["file"], json.dumps({"1": {"BLOCK_SIZE_M": 16}}))
-            about = {key: one[key] for key in ("model", "tp", "gpu")}
-            keep(Folder(caches), caches / FOLDER / one["image"], about, caches / "output")
+            folder = folder_of(str(caches), one["image"], one["model"], one["tp"])
+            keep(Folder(caches), Path(folder), caches / "output")
     play = cluster.play
     server = server_for(make_recipe(), *play.nodes)
     return tuned.applied(play, server, tuned.look(play, server, server.nodes))
@@ -54,7 +55,9 @@ def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(
     cluster: FakeCluster,
 ) -> None:
     made = started(cluster, a=[entry(), entry(tp=1)], b=[entry()])
-    assert made.env[VARIABLE] == f"{made.cache_root}/tuned/{'1' * 12}"
+    folder = folder_of(made.cache_root, "1" * 12, make_recipe().model.name, 2)
+    assert made.env[VARIABLE] == folder
+    assert f"{folder}:{folder}:ro" in made.mounts
     assert made.labels[tuned.LABEL] == FILE
     assert cluster.notes == []
 
@@ -66,7 +69,6 @@ def test_a_result_for_model_size_gpu_and_image_is_handed_to_the_engine(
         {"a": [entry()]},
         {"a": [entry(tp=1)], "b": [entry(tp=1)]},
         {"a": [entry(model="o/other")], "b": [entry(model="o/other")]},
-        {"a": [entry(gpu="NVIDIA H100")], "b": [entry(gpu="NVIDIA H100")]},
     ],
 )
 def test_without_one_on_each_node_nothing_is_changed_nor_asked(
@@ -143,11 +145,7 @@ def test_the_tuner_gets_the_model_its_size_and_its_type(
     found = arguments(cluster, json.dumps(config), **flags)
     assert sorted(found) == sorted(("--model", server.model_path, "--tp-size", "1", *more))
     wanted = tuning.resource(server, found, (1, 2), tuner="", limit_s=60.0, renew=False)
-    assert (wanted.words, wanted.gpu, wanted.model) == (
-        found,
-        "NVIDIA GB10",
-        make_recipe().model.name,
-    )
+    assert (wanted.words, wanted.model) == (found, server.recipe.model.name)
 
 
 @pytest.mark.parametrize(
@@ -176,6 +174,20 @@ def test_a_recipe_that_would_not_use_the_result_has_nothing_to_tune() -> None:
     server = server_for(make_recipe(env={VARIABLE: "/own"}), make_node("a"))
     with pytest.raises(Refused, match=f"its {VARIABLE} names a folder of its own"):
         tuning.must_be_tunable(server)
+
+
+def test_the_result_goes_to_the_other_node_that_serves(cluster: FakeCluster) -> None:
+    play = cluster.play
+    server = server_for(make_recipe(), *play.nodes)
+    with pytest.raises(Failed, match="left nothing"):
+        tuning.hand_on(play, server)
+    folder = folder_of(server.cache_root, "1" * 12, server.recipe.model.name, 2)
+    text = json.dumps({"triton_version": "3.5", "4": {}, "16": {}})
+    cluster.head.put(f"{folder}/{FILE}", text)
+    cluster.nodes["b"].put(f"{server.cache_root}/images/.keep", "")
+    assert tuning.hand_on(play, server) == (FILE, (4, 16))
+    assert (cluster.nodes["b"].root / f"{folder}/{FILE}".lstrip("/")).read_text() == text
+    assert tuned.applied(play, server, tuned.look(play, server, server.nodes)).env[VARIABLE]
 
 
 def test_other_engines_have_no_tuner() -> None:

@@ -149,6 +149,11 @@ def test_a_log_says_whether_it_compiled(
     assert found == {"keys": keys, "outcome": outcome, "compile_s": seconds}
 
 
+def test_a_node_that_lies_about_its_log_is_not_believed() -> None:
+    lies = ["", " ", "torch.compile took", "torch_compile_cache/../../etc/rank_0", "Directly\n"]
+    assert launches.logged(lies) == {"keys": (), "outcome": "", "compile_s": 0.0}
+
+
 @pytest.mark.parametrize(
     ("name", "outcome", "keys"),
     [("main_job_start.log", "", 0), ("compiled_start.log", "compiled", 2)],
@@ -178,7 +183,7 @@ def test_the_worst_node_is_the_state_of_the_launch() -> None:
 def answers(records: list[LaunchRecord], compiled: list[str], image: str = "") -> dict[str, Any]:
     """What a node answers that has these records and keys, and an image of this id."""
     tuned = [
-        {"image": "3" * 12, "model": make_recipe().model.name, "tp": tp, "gpu": "", "file": file}
+        {"image": "3" * 12, "model": make_recipe().model.name, "tp": tp, "file": file}
         for tp, file in ((2, "E=8,N=64.json"), (1, "E=8,N=128.json"))
     ]
     inspect = {"status": 0 if image else 1, "stdout": json.dumps([{"Id": image}]), "stderr": ""}
@@ -201,16 +206,16 @@ def test_a_recipe_is_judged_by_what_its_nodes_answer() -> None:
     made = replace(launches.wanted(recipe, 2), image=image, keys=("0123456789", KEY), last=1.0)
     upcoming = launches.Upcoming(recipe, {"spark1": "/var/cache/x", "spark2": "/var/cache/x"})
     here = asked([made], ["0123456789", KEY], image)
-    both = upcoming.judge({"spark1": here, "spark2": here}, 2, {})
+    both = upcoming.judge({"spark1": here, "spark2": here}, 2)
     assert (both.state, both.tuned) == ("warm", ("E=8,N=64.json",))
     assert str(both) == f"next launch of {recipe.name}: warm; tuned kernels: E=8,N=64.json"
-    found = upcoming.judge({"spark1": here, "spark2": asked([made], [], image)}, 2, {})
+    found = upcoming.judge({"spark1": here, "spark2": asked([made], [], image)}, 2)
     assert found.state == "cold"
     assert found.to_dict()["nodes"] == {"spark1": "warm", "spark2": "cold"}
-    assert upcoming.judge({"spark1": asked([], [KEY], image)}, 2, {}).state == "unknown"
-    smaller = upcoming.judge({"spark1": here}, 1, {})
+    assert upcoming.judge({"spark1": asked([], [KEY], image)}, 2).state == "unknown"
+    smaller = upcoming.judge({"spark1": here}, 1)
     assert (smaller.state, smaller.reasons) == ("unknown", (warmth.OTHER_ARGUMENTS,))
-    other = upcoming.judge({"spark1": asked([made], [KEY], "sha256:4")}, 2, {})
+    other = upcoming.judge({"spark1": asked([made], [KEY], "sha256:4")}, 2)
     assert (other.state, other.tuned) == ("cold", ())
 
 
@@ -219,7 +224,7 @@ def test_a_node_that_does_not_answer_is_unknown() -> None:
         raise Failed("the agent ended")
 
     one = launches.Asked(SimpleNamespace(wait=broken), None)  # type: ignore[arg-type]
-    found = launches.Upcoming(make_recipe(), {}).judge({"spark1": one}, 2, {})
+    found = launches.Upcoming(make_recipe(), {}).judge({"spark1": one}, 2)
     assert (found.state, found.reasons) == ("unknown", ("the agent ended",))
 
 
@@ -251,15 +256,19 @@ def test_whatever_the_engine_is_given_makes_another_launch() -> None:
     assert launches.wanted(make_recipe(), 2).arguments == usual
 
 
-def test_a_drafter_from_the_hub_stands_by_its_name() -> None:
-    """Its folder has a revision in it, which only `up` knows."""
-
+def test_what_only_up_knows_makes_no_other_launch() -> None:
+    """The folders of a model and a drafter in the hub's cache have a revision in them."""
     drafter = Drafter(method="eagle3", name="some/drafter", tokens=3)
-    moved = drafter.model_copy(update={"path": "/cache/models--some--drafter/snapshots/1"})
+    recipe = make_recipe(drafter=drafter)
+    folders = {name: f"/hub/{name}/snapshots/1" for name in (recipe.model.name, "some/drafter")}
+    one, found = launches.wanted(recipe, 1), recipe.located(folders)
+    assert found.drafter is not None
+    assert found.drafter.node_path == folders["some/drafter"]
+    assert launches.wanted(found, 1) == one
     other = drafter.model_copy(update={"name": "another/drafter"})
-    one = launches.wanted(make_recipe(drafter=drafter), 1)
-    assert launches.wanted(make_recipe(drafter=moved), 1) == one
-    assert launches.wanted(make_recipe(drafter=other), 1) != one
+    own = drafter.model_copy(update={"path": "/srv/drafter"})
+    for changed in (other, own):
+        assert launches.wanted(make_recipe(drafter=changed), 1) != one
 
 
 class Node:

@@ -19,7 +19,6 @@ from tests.factories import put
 
 FILE = "E=8,N=64,device_name=NVIDIA_GB10.json"
 IMAGE = "sha256:" + "ab" * 32
-ABOUT = {"model": "org/m", "tp": 1, "gpu": "NVIDIA GB10"}
 TUNER = Path(__file__).parents[1] / "tuner_stand_in.py"
 DOCKER = """\
 #!/bin/sh
@@ -46,7 +45,7 @@ exec {python} -S -c "$code" "${{given:+$sent}}" "$@"
 """An image: its programs see what is in a folder, and run with the interpreter of this machine."""
 
 MADE = TunedKernels(
-    "org/m", "vllm/vllm-openai:v0.32.0", "/srv/caches", tp=1, gpu="NVIDIA GB10",
+    "org/m", "vllm/vllm-openai:v0.32.0", "/srv/caches", tp=1,
     words=("--model", "/srv/m", "--tp-size", "1"), sizes=(1, 2), volumes=("/srv/m:/srv/m:ro",),
 )  # fmt: skip
 
@@ -85,22 +84,26 @@ def runs(node: Any) -> list[str]:
     return [line for line in lines if line.startswith("run --rm --init")]
 
 
-def kept(node: Any) -> dict[str, Any]:
+PLACE = f"srv/caches/tuned/{'ab' * 6}/org%2Fm-tp1"
+
+
+def kept(node: Any) -> list[int]:
+    """The batch sizes in the one file."""
     (entry,) = tuned_kernels.read(node.root / "srv/caches")
-    return entry
+    assert (entry["image"], entry["model"], entry["tp"]) == ("ab" * 6, "org/m", 1)
+    document = json.loads((node.root / PLACE / entry["file"]).read_text())
+    return sorted(tuned_kernels.sizes_in(document))
 
 
 def test_tuned_once_and_then_left(tuned: Any) -> None:
     assert tuned.check(MADE).verdict == "change"
     result = tuned.apply(MADE)
     assert (result.verdict, result.error) == ("change", " | ")
-    folder = tuned.root / f"srv/caches/tuned/{'ab' * 6}"
+    folder = tuned.root / PLACE
     document = json.loads((folder / FILE).read_text())
     assert document.keys() == {"triton_version", "1", "2"}
     assert document["2"]["BLOCK_SIZE_N"] == 64
-    entry = kept(tuned)
-    assert (entry["image"], entry["model"], entry["tp"]) == ("ab" * 6, "org/m", 1)
-    assert (entry["file"], entry["sizes"]) == (FILE, [1, 2])
+    assert kept(tuned) == [1, 2]
     assert [tuned.apply(MADE).verdict, tuned.check(MADE).verdict] == ["ok", "ok"]
     assert len(runs(tuned)) == 2
     assert {path.name for path in folder.parent.iterdir()} == {folder.name}
@@ -131,7 +134,7 @@ def test_what_was_measured_before_a_failure_is_kept(tuned: Any) -> None:
     result = tuned.apply(replace(MADE, sizes=(1, 13, 16)))
     assert result.verdict == "failed"
     assert "AttributeError: 'Config' object has no attribute 'num_local_experts'" in result.error
-    assert kept(tuned)["sizes"] == [1]
+    assert kept(tuned) == [1]
 
 
 def test_the_limit_ends_it_and_keeps_what_is_done(tuned: Any) -> None:
@@ -140,7 +143,7 @@ def test_the_limit_ends_it_and_keeps_what_is_done(tuned: Any) -> None:
     assert result.verdict == "failed"
     assert "batch sizes none are tuned, 7, 16 are not" in result.error
     assert (tuned.bin / "docker.log").read_text().endswith(f"rm --force {kernel_tuner.CONTAINER}\n")
-    assert kept(tuned)["sizes"] == [1]
+    assert kept(tuned) == [1]
 
 
 @pytest.mark.parametrize(
@@ -196,7 +199,7 @@ def test_a_tuner_that_was_sent_is_mounted(node: Any) -> None:
 def test_a_file_that_no_tuner_writes(tmp_path: Path, text: str) -> None:
     put(tmp_path / "output" / FILE, text)
     with pytest.raises(ResourceError, match="E=8"):
-        tuned_kernels.keep(Folder(tmp_path), tmp_path / "tuned/x", ABOUT, tmp_path / "output")
+        tuned_kernels.keep(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
 
 
 @pytest.mark.parametrize("names", [[], [FILE, "E=9.json"]])
@@ -205,14 +208,13 @@ def test_another_number_of_files_than_the_tuner_writes(tmp_path: Path, names: li
     for name in names:
         put(tmp_path / "output" / name, "{}")
     with pytest.raises(ResourceError, match="expected one file"):
-        tuned_kernels.keep(Folder(tmp_path), tmp_path / "tuned/x", ABOUT, tmp_path / "output")
+        tuned_kernels.keep(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
 
 
 def test_only_numbers_of_tokens_are_sizes(tmp_path: Path) -> None:
     put(tmp_path / "output" / FILE, json.dumps({"triton_version": "3", "9" * 5000: {}, "16": {}}))
-    tuned_kernels.keep(Folder(tmp_path), tmp_path / "tuned/x", ABOUT, tmp_path / "output")
-    (entry,) = tuned_kernels.read(tmp_path)
-    assert entry["sizes"] == [16]
+    tuned_kernels.keep(Folder(tmp_path), tmp_path / "tuned/x", tmp_path / "output")
+    assert tuned_kernels.sizes(Folder(tmp_path), tmp_path / "tuned/x") == {16}
 
 
 @pytest.mark.parametrize("wrong", [{"sizes": ()}, {"sizes": (0,)}, {"root": "caches"}])
