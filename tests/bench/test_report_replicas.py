@@ -11,8 +11,8 @@ from spark_cluster.bench.record import CellResult, Metric, Record, ReplicaShare
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.post import post
 from spark_cluster.bench.report.replica_tables import replica_table
+from spark_cluster.bench.report.run_verdict import answers, lead
 from spark_cluster.bench.report.sections import sections
-from spark_cluster.bench.report.verdict import answers, lead
 
 
 def metric(*values: float) -> Metric:
