@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from spark_cluster.bench.compare import SETUP_FIELDS
 from spark_cluster.bench.record import (
     HIGHER_IS_BETTER,
     CellKey,
@@ -177,5 +178,6 @@ def _label(setup: Setup, *, with_model: bool) -> str:
 
 
 def _same_model(one: Setup, two: Setup) -> bool:
-    fields = ("model", "model_revision", "quantization", "kv_cache_dtype", "engine", "variant")
-    return all(getattr(one, name) == getattr(two, name) for name in fields)
+    """Return whether two setups are alike but for the nodes that they run on."""
+    names = (SETUP_FIELDS.keys() - {"tp", "replicas"}) | {"variant"}
+    return all(getattr(one, name) == getattr(two, name) for name in names)

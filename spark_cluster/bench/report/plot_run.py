@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,11 +20,7 @@ FORMATS = (".svg", ".png")
 
 def is_installed() -> bool:
     """Return whether plots can be drawn here."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return find_spec("matplotlib") is not None
 
 
 def write_plot(record: MemoryRecord, path: Path) -> None:
