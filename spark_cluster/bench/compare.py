@@ -12,6 +12,7 @@ from spark_cluster.bench.record import (
     CellKey,
     CellResult,
     MetricName,
+    NodeRecord,
     Record,
     Setup,
 )
@@ -48,9 +49,7 @@ _TOOL_SETTINGS = ("exact_output", "temperature", "questions")
 """Settings that must be alike where both runs say them."""
 
 _CHANGES_OF_SETUP = ("image_digest", "executor", "flags", "variant")
-_CHANGES_OF_NODE = (
-    "hardware", "driver", "firmware", "bios", "kernel", "dgx", "mtu", "hcas", "environment",
-)  # fmt: skip
+_CHANGES_OF_NODE = tuple(name for name in NodeRecord.model_fields if name != "name")
 
 LONGEST = 60
 """Characters of a changed value that is shown; of longer ones only the name is."""

@@ -41,7 +41,7 @@ Found = Mapping[str, DockerImage | None]
 
 
 @dataclass(frozen=True)
-class Pins:
+class ImagePins:
     """The images of the servers of a run that is repeated.
 
     Attributes:
@@ -53,7 +53,7 @@ class Pins:
     differences: tuple[str, ...]
 
 
-def choose(play: Play, setups: Sequence[Setup], recipes: Mapping[str, Recipe]) -> Pins:
+def choose(play: Play, setups: Sequence[Setup], recipes: Mapping[str, Recipe]) -> ImagePins:
     """Look on the nodes and at the registries which images can be those of the record.
 
     A server is not pinned where all of its nodes have the recorded image under the recipe's name.
@@ -85,7 +85,7 @@ def choose(play: Play, setups: Sequence[Setup], recipes: Mapping[str, Recipe]) -
             if not why:
                 images[setup.id] = digest
         lines += _uncertain(setup, recipe, found, is_pinned=setup.id in images, why=why)
-    return Pins(images, tuple(dict.fromkeys(lines)))
+    return ImagePins(images, tuple(dict.fromkeys(lines)))
 
 
 def _refusal(play: Play, sessions: Sequence[Session], image: str) -> str:

@@ -39,19 +39,12 @@ def begin(
         InvalidFile: the record, its suite or a recipe in it is wrong.
         Refused: a recipe in it is not the user's own, and is not trusted.
     """
-    from spark_cluster.bench.repeat import expansion_of, load_original, must_be_trusted
-    from spark_cluster.bench.run import BenchRun
+    from spark_cluster.bench.repeat import load_original, must_be_trusted
     from spark_cluster.config.allowance_checks import must_be_allowed
 
     refuse_second_run(out)
     original = load_original(folder, app.allowances(allow))
-    theirs, words = original.record, ("repeat", str(folder))
-    record = new_record(app.cluster, original.suite, theirs.recipes, words, app.run_id)
-    record = record.model_copy(
-        update={"suite_text": theirs.suite_text, "repeats": original.repeats()}
-    )
-    expansion = expansion_of(original, len(app.nodes))
-    made = BenchRun(record, original.suite, expansion, out or Path(RESULTS) / record.id)
+    made = _new_run(app, original, folder, out)
     _show(app, made, original)
     for recipe in original.recipes.values():
         must_be_allowed(recipe)
@@ -66,6 +59,19 @@ def begin(
             original.save(made.folder)
 
     return made, before
+
+
+def _new_run(app: App, original: Original, folder: Path, out: Path | None) -> BenchRun:
+    from spark_cluster.bench.repeat import expansion_of
+    from spark_cluster.bench.run import BenchRun
+
+    theirs, words = original.record, ("repeat", str(folder))
+    record = new_record(app.cluster, original.suite, theirs.recipes, words, app.run_id)
+    record = record.model_copy(
+        update={"suite_text": theirs.suite_text, "repeats": original.repeats()}
+    )
+    expansion = expansion_of(original, len(app.nodes))
+    return BenchRun(record, original.suite, expansion, out or Path(RESULTS) / record.id)
 
 
 def _show(app: App, made: BenchRun, original: Original) -> None:

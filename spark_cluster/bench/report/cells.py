@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
+from spark_cluster.bench.compare import SETUP_FIELDS
 from spark_cluster.bench.record import (
     HIGHER_IS_BETTER,
     CellKey,
@@ -24,7 +25,7 @@ Shape = tuple[int, int]
 
 
 @dataclass(frozen=True)
-class Point:
+class PlotPoint:
     """A measured figure of a line in a plot."""
 
     x: float
@@ -33,7 +34,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Pair:
+class SizePair:
     """A recipe on one node and on two."""
 
     one: Setup
@@ -87,7 +88,7 @@ class Results:
                 count[_shape(cell.key)] += 1
         return max(setups, key=lambda s: (len(setups[s]), count[s], s[1], s[0]), default=None)
 
-    def at(self, setup: Setup, metric: MetricName, **fixed: int) -> list[Point]:
+    def at(self, setup: Setup, metric: MetricName, **fixed: int) -> list[PlotPoint]:
         """Figures of the shape that the plots are about.
 
         Args:
@@ -99,7 +100,7 @@ class Results:
             alike = all(getattr(cell.key, name) == value for name, value in fixed.items())
             if alike and _shape(cell.key) == self.shape and metric in cell.metrics:
                 x = getattr(cell.key, along)
-                found[x] = Point(x, cell.metrics[metric], cell)
+                found[x] = PlotPoint(x, cell.metrics[metric], cell)
         return [found[x] for x in sorted(found)]
 
     @cached_property
@@ -108,7 +109,7 @@ class Results:
         cells = [cell for cells in self.by_setup.values() for cell in _plain(cells)]
         return min((c.key.depth for c in cells if _shape(c.key) == self.shape), default=0)
 
-    def at_lowest(self, setup: Setup, metric: MetricName) -> Point | None:
+    def at_lowest(self, setup: Setup, metric: MetricName) -> PlotPoint | None:
         """Return a figure with one request at a time at the lowest depth; None without one."""
         points = self.at(setup, metric, concurrency=1)
         return points[0] if points and points[0].x == self.lowest_depth else None
@@ -120,17 +121,17 @@ class Results:
         return [one for one in against_plan(self.record) if one.setup in measured]
 
     @cached_property
-    def pairs(self) -> tuple[Pair, ...]:
+    def pairs(self) -> tuple[SizePair, ...]:
         """Setups at TP=1 with those of the same model and arguments at TP=2."""
         single = [setup for setup in self.setups if setup.replicas == 1]
         return tuple(
-            Pair(one, two)
+            SizePair(one, two)
             for one in single
             for two in single
             if one.tp == 1 and two.tp == 2 and _same_model(one, two)
         )
 
-    def replicas_of(self, pair: Pair) -> Setup | None:
+    def replicas_of(self, pair: SizePair) -> Setup | None:
         """The setup of a pair's recipe that runs one server on each of the two nodes."""
         for setup in self.setups:
             if setup.tp == 1 and setup.replicas == 2 and _same_model(setup, pair.one):
@@ -177,5 +178,6 @@ def _label(setup: Setup, *, with_model: bool) -> str:
 
 
 def _same_model(one: Setup, two: Setup) -> bool:
-    fields = ("model", "model_revision", "quantization", "kv_cache_dtype", "engine", "variant")
-    return all(getattr(one, name) == getattr(two, name) for name in fields)
+    """Return whether two setups are alike but for the nodes that they run on."""
+    names = (SETUP_FIELDS.keys() - {"tp", "replicas"}) | {"variant"}
+    return all(getattr(one, name) == getattr(two, name) for name in names)

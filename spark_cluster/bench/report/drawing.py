@@ -87,7 +87,7 @@ class Plot:
     png: bytes
 
 
-class Canvas:
+class PlotCanvas:
     """A figure with one or more panels, one above another.
 
     Args:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.bench.report.drawing import SMALL, SOFT, Canvas, Plot, clipped, colour, style
+from spark_cluster.bench.report.drawing import SMALL, SOFT, Plot, PlotCanvas, clipped, colour, style
 from spark_cluster.errors import Failed, UsageError, install_extra
 from spark_cluster.node.durable import write_file
 
@@ -19,11 +20,7 @@ FORMATS = (".svg", ".png")
 
 def is_installed() -> bool:
     """Return whether plots can be drawn here."""
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
+    return find_spec("matplotlib") is not None
 
 
 def write_plot(record: MemoryRecord, path: Path) -> None:
@@ -58,7 +55,9 @@ def memory_plot(record: MemoryRecord) -> Plot:
     unit, length = ("min", 60.0) if last - first > 180 else ("s", 1.0)
     end = max((last - first) / length * 1.04, 1.0)
     with style():
-        canvas = Canvas("memory", clipped(f"GPU memory: {record.command}", 48), (2.0, 1.2), top=1.0)
+        canvas = PlotCanvas(
+            "memory", clipped(f"GPU memory: {record.command}", 48), (2.0, 1.2), top=1.0
+        )
         held, available = canvas.panels
         for index, node in enumerate(record.nodes):
             own = [reading for reading in record.readings if reading.node == node]
@@ -87,7 +86,7 @@ def memory_plot(record: MemoryRecord) -> Plot:
         return canvas.finish()
 
 
-def _phases(canvas: Canvas, spans: list[tuple[str, float]], end: float) -> None:
+def _phases(canvas: PlotCanvas, spans: list[tuple[str, float]], end: float) -> None:
     """Draw a line where a phase begins, and its name above; names take turns in two rows."""
     held: Axes = canvas.panels[0]
     for number, (name, at) in enumerate(spans):

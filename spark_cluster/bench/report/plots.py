@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from spark_cluster.bench.record import Metric, MetricName, Setup
-from spark_cluster.bench.report.cells import Point, Results
+from spark_cluster.bench.report.cells import PlotPoint, Results
 from spark_cluster.bench.report.drawing import (
     GRID,
     INK,
     SMALL,
     SOFT,
-    Canvas,
     Plot,
+    PlotCanvas,
     clipped,
     colour,
     line_style,
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MAX_LINES = 8
 MAX_PREDICTIONS = 24
 
-Lines = Sequence[tuple[Setup, Sequence[Point]]]
+Lines = Sequence[tuple[Setup, Sequence[PlotPoint]]]
 """The points of each setup that has some."""
 
 
@@ -44,7 +44,7 @@ def _against_depth(results: Results, name: str, title: str, metric: MetricName) 
     lines = [line for line in _lines(results, metric, concurrency=1) if len(line[1]) > 1]
     if not lines:
         return
-    canvas = Canvas(name, title)
+    canvas = PlotCanvas(name, title)
     for index, (setup, points) in enumerate(lines):
         _line(canvas.axes, points, index, results.labels[setup.id])
     canvas.axes.set_ylabel("tok/s")
@@ -63,7 +63,7 @@ def _per_user(results: Results) -> Iterator[Plot]:
     lines = [(setup, points) for setup, points in lines if points]
     if all(len(points) < 2 for _, points in lines):
         return
-    canvas = Canvas("per-user-aggregate", "Per-user against aggregate speed")
+    canvas = PlotCanvas("per-user-aggregate", "Per-user against aggregate speed")
     for index, (setup, points) in enumerate(lines):
         x = [point.metric.mean for point in points]
         y = [metric.mean for point in points if (metric := _request(point))]
@@ -81,7 +81,7 @@ def _per_user(results: Results) -> Iterator[Plot]:
     yield _finished(canvas, results, lines, "Speed of all requests together", note)
 
 
-def _request(point: Point) -> Metric | None:
+def _request(point: PlotPoint) -> Metric | None:
     alone = point.metric if point.x == 1 else None
     return point.cell.metrics.get("tg_tps_request", alone)
 
@@ -90,11 +90,11 @@ def _first_response(results: Results) -> Iterator[Plot]:
     lines = _lines(results, "ttfr_ms", depth=results.lowest_depth)
     if len({point.x for _, points in lines for point in points}) < 2:
         return
-    canvas = Canvas("ttfr-concurrency", "Time to first response against load")
+    canvas = PlotCanvas("ttfr-concurrency", "Time to first response against load")
     spread = "Bars: standard deviation."
     for index, (setup, points) in enumerate(lines):
         known = [point.metric.percentiles for point in points]
-        shown: Sequence[Point] = points
+        shown: Sequence[PlotPoint] = points
         if all({"p50", "p95"} <= percentiles.keys() for percentiles in known):
             spread = "Line: p50, band: up to p95."
             low, high = ([each[name] / 1000 for each in known] for name in ("p50", "p95"))
@@ -125,7 +125,7 @@ def _variants(results: Results) -> Iterator[Plot]:
     accepted = [point.cell.metrics.get("acceptance") for _, point in found]
     sweep = any(metric is not None for metric in accepted)
     title = "Variants: decoding and acceptance (c=1)" if sweep else "Variants: decoding (c=1)"
-    canvas = Canvas("variants", title, (1.7, 1.0) if sweep else (2.3,), top=0.42)
+    canvas = PlotCanvas("variants", title, (1.7, 1.0) if sweep else (2.3,), top=0.42)
     speeds = [point.metric for _, point in found]
     _bars(canvas.axes, speeds, 0)
     canvas.axes.set_ylabel("tok/s")
@@ -177,7 +177,7 @@ def predicted_plot(results: Results) -> Iterator[Plot]:
     if not rows:
         return
     title = "Measured as a share of the prediction"
-    canvas = Canvas("predicted", title, (0.24 * len(rows) + 0.3,), top=0.36)
+    canvas = PlotCanvas("predicted", title, (0.24 * len(rows) + 0.3,), top=0.36)
     axes = canvas.axes
     box = axes.get_position()
     axes.set_position((0.33, box.y0, 0.62, box.height))
@@ -203,7 +203,9 @@ def _lines(results: Results, metric: MetricName, **fixed: int) -> Lines:
     return [(setup, points) for setup, points in found if points][:MAX_LINES]
 
 
-def _line(axes: Axes, points: Sequence[Point], index: int, label: str, scale: float = 1.0) -> None:
+def _line(
+    axes: Axes, points: Sequence[PlotPoint], index: int, label: str, scale: float = 1.0
+) -> None:
     """Draw a line with the standard deviation of its points, all times `scale`."""
     x, y = [point.x for point in points], [point.metric.mean * scale for point in points]
     errors = [(point.metric.std or 0) * scale for point in points]
@@ -231,7 +233,7 @@ def _ticks(lines: Lines) -> list[int]:
 
 
 def _finished(
-    canvas: Canvas, results: Results, lines: Lines, described: str, note: str = ""
+    canvas: PlotCanvas, results: Results, lines: Lines, described: str, note: str = ""
 ) -> Plot:
     """Draw a plot of lines, described by the figures of all of them."""
     canvas.legend()

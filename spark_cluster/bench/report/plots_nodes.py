@@ -8,14 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeVar
 
 from spark_cluster.bench.report.cells import Results
-from spark_cluster.bench.report.drawing import SMALL, SOFT, Canvas, Plot, clipped, colour
+from spark_cluster.bench.report.drawing import SMALL, SOFT, Plot, PlotCanvas, clipped, colour
 from spark_cluster.bench.report.formats import elapsed
 from spark_cluster.bench.report.setup_tables import PHASES, readings
-from spark_cluster.bench.report.telemetry import NodeTelemetry, from_datetime, thin_out
+from spark_cluster.bench.report.telemetry_samples import NodeTelemetry, from_datetime, thin_out
 from spark_cluster.facts.gpu_load import SLOW_MHZ
 
 if TYPE_CHECKING:
-    from spark_cluster.bench.report.telemetry import Floats
+    from spark_cluster.bench.report.telemetry_samples import Floats
 
     F = TypeVar("F", float, Floats)
 
@@ -90,7 +90,7 @@ def vram_plot(results: Results) -> Iterator[Plot]:
         return
     nodes = list(dict.fromkeys(r.node for setup in setups for r in setup.vram))[:8]
     heights = (1.35 if len(setups) > 1 else 2.2,) * len(setups)
-    canvas = Canvas("vram", "GPU memory by phase, GiB", heights, top=0.8)
+    canvas = PlotCanvas("vram", "GPU memory by phase, GiB", heights, top=0.8)
     width = 0.8 / len(nodes)
     highest = max(r.used_mib for setup in setups for r in setup.vram) / 1024
     for axes, setup in zip(canvas.panels, setups, strict=True):
@@ -135,7 +135,7 @@ def telemetry_plots(results: Results, nodes: Sequence[NodeTelemetry]) -> Iterato
         is_unused = panel.name == "swap" and not any((y > 0).any() for _, _, _, y in lines)
         if is_unused or not any(x.size for _, _, x, _ in lines):
             continue
-        canvas = Canvas(panel.name, f"{panel.title} over time", (1.9,))
+        canvas = PlotCanvas(panel.name, f"{panel.title} over time", (1.9,))
         for index, part, x, y in lines:
             if x.size:
                 canvas.axes.plot(
@@ -147,7 +147,7 @@ def telemetry_plots(results: Results, nodes: Sequence[NodeTelemetry]) -> Iterato
         yield _finished(canvas, panel, spans, axis)
 
 
-def _finished(canvas: Canvas, panel: Panel, spans: Sequence[Span], axis: TimeAxis) -> Plot:
+def _finished(canvas: PlotCanvas, panel: Panel, spans: Sequence[Span], axis: TimeAxis) -> Plot:
     axes = canvas.axes
     if panel.limit is not None:
         axes.axhline(panel.limit, color=SOFT, linewidth=0.9, linestyle=":")

@@ -31,7 +31,7 @@ from spark_cluster.bench.report.tables import (
     served_table,
     sweep_table,
 )
-from spark_cluster.bench.report.telemetry import NodeTelemetry, from_datetime
+from spark_cluster.bench.report.telemetry_samples import NodeTelemetry, from_datetime
 
 TELEMETRY_NOTE = (
     "Shaded: when which setup was under load. Of each short interval the lowest and the highest "

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from typing import get_args
 
-from spark_cluster.bench.record import NodeRecord, Setup, VramReading
+from spark_cluster.bench.record import NodeRecord, Phase, Setup, VramReading
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.formats import short
 from spark_cluster.bench.report.table import MARK, Table, tabulate
 
-PHASES = ("before", "load_peak", "ready", "under_load", "after")
+PHASES: tuple[Phase, ...] = get_args(Phase)
 """Of a server's life, as GPU memory is read in them."""
 
 

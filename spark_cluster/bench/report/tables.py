@@ -12,7 +12,7 @@ from spark_cluster.bench.record import (
     Setup,
 )
 from spark_cluster.bench.references import PredictedFigure
-from spark_cluster.bench.report.cells import Pair, Results, is_noise, is_served, speed_up
+from spark_cluster.bench.report.cells import Results, SizePair, is_noise, is_served, speed_up
 from spark_cluster.bench.report.formats import (
     amount,
     decode_name,
@@ -84,7 +84,7 @@ def comparison_tables(results: Results) -> Iterator[Table]:
         yield _per_load(results, pair, f"Throughput of all requests together (t/s){suffix}")
 
 
-def _per_depth(results: Results, pair: Pair, title: str, metric: MetricName) -> Table:
+def _per_depth(results: Results, pair: SizePair, title: str, metric: MetricName) -> Table:
     one, two = (
         {p.x: p for p in results.at(s, metric, concurrency=1)} for s in (pair.one, pair.two)
     )
@@ -101,7 +101,7 @@ def _per_depth(results: Results, pair: Pair, title: str, metric: MetricName) -> 
     return tabulate(title, rows, NOISE_NOTE if any("~" in row["speed-up"] for row in rows) else "")
 
 
-def _per_load(results: Results, pair: Pair, title: str) -> Table:
+def _per_load(results: Results, pair: SizePair, title: str) -> Table:
     depth = results.lowest_depth
     setups = {ONE: pair.one, TWO: pair.two}
     if replicas := results.replicas_of(pair):

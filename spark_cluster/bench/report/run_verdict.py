@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spark_cluster.bench.record import HIGHER_IS_BETTER, Metric, MetricName, Setup
-from spark_cluster.bench.report.cells import Point, Results, is_noise, speed_up
+from spark_cluster.bench.report.cells import PlotPoint, Results, is_noise, speed_up
 from spark_cluster.bench.report.formats import (
     decode_name,
     duration,
@@ -21,7 +21,7 @@ from spark_cluster.bench.statistics import CONFIDENCE, differences, floor_of
 
 
 @dataclass(frozen=True)
-class Verdict:
+class RunVerdict:
     """The outcome of a run.
 
     Attributes:
@@ -36,7 +36,7 @@ class Verdict:
 
 
 @dataclass(frozen=True)
-class Answer:
+class BestSetup:
     """The setup that serves a purpose.
 
     Attributes:
@@ -92,7 +92,7 @@ def lead(metric: MetricName, first: Metric, other: Metric, concurrency: int) -> 
     return Lead(found.ratio, found.low, found.high, interval, why)
 
 
-def verdict(results: Results) -> Verdict:
+def verdict(results: Results) -> RunVerdict:
     """Say how the run went."""
     record = results.record
     count = Counter(cell.status for cell in record.cells)
@@ -111,7 +111,7 @@ def verdict(results: Results) -> Verdict:
     elif attention or count["skipped"] or record.status != "complete":
         mark = "attention"
     text = f"{stage.get(record.status, '')}{', '.join(parts)}."
-    return Verdict(mark, _title(results), text)
+    return RunVerdict(mark, _title(results), text)
 
 
 def _title(results: Results) -> str:
@@ -133,7 +133,7 @@ def _title(results: Results) -> str:
 _NOT_ALONE = "Not measured: no cell with one request at a time has a result."
 
 
-def answers(results: Results) -> Iterator[Answer]:
+def answers(results: Results) -> Iterator[BestSetup]:
     """Yield which setup serves a single user, a quick first token, and many users."""
     # Of replicas a single user is served by one only.
     single = [setup for setup in results.setups if setup.replicas == 1] or results.setups
@@ -143,13 +143,13 @@ def answers(results: Results) -> Iterator[Answer]:
     yield _throughput(results)
 
 
-def _first_token(results: Results, setups: Sequence[Setup]) -> Answer:
+def _first_token(results: Results, setups: Sequence[Setup]) -> BestSetup:
     """Compare at the deepest context that all were measured at, and name the times without one."""
     purpose = "One user: prefill and first token"
     lines = {s.id: {p.x: p for p in results.at(s, "ttfr_ms", concurrency=1)} for s in setups}
     depths = [set(points) for points in lines.values() if points]
     if not depths:
-        return Answer(purpose, "", _NOT_ALONE)
+        return BestSetup(purpose, "", _NOT_ALONE)
     common = set.intersection(*depths) or set.union(*depths)
     deep, shallow = max(common), min(common)
     deepest = {id: points.get(deep) for id, points in lines.items()}
@@ -161,27 +161,27 @@ def _first_token(results: Results, setups: Sequence[Setup]) -> Answer:
     return replace(found, text=f"{found.text} At depth {shallow:,.0f}: {shown}.")
 
 
-def _throughput(results: Results) -> Answer:
+def _throughput(results: Results) -> BestSetup:
     purpose = "Many users: two replicas or TP=2"
     pair = next(iter(results.pairs), None)
     replicas = results.replicas_of(pair) if pair else None
     if pair is None or replicas is None:
         why = "Not measured: it takes one model at TP=2 and as two replicas at TP=1."
-        return Answer(purpose, "", why)
+        return BestSetup(purpose, "", why)
     split, joint = (
         {int(p.x): p for p in results.at(setup, "tg_tps", depth=results.lowest_depth)}
         for setup in (replicas, pair.two)
     )
     loads = sorted(split.keys() & joint.keys(), reverse=True)
     if not loads:
-        return Answer(purpose, "", "No load was measured on both two replicas and TP=2.")
+        return BestSetup(purpose, "", "No load was measured on both two replicas and TP=2.")
     points = [{replicas.id: split[load], pair.two.id: joint[load]} for load in loads]
     found = _best(results, purpose, "tg_tps", points[0], loads[0])
     more = [_at_load(results, *each) for each in zip(loads[1:], points[1:], strict=True)]
     return replace(found, text=" ".join([found.text, *more]))
 
 
-def _at_load(results: Results, load: int, points: Mapping[str, Point]) -> str:
+def _at_load(results: Results, load: int, points: Mapping[str, PlotPoint]) -> str:
     """Say which of two setups is ahead at a load, in a sentence."""
     (first, best), (_, other) = sorted(points.items(), key=lambda p: -p[1].metric.mean)
     ahead = lead("tg_tps", best.metric, other.metric, load)
@@ -195,9 +195,9 @@ def _best(
     results: Results,
     purpose: str,
     metric: MetricName,
-    measured: Mapping[str, Point | None],
+    measured: Mapping[str, PlotPoint | None],
     load: int,
-) -> Answer:
+) -> BestSetup:
     """Name the best of several setups and how far ahead of the next one it is.
 
     Args:
@@ -206,23 +206,23 @@ def _best(
     more = metric in HIGHER_IS_BETTER
     points = [(id, point) for id, point in measured.items() if point is not None]
     if not points:
-        return Answer(purpose, "", _NOT_ALONE)
+        return BestSetup(purpose, "", _NOT_ALONE)
     points.sort(key=lambda item: item[1].metric.mean, reverse=more)
     (winner, first), *others = points
     name = (decode_name if more else prefill_name)(first.cell.key, concurrency=load > 1)
     shown = f"{_speed(metric, first.metric)} at {name}"
     label = results.labels[winner]
     if not others:
-        return Answer(purpose, label, f"{shown}; no other setup was measured for it.")
+        return BestSetup(purpose, label, f"{shown}; no other setup was measured for it.")
     next_one, other = others[0]
     against = f"{results.labels[next_one]} ({_speed(metric, other.metric)})"
     ahead = lead(metric, first.metric, other.metric, load)
     if ahead is None:
-        return Answer(purpose, "", f"{shown} against {against}.")
+        return BestSetup(purpose, "", f"{shown} against {against}.")
     if ahead.why_open:
-        return Answer(purpose, "", f"{shown} against {against}: {ahead.why_open}.")
+        return BestSetup(purpose, "", f"{shown} against {against}: {ahead.why_open}.")
     gain = f"{factor(ahead.ratio)} as fast as {against}, {ahead.interval}"
-    return Answer(purpose, label, f"{shown}, {gain}.")
+    return BestSetup(purpose, label, f"{shown}, {gain}.")
 
 
 def _speed(metric: MetricName, figure: Metric) -> str:
@@ -271,6 +271,6 @@ def _without_tokens(results: Results) -> str:
     )
 
 
-def _where(point: Point) -> str:
+def _where(point: PlotPoint) -> str:
     depth = f" at {tokens(point.cell.key.depth)} of context" if point.cell.key.depth else ""
     return f"one user{depth}"
