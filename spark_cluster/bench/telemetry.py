@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -73,8 +73,32 @@ class Row:
         """As in a line of `top --json`."""
         processes = self.processes
         return {
-            **{field.name: getattr(self, field.name) for field in fields(self)},
             "time": f"{self.time.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z",
+            "node": self.node,
+            "sm_clock_mhz": self.sm_clock_mhz,
+            "power_w": self.power_w,
+            "temperature_c": self.temperature_c,
+            "throttle": self.throttle,
+            "mem_available_mib": self.mem_available_mib,
+            "mem_total_mib": self.mem_total_mib,
+            "swap_used_mib": self.swap_used_mib,
+            "gpu_mem_mib": self.gpu_mem_mib,
+            "rdma_rx_bytes_s": self.rdma_rx_bytes_s,
+            "rdma_tx_bytes_s": self.rdma_tx_bytes_s,
+            "net_rx_bytes_s": self.net_rx_bytes_s,
+            "net_tx_bytes_s": self.net_tx_bytes_s,
+            "running": self.running,
+            "waiting": self.waiting,
+            "kv_usage": self.kv_usage,
+            "acceptance": self.acceptance,
+            "prompt_tps": self.prompt_tps,
+            "generation_tps": self.generation_tps,
+            "utilisation": self.utilisation,
+            "link_rx_bytes_s": self.link_rx_bytes_s,
+            "link_tx_bytes_s": self.link_tx_bytes_s,
+            "rdma_errors": self.rdma_errors,
+            "swap_bytes_s": self.swap_bytes_s,
+            "preemptions": self.preemptions,
             "processes": None if processes is None else [p.model_dump() for p in processes],
             "notes": list(self.notes),
         }

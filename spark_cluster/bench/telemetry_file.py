@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from datetime import datetime
 from itertools import islice
 from pathlib import Path
@@ -14,18 +15,16 @@ from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.errors import UsageError, install_extra
 
+KINDS = {"datetime": "timestamp", "str": "string", "int": "int32", "float": "float32"}
+"""Of the file of rows: a field's type, and pyarrow's name for it; rates of bytes are float64."""
+
 COLUMNS = {
-    "time": "timestamp", "node": "string",
-    "sm_clock_mhz": "float32", "power_w": "float32", "temperature_c": "float32",
-    "throttle": "string",
-    "mem_available_mib": "int32", "swap_used_mib": "int32", "gpu_mem_mib": "int32",
-    "rdma_rx_bytes_s": "float64", "rdma_tx_bytes_s": "float64",
-    "net_rx_bytes_s": "float64", "net_tx_bytes_s": "float64",
-    "running": "int32", "waiting": "int32", "kv_usage": "float32", "acceptance": "float32",
-    "prompt_tps": "float32", "generation_tps": "float32", "utilisation": "float32",
-    "mem_total_mib": "int32", "link_rx_bytes_s": "float64", "link_tx_bytes_s": "float64",
-    "rdma_errors": "int32", "swap_bytes_s": "float64", "preemptions": "int32",
-}  # fmt: skip
+    field.name: "float64"
+    if field.name.endswith("_bytes_s")
+    else KINDS[str(field.type).partition(" ")[0]]
+    for field in fields(Row)
+    if field.name not in ("processes", "notes")
+}
 """Of the file of rows: names as in `Row`, and types as pyarrow calls them."""
 
 PROCESS_COLUMNS = {
