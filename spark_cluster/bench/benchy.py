@@ -6,8 +6,7 @@ whether every figure is there for every run (source: llama-benchy).
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
@@ -18,6 +17,7 @@ from spark_cluster.bench.generator import OFFLINE, At, Generator, Run, Target
 from spark_cluster.bench.reading import metric, number, numbers, percentile, read_json, result
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
 from spark_cluster.bench.suite_schema import MeasurementSettings, Suite
+from spark_cluster.node.replies import decoded, short
 
 NAME = "llama-benchy"
 VERSION = "0.4.0"
@@ -120,79 +120,41 @@ def arguments(
 
 
 @dataclass
-class Progress:
-    """The progress of a cell, from the lines of its progress stream.
+class Requests:
+    """What the progress stream of a cell says of its requests.
 
     Attributes:
-        run: repetition that is under way, from 1; 0 while it warms up.
-        started, ended: requests.
-        tokens: generated so far, as far as chunks tell.
-        short: requests that ended with fewer tokens than they were to have.
-        errors: what the server answered instead, each text once.
-        complete: `ok`, `error` or `interrupted`; empty while it runs.
-        version: of the program.
+        ended: requests.
+        short: those that ended with fewer tokens than they were to have.
+        errors: what the server answered instead, of each that failed.
+        complete: `ok`, `error` or `interrupted`; empty where it did not come so far.
     """
 
-    run: int = 0
-    started: int = 0
     ended: int = 0
-    tokens: int = 0
     short: int = 0
-    failed: int = 0
-    latency_ms: float | None = None
     errors: list[str] = field(default_factory=list)
     complete: str = ""
-    version: str = ""
-    _wanted: dict[int, int] = field(default_factory=dict, repr=False)
-
-    def feed(self, line: str) -> None:
-        """Take a line; one that is cut, or of another format, changes nothing."""
-        try:
-            event = json.loads(line)
-        except (ValueError, RecursionError):
-            return
-        if not isinstance(event, dict) or event.get("schema") != PROGRESS:
-            return
-        match event.get("type"):
-            case "header":
-                self.version = str(event.get("llama_benchy_version", ""))
-            case "latency_measured":
-                latency = number(event.get("latency_s"))
-                self.latency_ms = None if latency is None else latency * 1e3
-            case "request_start":
-                self._start(event)
-            case "tokens":
-                self.tokens += int(number(event.get("count")) or 0)
-            case "request_end":
-                self._end(event)
-            case "bench_complete":
-                self.complete = str(event.get("status", ""))
-
-    def _start(self, event: Mapping[str, Any]) -> None:
-        self.started += 1
-        self.run = max(self.run, int(number(event.get("run_index")) or 0))
-        request, wanted = number(event.get("request_id")), number(event.get("response_size"))
-        if request is not None and wanted is not None:
-            self._wanted[int(request)] = int(wanted)
-
-    def _end(self, event: Mapping[str, Any]) -> None:
-        self.ended += 1
-        error = str(event.get("error") or "")
-        wanted = self._wanted.pop(int(number(event.get("request_id")) or 0), 0)
-        if error:
-            self.failed += 1
-            if error not in self.errors:
-                self.errors.append(error)
-        elif (number(event.get("total_tokens")) or 0) < wanted:
-            self.short += 1
 
 
-def read_progress(lines: Iterator[str] | Sequence[str]) -> Progress:
-    """Return what a whole stream says."""
-    progress = Progress()
+def read_progress(lines: Iterable[str]) -> Requests:
+    """Return what a stream says; a line that is cut, or of another format, says nothing."""
+    found, wanted = Requests(), {}
     for line in lines:
-        progress.feed(line)
-    return progress
+        event = decoded(line)
+        if not isinstance(event, dict) or event.get("schema") != PROGRESS:
+            continue
+        kind, request = event.get("type"), number(event.get("request_id"))
+        if kind == "request_start":
+            wanted[request] = number(event.get("response_size")) or 0
+        elif kind == "bench_complete":
+            found.complete = str(event.get("status", ""))
+        elif kind == "request_end":
+            found.ended += 1
+            if error := str(event.get("error") or ""):
+                found.errors.append(error)
+            elif (number(event.get("total_tokens")) or 0) < wanted.pop(request, 0):
+                found.short += 1
+    return found
 
 
 # -- result ----------------------------------------------------------------------------------------
@@ -223,7 +185,7 @@ def read_cell(
 def parse(
     cell: PlannedCell,
     data: dict[str, Any] | str,
-    progress: Progress,
+    progress: Requests,
     settings: MeasurementSettings,
     *,
     output: str = "",
@@ -262,29 +224,24 @@ def parse(
     return results
 
 
-def _said(progress: Progress, settings: MeasurementSettings, output: str) -> list[str]:
+def _said(progress: Requests, settings: MeasurementSettings, output: str) -> list[str]:
     """Return what the stream and the output say went wrong."""
     reasons = []
     if "Coherence test FAILED" in output:
         line = next(text for text in output.splitlines() if "Coherence test FAILED" in text)
         reasons.append(
-            f"answers are not coherent: {_short(line.partition('FAILED')[2].strip(': '))}"
+            f"answers are not coherent: {short(line.partition('FAILED')[2].strip(': '))}"
         )
     if "Falling back to 'gpt2' tokenizer" in output:
         reasons.append("the tokenizer was not found, so prompts have another length")
-    if progress.failed:
-        text = _short(progress.errors[0])
-        reasons.append(f"{progress.failed} of {progress.ended} requests failed: {text}")
+    if progress.errors:
+        text = short(" ".join(progress.errors[0].split()))
+        reasons.append(f"{len(progress.errors)} of {progress.ended} requests failed: {text}")
     if progress.short and settings.exact_output:
         reasons.append(f"{progress.short} of {progress.ended} answers were shorter than asked for")
     if progress.complete and progress.complete != "ok":
         reasons.append(f"it ended with '{progress.complete}'")
     return reasons
-
-
-def _short(text: str) -> str:
-    line = " ".join(text.split())
-    return line if len(line) <= 200 else f"{line[:197]}..."
 
 
 def is_of(entry: Mapping[str, Any], key: CellKey) -> bool:

@@ -26,7 +26,6 @@ from spark_cluster.bench import (
     on_node,
     run_telemetry,
     startup_logs,
-    telemetry_parts,
 )
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
 from spark_cluster.bench.generator import At, Generator, Target
@@ -342,11 +341,9 @@ def collect(play: Play, run: BenchRun, step: Step, head: Node) -> None:
 
 
 def with_telemetry(run: BenchRun, step: Step, found: Sequence[CellResult]) -> list[CellResult]:
-    """Return results with what the telemetry says of them; its Parquet file is written."""
-    into = run.raw(step)
-    lines = telemetry_parts.texts(into)
+    """Return results with what the telemetry says of them."""
+    lines = run_telemetry.texts(run.raw(step))
     rows = list(rows_of(lines))
-    telemetry_parts.write_part(into, rows)
     engines = [list(acceptance.counters(text.splitlines())) for text in lines.values()]
     accepted = acceptance.with_acceptance(found, engines)
     return run_telemetry.flagged(accepted, rows, _nodes(run, step), step.setup.tp)

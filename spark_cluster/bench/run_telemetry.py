@@ -6,16 +6,18 @@ import contextlib
 import gzip
 import hashlib
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.bench import node_files
 from spark_cluster.bench.record import CellResult
-from spark_cluster.bench.sampling import start_recording, stop_recording
+from spark_cluster.bench.run_folder import TELEMETRY
+from spark_cluster.bench.sampling import rows_of, start_recording, stop_recording
 from spark_cluster.bench.telemetry import Row
+from spark_cluster.bench.telemetry_file import write_parquet
 from spark_cluster.bench.telemetry_flags import attention
-from spark_cluster.bench.telemetry_parts import LINES
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.node import paths
 from spark_cluster.node.telemetry import FILE_LIMIT
@@ -29,6 +31,9 @@ PLACE = paths.TELEMETRY
 """On every node; root's own."""
 
 FILE = "telemetry.jsonl"
+
+LINES = "telemetry-{}.jsonl.gz"
+"""In the raw folder of a step on the laptop, for each node: the sampler's own lines."""
 
 
 class Recording:
@@ -96,6 +101,27 @@ class Recording:
     def _session(self, node: str) -> Session:
         """Return the session of now: after a reboot of the node it is another one."""
         return self.play.connections.session(node)
+
+
+def texts(step: Path) -> dict[str, str]:
+    """Return the samplers' lines in the raw folder of a step, by node."""
+    found = {}
+    for path in sorted(step.glob(LINES.format("*"))):
+        node = path.name.removeprefix("telemetry-").removesuffix(".jsonl.gz")
+        try:
+            with gzip.open(path) as packed:  # foreign input: no more than the sampler keeps
+                found[node] = packed.read(2 * FILE_LIMIT).decode("utf-8", "replace")
+        except (OSError, EOFError, zlib.error):
+            continue  # cut while it was written; the next fetch brings it whole
+    return found
+
+
+def merge(run: Path) -> None:
+    """Write the telemetry of a run from the lines of its steps; nothing where there are none."""
+    steps = [step for step in (run / "raw").glob("*") if step.is_dir()]
+    rows = [row for step in steps for row in rows_of(texts(step))]
+    if rows:
+        write_parquet(run / TELEMETRY, sorted(rows, key=lambda row: (row.time, row.node)))
 
 
 def unit_of(folder: str) -> str:

@@ -9,9 +9,9 @@ from typing import TypeVar
 from spark_cluster.bench import (
     describe,
     generators,
+    run_telemetry,
     start_failures,
     startup_logs,
-    telemetry_parts,
     verification,
 )
 from spark_cluster.bench.expansion import Step, cells_text
@@ -86,7 +86,7 @@ def go_on(
         raise
     finally:
         if not play.check:
-            telemetry_parts.merge(run.folder)
+            run_telemetry.merge(run.folder)
     if play.check:
         return
     left = sum(len(run.left(step)) for step in run.pending)

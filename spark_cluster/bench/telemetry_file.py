@@ -2,29 +2,29 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterable, Iterator
+from dataclasses import fields
 from datetime import datetime
+from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol
+from typing import Any
 
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.errors import UsageError, install_extra
 
+KINDS = {"datetime": "timestamp", "str": "string", "int": "int32", "float": "float32"}
+"""Of the file of rows: a field's type, and pyarrow's name for it; rates of bytes are float64."""
+
 COLUMNS = {
-    "time": "timestamp", "node": "string",
-    "sm_clock_mhz": "float32", "power_w": "float32", "temperature_c": "float32",
-    "throttle": "string",
-    "mem_available_mib": "int32", "swap_used_mib": "int32", "gpu_mem_mib": "int32",
-    "rdma_rx_bytes_s": "float64", "rdma_tx_bytes_s": "float64",
-    "net_rx_bytes_s": "float64", "net_tx_bytes_s": "float64",
-    "running": "int32", "waiting": "int32", "kv_usage": "float32", "acceptance": "float32",
-    "prompt_tps": "float32", "generation_tps": "float32", "utilisation": "float32",
-    "mem_total_mib": "int32", "link_rx_bytes_s": "float64", "link_tx_bytes_s": "float64",
-    "rdma_errors": "int32", "swap_bytes_s": "float64", "preemptions": "int32",
-}  # fmt: skip
+    field.name: "float64"
+    if field.name.endswith("_bytes_s")
+    else KINDS[str(field.type).partition(" ")[0]]
+    for field in fields(Row)
+    if field.name not in ("processes", "notes")
+}
 """Of the file of rows: names as in `Row`, and types as pyarrow calls them."""
 
 PROCESS_COLUMNS = {
@@ -36,13 +36,6 @@ GROUP = 600
 """Rows that are written at once."""
 
 
-class Writer(Protocol):
-    """A file that rows are written to."""
-
-    def write(self, row: Row) -> None: ...
-    def close(self) -> None: ...
-
-
 def processes_path(path: Path) -> Path:
     """Return the file of the processes' memory next to a file of rows.
 
@@ -50,69 +43,6 @@ def processes_path(path: Path) -> Path:
     'telemetry-processes.parquet'
     """
     return path.with_name(f"{path.stem}-processes{path.suffix}")
-
-
-class ParquetWriter:
-    """A Parquet file of rows, and next to it one of the processes' memory.
-
-    Args:
-        path: of the first; see `processes_path`.
-
-    Raises:
-        UsageError: pyarrow is not installed.
-        OSError: the file cannot be written.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self._tables = (_Table(path, COLUMNS), _Table(processes_path(path), PROCESS_COLUMNS))
-
-    def __enter__(self) -> ParquetWriter:
-        return self
-
-    def __exit__(
-        self,
-        _kind: type[BaseException] | None,
-        _error: BaseException | None,
-        _at: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def write(self, row: Row) -> None:
-        """Add a row."""
-        rows, processes = self._tables
-        rows.add({name: getattr(row, name) for name in COLUMNS})
-        for process in row.processes or ():
-            processes.add({"time": row.time, "node": row.node, **process.model_dump()})
-
-    def close(self) -> None:
-        """Write what is left, and the end without which the files cannot be read."""
-        for table in self._tables:
-            table.close()
-
-
-class _Table:
-    def __init__(self, path: Path, columns: dict[str, str]) -> None:
-        arrow = need_pyarrow()
-        import pyarrow.parquet
-
-        kinds = {name: _kind(arrow, kind) for name, kind in columns.items()}
-        self._schema = arrow.schema(list(kinds.items()))
-        self._writer = pyarrow.parquet.ParquetWriter(path, self._schema, compression="zstd")
-        self._rows: list[dict[str, Any]] = []
-
-    def add(self, row: dict[str, Any]) -> None:
-        self._rows.append(row)
-        if len(self._rows) >= GROUP:
-            self._flush()
-
-    def close(self) -> None:
-        self._flush()
-        self._writer.close()
-
-    def _flush(self) -> None:
-        rows, self._rows = self._rows, []
-        if rows:
-            self._writer.write_table(need_pyarrow().Table.from_pylist(rows, schema=self._schema))
 
 
 class JsonLinesWriter:
@@ -131,7 +61,7 @@ class JsonLinesWriter:
         self._out.close()
 
 
-class LateParquetWriter:
+class LateParquetWriter(JsonLinesWriter):
     """A Parquet file that is made of JSON lines at the end.
 
     Without its end a Parquet file cannot be read. The lines can, whenever the program is killed;
@@ -144,22 +74,15 @@ class LateParquetWriter:
 
     def __init__(self, path: Path) -> None:
         need_pyarrow()
+        super().__init__(lines_path(path))
         self._path = path
-        self._lines = JsonLinesWriter(lines_path(path))
-
-    def write(self, row: Row) -> None:
-        """Add a row."""
-        self._lines.write(row)
 
     def close(self) -> None:
         """Make the Parquet file."""
-        self._lines.close()
+        super().close()
         lines = lines_path(self._path)
-        new = self._path.with_name(f".new-{self._path.name}")
         with lines.open(encoding="utf-8") as data:
-            write_parquet(new, filter(None, map(row_of_line, data)))
-        processes_path(new).replace(processes_path(self._path))
-        new.replace(self._path)
+            write_parquet(self._path, filter(None, map(row_of_line, data)))
         lines.unlink()
 
 
@@ -184,7 +107,7 @@ def row_of_line(line: str) -> Row | None:
         return None
 
 
-def writer(path: Path) -> Writer:
+def writer(path: Path) -> JsonLinesWriter:
     """Return what writes a file: Parquet for `.parquet`, otherwise JSON lines.
 
     Raises:
@@ -204,14 +127,40 @@ def writer(path: Path) -> Writer:
 
 
 def write_parquet(path: Path, rows: Iterable[Row]) -> None:
-    """Write all rows to a Parquet file, and the processes' memory next to it."""
-    with ParquetWriter(path) as out:
-        for row in rows:
-            out.write(row)
+    """Write rows to a Parquet file, and the processes' memory next to it: whole, or not at all.
+
+    Raises:
+        UsageError: pyarrow is not installed.
+        OSError: the files cannot be written.
+    """
+    arrow, left = need_pyarrow(), iter(rows)
+    import pyarrow.parquet
+
+    new = path.with_name(f".new-{path.name}")
+    with contextlib.ExitStack() as stack:
+        schemas = {
+            place: arrow.schema([(name, _kind(arrow, kind)) for name, kind in columns.items()])
+            for place, columns in ((new, COLUMNS), (processes_path(new), PROCESS_COLUMNS))
+        }
+        made = [
+            stack.enter_context(pyarrow.parquet.ParquetWriter(place, schema, compression="zstd"))
+            for place, schema in schemas.items()
+        ]
+        while group := list(islice(left, GROUP)):
+            figures = [{name: getattr(row, name) for name in COLUMNS} for row in group]
+            held = [
+                {"time": row.time, "node": row.node, **process.model_dump()}
+                for row in group
+                for process in row.processes or ()
+            ]
+            for out, found in zip(made, (figures, held), strict=True):
+                out.write_table(arrow.Table.from_pylist(found, schema=out.schema))
+    processes_path(new).replace(processes_path(path))
+    new.replace(path)
 
 
 def read_parquet(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file that `ParquetWriter` wrote, with the processes' memory.
+    """Yield the rows of a file that `write_parquet` wrote, with the processes' memory.
 
     Raises:
         UsageError: pyarrow is not installed.

@@ -235,7 +235,7 @@ def _stopped(servers: list[str]) -> str:
 def fetch(app: App, folder: Path) -> None:
     """Copy the results that are on the nodes into RUN; measure nothing, and stop no server."""
     from spark_cluster.bench.run import fetch as fetch_step
-    from spark_cluster.bench.telemetry_parts import merge
+    from spark_cluster.bench.run_telemetry import merge
 
     made = of_folder(app.cluster, folder)
     before = len(made.record.cells)

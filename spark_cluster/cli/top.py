@@ -19,7 +19,7 @@ from spark_cluster.errors import SparkClusterError
 if TYPE_CHECKING:
     from spark_cluster.bench.live import LiveState
     from spark_cluster.bench.sampling import Sampling, Update
-    from spark_cluster.bench.telemetry_file import Writer
+    from spark_cluster.bench.telemetry_file import JsonLinesWriter
 
 LOOK_S = 0.5
 """Seconds after which the picture is drawn again, also when nothing comes."""
@@ -98,7 +98,7 @@ def command(
 def _updates(
     live: LiveState,
     sampling: Sampling,
-    kept: Writer | None,
+    kept: JsonLinesWriter | None,
     count: int | None,
     until: float | None,
 ) -> Iterator[Update | None]:

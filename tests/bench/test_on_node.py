@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from factories import put
 
-from spark_cluster.bench import on_node, run_telemetry, telemetry_parts
+from spark_cluster.bench import on_node, run_telemetry
 from spark_cluster.bench.node_files import LocalFiles
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.errors import Failed
@@ -88,6 +88,6 @@ def test_the_lines_of_telemetry_come_in_their_order(tmp_path):
     put(place.with_name(f"{run_telemetry.FILE}.1"), "one\n")
     recording.fetch(tmp_path / "in")
     for name, lines in (("spark1", b"one\ntwo\n"), ("spark2", b"")):
-        path = tmp_path / "in" / telemetry_parts.LINES.format(name)
+        path = tmp_path / "in" / run_telemetry.LINES.format(name)
         assert gzip.decompress(path.read_bytes()) == lines
     assert notes == []

@@ -20,6 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from spark_cluster.node.replies import at, decoded, error, reasoning, text_of
+
 QUESTIONS = "questions.json"
 
 ROUNDS = 4
@@ -177,7 +179,7 @@ class Reply:
 
     def whole(self) -> None:
         """Read a reply that is no stream."""
-        data = _decoded(bytes(self.body))
+        data = decoded(bytes(self.body))
         found = at(data, "choices", 0, "message")
         if not isinstance(found, dict):
             self.error = f"it is no chat completion: {_said(bytes(self.body))}"
@@ -190,7 +192,7 @@ class Reply:
         text = line.strip().removeprefix(b"data:").strip()
         if text == b"[DONE]":
             self.done = True
-        data = _decoded(text)
+        data = decoded(text)
         if isinstance(at(data, "error"), dict):
             self.error = f"in the stream: {_said(text)}"
         self._usage(data)
@@ -205,8 +207,7 @@ class Reply:
 
     def _add(self, part: dict[str, Any]) -> bool:
         """Add a part of the message; returns whether it has any text."""
-        content = _text(part.get("content"))
-        thought = _text(part.get("reasoning")) or _text(part.get("reasoning_content"))
+        content, thought = text_of(part.get("content")), reasoning(part)
         self.message["content"] += content
         if thought:
             self.message["reasoning"] = self.message.get("reasoning", "") + thought
@@ -225,34 +226,11 @@ class Reply:
             function = {"name": "", "arguments": ""}
             calls.append({"id": f"call-{len(calls)}", "type": "function", "function": function})
         call = calls[number]
-        call["id"] = _text(part.get("id")) or call["id"]
+        call["id"] = text_of(part.get("id")) or call["id"]
         for name in ("name", "arguments"):
-            call["function"][name] += _text(at(part, "function", name))
-
-
-def at(value: Any, *keys: str | int) -> Any:
-    """Return what stands at a path of keys and indexes, or None."""
-    for key in keys:
-        if isinstance(key, str):
-            value = value.get(key) if isinstance(value, dict) else None
-        else:
-            value = value[key] if isinstance(value, list) and key < len(value) else None
-    return value
-
-
-def _decoded(text: bytes) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else ""
+            call["function"][name] += text_of(at(part, "function", name))
 
 
 def _said(body: bytes) -> str:
-    """Return the message of an error of the server, or the beginning of what came."""
-    data = _decoded(body)
-    text = _text(at(data, "error", "message")) or _text(at(data, "message"))
-    return " ".join((text or body.decode("utf-8", "replace")).split())[:300] or "nothing"
+    """Return the message of an error of the server, or the beginning of what came, in one line."""
+    return " ".join(error(body.decode("utf-8", "replace")).split()) or "nothing"

@@ -250,12 +250,16 @@ class Step:
                 except ResourceError as failure:
                     error = failure.message
                 if status or error:
+                    if run["prints"]:
+                        os.unlink(run["prints"], dir_fd=self.raw)
                     break
         ended = {"started": started, "finished": time.time()}
         return {"status": None if error else status, "error": error, **ended}
 
     def _run(self, cell: dict[str, Any], run: dict[str, Any], log: Keeping) -> int:
-        home = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", "HOME": f"{self.folder}/home"}
+        # Docker's client runs programs that its user's settings name: they are root's own.
+        home = "/root" if cell["as_root"] else f"{self.folder}/home"
+        env = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", "HOME": home, **cell["env"]}
         as_root = cell["as_root"] or pwd.getpwnam(self.user).pw_uid == os.getuid()
         printed = self._file(run["prints"]) if run["prints"] else None
         if cell["as_root"]:
@@ -264,7 +268,7 @@ class Step:
             outputs = {1: Keeping(printed, ENDLESS_BYTES) if printed else log, 2: log}
             running = Running(
                 run["argv"],
-                env={**home, **cell["env"]},
+                env=env,
                 timeout=cell["timeout_s"],
                 cwd=str(self.folder),
                 user=None if as_root else self.user,
