@@ -188,6 +188,7 @@ def cli(
     5 verification failed, 130 interrupted.
     """
     from spark_cluster.cli.api import Cluster
+    from spark_cluster.loader.extension import using
 
     cluster = Cluster(inventory, project=project, limit=limit, started=process_start.STARTED)
     if isinstance(ctx.obj, App):  # `setup` runs it
@@ -195,7 +196,7 @@ def cli(
     app = App(cluster, as_json=as_json, verbose=verbose)
     ctx.obj = app
     ctx.with_resource(watching(app.watch))
-    ctx.with_resource(cluster.in_use())
+    ctx.with_resource(using(lambda: cluster.project.extensions))
 
 
 def main() -> NoReturn:

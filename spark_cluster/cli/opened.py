@@ -75,10 +75,12 @@ class Opened:
     def in_use(self) -> AbstractContextManager[None]:
         """Have the project in use in a block, as each run does: its own resources, known issues and
         checks count there.
-        """
-        from spark_cluster.loader.extension import using
 
-        return using(lambda: self.project.extensions)
+        Raises:
+            Refused, InvalidFile: as `load_extensions`.
+        """
+        self.load_extensions()
+        return self.project.in_use()
 
     @cached_property
     def dialer(self) -> Dialer:
@@ -171,7 +173,7 @@ class Opened:
         if self.project.extensions.files(KNOWN_ISSUES, ".toml"):
             from spark_cluster.known_issues.entries import own
 
-            with self.in_use():
+            with self.project.in_use():
                 own()
 
     def connect_early(self, label: str = "", *, become: bool = True) -> None:
@@ -239,7 +241,6 @@ class Opened:
         from spark_cluster.cli.run import Run, ended
         from spark_cluster.runner.options import Options
 
-        self.load_extensions()
         with self.in_use():
             run = Run(
                 self.inventory,

@@ -11,7 +11,7 @@ import pytest
 from factories import put
 from waiting import HANG_S
 
-from spark_cluster import Cluster
+from spark_cluster import Cluster, resources
 from spark_cluster.errors import InvalidFile
 from spark_cluster.known_issues.entries import catalogue
 from spark_cluster.runner import connections as connections_module
@@ -107,10 +107,7 @@ def test_one_that_is_wrong_leaves_the_other_alone(clusters: dict[str, Cluster]) 
     put(
         clusters["two"].project.folder / "resources/thing.py", "from spark_cluster import nothing\n"
     )
-    clusters["one"].load_extensions()
-    with pytest.raises(InvalidFile, match="resource thing"):
-        clusters["two"].load_extensions()
-    from spark_cluster import resources
-
     with clusters["one"].in_use():
+        with pytest.raises(InvalidFile, match="resource thing"):
+            clusters["two"].in_use()
         assert resources.Thing("/x").desired() == {"text": "one"}
