@@ -32,9 +32,7 @@ def main(
     """
     found = look(play, deployment, offline=offline)
     deployment, former = found.deployment, found.stale
-    for note in start.taken_away(deployment, found.replicas, found.models):
-        play.note(note)
-    announce(play, deployment)
+    announce(play, deployment, found.replicas, found.models)
     if found.begins:
         ray_cluster.must_have_no_jobs(play, found.jobs, end_jobs=end_jobs)
     ended = sorted({name for programs in former.values() for name in programs})

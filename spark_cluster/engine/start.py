@@ -108,20 +108,16 @@ def end_others(
     gone = {name for programs in former.values() for name in programs} - kept
     if deployment.endpoint.models:
         gone |= {SERVER, RAY}
-    made = False
-    if gone:
-        loader = () if deployment.endpoint.models else (play.role("model_loader"),)
-        made = play.apply(play.nodes, *loader, _absent(gone)).changed
+    loader = () if deployment.endpoint.models else (play.role("model_loader"),)
     alone = [one.node.name for one in found if _was_joined(one)]
-    for node in play.nodes:
+    steps = [
+        (play.nodes, (*loader, _absent(gone)) if gone else ()),
         # A model that moved to another node keeps its name there.
-        moved = set(former.get(node.name, ())) & kept
-        if moved:
-            made = play.apply(node, _absent(moved)).changed or made
-    if alone:
-        nodes = [node for node in play.nodes if node.name in alone]
-        made = play.apply(nodes, _absent({SERVER, RAY})).changed or made
-    if play.check or not made:
+        *(([node], (_absent(set(former.get(node.name, ())) & kept),)) for node in play.nodes),
+        ([n for n in play.nodes if n.name in alone], (_absent({SERVER, RAY}),)),
+    ]
+    made = [play.apply(nodes, *what).changed for nodes, what in steps if nodes and any(what)]
+    if play.check or not any(made):
         return
     stays = admission.our_processes(play, [node.name for node in play.nodes], sorted(kept))
     vram.until_free(play.sessions, ignored=stays)
@@ -284,9 +280,18 @@ def is_whole(play: Play, deployment: Deployment) -> bool:
     return False
 
 
-def announce(play: Play, deployment: Deployment) -> None:
+def announce(
+    play: Play,
+    deployment: Deployment,
+    replicas: Sequence[Replica],
+    models: Sequence[ModelServer],
+) -> None:
     """Say at each run what the user may not want: an open endpoint, what a recipe gets of this
-    machine, and what it changes in its image."""
+    machine, what it changes in its image, and what it takes the place of.
+
+    Args:
+        replicas, models: what the endpoint has now.
+    """
     serve = play.inventory.serve
     if serve.open and not serve.on_loopback:
         play.note(
@@ -302,6 +307,8 @@ def announce(play: Play, deployment: Deployment) -> None:
         if build is not None and build.steps:
             steps = ", ".join(step.shown for step in build.steps)
             play.note(f"scripts of the recipe change the image, as root in its build: {steps}")
+    for note in taken_away(deployment, replicas, models):
+        play.note(note)
 
 
 def prepare(play: Play, deployment: Deployment) -> str:
