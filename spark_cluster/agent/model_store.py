@@ -52,7 +52,7 @@ class Store:
         repository, revision = str(wanted["repository"]), str(wanted.get("revision", "main"))
         commit = self.cache.commit_of(repository, revision)
         reply: Reply = {"commit": commit, "manifest": None, "missing": [], "problem": ""}
-        reply |= {"missing_bytes": 0, "begun": 0, "links": [], "elsewhere": ""}
+        reply |= {"missing_bytes": 0, "links": [], "elsewhere": ""}
         try:
             if commit is None:
                 return reply | self._elsewhere(repository, revision)
@@ -66,7 +66,6 @@ class Store:
             "manifest": manifest.document(),
             "missing": lacking.paths,
             "missing_bytes": lacking.size,
-            "begun": lacking.begun,
             "links": list(lacking.links),
         }
 
@@ -97,7 +96,6 @@ class Store:
             "unfinished": found.unfinished,
             "unused": found.unused,
             "free": self.cache.files.free(),
-            "pins": sorted(self.records.pins()),
         }
 
     def pin(self) -> Reply:
@@ -203,12 +201,7 @@ class Store:
             lacking = self.cache.lacking(manifest)
             if lacking.links and not lacking.paths:
                 self.cache.publish(manifest)
-        return {
-            "removed": len(blobs),
-            "links": 0 if lacking.paths else len(lacking.links),
-            "missing": lacking.paths,
-            "missing_bytes": lacking.size,
-        }
+        return {"removed": len(blobs), "links": 0 if lacking.paths else len(lacking.links)}
 
     def _revision(self) -> tuple[str, str]:
         repository, commit = str(self.request["repository"]), str(self.request["commit"])

@@ -102,11 +102,10 @@ def pull(
     app.connect_early()
     wanted = _wanted(model)
     with _run(app, "models pull") as run:
-        from spark_cluster.engine.copies.copy_model import named_nodes
         from spark_cluster.engine.copies.pull import PulledModel, present, settings_source
 
         play = run.open()
-        node = named_nodes(play, [on])[on] if on else play.head
+        node = _node(play, on)
         hub = _hub_folders(app)[node.name]
         if offline:
             manifest = present(play, node, wanted, hub=hub)
@@ -438,6 +437,16 @@ def _wanted(model: str) -> Wanted:
             hint="give ORG/NAME or ORG/NAME@REVISION, for example Qwen/Qwen3-0.6B@main",
         )
     return wanted
+
+
+def _node(play: Play, name: str | None) -> Node:
+    """Return the node to pull to: the head unless one is named. Raises UsageError."""
+    if name is None:
+        return play.head
+    found = {node.name: node for node in play.nodes}
+    if name not in found:
+        raise UsageError(f"--on: no node {name!r} in this run", hint=f"one of: {', '.join(found)}")
+    return found[name]
 
 
 def _pulled(

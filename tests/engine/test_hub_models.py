@@ -42,7 +42,7 @@ def have(
     known = manifest(commit) if commit else None
     paths = ("w",) if missing else ()
     elsewhere = "/root/.cache/huggingface/hub" if adoptable else ""
-    return Have(commit, known, paths, missing or 0, 0, (), "", elsewhere, adoptable, free)
+    return Have(commit, known, paths, missing or 0, (), "", elsewhere, adoptable, free)
 
 
 class Cluster:

@@ -150,7 +150,7 @@ class _Model:
 
     def _fetch(self) -> Manifest:
         """Fetch it by the node that has most of it, and copy it to the others meanwhile."""
-        first = min(self.nodes, key=lambda node: -_begun(self.found[node.name]))
+        first = min(self.nodes, key=lambda node: -self.found[node.name].present)
         node, others = self._split(first.name)
         source = settings_source(self.play.inventory.nodes[node.name])
         seen = preview(self.play, node, self.wanted, hub=self.hub, source=source)
@@ -199,7 +199,7 @@ class _Model:
         """
         for node in nodes:
             have = self.found[node.name]
-            missing = seen.size - (_begun(have) if have.commit == seen.commit else 0)
+            missing = seen.size - (have.present if have.commit == seen.commit else 0)
             if missing + KEPT_FREE > have.free:
                 raise Refused(
                     f"{self.wanted.repository} needs {gigabytes(missing)} more in the hub cache, "
@@ -225,11 +225,6 @@ class _Model:
         for one in done:
             if one.sender:
                 self.play.note(f"{self.wanted.repository} on {one}")
-
-
-def _begun(have: Have) -> int:
-    """Bytes that a node has of it, when the files are known."""
-    return have.manifest.size - have.missing_bytes if have.manifest is not None else 0
 
 
 def mark_used(play: Play, deployment: Deployment) -> None:

@@ -91,7 +91,6 @@ class Have:
         manifest: the files that the revision consists of; None where they are not known.
         missing: paths of files that are not there, or not whole.
         missing_bytes: what is still to be moved, half files counted as there.
-        begun: bytes of half files.
         links: paths whose link is missing or broken.
         problem: why what is there cannot be used; empty when it is whole or simply not there.
         elsewhere: hub cache of another tool on the node that has it whole; empty for none.
@@ -103,7 +102,6 @@ class Have:
     manifest: Manifest | None
     missing: tuple[str, ...]
     missing_bytes: int
-    begun: int
     links: tuple[str, ...]
     problem: str
     elsewhere: str
@@ -114,6 +112,11 @@ class Have:
     def whole(self) -> bool:
         """True if nothing is missing."""
         return self.manifest is not None and not self.missing and not self.links
+
+    @property
+    def present(self) -> int:
+        """Bytes of it that the node has, those of half files too; 0 where its files are unknown."""
+        return 0 if self.manifest is None else max(0, self.manifest.size - self.missing_bytes)
 
     @property
     def shortfall(self) -> str:
@@ -135,7 +138,6 @@ class Have:
             None if manifest is None else Manifest.from_document(manifest),
             tuple(map(str, found["missing"])),
             int(found["missing_bytes"]),
-            int(found["begun"]),
             tuple(map(str, found["links"])),
             str(found["problem"]),
             str(found["elsewhere"]),

@@ -69,16 +69,11 @@ class Stored:
         model."""
         for wanted in self.wanted:
             if wanted.repository == repository:
-                return {name: _there(have) for name, have in self.of(wanted).items()}
+                return {
+                    name: math.inf if have.whole else have.present / 2**30
+                    for name, have in self.of(wanted).items()
+                }
         return {}
-
-
-def _there(have: Have) -> float:
-    if have.whole:
-        return math.inf
-    if have.manifest is None:
-        return 0.0
-    return max(0, have.manifest.size - have.missing_bytes) / 2**30
 
 
 def folder(hub: str, wanted: Wanted, commit: str) -> str:

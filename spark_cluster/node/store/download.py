@@ -64,7 +64,7 @@ OTHER_FOLDERS = ("original", "onnx", "openvino", "coreml", "metal")
 
 
 @dataclass(frozen=True)
-class Wanted:
+class DownloadRequest:
     """The request.
 
     Args:
@@ -97,9 +97,9 @@ def main(*_labels: str) -> int:
 
     The words of its command line only say what it does.
     """
-    wanted = Wanted(**json.load(sys.stdin))
+    wanted = DownloadRequest(**json.load(sys.stdin))
     try:
-        result = Download(wanted, Hub(wanted)).run()
+        result = Download(wanted, HubFiles(wanted)).run()
     except ResourceError as error:
         result = {"error": error.message, "hint": error.hint}
         result |= {"kind": error.kind} if isinstance(error, HubProblem) else {}
@@ -141,10 +141,10 @@ class Refusal(Exception):
         self.response = response
 
 
-class Hub:
+class HubFiles:
     """The hub as `huggingface_hub` reaches it; nothing else on a node imports the library."""
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: DownloadRequest) -> None:
         self._wanted = wanted
         self._library = import_module("huggingface_hub")
         self._utils = import_module("huggingface_hub.utils")
@@ -207,9 +207,8 @@ class Hub:
         ) as response:
             if response.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
                 raise Refusal(response)  # its body, of any length, is not read
-            known = (
-                0 if response.status_code == HTTPStatus.PARTIAL_CONTENT else begin
-            )  # else the whole comes
+            is_part = response.status_code == HTTPStatus.PARTIAL_CONTENT
+            known = 0 if is_part else begin  # a hub that gives no parts sends the whole
             for piece in response.iter_bytes():
                 if known < len(piece):
                     yield piece[known:]
@@ -250,7 +249,7 @@ class Download:
         hub: where its files come from.
     """
 
-    def __init__(self, wanted: Wanted, hub: Hub) -> None:
+    def __init__(self, wanted: DownloadRequest, hub: HubFiles) -> None:
         self.wanted = wanted
         self.hub = hub
         self.cache = HubCache(Path(wanted.cache), Path(wanted.ours))

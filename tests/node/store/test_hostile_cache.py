@@ -445,7 +445,7 @@ def test_a_model_that_its_owner_exchanges_meanwhile(victim, login):
 
 
 def _pull(victim: Victim) -> None:
-    """Pull with a hub of this process: files come as `Hub` gives them."""
+    """Pull with a hub of this process: files come as `HubFiles` gives them."""
     manifest = victim.manifest
 
     class LocalHub:
@@ -455,7 +455,7 @@ def _pull(victim: Victim) -> None:
         def content(self, file: Any, begin: int) -> Iterator[bytes]:
             yield CONTENTS[file.path][begin:]
 
-    wanted = download.Wanted(
+    wanted = download.DownloadRequest(
         REPOSITORY, "main", str(victim.cache.root), str(victim.cache.ours), room_left=0
     )
     with contextlib.suppress(ResourceError, OSError):
