@@ -7,7 +7,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench.fabric_record import FabricNode, FabricRecord, all_reduce, save_fabric
+from spark_cluster.bench.fabric_record import FILE, FabricNode, FabricRecord, all_reduce
+from spark_cluster.bench.run_folder import save_document
 
 CHUNK = 2048 * 10752
 
@@ -71,5 +72,5 @@ def measured(
 def save(folder: Path, *, token_s: float = 40e-6, **changed: Any) -> str:
     """Write a result of two Sparks; return its folder."""
     token_us = tuple(1e6 * token_s * share for share in (1, 0.9, 1.2))
-    save_fabric(measured(22.0, token_us, **changed), folder)
+    save_document(measured(22.0, token_us, **changed), folder / FILE)
     return str(folder)

@@ -5,25 +5,20 @@ It is `fabric.json` of a folder; `predict --calibrate` takes the link's figures 
 
 from __future__ import annotations
 
-import json
 import statistics
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field, ValidationError
+from pydantic import AfterValidator, Field
 
 from spark_cluster.bench.printable import printable
 from spark_cluster.bench.record import Part
-from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.node.durable import write_file
+from spark_cluster.bench.run_folder import read_document
 from spark_cluster.planning.speed.allreduce import carried
 
 FORMAT: Final = "spark-cluster.fabric.v1"
 FILE = "fabric.json"
-MAX_BYTES = 4 << 20
-"""A document of 64 nodes with all their lines of a log is far smaller."""
-
 Text = Annotated[str, AfterValidator(printable)]
 Rate = Annotated[float, Field(gt=0, lt=1e9, allow_inf_nan=False)]
 Use = Literal["one token", "prefill chunk", ""]
@@ -138,14 +133,6 @@ def all_reduce(size: int, seconds: tuple[float, ...], nodes: int, use: Use = "")
     )
 
 
-def save_fabric(record: FabricRecord, folder: Path) -> Path:
-    """Write the document into a folder; it is there whole or not at all."""
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / FILE
-    write_file(path, (record.model_dump_json(indent=1) + "\n").encode(), mode=0o644)
-    return path
-
-
 def is_fabric(path: Path) -> bool:
     """Return whether a file, or a folder that has one, is such a document by its name."""
     return path.name == FILE or (path.is_dir() and (path / FILE).is_file())
@@ -159,21 +146,5 @@ def load_fabric(path: Path) -> FabricRecord:
         InvalidFile: it is no such document.
     """
     path = path / FILE if path.is_dir() else path
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            raise InvalidFile("is too large for a result of `bench fabric`", where=str(path))
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-        return FabricRecord.model_validate(data)
-    except ValidationError as error:
-        first = error.errors()[0]
-        place = ".".join(str(part) for part in first["loc"])
-        raise _invalid(path, f"{place}: {first['msg']}") from None
-    except OSError as error:
-        hint = "`spark-cluster bench fabric --out FOLDER` writes one"
-        raise UsageError(f"{path}: {error.strerror}", hint=hint) from None
-    except (ValueError, RecursionError) as error:
-        raise _invalid(path, str(error) or "nested too deeply") from None
-
-
-def _invalid(path: Path, why: str) -> InvalidFile:
-    return InvalidFile(f"not a result of `bench fabric`: {why}", where=str(path))
+    hint = "`spark-cluster bench fabric --out FOLDER` writes one"
+    return read_document(path, FabricRecord, "a result of `bench fabric`", FORMAT, hint)

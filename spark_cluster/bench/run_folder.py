@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from spark_cluster.bench.printable import printable
 from spark_cluster.bench.record import FORMAT, Record
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.node.durable import write_file
+
+T = TypeVar("T", bound=BaseModel)
 
 RECORD = "run.json"
 TELEMETRY = "telemetry.parquet"
@@ -21,7 +23,7 @@ REPORT = "report"
 PAGE = "report.html"
 """In that folder: the report as a page."""
 
-MAX_RECORD_BYTES = 256 * 1024**2
+MAX_BYTES = 256 * 1024**2
 MAX_NUMBER = 1e15
 """Nothing that is measured comes near it; a plot of more fails in ways that help no one."""
 
@@ -39,41 +41,49 @@ def load_record(run: Path) -> Record:
         UsageError: there is none.
         InvalidFile: it is no JSON, does not fit the schema of a record, or is of another format.
     """
+    hint = (
+        f"give the folder of one run, which has a {RECORD}; `spark-cluster bench fetch` brings its "
+        "results from the nodes"
+    )
     path = run / RECORD if run.is_dir() else run
-    try:
-        if path.stat().st_size > MAX_RECORD_BYTES:
-            size = f"{path.stat().st_size / 1024**2:.0f} MiB"
-            raise InvalidFile(f"{size} is too large for a record", where=str(path))
-        content = path.read_bytes()
-    except OSError as error:
-        raise UsageError(
-            f"{path}: {error.strerror}",
-            hint=f"give the folder of one run, which has a {RECORD}; `spark-cluster bench fetch` "
-            "brings its results from the nodes",
-        ) from None
-    record = _record(path, content)
+    record = read_document(path, Record, "a record of a run", FORMAT, hint)
     for name, most in MOST.items():
         if (count := len(getattr(record, name))) > most:
             raise InvalidFile(f"{count:,} {name} are more than {most:,}", where=str(path))
     return record
 
 
-def _record(path: Path, content: bytes) -> Record:
+def read_document(path: Path, model: type[T], what: str, format: str, hint: str) -> T:
+    """Read a JSON document of ours, which may be somebody else's.
+
+    Args:
+        what: it is, for errors.
+        format: that it names.
+        hint: where to find one.
+
+    Raises:
+        UsageError: there is none.
+        InvalidFile: it is no JSON, does not fit the schema, or is of another format.
+    """
     try:
-        data = _clean(json.loads(content, parse_constant=_refuse_constant))
-        if isinstance(data, dict) and data.get("format") != FORMAT:
+        if path.stat().st_size > MAX_BYTES:
+            size = f"{path.stat().st_size / 1024**2:.0f} MiB"
+            raise InvalidFile(f"{size} is too large for {what}", where=str(path))
+        data = _clean(json.loads(path.read_bytes(), parse_constant=_refuse_constant))
+        if isinstance(data, dict) and data.get("format") != format:
             found = str(data.get("format"))[:40]
-            message = f"format: found {found!r}, expected '{FORMAT}'"
-            raise InvalidFile(message, where=str(path))
-        return Record.model_validate(data)
+            raise InvalidFile(f"format: found {found!r}, expected '{format}'", where=str(path))
+        return model.model_validate(data)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}", hint=hint) from None
     except ValidationError as error:
         first = error.errors()[0]
-        at = ".".join(str(part) for part in first["loc"])
-        raise InvalidFile(f"not a record of a run: {at}: {first['msg']}", where=str(path)) from None
+        why = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
     except RecursionError:
-        raise InvalidFile("not a record of a run: nested too deeply", where=str(path)) from None
+        why = "nested too deeply"
     except ValueError as error:
-        raise InvalidFile(f"not a record of a run: {error}", where=str(path)) from None
+        why = str(error)
+    raise InvalidFile(f"not {what}: {why}", where=str(path))
 
 
 def _clean(value: Any) -> Any:
@@ -95,6 +105,10 @@ def _refuse_constant(name: str) -> None:
 
 def save_record(record: Record, folder: Path) -> None:
     """Write the record of a run; it is there whole or as it was before."""
-    folder.mkdir(parents=True, exist_ok=True)
-    text = record.model_dump_json(indent=1) + "\n"
-    write_file(folder / RECORD, text.encode(), mode=0o644)
+    save_document(record, folder / RECORD)
+
+
+def save_document(document: BaseModel, path: Path) -> None:
+    """Write a document, and the folder that it is in; it is there whole or as it was before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_file(path, (document.model_dump_json(indent=1) + "\n").encode(), mode=0o644)

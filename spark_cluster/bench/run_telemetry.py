@@ -7,7 +7,7 @@ import gzip
 import hashlib
 import re
 import zlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -129,13 +129,6 @@ def unit_of(folder: str) -> str:
     digest = hashlib.sha256(folder.encode()).hexdigest()[:10]
     plain = re.sub(r"[^A-Za-z0-9_-]", "-", folder).strip("-")[-70:]
     return f"spark-cluster-telemetry-{digest}-{plain}"
-
-
-def stop(sessions: Iterable[Session], folder: str) -> None:
-    """End the samplers of a step; a node that does not answer ends its own later."""
-    for session in sessions:
-        with contextlib.suppress(SparkClusterError):
-            stop_recording(session, unit_of(folder))
 
 
 def _need_folder(session: Session, folder: str) -> None:

@@ -15,15 +15,12 @@ from spark_cluster.bench import (
     verification,
 )
 from spark_cluster.bench.expansion import Step, cells_text
+from spark_cluster.bench.head import is_done_there, measure, settings_of
 from spark_cluster.bench.run import (
     BenchRun,
     StartedServer,
     bring_up,
-    is_done_there,
     left_out,
-    measure,
-    recorded,
-    settings_of,
     skipped,
     take_down,
 )
@@ -42,7 +39,7 @@ T = TypeVar("T")
 
 def must_be_as_before(run: BenchRun, step: Step) -> None:
     """Raise Refused when the recipe is another one than that of the cells that were measured."""
-    before, now = recorded(run, step), step.setup.served
+    before, now = run.recorded(step), step.setup.served
     if before is not None and now is not None and before.recipe_text != describe.text_of(now):
         raise Refused(
             f"recipe {before.recipe} was changed after this run measured cells of {before.id}",
@@ -120,7 +117,7 @@ def _measure_steps(
 
 def _take_down_last(play: Play, run: BenchRun) -> None:
     """Take the last server down after its cells were measured while the laptop was away."""
-    measured = [step for step in run.expansion.steps if recorded(run, step) is not None]
+    measured = [step for step in run.expansion.steps if run.recorded(step) is not None]
     if not measured:
         return
     answer = play.session(play.head).request(
@@ -193,6 +190,6 @@ def _give_up(play: Play, run: BenchRun, step: Step, error: SparkClusterError) ->
     logs = startup_logs.keep(play, run.folder, run.raw(step).name)
     take_down(play, run, step)
     recipe = step.setup.served
-    if recorded(run, step) is None and recipe is not None:
+    if run.recorded(step) is None and recipe is not None:
         run.add_setup(describe.setup_not_started(play, step.setup, recipe, logs), ())
     run.add([start_failures.failed(cell, reason, logs) for cell in run.left(step)])

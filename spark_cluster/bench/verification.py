@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from spark_cluster.bench.record import CheckResult
-from spark_cluster.bench.run import BenchRun, recorded
+from spark_cluster.bench.run import BenchRun
 from spark_cluster.engine import verify
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ def checks_of(play: Play, run: BenchRun, step: Step, served: Served) -> tuple[Ch
     Raises:
         SparkClusterError: the head was lost.
     """
-    before = recorded(run, step)
+    before = run.recorded(step)
     if before is not None and before.checks:
         return before.checks
     if not run.suite.verify:

@@ -45,7 +45,8 @@ def fabric(
     It runs as a Ray job in the image of a recipe, while nothing is served. NCCL on GPUs, gloo on
     CPUs. The exit status is 5 when the figures are worse than expected.
     """
-    from spark_cluster.bench.fabric_record import FILE, save_fabric
+    from spark_cluster.bench.fabric_record import FILE
+    from spark_cluster.bench.run_folder import save_document
     from spark_cluster.cli.recipes_to_serve import recipe_for_ray
 
     if options.selection.partial and not options.check:
@@ -63,7 +64,7 @@ def fabric(
         found = playbook.function(play, recipe=recipe, tp=size, name=play_run.id)
         folder = out or Path(RESULTS) / play_run.id
         if found is not None:
-            save_fabric(found, folder)
+            save_document(found, folder / FILE)
         play_run.finish()
         if app.as_json:
             shown = found.model_dump(mode="json") if found is not None else None

@@ -174,7 +174,7 @@ def attach(
 @click.pass_obj
 def status(app: App, folder: Path) -> None:
     """Show how many cells have a result here, and which server the nodes measure now."""
-    from spark_cluster.bench.run import is_measuring
+    from spark_cluster.bench.head import is_measuring
     from spark_cluster.cli.console import styled
 
     made = of_folder(app.cluster, folder)
@@ -207,15 +207,13 @@ def status(app: App, folder: Path) -> None:
 @click.pass_obj
 def stop(app: App, folder: Path) -> None:
     """End what a run measures on the nodes; the cell in progress is lost, the server stays up."""
-    from spark_cluster.bench import run_telemetry
-    from spark_cluster.bench.run import stop as stop_step
+    from spark_cluster.bench.head import stop as stop_step
 
     made = of_folder(app.cluster, folder)
     stopped = []
     with _reached(app, "bench stop") as play:
         for step in made.pending:
             if stop_step(play, made, step):
-                run_telemetry.stop(play.sessions.values(), made.on_node(step))
                 stopped.append(step.setup.id)
     if app.as_json:
         app.print_json({"stopped": stopped})
@@ -234,7 +232,7 @@ def _stopped(servers: list[str]) -> str:
 @click.pass_obj
 def fetch(app: App, folder: Path) -> None:
     """Copy the results that are on the nodes into RUN; measure nothing, and stop no server."""
-    from spark_cluster.bench.run import fetch as fetch_step
+    from spark_cluster.bench.head import fetch as fetch_step
     from spark_cluster.bench.run_telemetry import merge
 
     made = of_folder(app.cluster, folder)

@@ -24,10 +24,10 @@ from spark_cluster.bench.fabric_record import (
     FabricRecord,
     all_reduce,
     load_fabric,
-    save_fabric,
 )
 from spark_cluster.bench.fabric_run import messages, must_be_possible, record_of, result_in
 from spark_cluster.bench.fabric_verdict import judged, rdma_devices, uses_rdma
+from spark_cluster.bench.run_folder import save_document
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
@@ -153,8 +153,8 @@ def test_the_network_that_nccl_took(lines, rdma, devices):
 
 def test_the_document_is_read_again(tmp_path):
     record = judged(measured(12.1))
-    path = save_fabric(record, tmp_path / "f")
-    assert path.name == FILE
+    path = tmp_path / "f" / FILE
+    save_document(record, path)
     assert load_fabric(path) == load_fabric(tmp_path / "f") == record
 
 
@@ -168,7 +168,10 @@ def test_the_document_is_read_again(tmp_path):
             {"allreduce": [{"bytes": 8, "latency_us": -1, "bus_gb_s": 1, "values_us": []}]},
             "latency",
         ),
-        ({"allreduce": [{"bytes": 8, "latency_us": 1e300, "bus_gb_s": 1, "values_us": []}]}, "lat"),
+        (
+            {"allreduce": [{"bytes": 8, "latency_us": 1e300, "bus_gb_s": 1, "values_us": []}]},
+            "range",
+        ),
     ],
 )
 def test_a_document_that_is_none(tmp_path, change, said):

@@ -16,7 +16,7 @@ import pytest
 from factories import SHIPPED
 from waiting import HANG_S
 
-from spark_cluster.config.ports import COPIES, REPLICAS, EnginePorts
+from spark_cluster.config.ports import COPIES, EnginePorts
 from spark_cluster.facts.model import Facts, Interface
 from spark_cluster.resources import NftTable
 from spark_cluster.topology import Link, Node
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 SSH, RAY = 22, 6379
-PORTS = (SSH, RAY, REPLICAS, COPIES[0], COPIES[-1])
+PORTS = (SSH, RAY, COPIES[0], COPIES[-1])
 DROPPED_S = 1.0
 """Seconds in which a connection that must not come about would have."""
 
@@ -173,7 +173,7 @@ def test_only_the_other_node_reaches_the_ports_of_copies(network):
 
 
 def test_both_tables_together_let_the_other_node_in_and_nobody_else(network):
-    spans = (*EnginePorts().spans, (REPLICAS, REPLICAS))
+    spans = EnginePorts().spans
     [engine] = tables(state="present", peers=("spark1", "spark2"), ports=spans)
     [copies] = tables(state="copies", ports=((COPIES[0], COPIES[-1]),))
     for table in (engine, copies):

@@ -1,0 +1,286 @@
+"""What the head measures of a step: begun, waited for, stopped, and brought back."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from spark_cluster.bench import (
+    acceptance,
+    describe,
+    environment,
+    generators,
+    node_files,
+    on_node,
+    run_telemetry,
+    startup_logs,
+)
+from spark_cluster.bench.expansion import PlannedCell, Step
+from spark_cluster.bench.generator import At, Generator, Target
+from spark_cluster.bench.planned_speed import predictions
+from spark_cluster.bench.reading import moment, number, read_json
+from spark_cluster.bench.record import CellResult
+from spark_cluster.bench.run import BenchRun, StartedServer
+from spark_cluster.bench.run_telemetry import Recording
+from spark_cluster.bench.sampling import rows_of
+from spark_cluster.engine import vram
+from spark_cluster.engine.deployment import Deployment, Server
+from spark_cluster.engine.engine import engine
+from spark_cluster.errors import Failed, Refused, SparkClusterError
+from spark_cluster.node.bench.measure import CLEAR, DOCKER_S
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
+
+WAIT_S = 2.0
+"""Seconds between two looks whether the head still measures."""
+
+
+def measure(play: Play, run: BenchRun, step: Step, server: StartedServer) -> None:
+    """Measure the cells of a step on the head, and bring back what came of them.
+
+    Raises:
+        SparkClusterError: the server or the node was lost, or it was stopped; what was measured
+            until then is in the record.
+    """
+    head = play.head  # it leaves the play when its cells end with an error
+    session = play.session(head)
+    folder = run.on_node(step)
+    _describe(play, run, step, server)
+    deployment = server.served.deployment
+    job = job_of(run, step, deployment, play)
+    metrics = {one.nodes[0].name: f"{engine_base(one)}/metrics" for one in deployment.servers}
+    nodes = [node.name for node in deployment.nodes]
+    recording = Recording(play, nodes, folder, metrics, job.limit_s)
+    on_node.may_go_on(session, folder)
+    recording.start()
+    ended = threading.Event()
+
+    def load() -> None:
+        try:
+            role = generators.of(run.suite).role
+            play.apply(head, *([role] if role else []), job.resources)
+        finally:
+            ended.set()
+
+    try:
+        _, peak = play.together(load, lambda: vram_until(play, ended))
+        run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
+    except BaseException:
+        # What ended it is what the user needs to know; the rest is fetched when it is continued.
+        with contextlib.suppress(SparkClusterError, OSError):
+            _bring_back(play, head, run, step, recording)
+        raise
+    _bring_back(play, head, run, step, recording)
+
+
+def _describe(play: Play, run: BenchRun, step: Step, server: StartedServer) -> None:
+    """Record what the server is, what runs on its nodes, and what the plan predicts for it."""
+    keys = [cell.key for cell in run.expansion.cells if cell.setup == step.setup.id]
+    caching = run.suite.settings.prefix_caching
+    predicted = predictions(play.project, step.setup, keys, prefix_caching=caching)
+    logs = startup_logs.keep(play, run.folder, run.raw(step).name)
+    served = server.served
+    setup = describe.setup_of(play, step.setup, served, server.startup_s, logs)
+    before = run.recorded(step)
+    if before is not None:  # of an earlier turn, or before the run was interrupted
+        kept = tuple(dict.fromkeys((*before.logs, *setup.logs)))
+        setup = setup.model_copy(update={"vram": (*before.vram, *setup.vram), "logs": kept})
+    setup = setup.model_copy(update={"predictions": predicted, "checks": server.checks})
+    run.add_setup(setup, describe.nodes_of(play, served))
+    run.add_version(served.versions.get("vllm", ""))
+    base = load_base(served.deployment)
+    run.add_round_trip(environment.round_trip_ms(play.session(play.head), base))
+
+
+def vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
+    """Return the largest reading of GPU memory of each node while cells are measured."""
+    return vram.peak_until(play.sessions, ended, partial(play.note, warning=True))
+
+
+def settings_of(play: Play, generator: Generator) -> Any:
+    """Return the settings of a generator's role on the head; None where it has no role.
+
+    Raises:
+        Refused: the role is set to a version whose results are not read.
+    """
+    if not generator.role:
+        return None
+    role = play.project.load_role(generator.role)
+    settings: Any = role.settings_for(play.inventory.nodes[play.head.name])
+    if settings.version != generator.version:
+        raise Refused(
+            f"{generator.role}.version is {settings.version}; only results of {generator.version} "
+            "are read",
+            hint=f"take `version` out of the settings of {generator.role}",
+        )
+    return settings
+
+
+def job_of(run: BenchRun, step: Step, deployment: Deployment, play: Play) -> on_node.Job:
+    """Return what the head gets to measure a step's cells."""
+    server, generator, folder = deployment.first, generators.of(run.suite), run.on_node(step)
+    target = Target(
+        base_url=f"{load_base(deployment)}/v1",
+        served_name=deployment.endpoint.model,
+        model=server.recipe.model.name,
+        tokenizer=server.recipe.model.node_path,
+    )
+    at = At(run.suite, deployment, target, folder, settings_of(play, generator))
+    measured = tuple(cell for cell in step.cells if not cell.skip)
+    cells = tuple(_planned(generator, at, cell) for cell in measured)
+    health = tuple(engine_base(one) + engine(one.engine).health for one in deployment.servers)
+    files = generator.files(at, measured)
+    return on_node.Job(folder, health, cells, play.head.user, files)
+
+
+def _planned(generator: Generator, at: At, cell: PlannedCell) -> dict[str, Any]:
+    """Return a cell for node/bench/measure.py."""
+    runs = generator.runs(at, cell)
+    return {
+        "id": cell.id,
+        "runs": [asdict(one) for one in runs],
+        "env": generator.env(at),
+        "timeout_s": generator.limit_s(at.suite, cell) / len(runs),
+        "as_root": generator.as_root(at),
+    }
+
+
+def engine_base(server: Server) -> str:
+    """Return the URL of the engine itself; behind a proxy, where it asks for no key."""
+    return server.endpoint.of_engine.path("")
+
+
+def load_base(deployment: Deployment) -> str:
+    """Return the URL to load: the engine's own, or that of the endpoint in front of replicas."""
+    if deployment.is_one:
+        return engine_base(deployment.first)
+    return deployment.endpoint.path("")
+
+
+def is_measuring(play: Play, run: BenchRun, step: Step) -> bool:
+    """Return True while the head measures cells of a step."""
+    return on_node.measured(play.session(play.head)) == run.on_node(step)
+
+
+def stop(play: Play, run: BenchRun, step: Step) -> bool:
+    """Have the head end what it measures of a step, the cell in progress included.
+
+    Returns:
+        Whether anything was being measured. Where nothing was, the load generator's container of a
+        run that was killed is removed.
+    """
+    session, folder = play.session(play.head), run.on_node(step)
+    busy = on_node.measured(session)
+    if busy == folder:
+        on_node.stop(session, folder)
+        Recording(play, run.nodes(step), folder).stop()
+    elif not busy:
+        session.run(list(CLEAR), timeout=DOCKER_S)
+    return busy == folder
+
+
+def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
+    """Wait for what the head still measures of a step; True when nothing of it is left then.
+
+    Raises:
+        Failed: another benchmark is running there, or it does not come to an end.
+    """
+    _wait(play, run, step)
+    if on_node.measured(play.session(play.head)):
+        raise Failed(
+            "another benchmark is running there",
+            where=play.head.name,
+            hint="`spark-cluster bench attach` or `bench stop` with the folder of that run",
+        )
+    if run.recorded(step) is None:
+        return False
+    fetch(play, run, step)
+    return not run.left(step)
+
+
+def _wait(play: Play, run: BenchRun, step: Step) -> None:
+    """Wait until the head measures no cells of a step, as long as these can take at most."""
+    generator = generators.of(run.suite)
+    limits = (generator.limit_s(run.suite, cell) for cell in step.cells)
+    limit_s = sum(limits) + on_node.SLACK_S
+    deadline = time.monotonic() + limit_s
+    if is_measuring(play, run, step):
+        play.note("the nodes are still measuring; this waits for them")
+    while is_measuring(play, run, step):
+        if time.monotonic() > deadline:
+            raise Failed(
+                f"the nodes still measure {step.setup.id} after {limit_s / 3600:.1f} hours, more "
+                "than its cells can take",
+                hint=f"`spark-cluster bench stop {run.folder}`, then `bench attach` again",
+            )
+        time.sleep(WAIT_S)
+
+
+def fetch(play: Play, run: BenchRun, step: Step) -> None:
+    """Bring back what is on the nodes of a step; samplers with nothing left to sample are ended."""
+    recording = Recording(play, run.nodes(step), run.on_node(step))
+    _bring_back(play, play.head, run, step, recording)
+
+
+def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Recording) -> None:
+    """Copy telemetry and results; what goes on without the laptop is recorded on."""
+    session = play.connections.session(head.name)  # after a reboot it is another one
+    recording.fetch(run.raw(step))
+    if on_node.measured(session) != run.on_node(step):
+        recording.stop()
+    collect(play, run, step, head)
+
+
+def collect(play: Play, run: BenchRun, step: Step, head: Node) -> None:
+    """Bring back the results that are on the node, and add them to the record."""
+    into = run.raw(step)
+    with node_files.files_of(play.connections, head.name) as files:
+        too_large = on_node.fetch(files, run.on_node(step), into)
+    found = []
+    for cell in step.cells:
+        ended = read_json(into / "cells" / f"{cell.id}.json")
+        if isinstance(ended, dict):
+            found += results_of(run, cell, ended, into, too_large)
+    run.add(with_telemetry(run, step, found))
+
+
+def with_telemetry(run: BenchRun, step: Step, found: Sequence[CellResult]) -> list[CellResult]:
+    """Return results with what the telemetry says of them."""
+    lines = run_telemetry.texts(run.raw(step))
+    rows = list(rows_of(lines))
+    engines = [list(acceptance.counters(text.splitlines())) for text in lines.values()]
+    accepted = acceptance.with_acceptance(found, engines)
+    return run_telemetry.flagged(accepted, rows, run.nodes(step), step.setup.tp)
+
+
+def results_of(
+    run: BenchRun, cell: PlannedCell, ended: dict[str, object], into: Path, too_large: list[str]
+) -> list[CellResult]:
+    """Return what came of a cell that the node has measured.
+
+    Args:
+        ended: what the worker says of it.
+        into: the laptop's copy of the node's folder.
+        too_large: files that were not copied.
+    """
+    log = into / "raw" / f"{cell.id}.log"
+    output = log.read_text("utf-8", "replace") if log.is_file() else ""
+    names = tuple(
+        str(path.relative_to(run.folder)) for path in sorted((into / "raw").glob(f"{cell.id}.*"))
+    )
+    found = generators.of(run.suite).results(run.suite, cell, into / "raw", output, names)
+    error = str(ended.get("error") or "")
+    written = (name for name in too_large if not name.endswith(".log"))
+    if any(name.startswith(f"raw/{cell.id}.") for name in written):
+        error = "its result is too large to be copied; it is still on the node"
+    times = {name: moment(number(ended.get(name))) for name in ("started", "finished")}
+    changed: dict[str, object] = {**times}
+    if error:
+        changed |= {"status": "failed", "reason": error, "metrics": {}}
+    return [result.model_copy(update=changed) for result in found]
