@@ -215,6 +215,7 @@ def test_a_link_that_a_load_generator_left_is_not_followed(plan, tmp_path_factor
     secret = tmp_path_factory.mktemp("of-root") / "secret"
     secret.write_text("mine")
     folder = plan("a", "b", more=f"os.symlink({str(secret)!r}, 'raw/b.log')\n"
+                  f"os.symlink({str(secret)!r}, 'raw/a.more')\n"
                   f"os.mkfifo('raw/b.pipe') if sys.argv[1] == 'a' else None\n")  # fmt: skip
     assert run(folder)[0] == measure.DONE
     assert secret.read_text() == "mine"

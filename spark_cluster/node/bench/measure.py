@@ -215,12 +215,14 @@ class Step:
         if result["status"] != 0:
             self._need_space()
         for name in self._files(cell):
-            with contextlib.suppress(FileNotFoundError):
+            try:
                 flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK
                 handle = os.open(name, flags, dir_fd=self.raw)
-                if stat.S_ISREG(os.fstat(handle).st_mode):
-                    os.fsync(handle)
-                os.close(handle)
+            except OSError:  # a link, or gone
+                continue
+            if stat.S_ISREG(os.fstat(handle).st_mode):
+                os.fsync(handle)
+            os.close(handle)
         os.fsync(self.raw)
         write_file(self.folder / "cells" / f"{cell}.json", json.dumps(result).encode(), 0o644)
 
@@ -251,7 +253,8 @@ class Step:
                     error = failure.message
                 if status or error:
                     if run["prints"]:
-                        os.unlink(run["prints"], dir_fd=self.raw)
+                        with contextlib.suppress(FileNotFoundError):
+                            os.unlink(run["prints"], dir_fd=self.raw)
                     break
         ended = {"started": started, "finished": time.time()}
         return {"status": None if error else status, "error": error, **ended}
