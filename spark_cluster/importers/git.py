@@ -20,7 +20,7 @@ from pathlib import Path
 
 from spark_cluster.config.registries import GIT_SCHEMES, Registry
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.registries.files import LARGEST_FILE, Chosen, SourceFile
+from spark_cluster.importers.snapshot import LARGEST_FILE, Chosen, SourceFile
 
 TIMEOUT_S = 120.0
 """Seconds for everything that is fetched of one registry."""
