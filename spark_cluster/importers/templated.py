@@ -72,17 +72,22 @@ def checked(source: Sourced) -> dict[str, Any]:
     Raises:
         InvalidFile: a field has another type, or what every recipe needs is missing.
     """
-    data = source.data
-    problems: list[Problem] = []
-    for name, (kind, what) in _TYPES.items():
-        found = _with_goodwill(source, name, kind)
-        if found is not None and (not isinstance(found, kind) or isinstance(found, bool)):
-            problems.append(Problem((name,), f"found {described(found)}, expected {what}"))
-    if not data.get("command") and not data.get("model"):
+    problems = mistyped(source, _TYPES)
+    if not source.data.get("command") and not source.data.get("model"):
         problems.append(Problem(("model",), "missing; expected a model or a command"))
     if problems:
         raise source.invalid(problems)
-    return data
+    return source.data
+
+
+def mistyped(source: Sourced, types: Mapping[str, tuple[type, str]]) -> list[Problem]:
+    """Return the fields of another type than here, which is given with its words."""
+    problems = []
+    for name, (kind, what) in types.items():
+        found = _with_goodwill(source, name, kind)
+        if found is not None and (not isinstance(found, kind) or isinstance(found, bool)):
+            problems.append(Problem((name,), f"found {described(found)}, expected {what}"))
+    return problems
 
 
 def _with_goodwill(source: Sourced, name: str, kind: type) -> Any:
@@ -97,7 +102,8 @@ def _with_goodwill(source: Sourced, name: str, kind: type) -> Any:
         read = int(found)
     if read is not found:
         source.data[name] = read
-        source.notes.append(f"{name}: found {described(found)}, read as {described(read)}")
+        meant = described(read) if read else "an empty mapping"
+        source.notes.append(f"{name}: found {described(found)}, read as {meant}")
     return read
 
 
