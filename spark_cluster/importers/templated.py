@@ -19,7 +19,6 @@ from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline
 from spark_cluster.importers.importer import Choice, Left, Source, no_choice
 from spark_cluster.importers.tables import table
-from spark_cluster.models.naming import version_in
 
 _TYPES: Mapping[str, tuple[type, str]] = {
     **dict.fromkeys(("model", "container", "command", "runtime"), (str, "text")),
@@ -129,9 +128,8 @@ def launch_of(source: Sourced, command: str, unused: list[Left], kind: str) -> S
     if named and named != launch.model:
         made.left_out.append(Left(f"model: {named}", f"the command serves {launch.model}"))
     made.left_out += unused + _rest(data)
-    image, _, digest = str(data.get("container") or "").partition("@")
-    if not launch.image and image:
-        launch = replace(launch, image=image, digest=digest, vllm=version_in(image))
+    if data.get("container") and not launch.image:
+        launch = commandline.in_image(launch, data["container"])
     env = {str(k): as_word(v) for k, v in (data.get("env") or {}).items()}
     made.launch = replace(launch, env={**env, **launch.env})
     made.kind = kind

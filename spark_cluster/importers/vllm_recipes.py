@@ -25,7 +25,7 @@ from spark_cluster.importers.shell import Word
 from spark_cluster.importers.spark_variants import HARDWARE, SPARK
 from spark_cluster.importers.tables import table
 from spark_cluster.importers.templated import as_word, mistyped
-from spark_cluster.models.naming import quantization_named, version_in
+from spark_cluster.models.naming import quantization_named
 
 _LARGEST_GB = 119
 """Of a Spark's 128 GB memory what Linux sees, GB of `vram_minimum_gb`."""
@@ -240,16 +240,12 @@ def _launch(layers: _Layers, model: str, image: str, variant: dict[str, Any]) ->
             continue
         many = value if isinstance(value, list) else [value]
         words += [f"--{flag}"] if value is True else [f"--{flag}", *map(as_word, many)]
-    launch = commandline.parse(shlex.join(words))
-    reference, _, digest = image.partition("@")
+    launch = commandline.in_image(commandline.parse(shlex.join(words)), image)
     base = layers.source.data["model"]["model_id"]
     return replace(
         launch,
         base=base if base != model else None,
         quantization=launch.quantization or quantization_named(variant.get("precision")),
-        image=reference,
-        digest=digest,
-        vllm=version_in(reference),
         env=layers.env,
         tp=_tp(variant),
         nodes=_tp(variant),

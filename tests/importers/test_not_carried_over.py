@@ -181,7 +181,7 @@ def test_a_comment_with_an_endless_word_names_no_image() -> None:
     for word, image in (("org/vllm:1", "org/vllm:1"), ("/" * 19_000, "")):
         guide = f"# DGX Spark\n```\n# image {word}\nvllm serve org/m\n```\n"
         (command,) = spark_commands(guide)
-        assert command.image == image
+        assert command.launch.image == image
 
 
 def test_many_places_of_a_long_value_are_refused_before_they_are_filled() -> None:
