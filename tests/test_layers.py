@@ -17,7 +17,6 @@ PACKAGE = "spark_cluster"
 LAYERS = (
     "errors", "node", "resources", "agent",
     "config", "facts", "discovery", "models", "topology", "logs", "loader", "importers",
-    "registries",
     "known_issues",
     "runner", "planning", "engine",
     "doctor", "bench", "dashboard", "lab", "cli",

@@ -85,6 +85,7 @@ from spark_cluster.engine.tuning import Tuning
 from spark_cluster.engine.verify import CheckVerdict, Verification
 from spark_cluster.engine.vram import NodeVram, Stopped
 from spark_cluster.facts.model import Facts
+from spark_cluster.importers.update import Update
 from spark_cluster.known_issues.entries import Issue, files, read
 from spark_cluster.known_issues.explanation import Explanation
 from spark_cluster.known_issues.match import KnownIssueMatch
@@ -99,7 +100,6 @@ from spark_cluster.planning.purpose import Advice
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.together import PlanTogether
-from spark_cluster.registries.update import Update
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
 from spark_cluster.runner.options import Options, Selection

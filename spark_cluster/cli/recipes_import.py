@@ -22,18 +22,17 @@ from spark_cluster.cli.hub_option import hub, offline_option
 from spark_cluster.config.registries import Registry
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import SparkClusterError, UsageError
-from spark_cluster.importers import commandline
+from spark_cluster.importers import commandline, snapshot
 from spark_cluster.importers.files import read_file
 from spark_cluster.importers.importer import Choice, Imported, Source
 from spark_cluster.importers.recipe_text import write
+from spark_cluster.importers.update import Update, update
 from spark_cluster.loader import registries
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.models.hub import Hub
 from spark_cluster.models.memory import GIB
 from spark_cluster.planning.speed.of_recipe import serving_of
-from spark_cluster.registries import reference
-from spark_cluster.registries.update import Update, update
 
 _STDIN = "standard input"
 _LARGEST = 2 << 20
@@ -103,7 +102,7 @@ def command(
     choice = Choice(variant or "default", features)
     given: dict[str, Any] = {"name": name, "model": model, "image": image, "mods": mods}
     if file is not None and line is None and file.startswith("@"):
-        imported = reference.imported(file, app.project.folder, choice, **given)
+        imported = snapshot.imported(file, app.project.folder, choice, **given)
     else:
         imported = write(_source(file, line, choice), **given)
     path = folder / f"{imported.name}.yaml"

@@ -6,6 +6,7 @@ Nothing is run, looked up or expanded: `$VAR` and `~` stay as they are written.
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from spark_cluster.config import engines
@@ -95,6 +96,12 @@ def read(text: str, origin: str = "a pasted command line") -> Source:
     inner.notes[:0] = program.notes
     inner.left_out[:0] = program.left_out
     return _source(inner, container, origin)
+
+
+def in_image(launch: Launch, reference: str) -> Launch:
+    """Return the launch in a container image, with the version of vLLM that its tag names."""
+    image, _, digest = reference.partition("@")
+    return replace(launch, image=image, digest=digest, vllm=naming.version_in(image))
 
 
 def _inside(container: docker.Container) -> Program:

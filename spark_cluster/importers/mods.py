@@ -1,24 +1,27 @@
 """Mods of sparkrun and spark-vllm-docker: folders with a `run.sh` that changes the container.
 
-A mod whose folder is at hand becomes a step of `image.build`, with its files, their SHA-256 and
-where they come from. Nothing of it is run here. Where sparkrun looks for one (its core/mods.py),
-it is looked for here: next to the recipe, and in a registry's folder, which `--mods` names.
+A mod whose folder is at hand becomes a step of the recipe's `image.build`, with its files, their
+SHA-256 and where they come from. Nothing of it is run here. It is looked for where sparkrun looks
+(its core/mods.py): next to the recipe, and in a registry's folder, which `--mods` names.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.config.image_build import part_of_folder
 from spark_cluster.config.secret_text import is_secret_setting, looks_secret
 from spark_cluster.importers.checkout import Checkout, checkout_of
+from spark_cluster.importers.importer import Left, Source
+from spark_cluster.importers.places import Parts
 
 SCRIPT = "run.sh"
+_MODS = "mods: "
 MOST_FILES = 200
 LARGEST = 8 << 20
 """Bytes of all files of a mod; the largest that is published has a hundredth of it."""
@@ -36,7 +39,9 @@ _BACKGROUND = re.compile(r"(?m)\bnohup\b|\bsetsid\b|\bdisown\b|(?<![&>|])&[ \t]*
 _KERNEL = re.compile(r">[ \t]*/(?:proc|sys)/|\bsysctl\s+-w\b")
 """What changes the running kernel, of which nothing is in an image."""
 
-_SKIPPED = ("__pycache__",)
+_COMMENT = re.compile(r"(?m)^[ \t]*#.*$")
+_USES = r"\$\{{?{0}\b|environ\W+(?:get\W+)?{0}\b"
+"""How a script names the variable {0}."""
 
 
 @dataclass(frozen=True)
@@ -53,17 +58,8 @@ class Mod:
     files: Mapping[str, bytes]
     checkout: Checkout
 
-    @property
-    def text(self) -> str:
-        """The text of its scripts, in which it is looked for what they need."""
-        return self._text((".sh", ".py"))
-
-    @property
-    def shell(self) -> str:
-        """The text of its shell scripts, without comments."""
-        return _without_comments(self._text((".sh",)))
-
-    def _text(self, endings: tuple[str, ...]) -> str:
+    def text(self, *endings: str) -> str:
+        """Return the text of the scripts with these endings."""
         return "\n".join(
             content.decode("utf-8", errors="replace")
             for path, content in self.files.items()
@@ -73,7 +69,7 @@ class Mod:
     @property
     def fetches(self) -> bool:
         """True if a script looks like fetching something from the network."""
-        return bool(_NETWORK.search(_without_comments(self.text)))
+        return bool(_NETWORK.search(_COMMENT.sub("", self.text(".sh", ".py"))))
 
     def step(self, folder: str, env: Mapping[str, str]) -> dict[str, Any]:
         """Return the step of a recipe.
@@ -90,14 +86,15 @@ class Mod:
             }
             for path, content in self.files.items()
         ]
-        step: dict[str, Any] = {"name": self.name, "files": files}
-        if seen := _named(self.text, env):
-            step["env"] = seen
-        if self.checkout.url:
-            step["origin"] = self.checkout.url
-        if self.checkout.commit:
-            step["commit"] = self.checkout.commit
-        return step
+        text = self.text(".sh", ".py")
+        named = {
+            name: value
+            for name, value in env.items()
+            if re.search(_USES.format(re.escape(name)), text) and not is_secret_setting(name, value)
+        }
+        origin = {"env": named, "origin": self.checkout.url, "commit": self.checkout.commit}
+        told = {key: value for key, value in origin.items() if value}
+        return {"name": self.name, "files": files, **told}
 
 
 class NotCarried(ValueError):
@@ -121,34 +118,16 @@ def find(reference: str, recipe: Path | None, folders: Sequence[Path]) -> Mod:
         part_of_folder(name)
     except ValueError:
         raise NotCarried("it is not the name of a folder of mods") from None
-    places = [*_next_to(recipe), *folders]
-    found = next((place for place in _candidates(name, places) if _is_mod(place)), None)
-    if found is None:
-        raise NotCarried(
-            "its folder is not at hand: give --mods FOLDER, a checkout of the repository that it "
-            "comes from"
-        )
-    return _checked(Mod(name.rpartition("/")[2], _files(found), checkout_of(found)))
-
-
-def _next_to(recipe: Path | None) -> list[Path]:
-    """The recipe's folder and the one above: spark-vllm-docker has recipes/ next to mods/."""
-    if recipe is None:
-        return []
-    folder = recipe.absolute().parent
-    return [folder, folder.parent]
-
-
-def _candidates(name: str, places: Iterable[Path]) -> Iterable[Path]:
-    for place in places:
-        yield place / "mods" / name
-        yield place / name
-        if place.name == name:
-            yield place
-
-
-def _is_mod(folder: Path) -> bool:
-    return (folder / SCRIPT).is_file()
+    # spark-vllm-docker has recipes/ next to mods/.
+    beside = [recipe.absolute().parent, recipe.absolute().parent.parent] if recipe else []
+    for place in [*beside, *folders]:
+        for folder in (place / "mods" / name, place / name, place):
+            if (folder / SCRIPT).is_file() and (folder is not place or place.name == name):
+                return _checked(Mod(name.rpartition("/")[2], _files(folder), checkout_of(folder)))
+    raise NotCarried(
+        "its folder is not at hand: give --mods FOLDER, a checkout of the repository that it comes "
+        "from"
+    )
 
 
 def _files(folder: Path) -> dict[str, bytes]:
@@ -160,7 +139,7 @@ def _files(folder: Path) -> dict[str, bytes]:
     root, found, size = folder.resolve(), dict[str, bytes](), 0
     for path in sorted(folder.rglob("*")):
         inside = path.relative_to(folder)
-        if any(part in _SKIPPED or part.startswith(".") for part in inside.parts):
+        if any(part == "__pycache__" or part.startswith(".") for part in inside.parts):
             continue
         if not path.resolve().is_relative_to(root):
             raise NotCarried(f"{inside} is a link to a place outside its folder")
@@ -185,23 +164,99 @@ def _checked(mod: Mod) -> Mod:
     Raises:
         NotCarried: it leaves a process running, changes the kernel, or holds a secret.
     """
-    if _BACKGROUND.search(mod.shell):
+    shell = _COMMENT.sub("", mod.text(".sh"))
+    if _BACKGROUND.search(shell):
         raise NotCarried("it leaves a process running next to the server, which an image cannot")
-    if _KERNEL.search(mod.shell):
+    if _KERNEL.search(shell):
         raise NotCarried("it changes settings of the running kernel, which an image cannot")
-    if looks_secret(mod.text):
+    if looks_secret(mod.text(".sh", ".py")):
         raise NotCarried("it contains what looks like a secret, which would stay in the image")
     return mod
 
 
-def _named(text: str, env: Mapping[str, str]) -> dict[str, str]:
+def carry_over(
+    data: dict[str, Any], source: Source, parts: Parts, folders: Sequence[Path]
+) -> dict[str, bytes]:
+    """Make steps of the mods that can be, in `data`, the recipe; what cannot be stays left out.
+
+    A mod may build on the one before it: where one of them is missing, none is carried over.
+
+    Args:
+        folders: of mods, which the user named.
+
+    Returns:
+        The files of the steps, by their path relative to the recipe.
+    """
+    if not source.mods or "build" in data["image"]:
+        return {}
+    found, missing = _found(source, folders)
+    if missing:
+        parts.left_out[:] = [_explained(left, missing, found) for left in parts.left_out]
+        return {}
+    folder, base = f"{data['name']}.mods", data["image"]
+    fetching = [mod.name for mod in found if mod.fetches]
+    plain = re.sub(r"[^a-z0-9]+", "-", data["name"].lower()).strip("-") or "imported"
+    build = {
+        "base": base,
+        "steps": [mod.step(folder, source.launch.env) for mod in found],
+        **({"network": True} if fetching else {}),
+        "why": f"mods of the {source.kind}: {', '.join(mod.name for mod in found)}",
+    }
+    data["image"] = {"ref": f"spark-cluster/{plain}:mods", "build": build}
+    _say(parts, found, fetching, folder, pinned="digest" in base)
+    parts.left_out[:] = [left for left in parts.left_out if not left.what.startswith(_MODS)]
     return {
-        name: value
-        for name, value in env.items()
-        if re.search(rf"\$\{{?{re.escape(name)}\b|environ\W+(?:get\W+)?{re.escape(name)}\b", text)
-        and not is_secret_setting(name, value)
+        f"{folder}/{mod.name}/{path}": content
+        for mod in found
+        for path, content in mod.files.items()
     }
 
 
-def _without_comments(text: str) -> str:
-    return re.sub(r"(?m)^[ \t]*#.*$", "", text)
+def _found(source: Source, folders: Sequence[Path]) -> tuple[list[Mod], dict[str, str]]:
+    """The mods that can be carried over, and why the others cannot."""
+    found: list[Mod] = []
+    missing: dict[str, str] = {}
+    for reference in source.mods:
+        try:
+            mod = find(reference, source.path, folders)
+        except NotCarried as error:
+            missing[reference] = str(error)
+        except OSError as error:
+            missing[reference] = f"its folder cannot be read: {error.strerror}"
+        else:
+            if mod.name in [other.name for other in found]:
+                missing[reference] = "another mod of this name is there"
+            found.append(mod)
+    return found, missing
+
+
+def _explained(left: Left, missing: dict[str, str], found: list[Mod]) -> Left:
+    """Give a mod that stays left out its own reason."""
+    if not left.what.startswith(_MODS):
+        return left
+    reference = left.what.removeprefix(_MODS)
+    why = missing.get(reference)
+    if why is None and any(reference.endswith(mod.name) for mod in found):
+        why = f"it is at hand, and was tested together with {', '.join(missing)}, which is missing"
+    return left if why is None else replace(left, why=f"{why}; {left.why}")
+
+
+def _say(parts: Parts, found: list[Mod], fetching: list[str], folder: str, *, pinned: bool) -> None:
+    for mod in found:
+        where = f"image.build.steps, files in {folder}/{mod.name}"
+        parts.carry(f"mods: {mod.name}", where)
+        if not mod.checkout.commit:
+            parts.to_do.append(
+                f"write origin and commit of the mod {mod.name} into image.build.steps: its folder "
+                "is no git checkout"
+            )
+    option = "--allow-build-network" if fetching else "--allow-build"
+    reach = f"; {', '.join(fetching)} fetches from the network" if fetching else ""
+    parts.to_do.append(
+        f"read the scripts in {folder}, which run as root in the image's build{reach}: "
+        f"`up {option}` allows it"
+    )
+    if not pinned:
+        parts.to_do.append(
+            "write the digest into image.build.base: the scripts were written for one version of it"
+        )

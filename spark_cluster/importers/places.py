@@ -23,25 +23,6 @@ _UNEXPANDED = re.compile(r"\$[A-Za-z_({]|\$\d|`")
 _PACKAGE = re.compile(r"/(dist|site)-packages/.+\.\w+$")
 _CACHE_FOLDER = re.compile(r"/\.(cache|triton)(/|$)")
 
-PER_NODE = (
-    "VLLM_HOST_IP",
-    "RAY_NODE_IP_ADDRESS",
-    "NCCL_SOCKET_IFNAME",
-    "GLOO_SOCKET_IFNAME",
-    "TP_SOCKET_IFNAME",
-    "UCX_NET_DEVICES",
-    "OMPI_MCA_btl_tcp_if_include",
-    "MN_IF_NAME",
-    "NCCL_IB_HCA",
-    "NCCL_IB_GID_INDEX",
-    "NCCL_IB_MERGE_NICS",
-    "RAY_ADDRESS",
-    "MASTER_ADDR",
-    "MASTER_PORT",
-    "NODE_RANK",
-)
-"""Variables that differ from node to node, so that no recipe can hold them."""
-
 _HUB_CACHES = ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "TRANSFORMERS_CACHE")
 
 _OF_THE_HUB = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "HF_API_TOKEN", "HUGGINGFACE_TOKEN")
@@ -65,16 +46,6 @@ _SPECULATIVE = {
 _FIELDS = {"pipeline-parallel-size": "pipeline_parallel", "data-parallel-size": "data_parallel"}
 """Flags that are a field of the recipe, for numbers above 1."""
 
-_PARALLEL = {
-    "data-parallel-size-local": "`up` puts one rank on each Spark",
-    "data-parallel-address": "it follows from the inventory",
-    "data-parallel-rpc-port": "one recipe is one replica",
-    "data-parallel-backend": "it follows from the executor",
-    "data-parallel-rank": "one recipe is one replica",
-    "data-parallel-start-rank": "one recipe is one replica",
-    "uds": "the endpoint is a port: serve.port in the inventory",
-    "config": "the file's flags are not in the command; write them under engine_args",
-}
 _NEVER = "a secret is never written into a recipe; the laptop's HF_TOKEN downloads the model"
 
 
@@ -105,6 +76,14 @@ class Parts:
 
     def carry(self, what: str, where: str) -> None:
         self.carried.append(Carried(what, where))
+
+    def head(self, what: str, name: str, value: object, why: str) -> None:
+        """A field at the top; without a value it is left out."""
+        if value is None:
+            self.leave(what, why)
+        else:
+            self.fields[name] = value
+            self.carry(what, name)
 
     def ask_leave(self, folder: str) -> None:
         """For a folder of the nodes that is written to."""
@@ -154,36 +133,42 @@ def folder_on_node(launch: Launch, path: str) -> str:
 def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
     dialect = engines.dialect(launch.engine)
     own = dialect.own(flag)
+    what = shown(own, value)
+    ours = dialect.owned.get(own) or table("launch_reasons")["flags"].get(flag)
     if flag == "api-key":
         parts.leave("--api-key (value not shown)", dialect.owned[flag])
     elif is_secret(flag.replace("-", "_")) or looks_secret(shown(flag, value)):
         parts.leave(f"--{flag} (value not shown)", _NEVER)
     elif isinstance(value, str) and _UNEXPANDED.search(value):
-        parts.leave(shown(own, value), "only the shell that runs it knows the value")
+        parts.leave(what, "only the shell that runs it knows the value")
     elif flag == "gpu-memory-utilization":
-        _share(parts, value)
+        share = float(value) if isinstance(value, int | float) else 0.0
+        why = "outside 0.05 to 0.95, which a Spark cannot give; it is computed (auto)"
+        parts.head(
+            shown(flag, value),
+            "gpu_memory_utilization",
+            share if 0.05 <= share <= 0.95 else None,
+            why,
+        )
     elif flag == "distributed-executor-backend":
-        _executor(parts, value)
+        why = "the executors of a recipe are ray and mp"
+        parts.head(shown(flag, value), "executor", value if value in ("ray", "mp") else None, why)
     elif flag in _HEAD:
-        parts.carry(shown(own, value), _HEAD[flag])
+        parts.carry(what, _HEAD[flag])
     elif flag in _FIELDS and isinstance(value, int):
-        _parallel(parts, flag, value, shown(own, value))
-    elif own in dialect.owned:
-        parts.leave(shown(own, value), dialect.owned[own])
-    elif flag in _PARALLEL:
-        parts.leave(shown(own, value), _PARALLEL[flag])
-    elif why := _why_no_engine_arg(dialect, own, value):
-        parts.leave(shown(own, value), why)
-    elif flag in ("tokenizer", "chat-template") and isinstance(value, str):
-        _path_flag(parts, flag, value, launch)
+        if value > 1:
+            parts.fields[_FIELDS[flag]] = value
+        parts.carry(what, _FIELDS[flag] if value > 1 else "always so")
+    elif why := ours or _why_no_engine_arg(dialect, own, value):
+        parts.leave(what, why)
     else:
         parts.engine_args[own] = value
-
-
-def _parallel(parts: Parts, flag: str, value: int, what: str) -> None:
-    if value > 1:
-        parts.fields[_FIELDS[flag]] = value
-    parts.carry(what, _FIELDS[flag] if value > 1 else "always so")
+        relative = isinstance(value, str) and not value.startswith("/") and "{" not in value
+        if flag == "chat-template" and relative:
+            parts.to_do.append(
+                f"--chat-template {value} is a path relative to the image's working folder; give "
+                "the whole path if the server does not find it"
+            )
 
 
 def _why_no_engine_arg(dialect: Dialect, flag: str, value: EngineValue) -> str:
@@ -191,39 +176,6 @@ def _why_no_engine_arg(dialect: Dialect, flag: str, value: EngineValue) -> str:
     if not _FLAG.fullmatch(flag):
         return f"not a name that a flag of {dialect.title} can have"
     return why_no_engine_value(value)
-
-
-def _path_flag(parts: Parts, flag: str, value: str, launch: Launch) -> None:
-    """A file that the container must see under the very same path as before."""
-    parts.engine_args[flag] = value
-    if value.startswith("/") and folder_on_node(launch, value) == value and launch.image:
-        return  # it is in the image
-    if flag == "chat-template" and not value.startswith("/") and "{" not in value:
-        parts.to_do.append(
-            f"--chat-template {value} is a path relative to the image's working folder; give the "
-            "whole path if the server does not find it"
-        )
-
-
-def _share(parts: Parts, value: EngineValue) -> None:
-    if isinstance(value, int | float) and 0.05 <= value <= 0.95:
-        parts.fields["gpu_memory_utilization"] = float(value)
-        parts.carry(shown("gpu-memory-utilization", value), "gpu_memory_utilization")
-    else:
-        parts.leave(
-            shown("gpu-memory-utilization", value),
-            "outside 0.05 to 0.95, which a Spark cannot give; it is computed (auto)",
-        )
-
-
-def _executor(parts: Parts, value: EngineValue) -> None:
-    if value in ("ray", "mp"):
-        parts.fields["executor"] = value
-        parts.carry(shown("distributed-executor-backend", value), "executor")
-    else:
-        parts.leave(
-            shown("distributed-executor-backend", value), "the executors of a recipe are ray and mp"
-        )
 
 
 def _drafter(parts: Parts, args: dict[str, EngineValue], launch: Launch) -> None:
@@ -247,36 +199,22 @@ def _drafter(parts: Parts, args: dict[str, EngineValue], launch: Launch) -> None
     else:
         drafter: dict[str, Any] = {"method": method}
         if isinstance(model, str):
-            key, place = _drafter_model(model, launch)
-            drafter[key] = place
+            node = folder_on_node(launch, model)
+            drafter |= {"path": node} if node.startswith("/") else {"name": model}
         if "revision" in whole:
             drafter["revision"] = str(whole.pop("revision"))
         drafter["tokens"] = tokens
         options = {key: value for key, value in whole.items() if value is not None}
-        parts.fields["drafter"] = {**drafter, **({"options": options} if options else {})}
-        parts.carry(what, "drafter")
-
-
-def _drafter_model(model: str, launch: Launch) -> tuple[str, str]:
-    node = folder_on_node(launch, model)
-    return ("path", node) if node.startswith("/") else ("name", model)
+        drafter |= {"options": options} if options else {}
+        parts.head(what, "drafter", drafter, "")
 
 
 def _method(model: str) -> str:
     """Return how vLLM identifies a drafter by its name (vllm/config/speculative.py)."""
     name = model.lower()
-    for word, method in (
-        ("eagle3", "eagle3"),
-        ("eagle", "eagle"),
-        ("dflash", "dflash"),
-        ("dspark", "dspark"),
-        ("assistant", "mtp"),
-        ("mtp", "mtp"),
-        ("ngram", "ngram"),
-    ):
-        if word in name:
-            return method
-    return "draft_model" if model else ""
+    known = ("eagle3", "eagle", "dflash", "dspark", "assistant", "mtp", "ngram")
+    found = next((word for word in known if word in name), "draft_model" if model else "")
+    return "mtp" if found == "assistant" else found
 
 
 def _variable(parts: Parts, name: str, text: str) -> None:
@@ -291,7 +229,7 @@ def _variable(parts: Parts, name: str, text: str) -> None:
         parts.carry(secret, f"env, as {{env: {name}}}: {advice}")
     elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         parts.leave(f"{name}={text}", "this is not the name of a variable")
-    elif name in PER_NODE:
+    elif name in table("launch_reasons")["per_node"]:
         parts.leave(f"{name}={text}", "it is computed for each node")
     elif name in CACHES or name in _HUB_CACHES:
         parts.leave(f"{name}={text}", "models and caches have folders of their own on each node")
@@ -366,7 +304,7 @@ def _patch(parts: Parts, volume: Volume, written: str, launch: Launch) -> None:
 
 
 def _option(parts: Parts, option: str, value: object) -> None:
-    data = table("docker_reasons")
+    data = table("launch_reasons")
     what = f"--{option}" if value is True else f"--{option} {value}"
     if data["same"].get(option) == value:
         parts.carry(what, "always so")

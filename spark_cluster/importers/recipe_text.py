@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pydantic import ValidationError
+from ruamel.yaml.comments import CommentedMap
 
 from spark_cluster.config import recipe_yaml
 from spark_cluster.config.engines import DEFAULT
@@ -21,14 +22,11 @@ from spark_cluster.config.recipe_schema import BUILT
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import dotted
 from spark_cluster.errors import InvalidFile
-from spark_cluster.importers.importer import Imported, Source
-from spark_cluster.importers.lacking import lacking
-from spark_cluster.importers.mod_steps import carry_over
-from spark_cluster.importers.places import Parts, folder_on_node, sort
+from spark_cluster.importers.importer import Imported, Left, Source
+from spark_cluster.importers.mods import carry_over
+from spark_cluster.importers.places import Parts, folder_on_node, shown, sort
+from spark_cluster.importers.vllm_flags import kinds
 from spark_cluster.models.naming import is_path
-
-if TYPE_CHECKING:
-    from ruamel.yaml.comments import CommentedMap
 
 DEFAULT_IMAGES = {
     "vllm": "ghcr.io/spark-arena/dgx-vllm-eugr-nightly:latest",
@@ -36,6 +34,9 @@ DEFAULT_IMAGES = {
 }
 """For a command without a container, by engine: the image of the recipe gemma4-31b-nvfp4, which has
 Ray; and the one that SGLang's authors publish for the DGX Spark (lmsys.org/blog, October 2025)."""
+
+FILES = (".jinja", ".py", ".json", ".yaml")
+"""Endings of files that a flag can name."""
 
 _HUB_FOLDER = re.compile(r"models--([^/]+)--([^/]+)")
 
@@ -65,15 +66,14 @@ def write(
     data = _data(parts, source, name, model, image)
     image_named = data["image"]
     files = carry_over(data, source, parts, mods)
-    parts.left_out[:0] = lacking(source, parts, image_named, named=image is not None)
-    data["not_carried_over"] = [left.entry for left in parts.left_out if left.consequence]
-    if not data["not_carried_over"]:
-        del data["not_carried_over"]
+    parts.left_out[:0] = _lacking(source, parts, image_named, named=image is not None)
+    if lost := [left.entry for left in parts.left_out if left.consequence]:
+        data["not_carried_over"] = lost
     _check(data, source)
     return Imported(
         kind=source.kind,
         name=data["name"],
-        text=_yaml(data, source, parts),
+        text=_head(source, parts) + _body(data, parts),
         kept=[*(f"--{flag}" for flag in parts.engine_args), *parts.env],
         carried=parts.carried,
         left_out=parts.left_out,
@@ -82,6 +82,49 @@ def write(
         to_do=parts.to_do,
         files=files,
     )
+
+
+def _lacking(
+    source: Source, parts: Parts, image: Mapping[str, Any], *, named: bool
+) -> Iterator[Left]:
+    """Yield what the recipe lacks, besides `parts.left_out`: what follows from several parts of its
+    source together, as one that was left out for itself has its consequence already.
+
+    Args:
+        image: the recipe's section of that name, before mods.
+        named: the user named it, and knows where it is.
+    """
+    if source.generates:
+        yield Left(
+            f"generation of {source.generates}",
+            "`vllm serve` answers in text, and `up` verifies a server by its answer",
+            "it is not served here",
+            blocks=True,
+        )
+    words = image.get("build", {}).get("dockerfile", "").split()
+    # What must be there before anything is built on it.
+    pulled = next((word for word in words[1:] if not word.startswith("--")), image["ref"])
+    if "/" not in pulled and not named:
+        yield Left(
+            f"image {pulled}",
+            "it is in no registry; the other tool builds it on the nodes",
+            "it cannot be pulled: name an image, write image.build, or remove this entry where "
+            "the nodes have it",
+            blocks=True,
+        )
+    if not any(left.what.startswith("mods:") for left in parts.left_out):
+        return
+    known = kinds(source.launch.engine)
+    for flag, value in parts.engine_args.items():
+        if flag not in known and flag.removeprefix("no-") not in known:
+            why = "no version of the engine has this flag: a mod that was not carried over adds it"
+            effect = "the engine refuses the flag and does not start"
+        elif isinstance(value, str) and value.endswith(FILES) and "/" not in value:
+            why = "the file is none of the image's own: a mod that was not carried over brings it"
+            effect = "the engine does not find the file and does not start"
+        else:
+            continue
+        yield Left(shown(flag, value), why, effect, blocks=True)
 
 
 def _data(
@@ -124,11 +167,6 @@ def _sizes(source: Source) -> dict[str, int]:
     if low < high:
         sizes["default"] = min(max(low, source.default_tp or launch.tp), high)
     return sizes
-
-
-def _last(image: str) -> str:
-    """Return name and tag of an image without its registry and repository's folders."""
-    return image.partition("@")[0].rpartition("/")[2]
 
 
 def slug(text: str) -> str:
@@ -198,7 +236,11 @@ def _served(parts: Parts, launch: Launch, name: str) -> str:
 def _image(parts: Parts, launch: Launch, given: str | None) -> dict[str, Any]:
     if launch.dockerfile:
         build = {"dockerfile": launch.dockerfile, "why": "as the source has it"}
-        ref = launch.image if launch.image.startswith(BUILT) else f"local/{_last(launch.image)}"
+        ref = (
+            launch.image
+            if launch.image.startswith(BUILT)
+            else f"local/{launch.image.partition('@')[0].rpartition('/')[2]}"
+        )
         return {"ref": ref, "build": build}
     reference = given or launch.image
     if not reference or "$" in reference:
@@ -222,61 +264,49 @@ def _check(data: dict[str, Any], source: Source) -> None:
     try:
         parse(Recipe, data)
     except ValidationError as error:
-        lines = [
-            f"{dotted(problem.key)}: {problem.message}"
-            for problem in problems_of(Recipe, data, error)
-        ]
+        problems = problems_of(Recipe, data, error)
         raise InvalidFile(
-            "no recipe can hold this:\n  " + "\n  ".join(lines),
+            "\n  ".join(
+                ["no recipe can hold this:", *(f"{dotted(p.key)}: {p.message}" for p in problems)]
+            ),
             where=source.origin,
             hint="change it at the source, and import again",
         ) from None
-
-
-def _yaml(data: dict[str, Any], source: Source, parts: Parts) -> str:
-    document = recipe_yaml.commented(data)
-    _comment(document, parts)
-    return _head(source, parts) + recipe_yaml.text_of(document)
 
 
 def _head(source: Source, parts: Parts) -> str:
     """The comment that says where it comes from, what is to be done, and what it lacks."""
     lines = [f"# Imported from {source.origin}."]
     for text in parts.to_do:
-        lines += _wrapped(f"TO DO: {text}", "# ", "#   ")
+        lines += _wrapped(f"TO DO: {text}", "# ")
     harmless = [left for left in parts.left_out if not left.consequence]
-    if harmless:
-        lines.append("# Left out, and not needed:")
+    lines += ["# Left out, and not needed:"] if harmless else []
     for left in harmless:
-        lines += _wrapped(f"{left.what}: {left.why}", "# - ", "#   ")
+        lines += _wrapped(f"{left.what}: {left.why}", "# - ")
     return "\n".join(lines) + "\n"
 
 
-def _wrapped(text: str, first: str, more: str) -> list[str]:
-    plain = " ".join(text.split())
-    return textwrap.wrap(
-        plain,
-        width=98,
-        initial_indent=first,
-        subsequent_indent=more,
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+def _wrapped(text: str, first: str) -> list[str]:
+    wrapper = textwrap.TextWrapper(98, initial_indent=first, subsequent_indent="#   ")
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.wrap(" ".join(text.split()))
 
 
-def _comment(document: CommentedMap, parts: Parts) -> None:
+def _body(data: dict[str, Any], parts: Parts) -> str:
+    """The YAML, with a remark on what is not as the source has it."""
+    document = recipe_yaml.commented(data)
+
     def note(section: CommentedMap, key: str, text: str) -> None:
-        section.yaml_add_eol_comment(text, key, column=44)
+        if key in section:
+            section.yaml_add_eol_comment(text, key, column=44)
 
+    document["tensor_parallel"].fa.set_flow_style()
     if document["tensor_parallel"]["max"] == MOST_NODES:
         note(document, "tensor_parallel", "the source has the default, and states no limit")
-    document["tensor_parallel"].fa.set_flow_style()
     if "gpu_memory_utilization" not in parts.fields:
         note(document, "gpu_memory_utilization", "computed from what the node has")
-    model = document["model"]
-    if "base" in model:
-        note(model, "base", "guessed from its names")
-    if "quantization" in model:
-        note(model, "quantization", "from the flags and names")
-    if "version" in document.get("vllm", {}):
+    note(document["model"], "base", "guessed from its names")
+    note(document["model"], "quantization", "from the flags and names")
+    if "vllm" in document:
         note(document["vllm"], "version", "what this tag of the image has")
+    return recipe_yaml.text_of(document)

@@ -6,14 +6,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import commandline
 from spark_cluster.importers.importer import Choice, Offer, Source, no_choice
-from spark_cluster.models.naming import version_in
 
 SPARK = ("dgx_spark_gb10", "gb10")
 """A DGX Spark in that project's words (taxonomy.yaml), now and in files of early 2026."""
@@ -35,30 +34,11 @@ LONGEST = 20_000
 """Characters of a code block that is looked at."""
 
 GENERATES = {
-    "tts": "speech",
-    "t2a": "speech",
-    "t2i": "images",
-    "i2i": "images",
-    "t2v": "video",
-    "i2v": "video",
-    "ti2v": "video",
+    **dict.fromkeys(("tts", "t2a"), "speech"),
+    **dict.fromkeys(("t2i", "i2i"), "images"),
+    **dict.fromkeys(("t2v", "i2v", "ti2v"), "video"),
 }
 """Tasks in that project's words (taxonomy.yaml, and `omni.tasks` of its files)."""
-
-
-@dataclass(frozen=True)
-class GuideCommand:
-    """A command line in a guide.
-
-    Attributes:
-        title: the headings that it stands under, the last one last.
-        image: that a comment of the code names; empty without one.
-        source: what it starts.
-    """
-
-    title: str
-    image: str
-    source: Source
 
 
 def names_guide(variant: str) -> bool:
@@ -108,33 +88,28 @@ def of_guide(data: Mapping[str, Any], choice: Choice, others: list[Offer]) -> So
             f"the guide has {len(commands)} commands for a DGX Spark, no {choice.variant}",
             hint=did_you_mean(choice.variant, names, "variants"),
         )
-    command = commands[index]
-    source, launch = command.source, command.source.launch
-    base = str(data["model"]["model_id"])
-    launch = replace(launch, base=launch.base or (base if base != launch.model else None))
-    if not launch.image and command.image:
-        reference, _, digest = command.image.partition("@")
-        launch = replace(launch, image=reference, digest=digest, vllm=version_in(reference))
+    source = commands[index]
+    launch, model = source.launch, str(data["model"]["model_id"])
     meta = data.get("meta") or {}
     return replace(
         source,
-        launch=launch,
+        launch=replace(launch, base=launch.base or (model if model != launch.model else None)),
         kind="vLLM recipe",
         title=launch.model,
         description=str(meta.get("description") or meta.get("title") or ""),
-        origin=f"vllm-project/recipes: {base}, guide: {command.title}",
+        origin=f"vllm-project/recipes: {model}, guide: {source.title}",
         generates=generates(data),
         notes=[*source.notes, "it is the guide's command, without variant and features"],
         offers=others,
     )
 
 
-def spark_commands(guide: object) -> list[GuideCommand]:
-    """Return each launch of vLLM below a heading that names the DGX Spark, in their order."""
-    if not isinstance(guide, str):
-        return []
-    found = []
-    for title, code in _blocks(guide):
+def spark_commands(guide: object) -> list[Source]:
+    """Return each launch of vLLM below a heading that names the DGX Spark, in their order; the
+    headings are its title, the last one last.
+    """
+    found: list[Source] = []
+    for title, code in _blocks(guide) if isinstance(guide, str) else ():
         if not _NAMED.search(title) or len(code) > LONGEST:
             continue
         try:
@@ -142,7 +117,9 @@ def spark_commands(guide: object) -> list[GuideCommand]:
         except UsageError:  # a download, a client, a command of a shell script
             continue
         image = _IMAGE.search(code)
-        found.append(GuideCommand(title, image[1] if image else "", source))
+        if image and not source.launch.image:
+            source.launch = commandline.in_image(source.launch, image[1])
+        found.append(replace(source, title=title))
     return found
 
 

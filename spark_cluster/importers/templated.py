@@ -19,7 +19,6 @@ from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline
 from spark_cluster.importers.importer import Choice, Left, Source, no_choice
 from spark_cluster.importers.tables import table
-from spark_cluster.models.naming import version_in
 
 _TYPES: Mapping[str, tuple[type, str]] = {
     **dict.fromkeys(("model", "container", "command", "runtime"), (str, "text")),
@@ -72,17 +71,22 @@ def checked(source: Sourced) -> dict[str, Any]:
     Raises:
         InvalidFile: a field has another type, or what every recipe needs is missing.
     """
-    data = source.data
-    problems: list[Problem] = []
-    for name, (kind, what) in _TYPES.items():
-        found = _with_goodwill(source, name, kind)
-        if found is not None and (not isinstance(found, kind) or isinstance(found, bool)):
-            problems.append(Problem((name,), f"found {described(found)}, expected {what}"))
-    if not data.get("command") and not data.get("model"):
+    problems = mistyped(source, _TYPES)
+    if not source.data.get("command") and not source.data.get("model"):
         problems.append(Problem(("model",), "missing; expected a model or a command"))
     if problems:
         raise source.invalid(problems)
-    return data
+    return source.data
+
+
+def mistyped(source: Sourced, types: Mapping[str, tuple[type, str]]) -> list[Problem]:
+    """Return the fields of another type than here, which is given with its words."""
+    problems = []
+    for name, (kind, what) in types.items():
+        found = _with_goodwill(source, name, kind)
+        if found is not None and (not isinstance(found, kind) or isinstance(found, bool)):
+            problems.append(Problem((name,), f"found {described(found)}, expected {what}"))
+    return problems
 
 
 def _with_goodwill(source: Sourced, name: str, kind: type) -> Any:
@@ -97,7 +101,8 @@ def _with_goodwill(source: Sourced, name: str, kind: type) -> Any:
         read = int(found)
     if read is not found:
         source.data[name] = read
-        source.notes.append(f"{name}: found {described(found)}, read as {described(read)}")
+        meant = described(read) if read else "an empty mapping"
+        source.notes.append(f"{name}: found {described(found)}, read as {meant}")
     return read
 
 
@@ -123,9 +128,8 @@ def launch_of(source: Sourced, command: str, unused: list[Left], kind: str) -> S
     if named and named != launch.model:
         made.left_out.append(Left(f"model: {named}", f"the command serves {launch.model}"))
     made.left_out += unused + _rest(data)
-    image, _, digest = str(data.get("container") or "").partition("@")
-    if not launch.image and image:
-        launch = replace(launch, image=image, digest=digest, vllm=version_in(image))
+    if data.get("container") and not launch.image:
+        launch = commandline.in_image(launch, data["container"])
     env = {str(k): as_word(v) for k, v in (data.get("env") or {}).items()}
     made.launch = replace(launch, env={**env, **launch.env})
     made.kind = kind

@@ -24,11 +24,16 @@ from spark_cluster.importers.importer import Choice, Left, Source
 from spark_cluster.importers.shell import Word
 from spark_cluster.importers.spark_variants import HARDWARE, SPARK
 from spark_cluster.importers.tables import table
-from spark_cluster.importers.templated import as_word
-from spark_cluster.models.naming import quantization_named, version_in
+from spark_cluster.importers.templated import as_word, mistyped
+from spark_cluster.models.naming import quantization_named
 
 _LARGEST_GB = 119
 """Of a Spark's 128 GB memory what Linux sees, GB of `vram_minimum_gb`."""
+
+_TYPES: Mapping[str, tuple[type, str]] = {
+    **dict.fromkeys(("variants", "features", "hardware_overrides", "meta"), (dict, "a mapping")),
+    "opt_in_features": (list, "a list"),
+}
 
 _USED = {
     "vllm": {"model", "variants", "features", "opt_in_features", "compatible_strategies"}
@@ -133,29 +138,17 @@ def read(source: Sourced, choice: Choice) -> Source:
 
 
 def _types(source: Sourced) -> None:
+    problems = mistyped(source, _TYPES)
     data = source.data
-    problems = []
     if not isinstance(data["model"].get("model_id"), str):
         problems.append(Problem(("model", "model_id"), "expected the repository on the hub"))
-    for name in ("variants", "features", "hardware_overrides", "meta"):
-        value = data.get(name)
-        if value in ([], ""):
-            source.notes.append(f"{name}: found {described(value)}, read as an empty mapping")
-            value = data[name] = {}
-        if value is not None and not isinstance(value, dict):
-            problems.append(Problem((name,), f"found {described(value)}, expected a mapping"))
-            continue
-        if name in ("variants", "features"):
-            problems += [
-                Problem((name, key), f"found {described(inner)}, expected a mapping")
-                for key, inner in (value or {}).items()
-                if not isinstance(inner, dict)
-            ]
-    opt_in = data.get("opt_in_features")
-    if opt_in is not None and not isinstance(opt_in, list):
-        problems.append(
-            Problem(("opt_in_features",), f"found {described(opt_in)}, expected a list")
-        )
+    for name in ("variants", "features"):
+        inner = data.get(name)
+        problems += [
+            Problem((name, key), f"found {described(found)}, expected a mapping")
+            for key, found in (inner.items() if isinstance(inner, dict) else ())
+            if not isinstance(found, dict)
+        ]
     if problems:
         raise source.invalid(problems)
 
@@ -247,16 +240,12 @@ def _launch(layers: _Layers, model: str, image: str, variant: dict[str, Any]) ->
             continue
         many = value if isinstance(value, list) else [value]
         words += [f"--{flag}"] if value is True else [f"--{flag}", *map(as_word, many)]
-    launch = commandline.parse(shlex.join(words))
-    reference, _, digest = image.partition("@")
+    launch = commandline.in_image(commandline.parse(shlex.join(words)), image)
     base = layers.source.data["model"]["model_id"]
     return replace(
         launch,
         base=base if base != model else None,
         quantization=launch.quantization or quantization_named(variant.get("precision")),
-        image=reference,
-        digest=digest,
-        vllm=version_in(reference),
         env=layers.env,
         tp=_tp(variant),
         nodes=_tp(variant),

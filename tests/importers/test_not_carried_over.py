@@ -90,7 +90,7 @@ def test_mods_and_what_only_they_bring(tmp_path: Path) -> None:
     others = {entry.what for entry in recipe.not_carried_over if not entry.blocks}
     assert others == {"mods: mods/fix-wren", "build_args: --tf5"}
     assert "recipe_version: 1" in imported.text, "what is not needed stays a comment"
-    assert "env: found a list, read as a mapping" in imported.notes
+    assert "env: found a list, read as an empty mapping" in imported.notes
 
 
 def test_without_mods_an_unknown_flag_is_the_images_own_matter(tmp_path: Path) -> None:
@@ -181,7 +181,7 @@ def test_a_comment_with_an_endless_word_names_no_image() -> None:
     for word, image in (("org/vllm:1", "org/vllm:1"), ("/" * 19_000, "")):
         guide = f"# DGX Spark\n```\n# image {word}\nvllm serve org/m\n```\n"
         (command,) = spark_commands(guide)
-        assert command.image == image
+        assert command.launch.image == image
 
 
 def test_many_places_of_a_long_value_are_refused_before_they_are_filled() -> None:

@@ -13,11 +13,11 @@ from registry_samples import Repository, name_registry, ours, repository, sparkr
 
 from spark_cluster.config.allowance_checks import must_be_allowed
 from spark_cluster.errors import Failed, InvalidFile, Refused, SparkClusterError, UsageError
+from spark_cluster.importers import git, snapshot
+from spark_cluster.importers.update import Update, look, update
 from spark_cluster.loader import registries
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.registries import files, git, snapshot
-from spark_cluster.registries.update import Update, look, update
 
 ESCAPE = "\x1b"
 
@@ -150,7 +150,7 @@ def test_links_large_files_and_odd_names_are_not_taken(
     theirs.commit_files(
         {
             "good": ours("good"),
-            "large.yaml": "#" * (files.LARGEST_FILE + 1),
+            "large.yaml": "#" * (snapshot.LARGEST_FILE + 1),
             f"red{ESCAPE}[31m.yaml": ours("red"),
             "new\nline.yaml": ours("line"),
             ".hidden/it.yaml": ours("it"),
@@ -227,7 +227,7 @@ def test_files_of_the_same_name_get_the_names_of_their_folders(
 def test_too_many_files_are_an_error(
     theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(files, "MOST_FILES", 2)
+    monkeypatch.setattr(snapshot, "MOST_FILES", 2)
     theirs.commit(one=ours("one"), two=ours("two"), three=ours("three"))
     with pytest.raises(Failed, match="more than 2 recipes"):
         taken(project)
@@ -375,7 +375,7 @@ def test_an_older_conversion_is_made_anew(
 ) -> None:
     theirs.commit(one=sparkrun())
     name_registry(project, theirs.url, "sparkrun")
-    monkeypatch.setattr("spark_cluster.registries.snapshot.__version__", "0.0.1")
+    monkeypatch.setattr("spark_cluster.importers.snapshot.__version__", "0.0.1")
     taken(project)
     monkeypatch.undo()
     monkeypatch.setenv("XDG_CACHE_HOME", str(project.parent / "cache"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import http.client
 import io
@@ -17,7 +18,7 @@ from typing import IO, Any
 
 from spark_cluster.config.registries import ARCHIVE_SCHEMES, Registry
 from spark_cluster.errors import Failed
-from spark_cluster.registries.files import Chosen, SourceFile
+from spark_cluster.importers.snapshot import Chosen, SourceFile
 
 TIMEOUT_S = 120.0
 """Seconds for the whole download."""
@@ -92,16 +93,7 @@ def download(registry: Registry) -> bytes:
 
 
 def _fetch(registry: Registry, until: float) -> bytes:
-    opener = urllib.request.OpenerDirector()
-    for handler in (
-        urllib.request.ProxyHandler(),
-        urllib.request.HTTPHandler(),
-        urllib.request.HTTPSHandler(),
-        urllib.request.HTTPErrorProcessor(),
-        urllib.request.HTTPDefaultErrorHandler(),
-        _Redirects(),
-    ):
-        opener.add_handler(handler)
+    opener = urllib.request.build_opener(_Redirects)
     try:
         with opener.open(registry.url, timeout=STALL_S) as answer:
             return b"".join(_blocks(answer, registry, until))
@@ -131,36 +123,17 @@ def _blocks(answer: IO[bytes], registry: Registry, until: float) -> Iterator[byt
         yield block
 
 
-class _Unpacked(io.RawIOBase):
+class _Unpacked(gzip.GzipFile):
     """The content of a .gz, as far as the limit."""
 
-    def __init__(self, data: bytes) -> None:
-        self._compressed = io.BytesIO(data)
-        self._rest = b""
-        self._gzip = zlib.decompressobj(wbits=31)
-        self._given = 0
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: bytearray) -> int:  # type: ignore[override]
-        block = b""
-        while not block and not self._gzip.eof:
-            rest = self._rest or self._compressed.read(_BLOCK)
-            if not rest:
-                raise EOFError("it is cut off")
-            block = self._gzip.decompress(rest, len(buffer))
-            self._rest = self._gzip.unconsumed_tail
-        self._given += len(block)
-        if self._given > LARGEST_CONTENT:
+    def read(self, size: int | None = -1) -> bytes:
+        if self.tell() > LARGEST_CONTENT:
             raise ValueError(f"it unpacks to more than {LARGEST_CONTENT >> 20} MiB")
-        buffer[: len(block)] = block
-        return len(block)
+        return super().read(size)
 
 
 def _members(data: bytes, chosen: Chosen) -> Iterator[SourceFile]:
-    stream: IO[bytes] = io.BufferedReader(_Unpacked(data))  # type: ignore[type-var]
-    with tarfile.open(fileobj=stream, mode="r|") as archive:
+    with tarfile.open(fileobj=_Unpacked(fileobj=io.BytesIO(data)), mode="r|") as archive:
         for member in archive:
             path = member.name.removeprefix("./")
             if member.isdir() or not chosen.takes(path, member.size, regular=member.isreg()):

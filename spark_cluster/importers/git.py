@@ -15,12 +15,11 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from spark_cluster.config.registries import GIT_SCHEMES, Registry
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.registries.files import LARGEST_FILE, Chosen, SourceFile
+from spark_cluster.importers.snapshot import LARGEST_FILE, Chosen, SourceFile
 
 TIMEOUT_S = 120.0
 """Seconds for everything that is fetched of one registry."""
@@ -58,48 +57,9 @@ _ULIMIT_UNIT = 512  # bytes (POSIX; the bash 3.2 of macOS takes 1,024, so twice 
 _TOO_LARGE = re.compile(rf"File too large|write error|died of signal {signal.SIGXFSZ.value}\b")
 
 
-@dataclass(frozen=True)
-class Fetched:
-    """A repository on this machine, for as long as it is looked at.
-
-    Attributes:
-        commit: the one that was asked for, or the branch's newest.
-    """
-
-    git: Git
-    commit: str
-
-    def files(self, chosen: Chosen) -> list[SourceFile]:
-        """Return the files that are taken.
-
-        Raises:
-            Failed: git does not read them, or there are too many.
-        """
-        data = self.git.output("ls-tree", "-rlz", self.commit, "--")
-        if len(data) > LARGEST_LISTING:
-            raise Failed(
-                f"the registry '{self.git.registry.name}' lists more files than can be looked at",
-                where=self.git.registry.url,
-            )
-        taken = [
-            (path, number)
-            for mode, number, size, path in _entries(data)
-            if chosen.takes(path, size, regular=mode in _REGULAR)
-        ]
-        contents = self.git.contents([number for _, number in taken])
-        return [
-            SourceFile(path, content) for (path, _), content in zip(taken, contents, strict=True)
-        ]
-
-    def has_in_history(self, commit: str) -> bool:
-        """Return whether an older commit is among the last ones of the branch."""
-        known = self.git.output("rev-list", f"--max-count={HISTORY}", self.commit, "--")
-        return commit in known.decode("ascii", "replace").split()
-
-
 @contextlib.contextmanager
-def fetched(registry: Registry, revision: str | None) -> Iterator[Fetched]:
-    """Fetch a commit, or the newest one of the branch.
+def fetched(registry: Registry, revision: str | None) -> Iterator[Git]:
+    """Fetch a commit, or the newest one of the branch: `Git.commit`.
 
     Raises:
         UsageError: git is not installed, or the repository has no such commit or branch.
@@ -124,7 +84,8 @@ def fetched(registry: Registry, revision: str | None) -> Iterator[Fetched]:
         found = git.output("rev-parse", "--verify", "FETCH_HEAD^{commit}").decode().strip()
         if not re.fullmatch(r"[0-9a-f]{40}", found) or (revision and found != revision):
             raise Failed(f"{registry.url}: asked for {wanted}, and {found!r} came")
-        yield Fetched(git, found)
+        git.commit = found
+        yield git
 
 
 class Git:
@@ -132,13 +93,47 @@ class Git:
 
     Args:
         until: moment (monotonic) at which everything must be done.
+
+    Attributes:
+        commit: the one that was fetched.
     """
+
+    commit = ""
 
     def __init__(self, registry: Registry, folder: Path, until: float) -> None:
         self.registry = registry
         self.folder = folder / "repository.git"
         self.scratch = folder
         self.until = until
+
+    def files(self, chosen: Chosen, commit: str = "") -> list[SourceFile]:
+        """Return the files of a commit that are taken; of the one that was fetched by default.
+
+        Raises:
+            Failed: git does not read them, or there are too many.
+        """
+        data = self.output("ls-tree", "-rlz", commit or self.commit, "--")
+        if len(data) > LARGEST_LISTING:
+            raise Failed(
+                f"the registry '{self.registry.name}' lists more files than can be looked at",
+                where=self.registry.url,
+            )
+        taken = [
+            (path, number)
+            for mode, number, size, path in _entries(data)
+            if chosen.takes(path, size, regular=mode in _REGULAR)
+        ]
+        numbers = [number for _, number in taken]
+        data = self.output("cat-file", "--batch", stdin="\n".join(numbers).encode() + b"\n")
+        contents = _batch(data, numbers) if numbers else iter(())
+        return [
+            SourceFile(path, content) for (path, _), content in zip(taken, contents, strict=True)
+        ]
+
+    def has_in_history(self, commit: str) -> bool:
+        """Return whether an older commit is among the last ones of the branch."""
+        known = self.output("rev-list", f"--max-count={HISTORY}", self.commit, "--")
+        return commit in known.decode("ascii", "replace").split()
 
     def output(self, *words: str, stdin: bytes = b"") -> bytes:
         """Return what a command prints.
@@ -163,17 +158,6 @@ class Git:
             if status != 0:
                 raise self._failed(words[0], status, err.read(64 << 10))
             return out.read()
-
-    def contents(self, numbers: Sequence[str]) -> list[bytes]:
-        """Return the content of files by the numbers of their objects.
-
-        Raises:
-            Failed: an object is missing or is no file.
-        """
-        if not numbers:
-            return []
-        data = self.output("cat-file", "--batch", stdin="\n".join(numbers).encode() + b"\n")
-        return list(_batch(data, numbers))
 
     def _run(self, argv: list[str], given: int, out: int, err: int) -> int:
         """Run it in a session of its own, which is killed at the limit.

@@ -15,11 +15,11 @@ from registry_samples import name_registry, ours
 from waiting import HANG_S
 
 from spark_cluster.errors import Failed, InvalidFile
+from spark_cluster.importers import archive
+from spark_cluster.importers.update import Update, update
 from spark_cluster.loader import registries
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.registries import archive
-from spark_cluster.registries.update import Update, update
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

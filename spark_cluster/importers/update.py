@@ -11,10 +11,10 @@ from typing import Any
 from spark_cluster import __version__
 from spark_cluster.config.registries import Registry
 from spark_cluster.errors import InvalidFile
+from spark_cluster.importers import archive, git, snapshot
+from spark_cluster.importers.snapshot import Chosen
 from spark_cluster.loader import registries as known
 from spark_cluster.loader.registries import Index, Listed
-from spark_cluster.registries import archive, git, snapshot
-from spark_cluster.registries.files import Chosen
 
 
 @dataclass(frozen=True)
@@ -134,7 +134,7 @@ def _fetch(registry: Registry, taken: str | None) -> tuple[Index, bool]:
         moves = taken is not None and registry.commit is None
         rewritten = moves and not fetched.has_in_history(taken or "")
         if taken is not None and moves and not rewritten:
-            _keep(registry, git.Fetched(fetched.git, taken))
+            _keep(registry, fetched, taken)
         here = _cached(registry, fetched.commit)
         if here is not None:
             return _current(registry, here), rewritten
@@ -142,12 +142,12 @@ def _fetch(registry: Registry, taken: str | None) -> tuple[Index, bool]:
     return snapshot.store(registry, fetched.commit, files, chosen.skipped), rewritten
 
 
-def _keep(registry: Registry, pinned: git.Fetched) -> None:
+def _keep(registry: Registry, repository: git.Git, taken: str) -> None:
     """Put the commit in use into the cache where it is not (another machine, an emptied cache), so
     that it can be used without agreeing to what the branch has now."""
-    if _cached(registry, pinned.commit) is None:
+    if _cached(registry, taken) is None:
         chosen = Chosen(registry)
-        snapshot.store(registry, pinned.commit, pinned.files(chosen), chosen.skipped)
+        snapshot.store(registry, taken, repository.files(chosen, taken), chosen.skipped)
 
 
 def _cached(registry: Registry, revision: str | None) -> Index | None:

@@ -1,1 +1,0 @@
-"""Recipes of registries: fetched at a fixed revision, converted, and put into the cache."""
