@@ -107,7 +107,7 @@ def _link(play: Play) -> list[str | RoleCall]:
     must_be_switched(play.nodes, play.session)
     dark = [node for node in play.nodes if not node.links]
     if not (play.out and dark):
-        return ["network", mesh]
+        return ["network", mesh, "copies"]
     for node in dark:
         play.note(
             f"no ConnectX-7 interface is up; {', '.join(play.out)} was not reached, and a Spark "
@@ -116,7 +116,7 @@ def _link(play: Play) -> list[str | RoleCall]:
             warning=True,
             node=node,
         )
-    return [mesh]
+    return [mesh, "copies"]
 
 
 # -- host keys -------------------------------------------------------------------------------------
