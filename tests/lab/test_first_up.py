@@ -177,7 +177,7 @@ def test_it_is_fetched_once_copied_and_served_although_the_laptop_was_gone(
         layers = [blob for place, blob in images.pulls() if place == address]
         assert len(layers) == len(set(layers)), "no layer came twice"
     for node in (spark1, spark2):
-        left = "ls /run/spark-cluster/copies | grep -v lock; pgrep -f spark-cluster/copies"
+        left = "ls /run/spark-cluster/copies | grep -v lock; pgrep -f '[s]park-cluster/copies'"
         assert not node.run(["sh", "-c", left], check=False).stdout
 
 

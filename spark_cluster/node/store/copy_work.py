@@ -11,7 +11,6 @@ import contextlib
 import itertools
 import json
 import os
-import shlex
 import shutil
 import subprocess
 import sys
@@ -37,6 +36,8 @@ from spark_cluster.node.values import ResourceError
 LOOK_S = 0.2
 """Seconds between two looks whether this part of the copy is still wanted."""
 PIECE = 1 << 20
+NOT_CONNECTED = 255
+"""Status of ssh(1) where there is no connection."""
 TOLD = 4000
 """Bytes that are kept of what a program says."""
 WARNING = "warning: "
@@ -205,19 +206,28 @@ def _coming(given: Given) -> Iterator[tuple[IO[bytes], bytes, Callable[[], str]]
         ResourceError: nothing comes.
     """
     asked, channel = given["receive"], _channel(given)
-    until, text = time.monotonic() + SILENT_S, ""
+    until = time.monotonic() + SILENT_S
     for address, _port in itertools.cycle([*asked["addresses"], *asked["spare"]]):
-        argv = ["sh", "-c", f"{shlex.join(channel.ssh(address))} | zstd -q -d"]
-        with subprocess.Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE) as coming:
-            assert coming.stdout is not None  # noqa: S101  (it is a pipe)
+        argv = channel.ssh(address)
+        with (
+            subprocess.Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE) as coming,
+            subprocess.Popen(
+                ["zstd", "-q", "-d"], stdin=coming.stdout, stdout=PIPE, stderr=DEVNULL
+            ) as unpacking,
+        ):
+            assert coming.stdout is not None  # noqa: S101  (both are pipes)
+            assert unpacking.stdout is not None  # noqa: S101
+            coming.stdout.close()  # it is zstd's now
             said = _kept(coming.stderr)
-            if first := coming.stdout.read(PIECE):
-                yield coming.stdout, first, said
+            if first := unpacking.stdout.read(PIECE):
+                yield unpacking.stdout, first, said
                 return
-        text = f"{address}: {said().strip()[-300:]}"
+        why = said().strip()[-300:]
+        if coming.returncode != NOT_CONNECTED:
+            raise ResourceError(f"{asked['sender']} gives no image: {why or 'it says nothing'}")
         if time.monotonic() > until:
             raise ResourceError(
-                f"{asked['sender']} sends nothing for {SILENT_S:.0f} s ({text})",
+                f"{asked['sender']} sends nothing for {SILENT_S:.0f} s ({address}: {why})",
                 "check that it is up and the link between the nodes",
             )
         time.sleep(RECONNECT_S)
@@ -228,8 +238,9 @@ def _kept(pipe: IO[bytes] | None) -> Callable[[], str]:
     kept = Kept(TOLD)
 
     def read() -> None:
-        while pipe is not None and (data := pipe.read1(TOLD)):  # type: ignore[attr-defined]
-            kept.add(data)
+        with contextlib.suppress(ValueError):  # it is closed with its process
+            while pipe is not None and (data := pipe.read(1)):
+                kept.add(data)
 
     thread = threading.Thread(target=read, daemon=True)
     thread.start()
