@@ -186,3 +186,16 @@ def test_a_second_run_moves_nothing(user, hub, images):
     found = user.json("up", "--recipe", NAME, "--tp", "2")
     assert found["changed"] == 0
     assert (len(hub.requests), len(images.pulls())) == asked
+
+
+def test_without_its_registry_the_other_node_sends_the_image(user, images, spark1, spark2):
+    user("down")
+    recipe = json.loads((user.home / f"recipes/{NAME}.yaml").read_text())
+    name = recipe["image"]["ref"]
+    spark2.run(["docker", "image", "rm", name])
+    images.distrust(spark2)
+    ran = user("up", "--recipe", NAME, "--tp", "2")
+    assert "is not verified against its registry" in ran.printed
+    assert re.search(r"on spark2: .* from spark1 over the fabric", ran.printed)
+    asked = ["docker", "image", "inspect", "-f", "{{.Id}}", name]
+    assert spark1.run(asked).stdout == spark2.run(asked).stdout
