@@ -8,16 +8,17 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.beneath import Folder
-from spark_cluster.node.open_files import clone, pieces, write_whole
+from spark_cluster.node.open_files import pieces
 from spark_cluster.node.processes import Cancelled, Completed, Processes
 from spark_cluster.node.store.adopt import make_own
 from spark_cluster.node.store.copy_channel import DONE, ENVIRONMENT, FILES, Channel
+from spark_cluster.node.store.copy_staging import Staging
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import KEPT_FREE
 from spark_cluster.node.store.manifest import Manifest, StoredFile
@@ -110,13 +111,8 @@ class Receiver:
             if lacking.blobs:
                 kept += _Fetching(self, lacking.blobs, kept).run()
             self.cache.publish(self.manifest, self.revision)
-        seconds = time.monotonic() - begun
-        return {
-            "moved": self.moved,
-            "kept": kept,
-            "seconds": seconds,
-            "switched": self.switched,
-        }
+        about = {"moved": self.moved, "kept": kept, "switched": self.switched}
+        return {**about, "seconds": time.monotonic() - begun}
 
     def leave(self) -> None:
         """Tell the sender that it can end; one that is not there any more need not be told."""
@@ -136,84 +132,12 @@ class Receiver:
         )
 
 
-class _Staging:
-    """Where files lie until they are proved: nobody but root can put a link in rsync's way there.
-
-    That of a hub cache is root's own, so large files wait next to their place. A plain folder may
-    be a container's or a user's; what goes there, and small files, wait below our own notes.
-    """
-
-    def __init__(self, receiver: Receiver) -> None:
-        self._cache, self._repository = receiver.cache, receiver.manifest.repository
-        if self._cache.ours is None:
-            raise ValueError(f"{self._cache.root} is another tool's: nothing is written there")
-        self._ours = Folder(self._cache.ours)
-        self._own = f"incoming/{receiver.manifest.repository.replace('/', '--')}"
-        if isinstance(self._cache, PlainFolder):
-            self.files, self.place = self._ours, Path(self._own)
-        else:
-            self.files, self.place = self._cache.files, self._cache.blobs(self._repository)
-        self.files.make(self.place, 0o755 if self.files is self._cache.files else 0o700)
-
-    def half(self, file: StoredFile) -> Path:
-        """The place of a file that is on its way, of which a later copy goes on."""
-        return self.place / f"{file.blob}.incomplete"
-
-    def begun(self, file: StoredFile) -> int:
-        """Bytes that an earlier copy has left of a file."""
-        with contextlib.suppress(OSError):
-            return min(self.files.stat(self.half(file)).st_size, file.size)
-        return 0
-
-    @contextlib.contextmanager
-    def together(self, number: int) -> Iterator[tuple[Folder, Path]]:
-        """Yield a new folder for small files; it is removed with what is left in it."""
-        path = Path(self._own) / f"small-{number}"
-        self._ours.remove(path)
-        self._ours.make(path, 0o700)
-        try:
-            yield self._ours, path
-        finally:
-            self._ours.remove(path)
-
-    def settle(self, files: Folder, staged: Path, handle: int, file: StoredFile) -> None:
-        """Give a proved file its name; by a copy where that is on another disk."""
-        os.fchmod(handle, 0o644)
-        os.fsync(handle)
-        target = self._cache.blob(self._repository, file.blob)
-        with files.at(staged.parent) as folder:
-            try:
-                self._cache.files.take(folder, staged.name, target)
-            except OSError as error:
-                if error.errno != errno.EXDEV:
-                    raise
-                self._copied(handle, file, target)
-                files.remove(staged)
-        self._cache.files.sync(target.parent)
-
-    def _copied(self, handle: int, file: StoredFile, target: Path) -> None:
-        staged = target.with_name(f".{target.name}.spark-cluster-new")
-        self._cache.files.remove(staged)
-        new = self._cache.files.create(staged)
-        try:
-            if not clone(handle, new):
-                for piece in pieces(handle, file.size, PIECE):
-                    write_whole(new, piece)
-            self._cache.files.settle(new, staged, target)
-        finally:
-            os.close(new)
-
-    def clear(self) -> None:
-        """Remove what is not needed any more."""
-        self._ours.remove(self._own)
-
-
 class _Fetching:
     """The files to fetch, the streams that fetch them, and how far they are."""
 
     def __init__(self, receiver: Receiver, blobs: Sequence[StoredFile], kept: int) -> None:
         self.receiver, self.kept = receiver, kept
-        self.staging = _Staging(receiver)
+        self.staging = Staging(receiver.cache, receiver.manifest.repository)
         self.ended = threading.Event()
         self.failure: ResourceError | None = None
         self.said = ""

@@ -344,7 +344,7 @@ def test_a_receiver_gets_what_is_of_the_model_and_nothing_else(source, target, s
         (got / "new").write_text("written")
         put[-2:] = reversed(put[-2:])
         done = Processes().run(put, env=copy_channel.ENVIRONMENT, timeout=30.0)
-        assert "read only" in done.stderr
+        assert done.status != 0, "it is read-only"
         (got / "new").unlink()
         receiver.rsync("127.0.0.1", "done", "config.json", "-L", str(got))
     assert not list(got.iterdir())
