@@ -33,7 +33,7 @@ def pair(mbit: int) -> Iterator[Pair]:
     """Make the namespaces, and remove them whatever happens; the links end with them.
 
     Args:
-        mbit: of each link and direction, Mbit/s.
+        mbit: of each link and direction, Mbit/s; 0 for no limit.
     """
     own = os.getpid()
     names = (f"sctransfer-{own}-a", f"sctransfer-{own}-b")
@@ -57,10 +57,11 @@ def _link(names: tuple[str, str], number: int, mbit: int) -> None:
     for host, name in enumerate(names, 1):
         _run("ip", "-n", name, "address", "add", f"10.255.{number}.{host}/24", "dev", f"sc{number}")
         _run("ip", "-n", name, "link", "set", f"sc{number}", "mtu", "9000", "up")
-        _run(
-            *("tc", "-n", name, "qdisc", "add", "dev", f"sc{number}", "root", "tbf"),
-            *("rate", f"{mbit}mbit", "burst", "1mb", "latency", "50ms"),
-        )
+        if mbit:
+            _run(
+                *("tc", "-n", name, "qdisc", "add", "dev", f"sc{number}", "root", "tbf"),
+                *("rate", f"{mbit}mbit", "burst", "1mb", "latency", "50ms"),
+            )
 
 
 def _run(*argv: str) -> None:

@@ -1,39 +1,47 @@
-"""`python -m benchmarks.transfer.side send|receive|hub`: one side of our copy, or a hub, in its
-namespace."""
+"""`python -m benchmarks.transfer.side send|receive|raw-send|raw-receive`: one side of a copy, or of
+bare TCP streams, in its namespace."""
 
 from __future__ import annotations
 
 import json
+import socket
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.lab import hub as lab_hub
-from spark_cluster.node.store import wire
-from spark_cluster.node.store.blob_client import BlobClient
-from spark_cluster.node.store.blob_server import BlobServer
+from spark_cluster.node.processes import Processes
+from spark_cluster.node.store import copy_channel, copy_sending
+from spark_cluster.node.store.copy_channel import Channel
+from spark_cluster.node.store.copy_receiving import STREAMS, Receiver
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 
 PORT = 7345
-HUB_PORT = 7347
 
 
 def send(given: dict[str, Any], manifest: Manifest) -> None:
-    """Serve until standard input ends; `ready` is printed when it listens."""
-    tls = wire.sender_tls(given["certificate"], given["key"]) if given["key"] else None
-    server = BlobServer(_cache(given), manifest, given["token"], tls)
-    server.follow = bool(given.get("follow"))
-    thread = threading.Thread(
-        target=server.run, args=([(address, PORT) for address in given["addresses"]],)
+    """Serve until the receiver has all; what it needs to know is printed when this listens."""
+    place, processes = Path(given["keys"]) / "copy", Processes()
+    place.mkdir(mode=0o700)
+    secrets = copy_channel.make_secrets(place, processes)
+    places = [[address, PORT] for address in given["addresses"]]
+    wanted = {"addresses": places, "spare": [], "encrypted": given["encrypted"]}
+    with copy_sending.of_files(place, wanted, _cache(given), manifest, processes) as sender:
+        print(json.dumps(secrets), flush=True)
+        sender.run()
+
+
+def receive(given: dict[str, Any], manifest: Manifest) -> None:
+    """Fetch all."""
+    place, encrypted = Path(given["keys"]) / "from", bool(given["encrypted"])
+    channel = Channel.of(place, given["secrets"], PORT, encrypted=encrypted)
+    receiver = Receiver(
+        _cache(given), manifest, channel, given["addresses"], kept_free=0, revision="main"
     )
-    thread.start()
-    server.ready.wait(10)
-    print("ready", flush=True)
-    sys.stdin.read()
-    server.ended.set()
-    thread.join()
+    receiver.run()
+    receiver.leave()
 
 
 def _cache(given: dict[str, Any]) -> HubCache:
@@ -41,39 +49,58 @@ def _cache(given: dict[str, Any]) -> HubCache:
     return HubCache(root, root.with_name(f"{root.name}-ours"))
 
 
-def receive(given: dict[str, Any], manifest: Manifest) -> None:
-    """Fetch all; what was moved is printed."""
-    client = BlobClient(
-        _cache(given),
-        manifest,
-        given["token"],
-        [(address, PORT) for address in given["addresses"]],
-        kept_free=0,
-        revision="main",
-    )
-    if given["key"]:
-        client.tls = wire.receiver_tls(Path(given["certificate"]).read_text(encoding="ascii"))
-    print(json.dumps(vars(client.run())))
+def raw_send(given: dict[str, Any], manifest: Manifest) -> None:
+    """Send the blob that each connection names; end with standard input."""
+    cache = _cache(given)
+
+    def serve(connection: socket.socket) -> None:
+        with connection, connection.makefile("r") as asked:
+            for name in asked:
+                path = cache.blob(manifest.repository, name.strip())
+                with path.open("rb") as opened:
+                    connection.sendfile(opened)
+
+    def accept(listening: socket.socket) -> None:
+        while True:
+            connection, _ = listening.accept()
+            threading.Thread(target=serve, args=(connection,), daemon=True).start()
+
+    for address in given["addresses"]:
+        listening = socket.create_server((address, PORT))
+        threading.Thread(target=accept, args=(listening,), daemon=True).start()
+    print("{}", flush=True)
+    sys.stdin.read()
 
 
-def hub(given: dict[str, Any]) -> None:
-    """Serve models at a limited rate until standard input ends; `ready` is printed."""
-    with lab_hub.serve(Path(given["root"]), port=HUB_PORT) as served:
-        for folder in Path(given["root"]).glob("*/*"):
-            name = str(folder.relative_to(given["root"]))
-            served.conduct[name] = lab_hub.Conduct(bytes_per_s=int(given["rate"]))
-        print("ready", flush=True)
-        sys.stdin.read()
+def raw_receive(given: dict[str, Any], manifest: Manifest) -> None:
+    """Fetch each blob over one of the streams, without looking at it."""
+    folder = Path(given["root"])
+    blobs = list(manifest.blobs.values())
+    streams = STREAMS * len(given["addresses"])
+
+    def fetch(number: int) -> None:
+        address = given["addresses"][number % len(given["addresses"])]
+        with socket.create_connection((address, PORT)) as connection:
+            for file in blobs[number::streams]:
+                connection.sendall(f"{file.blob}\n".encode())
+                left, memory = file.size, memoryview(bytearray(1 << 20))
+                with (folder / file.blob).open("wb", buffering=0) as out:
+                    while left and (taken := connection.recv_into(memory[: min(left, 1 << 20)])):
+                        out.write(memory[:taken])
+                        left -= taken
+
+    with ThreadPoolExecutor(streams) as pool:
+        list(pool.map(fetch, range(streams)))
+
+
+SIDES = {"send": send, "receive": receive, "raw-send": raw_send, "raw-receive": raw_receive}
 
 
 def main() -> None:
     """Read the settings, one JSON line, from standard input."""
     given = json.loads(sys.stdin.readline())
-    if sys.argv[1] == "hub":
-        hub(given)
-        return
     manifest = Manifest.from_document(json.loads(Path(given["manifest"]).read_text()))
-    (send if sys.argv[1] == "send" else receive)(given, manifest)
+    SIDES[sys.argv[1]](given, manifest)
 
 
 if __name__ == "__main__":

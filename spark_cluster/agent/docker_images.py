@@ -1,18 +1,16 @@
-"""The images that this node's Docker has, what uses them, and their removal."""
+"""The operation `image`: the images that this node's Docker has, what uses them, their removal."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
+from spark_cluster.node import image_digests
 from spark_cluster.node.containers import parse_containers
-from spark_cluster.node.images import DockerImage, parse_images
-from spark_cluster.node.values import ResourceError
-from spark_cluster.resources.docker import docker
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
-    from spark_cluster.node.host import Host
+from spark_cluster.node.host import Host
+from spark_cluster.node.images import parse_images
+from spark_cluster.node.values import Missing, ResourceError
+from spark_cluster.resources.docker import CONTAINERD_STORE, STORE, docker, image
 
 T = TypeVar("T")
 
@@ -20,45 +18,56 @@ REMOVE_S = 600.0
 """Seconds that the removal of an image may take."""
 
 
-def images(host: Host) -> list[dict[str, Any]]:
-    """Return every image: `id`, `names`, `digests`, `size`, `created`, `layers`, and the containers
-    that stand on it, `used_by`, running ones first.
+Request = Mapping[str, Any]
+Reply = dict[str, Any]
+
+
+def _state(host: Host, request: Request) -> Reply:
+    """Return what Docker has under a name; `image` is null where it, or Docker, is not there."""
+    try:
+        found = image(host, str(request["ref"]))
+    except Missing:
+        found = None
+    if found is None:
+        return {"image": None}
+    copied = image_digests.remembered(host.path(image_digests.FILE), found.id)
+    digests = [*found.digests, *copied]
+    return {"image": {"id": found.id, "digests": digests, "size": found.size}}
+
+
+def _store(host: Host, _request: Request) -> Reply:
+    """Return whether Docker keeps images in containerd's store, where they have other ids."""
+    driver = docker(host, *STORE[1:]).check("docker info")
+    return {"containerd": CONTAINERD_STORE in driver.stdout}
+
+
+def _list(host: Host, _request: Request) -> Reply:
+    """Return every image: `id`, `names`, `digests`, `size`, `created`, and the containers that
+    stand on it, `used_by`, running ones first.
 
     Raises:
         Missing: there is no Docker, or it does not answer.
         ResourceError: what it prints is not understood.
     """
     users = _users(host)
-    return [
-        {
-            "id": one.id,
-            "names": list(one.names),
-            "digests": list(one.digests),
-            "size": one.size,
-            "created": one.created,
-            "layers": list(one.layers),
-            "used_by": users.get(one.id, []),
-        }
-        for one in stored(host)
-    ]
-
-
-def stored(host: Host) -> tuple[DockerImage, ...]:
-    """Return every image; raises as `images`."""
     ids = _lines(host, "image", "ls", "--quiet", "--no-trunc")
-    return _understood(parse_images, _inspected(host, "image", list(dict.fromkeys(ids))))
+    listed = _understood(parse_images, _inspected(host, "image", list(dict.fromkeys(ids))))
+    names = ("id", "names", "digests", "size", "created")
+    found = [{name: getattr(one, name) for name in names} for one in listed]
+    return {"images": [{**one, "used_by": users.get(one["id"], [])} for one in found]}
 
 
-def remove(host: Host, image: str, names: Sequence[str]) -> None:
-    """Remove an image by all of its names, without force: Docker keeps one that is used.
-
-    Raises:
-        ResourceError: with Docker's words.
-    """
-    done = docker(host, "image", "rm", *(names or (image,)), timeout=REMOVE_S)
-    if done.status != 0:
-        last = done.stderr.strip().rpartition("\n")[2]
-        raise ResourceError(f"{(names or (image,))[0]} was not removed: {last[:300]}")
+def _remove(host: Host, request: Request) -> Reply:
+    """Remove `images` (`id`, `names`) one after the other, each by all of its names and without
+    force: Docker keeps one that is used. Those that it keeps are `kept`, with its words."""
+    kept = {}
+    for one in request["images"]:
+        names = [str(name) for name in one["names"]] or [str(one["id"])]
+        done = docker(host, "image", "rm", *names, timeout=REMOVE_S)
+        if done.status != 0:
+            last = done.stderr.strip().rpartition("\n")[2]
+            kept[str(one["id"])] = f"{names[0]} was not removed: {last[:300]}"
+    return {"kept": kept}
 
 
 def _users(host: Host) -> dict[str, list[str]]:
@@ -85,3 +94,11 @@ def _understood(parse: Callable[[str], tuple[T, ...]], printed: str) -> tuple[T,
         return parse(printed)
     except ValueError as error:
         raise ResourceError(str(error)) from None
+
+
+ACTIONS: dict[str, Callable[[Host, Request], Reply]] = {
+    "state": _state,
+    "store": _store,
+    "list": _list,
+    "remove": _remove,
+}

@@ -187,15 +187,14 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
         "begin": {
             "secrets": (
                 None,
-                {"token": str, "certificate": str, "key": str, "port": number(int, 1, 65535)},
+                {"token": str, "host": str, "key": str, "port": number(int, 1, 65535)},
             )
         },
         "work": {"moved": COUNT, "kept": COUNT, "seconds": number(float, 0)},
     },
     "image": {
-        "state": {"image": (None, {"id": str, "digests": [str], "layers": [str], "size": int})},
-        "common": {"count": COUNT, "containerd": bool},
-        "export": {"manifest": Manifest.from_document, "layers": [str]},
+        "state": {"image": (None, {"id": str, "digests": [str], "size": int})},
+        "store": {"containerd": bool},
         "list": {"images": [_IMAGE]},
         "remove": {"kept": {str: str}},
     },

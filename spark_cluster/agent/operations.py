@@ -256,8 +256,8 @@ def do_http(_node: Node, request: Request, _laptop: Laptop) -> Reply:
 
 ACTIONS_OF = {
     "caches": "caches",
-    "copy": "model_copy",
-    "image": "image_copy",
+    "copy": "copies",
+    "image": "docker_images",
     "load_guard": "load_guard",
     "store": "model_store",
 }

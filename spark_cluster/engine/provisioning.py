@@ -55,7 +55,7 @@ def roles_of_link(play: Play) -> Roles:
     must_be_switched(play.nodes, play.session)
     dark = [node for node in play.nodes if not node.links]
     if not (play.out and dark):
-        return ["network", mesh]
+        return ["network", mesh, "copies"]
     for node in dark:
         play.note(
             f"no ConnectX-7 interface is up; {', '.join(play.out)} was not reached, and a Spark "
@@ -64,7 +64,7 @@ def roles_of_link(play: Play) -> Roles:
             warning=True,
             node=node,
         )
-    return [mesh]
+    return [mesh, "copies"]
 
 
 def apply_until_settled(play: Play, roles: Roles, once: RoleCall) -> Applied:

@@ -37,6 +37,8 @@ TOOLS = {
 
 TEST_TOOLS = {
     "sshd": "openssh-server",
+    "rsync": "rsync",
+    "zstd": "zstd",
     "haproxy": "haproxy",
     "openssl": "openssl",
     "curl": "curl",
@@ -53,6 +55,7 @@ DEBIAN_ONLY = {"chromium"}
 
 TEST_SERVICES = {
     "openssh-server": ("ssh.service", "ssh.socket"),
+    "rsync": ("rsync.service",),
     "haproxy": ("haproxy.service",),
     "docker-registry": ("docker-registry.service",),
 }

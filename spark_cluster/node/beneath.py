@@ -206,6 +206,12 @@ class Folder:
                 _must_not_be_a_folder(folder, other)
             os.rename(name, other, src_dir_fd=source, dst_dir_fd=folder)
 
+    def take(self, source: int, name: str, path: Path | str) -> None:
+        """Move a file out of another folder, by its handle, to the place of what is here."""
+        with self._last(path) as (folder, last):
+            _must_not_be_a_folder(folder, last)
+            os.rename(name, last, src_dir_fd=source, dst_dir_fd=folder)
+
     def link(self, path: Path | str, target: str) -> None:
         """Put a symbolic link in the place of what is there; `sync` has it on the disk."""
         with self._last(path) as (folder, name):

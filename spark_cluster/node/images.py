@@ -20,7 +20,6 @@ class DockerImage:
         id: `sha256:...`.
         names: `NAME:TAG`.
         digests: `NAME@sha256:...` under which it was pulled; none of one that was loaded or built.
-        layers: `sha256:...` of each as a plain tar file, the lowest first.
         size: bytes, not compressed.
         created: when it was made, as Docker writes it.
         os, architecture, variant: of the machines that it is made for.
@@ -29,7 +28,6 @@ class DockerImage:
     id: str
     names: tuple[str, ...] = ()
     digests: tuple[str, ...] = ()
-    layers: tuple[str, ...] = ()
     size: int = 0
     created: str = ""
     os: str = "linux"
@@ -67,7 +65,6 @@ def _image(one: Any) -> DockerImage:
         id=text_of(at(one, "Id")),
         names=texts_of(at(one, "RepoTags")),
         digests=texts_of(at(one, "RepoDigests")),
-        layers=texts_of(at(one, "RootFS", "Layers")),
         size=size if isinstance(size, int) else 0,
         created=text_of(at(one, "Created")),
         os=text_of(at(one, "Os")) or "linux",

@@ -38,8 +38,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     CORE: ("spark_cluster/agent/", "spark_cluster/node/", "spark_cluster/resources/"),
     "probes": ("spark_cluster/node/probes/",),
     "store": (
-        "spark_cluster/agent/image_copy.py",
-        "spark_cluster/agent/model_copy.py",
+        "spark_cluster/agent/copies.py",
         "spark_cluster/agent/model_store.py",
         "spark_cluster/node/store/",
         "spark_cluster/resources/hub_model.py",

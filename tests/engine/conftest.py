@@ -27,6 +27,7 @@ def linked(fake_cluster: Make, own_ports: None) -> FakeCluster:
     cluster = fake_cluster("spark1", "spark2", "spark3", more="trusted_network: true\n")
     for number, node in enumerate(cluster.nodes.values(), 11):
         node.fabric = f"127.0.0.{number}/8"
+    cluster.marked("copies")
     return cluster
 
 

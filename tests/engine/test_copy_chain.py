@@ -17,7 +17,6 @@ from stored_models import COMMIT, model
 from spark_cluster.agent import operations
 from spark_cluster.engine import firewall
 from spark_cluster.engine.copies import copy as copying
-from spark_cluster.engine.copies.certificate import make_certificate
 from spark_cluster.engine.copies.folders import bring_folder, copy_folder, uploads
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.facts.model import Facts, Interface
@@ -54,6 +53,7 @@ class Laptop:
         self.asked: list[dict[str, Any]] = []
         self.bus = SimpleNamespace(emit=lambda event: None)
         self.inventory = make_inventory(folder, INVENTORY)
+        self.provided: list[str] = []
         self.nft = 0
         """The exit status of nft on the nodes."""
 
@@ -78,6 +78,9 @@ class Laptop:
         return RoleCall(name, given)
 
     def apply(self, nodes: list[Node], role: RoleCall) -> None:
+        if role.name == "copies":  # it would install packages on this machine
+            self.provided = [node.name for node in nodes]
+            return
         names = [node.name for node in nodes]
         self.asked.append({"what": f"role {role.name}", "nodes": names, **role.given})
 
@@ -104,7 +107,7 @@ def nodes() -> list[Node]:
     return [spark(1), spark(2), spark(3)]
 
 
-@pytest.mark.parametrize("encrypt", [True, False], ids=["tls", "plain"])
+@pytest.mark.parametrize("encrypt", [True, False], ids=["ssh", "plain"])
 def test_a_chain_of_three_nodes_gets_all_of_it(laptop, nodes, encrypt):
     manifest = model(laptop.root(nodes[0]) / "hub")
     done = copying.copy(
@@ -120,9 +123,10 @@ def test_a_chain_of_three_nodes_gets_all_of_it(laptop, nodes, encrypt):
     ]
     assert all(one.fabric for one in done)
     assert not laptop.notes
+    assert laptop.provided == ["spark1", "spark2", "spark3"]
 
 
-@pytest.mark.parametrize("encrypt", [True, False], ids=["tls", "plain"])
+@pytest.mark.parametrize("encrypt", [True, False], ids=["ssh", "plain"])
 def test_the_management_network_is_there_for_a_fabric_that_fails_if_encrypted(
     laptop, nodes, encrypt
 ):
@@ -143,7 +147,7 @@ def test_a_node_sends_two_at_the_same_time(laptop, nodes):
     found = in_parallel({"a": partial(one, first), "b": partial(one, second)})
     for outcome in found.values():
         assert not isinstance(outcome, Exception), outcome
-    ports = {what["serve"]["port"] for what in laptop.asked if what.get("serve")}
+    ports = {what["serve"]["addresses"][0][1] for what in laptop.asked if what.get("serve")}
     assert ports == set(copying.COPIES)
     for manifest in (first, second):
         assert verify(HubCache(laptop.root(nodes[1]) / "hub"), manifest).sound
@@ -181,7 +185,8 @@ def test_a_folder_of_the_laptop_goes_to_the_first_node_and_on(linked, tmp_path):
         (node.root / "srv").mkdir()
     done = bring_folder(linked.play, linked.play.nodes[:2], local, "/srv/model")
     names = ("Directory:/srv/model", "Directory:/srv/model/sub", "File:/srv/model/sub/a.bin")
-    assert linked.applied() == [f"spark1 {name}" for name in names]
+    assert linked.applied()[: len(names)] == [f"spark1 {name}" for name in names]
+    assert linked.roles("spark2") == linked.roles("spark1") == ["copies"]
     assert [(one.node, one.moved) for one in done] == [("spark2", 1)]
     assert linked.nodes["spark2"].text("/srv/model/sub/a.bin") == "a"
 
@@ -243,30 +248,32 @@ def test_the_secrets_are_gone_after_the_copy_and_never_in_an_argument(laptop, no
     manifest = model(laptop.root(nodes[0]) / "hub")
     copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
     for node in nodes[:2]:
-        assert not list(laptop.root(node).glob("run/spark-cluster/copies/*.json"))
+        assert not list(laptop.root(node).glob("run/spark-cluster/copies/*/*"))
     work = [what for what in laptop.asked if what["what"] == "work"]
-    secret = work[0]["serve"] or work[1]["serve"]
+    (secrets,) = [what["receive"]["secrets"] for what in work if what["receive"]]
     argv = " ".join(word for what in work for word in copy_work.argv(what["label"]))
-    assert secret["token"] not in argv
+    assert secrets["token"] not in argv
+    assert "PRIVATE KEY" in secrets["key"]
     assert "PRIVATE KEY" not in argv
 
 
 def test_a_sender_that_runs_is_joined_with_its_own_secrets(laptop, nodes):
-    manifest = model(laptop.root(nodes[0]) / "hub")
     ask = partial(
         laptop.session(nodes[0]).request,
         "copy",
         what="begin",
-        manifest=manifest.document(),
+        name="model",
+        sends=True,
         ports=list(copying.COPIES),
     )
-    first = ask(offered={"token": "first"})["secrets"]
-    assert first == {"token": "first", "port": copying.COPIES[0]}
-    assert ask(offered={"token": "second"})["secrets"] == first
-    (place,) = laptop.root(nodes[0]).glob("run/spark-cluster/copies/*.json")
+    first = ask()["secrets"]
+    assert first["port"] == copying.COPIES[0]
+    assert ask()["secrets"] == first
+    (place,) = laptop.root(nodes[0]).glob("run/spark-cluster/copies/*/offered.json")
     assert place.stat().st_mode & 0o077 == 0
+    assert place.parent.stat().st_mode & 0o077 == 0
     place.write_text('{"tok')
-    assert ask(offered={"token": "third"})["secrets"]["token"] == "third"
+    assert ask()["secrets"]["token"] != first["token"]
 
 
 def test_a_damaged_source_is_named(laptop, nodes):
@@ -309,12 +316,6 @@ def test_a_twin_without_its_address_is_not_taken(nodes):
 
 
 def test_progress_says_bytes_speed_and_time_left():
-    line = copy_work.Progress("spark1").line(6_000_000_000, 10_000_000_000, 4_000_000_000, 2.0)
+    line = copy_work.CopyProgress("spark1").line(6_000_000_000, 10_000_000_000, 4_000_000_000, 2.0)
     assert line == "6.0 of 10.0 GB from spark1, 2000 MB/s, 2 s left"
-    assert copy_work.Progress("spark1").line(0, 10**9, 0, 0.0) == "0.0 of 1.0 GB from spark1"
-
-
-def test_the_key_of_a_certificate_is_not_shown():
-    pair = make_certificate()
-    assert "PRIVATE KEY" in pair.key
-    assert "PRIVATE" not in repr(pair)
+    assert copy_work.CopyProgress("spark1").line(0, 10**9, 0, 0.0) == "0.0 of 1.0 GB from spark1"

@@ -8,7 +8,6 @@ import json
 import os
 import re
 import signal
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from ipaddress import IPv4Interface
@@ -16,16 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from factories import make_inventory
+from factories import make_inventory, put
 from waiting import HANG_S, until
 
 from spark_cluster.engine.copies import copy as copying
 from spark_cluster.errors import Failed
 from spark_cluster.facts.model import Facts, Interface
 from spark_cluster.loader.project import Project
-from spark_cluster.node.store import copy_work, wire
-from spark_cluster.node.store.blob_client import BlobClient, connected
+from spark_cluster.node.processes import Processes
+from spark_cluster.node.store import copy_work
+from spark_cluster.node.store.copy_channel import ENVIRONMENT, Channel
 from spark_cluster.node.store.hub_cache import HubCache, alone
+from spark_cluster.node.store.layout import OURS
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.parallel import start
@@ -56,6 +57,20 @@ PART = re.compile(r"(?P<repository>\S+)@\w+ from (?P<before>\w*) to ")
 NEXT = {"": "spark1", "spark1": "spark2", "spark2": "spark3"}
 
 
+NOTHING = """\
+from pydantic import BaseModel
+
+
+class Settings(BaseModel):
+    pass
+
+
+def role(node, settings):
+    yield from ()
+"""
+"""The role `copies` would install packages on this machine."""
+
+
 class Copy:
     """A copy that waits for a file which the source is still downloading."""
 
@@ -70,7 +85,7 @@ class Copy:
         repository = f"org/{folder.name}"  # no other test's processes are taken for its own
         document = {"repository": repository, "commit": "c" * 40, "files": files}
         self.manifest = Manifest.from_document(document)
-        self.source = HubCache(folder / "spark1/hub", folder / "spark1/ours")
+        self.source = HubCache(folder / "spark1/hub", folder / "spark1" / OURS.lstrip("/"))
         blob = self.source.blob(repository, files[0]["blob"])
         blob.parent.mkdir(parents=True)
         blob.write_bytes(content)
@@ -119,6 +134,7 @@ def copy(tmp_path: Path, pipes: Any, own_ports: None) -> Iterator[Callable[..., 
     inventory = make_inventory(tmp_path, INVENTORY)
     bus = Bus()
     connections = pipes(inventory.nodes, bus, "run1", command="test", change=True)
+    put(tmp_path / "roles/copies/__init__.py", NOTHING)
     play = Play(inventory, Project(tmp_path), connections, bus)
     assert not connections.open()
     made = Copy(play, tmp_path)
@@ -129,32 +145,28 @@ def copy(tmp_path: Path, pipes: Any, own_ports: None) -> Iterator[Callable[..., 
 
 @contextlib.contextmanager
 def kept_busy(copy: Copy) -> Iterator[None]:
-    """A stream that knows the token and asks on and on: by itself the sender would not end."""
-    (place,) = (copy.folder / "spark1").glob("run/spark-cluster/copies/*.json")
+    """A receiver that knows the key and asks on and on: by itself the sender would not end."""
+    (place,) = (copy.folder / "spark1").glob("run/spark-cluster/copies/*/offered.json")
     known = json.loads(place.read_text())
-    client = BlobClient(
-        copy.source, copy.manifest, known["token"], [("127.0.0.1", known["port"])],
-        tls=wire.receiver_tls(known["certificate"]),
-    )  # fmt: skip
-    stop, asked = threading.Event(), threading.Event()
+    channel = Channel.of(copy.folder / "busy", known, known["port"], encrypted=True)
+    argv = channel.rsync("127.0.0.1", "files", "", "--files-from=-", str(copy.folder))
+    script = ["sh", "-c", 'sleep 600 | exec "$@"', "sh", *argv]  # names that do not come
+    with Processes().start(script, env=ENVIRONMENT, timeout=HANG_S) as one:
+        config = f"--config={place.parent}/rsyncd.conf"
+        until(lambda: config in _commands(), what="it is served")
+        try:
+            yield
+        finally:
+            one.end()
 
-    def ask() -> None:
-        file = copy.manifest.files[0]
-        with contextlib.suppress(OSError, EOFError), connected(client, client.addresses[0]) as one:
-            while not stop.wait(0.05):
-                wire.send(one, {"blob": file.blob, "begin": 0, "end": 1})
-                wire.receive(one)
-                wire.exactly(one, 1)
-                asked.set()
 
-    thread = threading.Thread(target=ask, daemon=True)
-    thread.start()
-    try:
-        assert asked.wait(HANG_S)
-        yield
-    finally:
-        stop.set()
-        thread.join(HANG_S)
+def _commands() -> set[str]:
+    """Return all words of all command lines."""
+    found = set[str]()
+    for place in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            found |= set(place.read_bytes().decode(errors="replace").split("\0"))
+    return found
 
 
 def test_a_sender_ends_when_its_receiver_has_failed(copy):
@@ -165,7 +177,7 @@ def test_a_sender_ends_when_its_receiver_has_failed(copy):
     assert isinstance(error, Failed)
     assert error.where == "spark2"
     assert not copy.processes()
-    assert not list(copy.folder.glob("*/run/spark-cluster/copies/*.*")), "nor are its secrets left"
+    assert not list(copy.folder.glob("*/run/spark-cluster/copies/*/*")), "nor are its secrets left"
 
 
 def test_a_receiver_ends_when_its_sender_has_failed(copy):

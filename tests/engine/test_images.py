@@ -1,8 +1,7 @@
-"""Which node has the image first, who gets it from there, and what is refused."""
+"""How each node gets the image, who sends it, and what is refused."""
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from functools import partial
 from ipaddress import IPv4Interface
@@ -17,31 +16,15 @@ from spark_cluster.engine.copies import images as module
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.images import ImageOnNode
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.options import Selection
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Link, Node
 
 REF, PIN = "repo/image:1", f"sha256:{'d' * 64}"
-FILES = [
-    {"path": path, "size": 1, "blob": str(n) * 64, "algorithm": "sha256"}
-    for n, path in enumerate(("a", "b", "manifest.json"), 1)
-]
 
 
-def image(letter: str = "1", *digests: str, layers: tuple[str, ...] = ("la", "lb")) -> ImageOnNode:
-    return ImageOnNode(f"sha256:{letter * 64}", frozenset(digests), layers, 5_000_000_000)
-
-
-VERBOSE = json.dumps(
-    [
-        {"Descriptor": {"digest": f"sha256:{'9' * 64}", "platform": {"architecture": "arm64"}},
-         "OCIManifest": {"config": {"digest": f"sha256:{'1' * 64}"}}},
-        {"Descriptor": {"digest": f"sha256:{'8' * 64}"},
-         "SchemaV2Manifest": {"config": {"digest": f"sha256:{'7' * 64}"}}},
-    ]
-)  # fmt: skip
-"""What `docker manifest inspect --verbose` prints of an index with two platforms."""
+def image(letter: str = "1", *digests: str) -> ImageOnNode:
+    return ImageOnNode(f"sha256:{letter * 64}", frozenset(digests), 5_000_000_000)
 
 
 def spark(number: int, *, fabric: bool) -> Node:
@@ -53,7 +36,7 @@ def spark(number: int, *, fabric: bool) -> Node:
 
 
 class Cluster:
-    """Two nodes; roles that are applied give the image, and what agents are asked is noted."""
+    """Two nodes; roles that are applied give the image, and what is asked is noted."""
 
     check = False
 
@@ -66,12 +49,10 @@ class Cluster:
         self.docker: dict[str, ImageOnNode | None] = {"spark1": None, "spark2": None}
         self.pulled: dict[str, ImageOnNode] = {"spark1": image("1", PIN), "spark2": image("1", PIN)}
         self.done: list[str] = []
-        self.common = 0
-        self.source = ""
         self.containerd: set[str] = set()
-        self.left: set[str] = set()
         self.changed = False
-        self.registry = {"status": 0, "stdout": VERBOSE}
+        self.registry = 0
+        """Exit status of `docker manifest inspect`."""
 
     def role(self, name: str, **given: Any) -> Any:
         assert name == "images"
@@ -96,80 +77,66 @@ class Cluster:
         return Play.on_each(self, nodes, job)  # type: ignore[arg-type]
 
     def session(self, node: Any) -> Any:
-        def answer(what: str, **given: Any) -> dict[str, Any]:
-            if what == "state":
-                known = self.docker[node.name]
-                about = known and {
-                    "id": known.id,
-                    "digests": [f"repo/image@{one}" for one in known.digests],
-                    "layers": list(known.layers),
-                    "size": known.size,
-                    "left": node.name in self.left,
-                }
-                return {"image": about}
-            self.done.append(f"{what} {node.name}")
-            if what in {"export", "load"}:
-                self.left.add(node.name)
-            elif what == "clean":
-                self.left.remove(node.name)
-            if what == "common":
-                return {"count": self.common, "containerd": node.name in self.containerd}
-            if what == "export":
-                document = {k: given[k] for k in ("repository", "commit")} | {"files": FILES}
-                return {"manifest": document, "layers": ["a", "b"]}
-            if what == "load":
-                self.docker[node.name] = self.docker[self.source]
-                self.loaded = [one["path"] for one in given["manifest"]["files"]]
-            return {}
+        def answer(_op: str, what: str, **_given: Any) -> dict[str, Any]:
+            if what == "store":
+                return {"containerd": node.name in self.containerd}
+            assert what == "state"
+            known = self.docker[node.name]
+            about = known and {
+                "id": known.id,
+                "digests": [f"repo/image@{one}" for one in known.digests],
+                "size": known.size,
+            }
+            return {"image": about}
 
         return SimpleNamespace(
-            submit=lambda _op, **given: SimpleNamespace(wait=lambda: answer(**given)),
-            request=lambda _op, _on_event=None, **given: answer(**_without(given)),
+            submit=lambda *words, **given: SimpleNamespace(wait=lambda: answer(*words, **given)),
+            request=answer,
             run=lambda argv, **_how: self._docker(node, argv),
         )
 
     def _docker(self, node: Any, argv: list[str]) -> Any:
-        assert argv == ["docker", "manifest", "inspect", "--verbose", f"repo/image@{PIN}"]
+        assert argv == ["docker", "manifest", "inspect", f"repo/image@{PIN}"]
         self.done.append(f"registry {node.name}")
-        return SimpleNamespace(**{"stderr": "no basic auth credentials\n", **self.registry})
+        return SimpleNamespace(status=self.registry, stderr="no basic auth credentials\n")
 
-    def bring(self, **given: Any) -> None:
-        before = module.images_on(self, self.nodes, REF)  # type: ignore[arg-type]
-        module.bring(self, self.nodes, {"ref": REF, **given}, before)  # type: ignore[arg-type]
-
-
-def _without(given: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in given.items() if name != "timeout"}
+    def bring(self, *, offline: bool = False, **given: Any) -> None:
+        play: Any = self
+        before = module.images_on(play, self.nodes, REF)
+        module.bring(play, self.nodes, {"ref": REF, **given}, before, offline=offline)
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
-    def copy(play: Cluster, manifest: Manifest, source: Any, targets: Any, **_how: Any) -> Any:
-        names, play.source = [node.name for node in targets], source.name
-        play.done.append(f"copy {source.name} to {','.join(names)}")
-        return [Copied(name, source.name, 5_000_000_000, 0, 5.0, fabric=True) for name in names]
+    def copy(play: Cluster, about: Any, source: Node, target: Node) -> Copied:
+        known = play.docker[source.name]
+        assert known is not None
+        assert about["id"] == known.id
+        play.docker[target.name] = known
+        return Copied(target.name, source.name, 5_000_000_000, 0, 5.0, fabric=True)
 
-    monkeypatch.setattr(module, "copy", copy)
+    monkeypatch.setattr(module, "copy_image", copy)
     return partial(Cluster, tmp_path)
 
 
-COPIED = [
-    "common spark1",
-    "common spark2",
-    "export spark1",
-    "copy spark1 to spark2",
-    f"{REF} on spark2: 5.0 GB from spark1 over the fabric in 5.0 s, 1.0 GB/s",
-    "load spark2",
-]
+def sent(source: int, target: int) -> str:
+    """What is said of a copy."""
+    way = f"spark{target}: 5.0 GB from spark{source} over the fabric in 5.0 s, 1.0 GB/s"
+    return f"{REF} on {way}"
 
 
-def test_it_is_pulled_by_the_head_and_copied(cluster):
+def test_what_is_pinned_is_pulled_by_its_digest_on_each_node(cluster):
     two = cluster()
     two.bring(digest=PIN)
-    two.done[1:3] = sorted(two.done[1:3])
-    assert two.done.pop(3) == "registry spark2", "who gets it asks what the digest stands for"
-    assert two.done[:7] == ["pull spark1", *COPIED]
-    assert sorted(two.done[7:]) == ["clean spark1", "clean spark2"]
+    assert two.done == ["registry spark2", "pull spark1", "pull spark2"]
+    assert two.docker["spark2"] == two.docker["spark1"]
+
+
+def test_what_may_move_is_pulled_by_the_head_and_copied(cluster):
+    two = cluster()
+    two.pulled["spark2"] = image("9")
+    two.bring()
+    assert two.done == ["pull spark1", sent(1, 2)]
     assert two.docker["spark2"] == two.docker["spark1"]
 
 
@@ -177,52 +144,36 @@ def test_another_image_than_the_pinned_one_is_not_taken_from_a_node(cluster):
     """A node says which digests its image has; only the registry knows."""
     two = cluster()
     two.docker = {"spark1": image("6", PIN), "spark2": None}
-    with pytest.raises(Failed, match=f"another image than its registry's: sha256:{'6' * 12}") as e:
-        two.bring(digest=PIN)
-    assert e.value.where == "spark1"
-    assert not any(done.startswith(("export", "copy", "load")) for done in two.done)
-
-
-def test_a_registry_that_is_not_reached_is_said(cluster):
-    two = cluster()
-    two.registry = {"status": 1, "stdout": ""}
     two.bring(digest=PIN)
-    told = [done for done in two.done if "not verified against its registry" in done]
-    assert told == [
-        f"repo/image@{PIN} is not verified against its registry (no basic auth credentials)"
-    ]
-    assert "load spark2" in two.done
+    assert two.done == ["registry spark2", "pull spark2"]
 
 
-@pytest.mark.parametrize(
-    ("ref", "name"),
-    [
-        ("vllm/vllm-openai:v1", "vllm/vllm-openai"),
-        ("image", "image"),
-        ("image:1", "image"),
-        ("localhost:5000/a/b:1", "localhost:5000/a/b"),
-        ("localhost:5000/b", "localhost:5000/b"),
-    ],
-)
-def test_a_registry_is_asked_for_the_digest_and_not_for_the_tag(ref, name):
-    """With both, `docker manifest inspect` asks for the tag, which may have moved."""
-    assert module.without_tag(ref) == name
+def test_without_its_registry_it_is_copied_and_that_is_said(cluster):
+    two = cluster()
+    two.docker["spark1"], two.registry = image("1", PIN), 1
+    two.bring(digest=PIN)
+    told = f"repo/image@{PIN} is not verified against its registry (no basic auth credentials)"
+    assert two.done == ["registry spark2", told, sent(1, 2)]
 
 
-@pytest.mark.parametrize(
-    "printed",
-    [
-        "",
-        "no",
-        "[" * 100_000,
-        "[1]",
-        "{}",
-        '{"Descriptor": 1}',
-        '[{"OCIManifest": {"config": []}}]',
-    ],
-)
-def test_what_a_registry_prints_in_no_known_form(printed):
-    assert module.ids_of(printed) == set()
+def test_offline_no_registry_is_asked(cluster):
+    two = cluster()
+    two.docker["spark2"] = image("1", PIN)
+    two.bring(digest=PIN, offline=True)
+    assert two.done == [sent(2, 1)], "who has it sends it"
+
+
+def test_a_copy_that_is_another_image_is_refused(cluster, monkeypatch):
+    two = cluster()
+
+    def lied(play: Cluster, _about: Any, _source: Node, target: Node) -> str:
+        play.docker[target.name] = image("7")
+        play.pulled[target.name] = image("7")
+        return "copied"
+
+    monkeypatch.setattr(module, "copy_image", lied)
+    with pytest.raises(Failed, match="is not the same image on all nodes"):
+        two.bring()
 
 
 def test_what_all_have_is_not_moved(cluster):
@@ -230,30 +181,6 @@ def test_what_all_have_is_not_moved(cluster):
     two.docker = dict.fromkeys(two.docker, image("1", PIN))
     two.bring(digest=PIN)
     assert two.done == []
-
-
-def test_what_a_cut_run_has_left_is_removed(cluster):
-    two = cluster()
-    two.docker = dict.fromkeys(two.docker, image("1", PIN))
-    two.left = {"spark1"}
-    two.bring(digest=PIN)
-    assert two.done == ["clean spark1"]
-
-
-def test_who_has_the_pinned_one_sends_it(cluster):
-    two = cluster()
-    two.docker = {"spark1": image("2"), "spark2": image("1", PIN)}
-    two.bring(digest=PIN)
-    assert "copy spark2 to spark1" in two.done
-    assert not any(done.startswith("pull") for done in two.done)
-
-
-def test_layers_that_are_there_are_not_sent(cluster):
-    two = cluster()
-    two.common = 1
-    two.bring()
-    assert two.loaded == ["b", "manifest.json"]
-    assert any(done.endswith("; 1 of 2 layers were there") for done in two.done)
 
 
 def test_without_a_fabric_each_pulls_and_all_must_be_equal(cluster):
@@ -272,9 +199,9 @@ def test_dockers_with_different_stores_pull_it_each(cluster):
     two = cluster()
     two.containerd = {"spark2"}
     two.pulled["spark2"] = image("5", PIN)
-    two.bring(digest=PIN)
+    two.bring()
     assert [done for done in two.done if done.startswith("pull")] == ["pull spark1", "pull spark2"]
-    assert not any(done.startswith(("export", "copy")) for done in two.done)
+    assert "different stores" in two.done[1]
 
 
 @pytest.mark.parametrize(

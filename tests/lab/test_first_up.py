@@ -170,19 +170,15 @@ def test_it_is_fetched_once_copied_and_served_although_the_laptop_was_gone(
         ["docker", "inspect", "--format", "{{json .HostConfig.Mounts}}", "spark-ray"]
     ).stdout
     assert f'"Source":"{FOLDER}"' in mounts
-    pulls = images.pulls()
-    pulls, others = [
-        [p for p in pulls if (p[0] == "10.89.0.11") is first] for first in (True, False)
-    ]
-    (asked,) = {blob for _, blob in others}
-    own = spark2.run(["docker", "inspect", "-f", "{{.Image}}", "spark-ray"]).stdout.strip()
-    assert asked in own, "the other one got it by a copy, and asked only what the digest stands for"
     log = (images.folder / "registry.log").read_text()
-    assert re.search(r"^10\.89\.0\.12 .*/manifests/sha256:", log, re.M), "by the digest"
-    layers = [blob for address, blob in pulls if address == "10.89.0.11"]
-    assert len(layers) == len(set(layers)), "no layer came twice"
+    for address in ("10.89.0.11", "10.89.0.12"):
+        asked = rf"^{re.escape(address)} .*/manifests/sha256:"
+        assert re.search(asked, log, re.M), "each node pulls it, by the digest"
+        layers = [blob for place, blob in images.pulls() if place == address]
+        assert len(layers) == len(set(layers)), "no layer came twice"
     for node in (spark1, spark2):
-        assert not node.run(["sh", "-c", "ls /var/lib/spark-cluster/images"], check=False).stdout
+        left = "ls /run/spark-cluster/copies | grep -v lock; pgrep -f '[s]park-cluster/copies'"
+        assert not node.run(["sh", "-c", left], check=False).stdout
 
 
 def test_a_second_run_moves_nothing(user, hub, images):
@@ -190,3 +186,16 @@ def test_a_second_run_moves_nothing(user, hub, images):
     found = user.json("up", "--recipe", NAME, "--tp", "2")
     assert found["changed"] == 0
     assert (len(hub.requests), len(images.pulls())) == asked
+
+
+def test_without_its_registry_the_other_node_sends_the_image(user, images, spark1, spark2):
+    user("down")
+    recipe = json.loads((user.home / f"recipes/{NAME}.yaml").read_text())
+    name = recipe["image"]["ref"]
+    spark2.run(["docker", "image", "rm", name])
+    images.distrust(spark2)
+    ran = user("up", "--recipe", NAME, "--tp", "2")
+    assert "is not verified against its registry" in ran.printed
+    assert re.search(r"on spark2: .* from spark1 over the fabric", ran.printed)
+    asked = ["docker", "image", "inspect", "-f", "{{.Id}}", name]
+    assert spark1.run(asked).stdout == spark2.run(asked).stdout

@@ -13,7 +13,6 @@ ONE = {
     "Id": "sha256:1",
     "RepoTags": ["vllm/v:1"],
     "RepoDigests": ["vllm/v@sha256:2"],
-    "RootFS": {"Layers": ["sha256:3"]},
     "Size": 5,
     "Created": "2026-11-20T10:00:00Z",
     "Os": "linux",
@@ -25,7 +24,7 @@ ONE = {
 
 def test_an_image():
     made = DockerImage(
-        *("sha256:1", ("vllm/v:1",), ("vllm/v@sha256:2",), ("sha256:3",), 5),
+        *("sha256:1", ("vllm/v:1",), ("vllm/v@sha256:2",), 5),
         *("2026-11-20T10:00:00Z", "linux", "arm64", "v8", {"a": "b"}),
     )
     assert parse_images(json.dumps([ONE])) == (made,)
@@ -37,7 +36,7 @@ def test_a_field_of_another_type_is_not_there(odd: Any):
     """A node that lies, or a Docker of another version."""
     for field in ONE:
         (found,) = parse_images(json.dumps([{**ONE, field: odd}]))
-        assert all(isinstance(text, str) for text in (*found.names, *found.digests, *found.layers))
+        assert all(isinstance(text, str) for text in (*found.names, *found.digests))
         assert isinstance(found.id, str)
         assert isinstance(found.size, int)
 

@@ -1,4 +1,5 @@
-"""Copying a model from a node that has it to nodes that lack it, over the fabric if possible.
+"""Copying a model or an image from a node that has it to nodes that lack it, over the fabric if
+possible.
 
 The nodes form a chain: the source sends to the first, which sends on what has arrived. Each node's
 part is a unit that goes on when the laptop is gone; the next call joins it.
@@ -7,19 +8,17 @@ part is a unit that goes on when the laptop is gone; the next call joins it.
 from __future__ import annotations
 
 import contextlib
-import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
 from spark_cluster.config.ports import COPIES
 from spark_cluster.engine import firewall
-from spark_cluster.engine.copies.certificate import Pair, make_certificate
 from spark_cluster.engine.link_check import hops
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
 from spark_cluster.node.sizes import gigabytes
-from spark_cluster.node.store.blob_client import MANAGEMENT_MB_S
+from spark_cluster.node.store.copy_receiving import MANAGEMENT_MB_S
 from spark_cluster.node.store.copy_work import WARNING
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Progress
@@ -34,7 +33,7 @@ FABRIC_GB_S = 5
 OPEN = (
     f"nftables does not work here, so there is no firewall: anyone on the network can connect to "
     f"the port on which this node sends (of {COPIES[0]} to {COPIES[-1]}), and gets nothing without "
-    "the token of this copy. `apt install nftables` on the node changes that"
+    "the key of this copy. `apt install nftables` on the node changes that"
 )
 
 
@@ -140,8 +139,8 @@ def copy(
         folder: a plain folder instead, whose manifest the source has made (folders.py).
         revision: a branch or tag that gets the commit on the targets.
         follow: the source is still downloading: what it does not have yet is waited for.
-        encrypt: with TLS; without, the token is proven and the content checked all the same, but
-            who listens on the way can read it.
+        encrypt: through ssh; without, the receiver proves that it knows the secret of this copy
+            and the content is checked all the same, but who listens on the way can read it.
         streams: to each address of a sender; 0 for the usual number.
 
     Raises:
@@ -151,6 +150,7 @@ def copy(
     if source.name in {node.name for node in targets}:
         raise UsageError(f"{source.name} would copy to itself", hint="name other nodes with --to")
     base: dict[str, Any] = {"hub": hub, "folder": folder, "manifest": manifest.document()}
+    base["name"] = f"{manifest.repository}@{manifest.commit[:12]}"
     asked = play.on_each(targets, lambda n: play.session(n).request("copy", what="lacking", **base))
     lacking = [node for node in targets if not asked[node.name]["nothing"]]
     if play.check or not lacking:
@@ -159,11 +159,28 @@ def copy(
     for way in routes:
         if not way.fabric:
             _warn(play, way, int(asked[way.target.name]["bytes"]))
-    guard(play, [way.source for way in routes])
-    chain = _Chain(play, base, routes, revision, follow, encrypt, streams)
-    done = chain.run()
+    what = folder or manifest.repository
+    more = {"revision": revision, "streams": streams}
+    done = _Chain(play, base, routes, what, follow, encrypt, more).run()
     ways = {way.target.name: way for way in routes}
     return [_copied(node, ways.get(node.name), done.get(node.name), manifest) for node in targets]
+
+
+def copy_image(play: Play, image: Mapping[str, Any], source: Node, target: Node) -> Copied:
+    """Give the target's Docker an image of the source's; it is to be looked at afterwards.
+
+    Args:
+        image: `ref`, its `id`, `digests` of its registry and `size` in bytes.
+
+    Raises:
+        SparkClusterError: a node cannot send or receive, with the reason and the fix.
+    """
+    ref, way = str(image["ref"]), route(source, target)
+    given = {name: image[name] for name in ("id", "digests", "size")}
+    base = {**given, "image": ref, "name": f"{image['id']} to {target.name}"}
+    done = _Chain(play, base, [way], ref).run()[target.name]
+    moved, seconds = int(done["moved"]), float(done["seconds"])
+    return Copied(target.name, source.name, moved, 0, seconds, way.fabric)
 
 
 def guard(play: Play, senders: Sequence[Node]) -> None:
@@ -211,15 +228,21 @@ def _duration(seconds: float) -> str:
 
 @dataclass(frozen=True)
 class _Chain:
-    """A copy along a chain of nodes."""
+    """A copy along a chain of nodes.
+
+    Attributes:
+        base: what each node's part is told: the `name` of the copy, and what is copied.
+        what: it, as the user knows it.
+        more: for those who receive.
+    """
 
     play: Play
     base: Mapping[str, Any]
     routes: Sequence[Route]
-    revision: str
-    follow: bool
-    encrypt: bool
-    streams: int
+    what: str
+    follow: bool = False
+    encrypt: bool = True
+    more: Mapping[str, Any] = field(default_factory=dict)
 
     def run(self) -> dict[str, Any]:
         """Have all nodes do their part at the same time; name to result.
@@ -227,9 +250,11 @@ class _Chain:
         Raises:
             SparkClusterError: a part has failed; the first one, with which the others are ended.
         """
-        offered = make_certificate() if self.encrypt else Pair("", "")
-        nodes = [self.routes[0].source, *(way.target for way in self.routes)]
-        known = self.play.on_each(nodes, lambda node: self._begin(node, offered))
+        senders = [way.source for way in self.routes]
+        nodes = [senders[0], *(way.target for way in self.routes)]
+        self.play.apply(nodes, self.play.role("copies"))
+        guard(self.play, senders)
+        known = self.play.on_each(nodes, lambda node: self._begin(node, sends=node in senders))
         failed: list[Failed] = []
 
         def part(node: Node) -> dict[str, Any]:
@@ -246,22 +271,12 @@ class _Chain:
         except SparkClusterError as error:
             raise (failed[0] if failed else error) from None
 
-    def _begin(self, node: Node, offered: Pair) -> dict[str, Any] | None:
+    def _begin(self, node: Node, *, sends: bool) -> dict[str, Any] | None:
         """Return the secrets and the port of a node's sender, if it has one: those of a sender
         that runs already, else new ones."""
-        new = {
-            "token": secrets.token_hex(32),
-            "certificate": offered.certificate,
-            "key": offered.key,
-        }
-        sends = any(way.source.name == node.name for way in self.routes)
-        reply = self.play.session(node).request(
-            "copy",
-            what="begin",
-            offered=new if sends else None,
-            ports=list(COPIES),
-            **self.base,
-        )
+        ports, name = list(COPIES), self.base["name"]
+        session = self.play.session(node)
+        reply = session.request("copy", what="begin", name=name, sends=sends, ports=ports)
         found: dict[str, Any] | None = reply["secrets"]
         return found
 
@@ -271,7 +286,7 @@ class _Chain:
 
         def end(node: Node) -> None:
             with contextlib.suppress(SparkClusterError):
-                self.play.session(node).request("copy", what="end", **self.base)
+                self.play.session(node).request("copy", what="end", name=self.base["name"])
 
         self.play.on_each(nodes, end)
 
@@ -279,47 +294,37 @@ class _Chain:
         before = next((way for way in self.routes if way.target.name == node.name), None)
         after = next((way for way in self.routes if way.source.name == node.name), None)
         names = (before.source.name if before else "", after.target.name if after else "")
-        manifest = self.base["manifest"]
+        receive, serve = None, None
+        if before:
+            secrets = known[before.source.name]
+            receive = {"sender": names[0], "secrets": dict(secrets), **self.more}
+            follow = self.follow or before is not self.routes[0]
+            receive |= {**self._places(before, secrets), "follow": follow}
+        if after:
+            serve = {**self._places(after, known[node.name])}
+            serve["follow"] = self.follow or before is not None
         return self.play.session(node).request(
             "copy",
             self._shown(node),
             what="work",
-            label=f"{manifest['repository']}@{manifest['commit']} from {names[0]} to {names[1]}",
-            receive=self._receive(before, known) if before else None,
-            serve=self._serve(after, known, first=before is None) if after else None,
+            label=f"{self.base['name']} from {names[0]} to {names[1]}",
+            receive=receive,
+            serve=serve,
+            encrypted=self.encrypt,
             timeout=LIMIT_S,
             **self.base,
         )
 
-    def _receive(self, way: Route, known: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        ours = known[way.source.name]
-        return {
-            "sender": way.source.name,
-            "addresses": [[address, ours["port"]] for address in way.addresses],
-            "spare": self._spare(way, ours),
-            "token": ours["token"],
-            "certificate": ours["certificate"],
-            "streams": self.streams,
-            "revision": self.revision,
-        }
-
-    def _serve(
-        self, way: Route, known: Mapping[str, Mapping[str, Any]], *, first: bool
-    ) -> dict[str, Any]:
-        ours = known[way.source.name]
-        return {
-            "addresses": [[address, ours["port"]] for address in way.addresses],
-            "spare": self._spare(way, ours),
-            "follow": self.follow or not first,
-            **ours,
-        }
-
-    def _spare(self, way: Route, ours: Mapping[str, Any]) -> list[list[Any]]:
-        """Without TLS none: who allows that for a cable has not allowed it for a network."""
-        return [[address, ours["port"]] for address in way.spare] if self.encrypt else []
+    def _places(self, way: Route, secrets: Mapping[str, Any]) -> dict[str, Any]:
+        """Where a sender listens. Without encryption there is no spare address: who allows that
+        for a cable has not allowed it for a network."""
+        spare = way.spare if self.encrypt else ()
+        port = secrets["port"]
+        both = {"addresses": way.addresses, "spare": spare}
+        return {name: [[host, port] for host in hosts] for name, hosts in both.items()}
 
     def _shown(self, node: Node) -> Any:
-        what = f"copy of {self.base['folder'] or self.base['manifest']['repository']}"
+        what = f"copy of {self.what}"
 
         def on_event(event: dict[str, Any]) -> None:
             if event.get("event") == "progress" and event["text"].startswith(WARNING):

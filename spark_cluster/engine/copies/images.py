@@ -1,24 +1,21 @@
-"""The container image on all nodes that serve: had by one of them, and copied to the others.
+"""The container image on all nodes that serve, the same on each of them.
 
-The copy is that of models: over the fabric, several streams, resumed, checked by hashes.
+One that a recipe pins is pulled by its digest on each node. What has no digest (an image that was
+built, or a tag that may move), and what no registry gives, goes from the node that has it to the
+others over the fabric.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.engine.copies.copy import copy, route
-from spark_cluster.engine.copies.in_run import current, showing
+from spark_cluster.engine.copies.copy import copy_image, route
+from spark_cluster.engine.copies.in_run import current
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.node import paths
-from spark_cluster.node.sizes import gigabytes
-from spark_cluster.node.store.image_blobs import without_layers
-from spark_cluster.node.store.manifest import BadManifest, Manifest
+from spark_cluster.resources.image import without_tag
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe_schema import Image
@@ -27,12 +24,8 @@ if TYPE_CHECKING:
     from spark_cluster.topology import Node
 
 ROLE = "images"
-HUB = paths.IMAGES
-"""Folder on the nodes for an image while it is copied."""
 REGISTRY_S = 60.0
-"""Seconds for asking a registry what a digest stands for."""
-LIMIT_S = 4 * 3600.0
-"""Seconds for writing an image to a disk, or for giving it to Docker."""
+"""Seconds for asking a registry whether it has a digest."""
 
 _ID = re.compile(r"sha256:[0-9a-f]{64}")
 
@@ -44,16 +37,12 @@ class ImageOnNode:
     Attributes:
         id: `sha256:...`.
         digests: those that registries gave it, without the names of repositories.
-        layers: `sha256:...` of each as a plain tar file, the lowest first.
         size: bytes, not compressed.
-        left: files of its copy are on the node still.
     """
 
     id: str
     digests: frozenset[str]
-    layers: tuple[str, ...]
     size: int
-    left: bool = False
 
     def is_same(self, other: ImageOnNode | None) -> bool:
         """Return whether both are one image: by id, or by a digest that both have."""
@@ -77,12 +66,7 @@ def images_on(play: Play, nodes: Sequence[Node], ref: str) -> dict[str, ImageOnN
 
 def ask_images(play: Play, nodes: Sequence[Node], ref: str) -> dict[str, Pending]:
     """Ask nodes for the image of this name without waiting; `read_images` waits."""
-    return {
-        node.name: play.session(node).submit(
-            "image", what="state", ref=ref, hub=HUB, repository=repository_of(ref)
-        )
-        for node in nodes
-    }
+    return {node.name: play.session(node).submit("image", what="state", ref=ref) for node in nodes}
 
 
 def read_images(asked: Mapping[str, Pending]) -> dict[str, ImageOnNode | None]:
@@ -101,15 +85,8 @@ def _read(node: str, found: Any) -> ImageOnNode | None:
     if not isinstance(found, dict) or not _ID.fullmatch(str(found.get("id"))):
         raise Failed("docker image inspect gave no id", where=node)
     digests = (str(one).rpartition("@")[2] for one in found["digests"])
-    layers = tuple(str(layer) for layer in found["layers"])
     known = frozenset(one for one in digests if _ID.fullmatch(one))
-    size, left = int(found["size"]), found.get("left") is True
-    return ImageOnNode(str(found["id"]), known, layers, size, left)
-
-
-def repository_of(ref: str) -> str:
-    """Return the name by which an image is copied."""
-    return f"image/{hashlib.sha256(ref.encode()).hexdigest()[:16]}"
+    return ImageOnNode(str(found["id"]), known, int(found["size"]))
 
 
 def bring(
@@ -126,38 +103,43 @@ def bring(
         nodes: the head first.
         given: settings of the role `images`.
         before: what the nodes had when the run began.
-        offline: the registry is not asked whether a copy is what the recipe pins.
+        offline: no registry is asked.
 
     Raises:
         Failed: they have different images, and none can be copied.
         SparkClusterError: it cannot be pulled, built or copied, with the reason.
     """
-    now = current(play, nodes)
+    now, role = current(play, nodes), play.role(ROLE, **given)
     whole = not (play.check or play.options.selection.partial)
     if len(now) == 1 or not whole or not _is_copied(play, now, given):
-        play.apply(now, play.role(ROLE, **given))
+        play.apply(now, role)
         return
-    first = _first(now, before, given)
+    first, ref = _first(now, before, given), str(given["ref"])
     others = [node for node in now if node.name != first.name]
-    known, wanted = before.get(first.name), given["ref"]
+    known = before.get(first.name)
     if known is not None and all(_same(before.get(node.name), known) for node in others):
+        same = play.role(ROLE, ref=ref, digest=known.id)
         changes, _ = play.together(
-            lambda: play.apply(first, play.role(ROLE, **given)),
-            lambda: play.apply(others, play.role(ROLE, ref=wanted, digest=known.id)),
+            lambda: play.apply(first, role), lambda: play.apply(others, same)
         )
         if not changes.changed:
-            clean(play, now, wanted, before)
             return
     else:
-        play.apply(first, play.role(ROLE, **given))
-    _Copy(play, given, first, others, offline).run()
-
-
-def clean(play: Play, nodes: Sequence[Node], ref: str, found: Images) -> None:
-    """Remove the files of a copy that is over, where a run has left them."""
-    left = [node for node in nodes if (one := found.get(node.name)) is not None and one.left]
-    asked: dict[str, Any] = {"what": "clean", "hub": HUB, "repository": repository_of(ref)}
-    play.on_each(left, lambda node: play.session(node).request("image", **asked, timeout=LIMIT_S))
+        pulls = [] if offline or given.get("dockerfile") else _can_pull(play, others, given, before)
+        play.apply([first, *pulls], role)
+    found = images_on(play, now, ref)
+    image = found[first.name]
+    if image is None:
+        raise Failed(f"{ref} is not there after its pull", where=first.name)
+    lacking = [node for node in others if not image.is_same(found[node.name])]
+    near = all(route(first, node).fabric for node in lacking) and _one_store(play, first, lacking)
+    if lacking and not near:
+        play.apply(lacking, role)
+    elif lacking:
+        for node in lacking:
+            _copy(play, ref, image, first, node)
+        play.apply(lacking, play.role(ROLE, ref=ref, digest=image.id))
+    require_equal(ref, images_on(play, now, ref) if lacking else found)
 
 
 def _same(one: ImageOnNode | None, known: ImageOnNode) -> bool:
@@ -199,151 +181,48 @@ def must_be_there(image: Image, before: Images) -> None:
         )
 
 
-@dataclass(frozen=True)
-class _Copy:
-    """The copy of an image from one node to those that lack it."""
+def _can_pull(
+    play: Play, nodes: Sequence[Node], given: Mapping[str, Any], before: Images
+) -> list[Node]:
+    """Return the nodes that lack the pinned image and can pull it; the user is told where a node
+    cannot, since only a registry knows what a digest stands for."""
+    digest = given.get("digest")
+    pulls: list[Node] = []
+    if digest is None:
+        return pulls
+    name = f"{without_tag(str(given['ref']))}@{digest}"
+    argv = ["docker", "manifest", "inspect", name]
+    found = {node.name: before.get(node.name) for node in nodes}
+    lacking = [node for node in nodes if not (one := found[node.name]) or not one.has(digest)]
+    asked = play.on_each(lacking, lambda n: play.session(n).run(argv, timeout=REGISTRY_S))
+    for node in lacking:
+        done = asked[node.name]
+        why = done.stderr.strip().partition("\n")[0][:200] or "no answer"
+        if done.status == 0:
+            pulls.append(node)
+        else:
+            text = f"{name} is not verified against its registry ({why})"
+            play.note(text, warning=True, node=node)
+    return pulls
 
-    play: Play
-    given: Mapping[str, Any]
-    first: Node
-    others: Sequence[Node]
-    offline: bool
 
-    def run(self) -> None:
-        """Copy it, and see that all have the same."""
-        nodes, ref = [self.first, *self.others], str(self.given["ref"])
-        found = images_on(self.play, nodes, ref)
-        image = found[self.first.name]
-        if image is None:
-            raise Failed(f"{ref} is not there after its pull", where=self.first.name)
-        lacking = [node for node in self.others if not image.is_same(found[node.name])]
-        if lacking and self._fabric(lacking) and self._copy(image, lacking):
-            self.play.apply(lacking, self.play.role(ROLE, ref=ref, digest=image.id))
-            lacking = []
-        if lacking:
-            self.play.apply(lacking, self.play.role(ROLE, **self.given))
-        found = images_on(self.play, nodes, ref)
-        require_equal(ref, found)
-        clean(self.play, nodes, ref, found)
-
-    def _fabric(self, lacking: Sequence[Node]) -> bool:
-        """Return whether all of them are reached over the fabric: over the management network a
-        registry is as near as the other node."""
-        return all(route(self.first, node).fabric for node in lacking)
-
-    def _copy(self, image: ImageOnNode, lacking: Sequence[Node]) -> bool:
-        """Copy it; return False where the nodes keep images in different ways, by other ids."""
-        ref, nodes = str(self.given["ref"]), [self.first, *lacking]
-        asked = self.play.on_each(nodes, lambda node: self._common(node, image))
-        if len({bool(one["containerd"]) for one in asked.values()}) > 1:
-            self.play.note(
-                "the nodes' Dockers keep images in different stores (`docker info` names the "
-                "driver), so each has this image by itself"
-            )
-            return False
-        if self.given.get("digest"):
-            for node in lacking:
-                self._must_be_pinned(node, image)
-        manifest, layers = self._exported(image)
-        count = min(int(asked[node.name]["count"]) for node in lacking)
-        if count and len(layers) == len(image.layers):
-            manifest = without_layers(manifest, layers, count)
-        for one in copy(self.play, manifest, self.first, lacking, hub=HUB):
-            if one.sender:
-                less = f"; {count} of {len(layers)} layers were there" if count else ""
-                self.play.note(f"{ref} on {one}{less}")
-        self.play.on_each(lacking, lambda node: self._load(node, image, manifest))
-        return True
-
-    def _must_be_pinned(self, node: Node, image: ImageOnNode) -> None:
-        """Ask the registry, through the node that gets the image, what the digest stands for.
-
-        Raises:
-            Failed: another image than the one that the first node would send.
-        """
-        name = f"{without_tag(str(self.given['ref']))}@{self.given['digest']}"
-        told, why = set[str](), "--offline"
-        if not self.offline:
-            argv = ["docker", "manifest", "inspect", "--verbose", name]
-            done = self.play.session(node).run(argv, timeout=REGISTRY_S)
-            told, why = ids_of(done.stdout), done.stderr.strip().partition("\n")[0][:200]
-        if not told:
-            text = f"{name} is not verified against its registry ({why or 'no answer'})"
-            self.play.note(text, warning=True, node=node)
-        elif image.id not in {*told, self.given["digest"]}:
-            raise Failed(
-                f"what it has as {name} is another image than its registry's: {image.id[:19]}",
-                where=self.first.name,
-                hint=f"someone changed it there; `docker image rm {self.given['ref']}` on "
-                f"{self.first.name}, and the next run pulls it",
-            )
-
-    def _common(self, node: Node, image: ImageOnNode) -> dict[str, Any]:
-        return self.play.session(node).request(
-            "image", what="common", layers=list(image.layers), timeout=LIMIT_S
+def _one_store(play: Play, first: Node, lacking: Sequence[Node]) -> bool:
+    """Return whether the nodes' Dockers keep images in the same way: else ids differ."""
+    nodes = [first, *lacking] if lacking else []
+    asked = play.on_each(nodes, lambda node: play.session(node).request("image", what="store"))
+    if len({bool(one["containerd"]) for one in asked.values()}) > 1:
+        play.note(
+            "the nodes' Dockers keep images in different stores (`docker info` names the "
+            "driver), so each has this image by itself"
         )
-
-    def _exported(self, image: ImageOnNode) -> tuple[Manifest, list[str]]:
-        """Have the node write the image into files; return them, and the paths of the layers."""
-        ref = str(self.given["ref"])
-        found = self.play.session(self.first).request(
-            "image",
-            showing(self.play, self.first, f"{ref} ({gigabytes(image.size)}) out of Docker"),
-            what="export",
-            hub=HUB,
-            repository=repository_of(ref),
-            commit=image.id.removeprefix("sha256:")[:40],
-            ref=ref,
-            size=image.size,
-            timeout=LIMIT_S,
-        )
-        try:
-            return Manifest.from_document(found["manifest"]), [str(one) for one in found["layers"]]
-        except (BadManifest, LookupError, TypeError) as error:
-            where = self.first.name
-            raise Failed(f"what it wrote of {ref} cannot be used: {error}", where=where) from error
-
-    def _load(self, node: Node, image: ImageOnNode, manifest: Manifest) -> None:
-        ref = str(self.given["ref"])
-        self.play.session(node).request(
-            "image",
-            showing(self.play, node, f"{ref} into Docker"),
-            what="load",
-            hub=HUB,
-            ref=ref,
-            manifest=manifest.document(),
-            id=image.id,
-            digests=sorted(image.digests),
-            timeout=LIMIT_S,
-        )
+        return False
+    return True
 
 
-def without_tag(ref: str) -> str:
-    """Return the name of an image without its tag: next to a digest `docker manifest inspect` asks
-    for the tag, which may mean another image by now."""
-    place, _, name = ref.rpartition("/")
-    return "/".join(filter(None, (place, name.partition(":")[0])))
-
-
-def ids_of(printed: str) -> set[str]:
-    """Return the ids that an image can have by what `docker manifest inspect --verbose` printed:
-    of its configuration (Docker's own store) or of its manifest (containerd's), for each platform.
-    """
-    try:
-        found = json.loads(printed)
-    except (ValueError, RecursionError):
-        return set()
-    ids = set[str]()
-    for one in found if isinstance(found, list) else [found]:
-        about = _object(one)
-        manifest = about.get("SchemaV2Manifest") or about.get("OCIManifest")
-        for place in (about.get("Descriptor"), _object(manifest).get("config")):
-            ids.add(str(_object(place).get("digest")))
-    return {one for one in ids if _ID.fullmatch(one)}
-
-
-def _object(found: Any) -> dict[str, Any]:
-    return found if isinstance(found, dict) else {}
+def _copy(play: Play, ref: str, image: ImageOnNode, source: Node, target: Node) -> None:
+    digests = sorted(image.digests)
+    about = {"ref": ref, "id": image.id, "digests": digests, "size": image.size}
+    play.note(f"{ref} on {copy_image(play, about, source, target)}")
 
 
 def require_equal(ref: str, images: Images) -> None:

@@ -1,37 +1,46 @@
-"""A node's part in a copy, as a process of its own: it receives a model, sends it on, or both.
+"""A node's part in a copy, as a process of its own: it receives a model, sends it on, or both; or
+it receives or sends an image.
 
-A transient unit runs it (agent/model_copy.py). Secrets come by standard input; the argument list
-names the model and the neighbours, so that a later run finds the same work.
+A transient unit runs it (agent/copies.py). Secrets come by standard input; the argument list names
+the copy and the neighbours, so that a later run finds the same work.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
-import ssl
+import shutil
+import subprocess
 import sys
-import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from subprocess import DEVNULL, PIPE, STDOUT
+from typing import IO, Any
 
 from spark_cluster.node import own_program
-from spark_cluster.node.store import wire
-from spark_cluster.node.store.blob_client import STREAMS, BlobClient
-from spark_cluster.node.store.blob_server import BlobServer
+from spark_cluster.node.output import Kept
+from spark_cluster.node.processes import Processes
+from spark_cluster.node.store import copy_sending
+from spark_cluster.node.store.copy_channel import Channel
+from spark_cluster.node.store.copy_receiving import RECONNECT_S, SILENT_S, STREAMS, Receiver
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.plain_folder import PlainFolder
+from spark_cluster.node.store.progress import Progress
 from spark_cluster.node.values import ResourceError
 
-TMPFS = "/run"
-"""The key of the certificate is here for the moment in which the ssl module reads it."""
-BIND_S = 10.0
 LOOK_S = 0.2
 """Seconds between two looks whether this part of the copy is still wanted."""
+PIECE = 1 << 20
+NOT_CONNECTED = 255
+"""Status of ssh(1) where there is no connection."""
+TOLD = 4000
+"""Bytes that are kept of what a program says."""
 WARNING = "warning: "
 """Begin of a line of output that the user is to see as a warning."""
 
@@ -42,7 +51,7 @@ def argv(label: str) -> list[str]:
     """Return the command that does it with this very code.
 
     Args:
-        label: the model, and the nodes before and after this one.
+        label: the copy, and the nodes before and after this one.
     """
     return own_program.argv(__name__, label)
 
@@ -50,33 +59,46 @@ def argv(label: str) -> list[str]:
 def main(_label: str) -> None:
     """Do it; the last line of output is JSON: its result, or `error` and `hint`.
 
-    Of what it is `given`, `wanted` is a file: once it is gone, this ends, wherever it is.
+    Of what it is `given`, `place` is the folder of this copy: once it is gone, this ends.
     """
-    given = json.load(sys.stdin)
-    threading.Thread(target=_end_with, args=(Path(given["wanted"]),), daemon=True).start()
-    own_program.print_answer(lambda: work(given))
+    given, processes, done = json.load(sys.stdin), Processes(), threading.Event()
+    place = Path(given["place"])
+    threading.Thread(target=_end_with, args=(place, processes, done), daemon=True).start()
+    own_program.print_answer(lambda: work(given, processes))
+    done.set()
+    shutil.rmtree(place, ignore_errors=True)  # the next copy gets secrets of its own
 
 
-def _end_with(wanted: Path) -> None:
-    """End this process with a file; a half-received model is what the next copy goes on with."""
-    while wanted.exists():
-        time.sleep(LOOK_S)
+def _end_with(place: Path, processes: Processes, done: threading.Event) -> None:
+    """End this process with a folder; a half-received model is what the next copy goes on with."""
+    while place.exists():
+        if done.wait(LOOK_S):
+            return
+    processes.kill()
     error = "the copy was ended, because another node's part in it has failed"
     print(json.dumps({"error": error, "hint": ""}), flush=True)
     os._exit(0)
 
 
-def work(given: Given) -> dict[str, Any]:
-    """Receive and send as asked for; return the bytes moved, kept and sent, and the seconds.
+def work(given: Given, processes: Processes) -> dict[str, Any]:
+    """Receive and send as asked for; return the bytes `moved` and `kept`, and the `seconds`.
 
     Args:
-        given: `hub` or `folder` (a plain one), and `ours`, our notes on it; `manifest`; `receive`
-            (sender, addresses, spare, token, certificate, streams, revision) and `serve`
-            (addresses, spare, token, certificate, key, follow, state), each or null.
+        given: `hub` or `folder` (a plain one), `ours`, our notes on it, and `manifest`; or
+            `image`, the name of one, and its `size`; `receive` (sender, addresses, spare, secrets,
+            streams, revision, follow) and `serve` (addresses, spare, follow), each or null;
+            `encrypted`.
 
     Raises:
         ResourceError: what either of them raises, or a file has no hash.
     """
+    result: dict[str, Any] = {"moved": 0, "kept": 0, "seconds": 0.0}
+    if given.get("image"):
+        if given["serve"]:
+            serve = {**given["serve"], "encrypted": True}
+            copy_sending.of_image(Path(given["place"]), serve, given["image"], processes).run()
+            return result
+        return result | _receive_image(given)
     manifest = Manifest.from_document(given["manifest"])
     unknown = [file.path for file in manifest.files if not file.algorithm]
     if unknown:
@@ -85,17 +107,10 @@ def work(given: Given) -> dict[str, Any]:
             f"`spark-cluster models pull {manifest.repository}` on each node",
         )
     cache = cache_of(given, manifest)
-    result: dict[str, Any] = {"moved": 0, "kept": 0, "sent": 0, "seconds": 0.0}
-    with contextlib.ExitStack() as stack:
-        sending = None
-        if given.get("serve"):
-            sending = stack.enter_context(_serving(cache, manifest, given["serve"]))
-        if given.get("receive"):
-            received = _receive(cache, manifest, given["receive"])
-            result |= vars(received)
-        if sending is not None:
-            sending.wait()
-            result["sent"] = sending.server.sent
+    serves = bool(given["serve"])
+    with _sending(given, cache, manifest, processes) if serves else contextlib.nullcontext():
+        if given["receive"]:
+            result |= _receive(given, cache, manifest, processes)
     return result
 
 
@@ -112,96 +127,133 @@ def cache_of(given: Given, manifest: Manifest, *, read: bool = True) -> HubCache
     return plain
 
 
-def _receive(cache: HubCache, manifest: Manifest, given: Given) -> Any:
-    client = BlobClient(
+@contextlib.contextmanager
+def _sending(
+    given: Given, cache: HubCache, manifest: Manifest, processes: Processes
+) -> Iterator[None]:
+    """Send meanwhile; at the end wait until the receiver has all of it. Raises ResourceError."""
+    serve = {**given["serve"], "encrypted": given["encrypted"]}
+    sending = copy_sending.of_files(Path(given["place"]), serve, cache, manifest, processes)
+    with sending as sender, ThreadPoolExecutor(1) as pool:
+        sent = pool.submit(sender.run)
+        try:
+            yield
+        except BaseException:
+            sender.end()
+            raise
+        sent.result()
+
+
+def _receive(
+    given: Given, cache: HubCache, manifest: Manifest, processes: Processes
+) -> dict[str, Any]:
+    asked = given["receive"]
+    receiver = Receiver(
         cache,
         manifest,
-        str(given["token"]),
-        _addresses(given, "addresses"),
-        spare=_addresses(given, "spare"),
-        sender=str(given["sender"]),
-        streams=int(given.get("streams") or STREAMS),
-        revision=str(given.get("revision", "")),
+        _channel(given),
+        [str(host) for host, _ in asked["addresses"]],
+        sender=str(asked["sender"]),
+        spare=[str(host) for host, _ in asked["spare"]],
+        streams=int(asked.get("streams") or STREAMS),
+        revision=str(asked.get("revision", "")),
+        follow=bool(asked.get("follow")),
+        processes=processes,
+        progress=CopyProgress(str(asked["sender"])).show,
+        warn=lambda text: print(WARNING + text, flush=True),
     )
-    if given.get("certificate"):
-        client.tls = wire.receiver_tls(str(given["certificate"]))
-    client.progress = Progress(str(given["sender"])).show
-    client.warn = lambda text: print(WARNING + text, flush=True)
     try:
-        return client.run()
+        return receiver.run()
     finally:
-        client.leave()
+        receiver.leave()
 
 
-def _addresses(given: Given, name: str) -> list[tuple[str, int]]:
-    return [(str(host), int(port)) for host, port in given.get(name, ())]
+def _channel(given: Given) -> Channel:
+    asked = given["receive"]
+    folder, port = Path(given["place"]) / "from", int(asked["addresses"][0][1])
+    return Channel.of(folder, asked["secrets"], port, encrypted=bool(given["encrypted"]))
 
 
-class _Sending:
-    """A sender in a thread; what it raises is raised by `wait`."""
+def _receive_image(given: Given) -> dict[str, Any]:
+    """Give Docker the image that the sender's Docker writes.
 
-    def __init__(self, server: BlobServer, given: Given) -> None:
-        self.server = server
-        self.error: ResourceError | None = None
-        self._given = given
-        self._thread = threading.Thread(target=self._run, daemon=True)
-
-    def _run(self) -> None:
-        try:
-            self.server.run(_addresses(self._given, "addresses"), _addresses(self._given, "spare"))
-        except ResourceError as error:
-            self.error = error
-        finally:
-            self.server.ready.set()
-
-    def start(self) -> None:
-        """Begin to listen.
-
-        Raises:
-            ResourceError: it cannot.
-        """
-        self._thread.start()
-        self.server.ready.wait(BIND_S)
-        if self.error is not None:
-            raise self.error
-
-    def wait(self) -> None:
-        """Wait until the receiver has left, or none has come for a while."""
-        self._thread.join(self.server.limit_s)
-        if self.error is not None:
-            raise self.error
+    Raises:
+        ResourceError: either of them fails, with its own words.
+    """
+    begun, progress = time.monotonic(), Progress(int(given["size"]))
+    argv = ["docker", "load"]
+    with _coming(given) as (source, first, said):
+        with subprocess.Popen(argv, stdin=PIPE, stdout=PIPE, stderr=STDOUT) as loading:
+            assert loading.stdin is not None  # noqa: S101  (it is a pipe)
+            printed, piece = _kept(loading.stdout), first
+            with contextlib.suppress(BrokenPipeError), loading.stdin:  # Docker says why itself
+                while piece:
+                    loading.stdin.write(piece)
+                    progress.add(len(piece))
+                    piece = source.read(PIECE)
+        if loading.returncode:
+            last = printed().strip().rpartition("\n")[2] or f"status {loading.returncode}"
+            why = f"docker load: {last}"
+            raise ResourceError(f"{why} ({said().strip()[-300:]})" if said().strip() else why)
+    seconds = time.monotonic() - begun
+    return {"moved": progress.read, "kept": 0, "seconds": seconds, "switched": False}
 
 
 @contextlib.contextmanager
-def _serving(cache: HubCache, manifest: Manifest, given: Given) -> Iterator[_Sending]:
-    tls = None
-    if given.get("key"):
-        tls = _sender_tls(str(given["certificate"]), str(given["key"]))
-    server = BlobServer(cache, manifest, str(given["token"]), tls, bool(given.get("follow")))
-    server.limit_s = float(given.get("limit_s", server.limit_s))
-    sending = _Sending(server, given)
-    try:
-        sending.start()
-        yield sending
-    finally:
-        server.ended.set()
-        if given.get("state"):  # the next copy gets secrets of its own
-            Path(given["state"]).unlink(missing_ok=True)
+def _coming(given: Given) -> Iterator[tuple[IO[bytes], bytes, Callable[[], str]]]:
+    """Yield the image's archive as it comes, its first bytes, and what ssh and the sender say.
+
+    Raises:
+        ResourceError: nothing comes.
+    """
+    asked, channel = given["receive"], _channel(given)
+    until = time.monotonic() + SILENT_S
+    for address, _port in itertools.cycle([*asked["addresses"], *asked["spare"]]):
+        argv = channel.ssh(address)
+        with (
+            subprocess.Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE) as coming,
+            subprocess.Popen(
+                ["zstd", "-q", "-d"], stdin=coming.stdout, stdout=PIPE, stderr=DEVNULL
+            ) as unpacking,
+        ):
+            assert coming.stdout is not None  # noqa: S101  (both are pipes)
+            assert unpacking.stdout is not None  # noqa: S101
+            coming.stdout.close()  # it is zstd's now
+            said = _kept(coming.stderr)
+            if first := unpacking.stdout.read(PIECE):
+                yield unpacking.stdout, first, said
+                return
+        why = said().strip()[-300:]
+        if coming.returncode != NOT_CONNECTED:
+            raise ResourceError(f"{asked['sender']} gives no image: {why or 'it says nothing'}")
+        if time.monotonic() > until:
+            raise ResourceError(
+                f"{asked['sender']} sends nothing for {SILENT_S:.0f} s ({address}: {why})",
+                "check that it is up and the link between the nodes",
+            )
+        time.sleep(RECONNECT_S)
 
 
-def _sender_tls(certificate: str, key: str) -> ssl.SSLContext:
-    place = TMPFS if os.access(TMPFS, os.W_OK) else None
-    with tempfile.TemporaryDirectory(dir=place, prefix="spark-cluster-copy-") as folder:
-        paths = []
-        for name, text in (("pem", certificate), ("key", key)):
-            path = Path(folder) / name
-            with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as out:
-                out.write(text)
-            paths.append(str(path))
-        return wire.sender_tls(*paths)
+def _kept(pipe: IO[bytes] | None) -> Callable[[], str]:
+    """Read a pipe to its end; return what gives the begin and the end of what came, so far."""
+    kept = Kept(TOLD)
+
+    def read() -> None:
+        with contextlib.suppress(ValueError):  # it is closed with its process
+            while pipe is not None and (data := pipe.read(1)):
+                kept.add(data)
+
+    thread = threading.Thread(target=read, daemon=True)
+    thread.start()
+
+    def text() -> str:
+        thread.join(1.0)
+        return kept.text()
+
+    return text
 
 
-class Progress:
+class CopyProgress:
     """Lines about a copy: bytes, speed, time left. The receiver calls it about once a second."""
 
     def __init__(self, sender: str) -> None:

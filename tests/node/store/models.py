@@ -1,4 +1,4 @@
-"""Models in hub caches, made for tests; with the certificate of a sender."""
+"""Models in hub caches, made for tests."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import hashlib
 import random
 from pathlib import Path
 
-from spark_cluster.engine.copies.certificate import make_certificate
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, Manifest, StoredFile
 
@@ -42,12 +41,3 @@ def model(root: Path, contents: dict[str, bytes], revision: str = "main") -> Man
 def content(size: int, seed: int = 0) -> bytes:
     """Bytes that no two places have alike."""
     return random.Random(seed).randbytes(size)
-
-
-def certificate(folder: Path) -> tuple[Path, Path]:
-    """A self-signed certificate and its key."""
-    pem, key = folder / "sender.pem", folder / "sender.key"
-    made = make_certificate()
-    pem.write_text(made.certificate)
-    key.write_text(made.key)
-    return pem, key

@@ -1,37 +1,46 @@
-"""A model from one cache to another over real sockets, also when it goes wrong."""
+"""A model from one cache to another by real servers and rsyncs, also when it goes wrong."""
 
 from __future__ import annotations
 
-import errno
+import dataclasses
 import os
 import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
-from models import COMMIT, REPOSITORY, certificate, content, model
+from copy_ends import Serving
+from models import COMMIT, REPOSITORY, content, model
 from waiting import until
 
-from spark_cluster.node.store import arriving, blob_server, wire
-from spark_cluster.node.store.arriving import PART
-from spark_cluster.node.store.blob_client import BlobClient
-from spark_cluster.node.store.blob_server import BlobServer
+from spark_cluster.node.processes import Processes
+from spark_cluster.node.store import copy_channel, copy_receiving, copy_sending
+from spark_cluster.node.store.copy_channel import Channel
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import verify
 from spark_cluster.node.values import ResourceError
 
+BIG = 1 << 20
 MODEL = {
     "config.json": b'{"model_type": "llama"}',
     "empty.txt": b"",
     "one.txt": b"1",
-    "model-1.safetensors": content(3 * PART + 12345, 1),
-    "model-2.safetensors": content(2 * PART, 2),
+    "model-1.safetensors": content(3 * BIG + 12345, 1),
+    "model-2.safetensors": content(2 * BIG, 2),
     "sub/tokenizer.json": content(70_000, 3),
 }
-LOOPBACK = ("127.0.0.1", 0)
+WAYS = pytest.mark.parametrize("encrypted", [True, False], ids=["ssh", "plain"])
+
+
+@pytest.fixture(autouse=True)
+def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The weights of these small models count as large files."""
+    monkeypatch.setattr(copy_receiving, "SMALL", 100_000)
+    monkeypatch.setattr(copy_receiving, "LOOK_S", 0.1)
 
 
 @pytest.fixture
@@ -45,22 +54,9 @@ def target(tmp_path: Path) -> HubCache:
     return HubCache(tmp_path / "target", tmp_path / "ours-target")
 
 
-@contextmanager
-def serving(source, *, addresses=(LOOPBACK,), **given) -> Iterator[BlobServer]:
-    server = BlobServer(*source, "token", **given)
-    thread = threading.Thread(target=server.run, args=(addresses,))
-    thread.start()
-    assert server.ready.wait(10)
-    try:
-        yield server
-    finally:
-        server.ended.set()
-        thread.join(10)
-
-
-def receiver(target: HubCache, manifest: Manifest, addresses, **given) -> BlobClient:
-    given = {"token": "token", "sender": "spark1", "kept_free": 0, **given}
-    return BlobClient(target, manifest, addresses=addresses, **given)
+@pytest.fixture
+def serving(source, tmp_path: Path) -> Any:
+    return lambda **given: Serving(tmp_path, source, **given).running()
 
 
 def assert_whole(target: HubCache, manifest: Manifest) -> None:
@@ -69,11 +65,14 @@ def assert_whole(target: HubCache, manifest: Manifest) -> None:
     assert {path: (snapshot / path).read_bytes() for path in MODEL} == MODEL
     left = list((target.folder(REPOSITORY) / "blobs").glob("*.incomplete"))
     assert not left
+    assert target.ours is not None
+    assert not list((target.ours / "incoming").iterdir())
 
 
 @contextmanager
-def relay(to: tuple[str, int], cut_after: int) -> Iterator[tuple[tuple[str, int], list[int]]]:
-    """Pass bytes on until so many have come from the sender; then break all that is open."""
+def relay(to: tuple[str, int], cut_after: int) -> Iterator[tuple[int, list[int]]]:
+    """Pass bytes on until so many have come from the sender; then break all that is open. Yields
+    its port at 127.0.0.1."""
     listening = socket.create_server(("127.0.0.1", 0))
     carried, held, lock = [0], [listening], threading.Lock()
 
@@ -104,291 +103,268 @@ def relay(to: tuple[str, int], cut_after: int) -> Iterator[tuple[tuple[str, int]
     thread = threading.Thread(target=accept, daemon=True)
     thread.start()
     try:
-        yield listening.getsockname()[:2], carried
+        yield listening.getsockname()[1], carried
     finally:
         for end in held:
             end.close()
 
 
-@pytest.mark.parametrize("encrypted", [True, False], ids=["tls", "plain"])
-def test_all_of_it_arrives_over_two_addresses(source, target, tmp_path, encrypted):
+@WAYS
+def test_all_of_it_arrives_over_two_addresses(source, target, serving, encrypted):
     _, manifest = source
-    pem, key = certificate(tmp_path) if encrypted else (None, None)
-    tls = wire.sender_tls(str(pem), str(key)) if encrypted else None
     shown: list[tuple[int, int]] = []
-    with serving(source, addresses=(LOOPBACK, LOOPBACK), tls=tls) as server:
-        client = receiver(target, manifest, server.bound, revision="main")
-        client.tls = wire.receiver_tls(pem.read_text()) if encrypted else None
-        client.progress = lambda *what: shown.append(what)
-        received = client.run()
+    with serving(encrypted=encrypted, addresses=("127.0.0.1", "127.0.0.2")) as made:
+        receiver = made.receiver(target, revision="main")
+        receiver.progress = lambda *what: shown.append(what)
+        received = receiver.run()
+        receiver.leave()
+        until(lambda: not made.thread.is_alive(), what="the sender has ended")
     assert_whole(target, manifest)
     assert target.commit_of(REPOSITORY, "main") == COMMIT
-    assert (received.moved, received.kept) == (manifest.size, 0)
+    assert (received["moved"], received["kept"]) == (manifest.size, 0)
     assert shown[-1] == (manifest.size, manifest.size)
+    assert made.error is None
 
 
-def test_memory_of_written_parts_is_used_again():
-    memory, part = arriving.Memory(), arriving.Part(0, 1000)
-    first = memory.take(part)
-    second = memory.take(part)
-    assert first.obj is not second.obj
-    assert len(first) == 1000
-    memory.give_back(first)
-    assert memory.take(arriving.Part(0, PART)).obj is first.obj
+def test_nothing_is_moved_twice(target, serving):
+    with serving() as made:
+        made.receiver(target).run()
+        assert made.receiver(target).run()["moved"] == 0
+    refused = made.receiver(target, port=1).run()
+    assert refused["moved"] == 0, "a sender is not even asked"
 
 
-def test_nothing_is_moved_twice(source, target):
+@WAYS
+def test_a_cut_in_the_middle_is_gone_on_with(source, target, serving, encrypted):
     _, manifest = source
-    with serving(source) as server:
-        receiver(target, manifest, server.bound).run()
-        assert receiver(target, manifest, server.bound).run().moved == 0
-        assert server.sent == manifest.size
-    refused = receiver(target, manifest, [("127.0.0.1", 1)]).run()
-    assert refused.moved == 0, "a sender is not even asked"
-
-
-def test_a_cut_in_the_middle_is_gone_on_with(source, target, monkeypatch):
-    _, manifest = source
-    part = 256 * 1024
-    monkeypatch.setattr(arriving, "PART", part)
-    with serving(source) as server:
-        with relay(server.bound[0], manifest.size // 2) as (address, _):
-            client = receiver(target, manifest, [address], silent_s=1.5, switch_s=0.5, streams=2)
+    with serving(encrypted=encrypted) as made:
+        with relay(("127.0.0.1", made.port), manifest.size // 2) as (port, _):
+            receiver = made.receiver(target, port=port, silent_s=1.5, switch_s=0.5, streams=1)
             warnings: list[str] = []
-            client.warn = warnings.append
+            receiver.warn = warnings.append
             with pytest.raises(ResourceError, match="spark1 sends nothing"):
-                client.run()
+                receiver.run()
             assert [text[:35] for text in warnings] == ["nothing comes from spark1 any more "]
         assert target.lacking(manifest).begun > 0
-        with relay(server.bound[0], 1 << 40) as (address, carried):
-            received = receiver(target, manifest, [address], streams=2).run()
-    assert received.kept > manifest.size // 3
-    assert carried[0] < 1.02 * (manifest.size - received.kept) + 2 * part
+        with relay(("127.0.0.1", made.port), 1 << 40) as (port, carried):
+            received = made.receiver(target, port=port, streams=1).run()
+    assert received["kept"] > manifest.size // 3
+    assert carried[0] < 1.02 * (manifest.size - received["kept"]) + 300_000
     assert_whole(target, manifest)
 
 
-def test_a_fabric_that_never_answers_is_left_for_the_management_network(source, target):
+def test_a_fabric_that_never_answers_is_left_for_the_management_network(source, target, serving):
     _, manifest = source
-    with serving(source) as server, socket.create_server(LOOPBACK) as mute:
-        client = receiver(target, manifest, [mute.getsockname()], spare=server.bound)
-        client.switch_s, warnings = 1.0, []
-        client.warn = warnings.append
-        received = client.run()
-        client.addresses = ()
-        client.leave()
-    assert received.switched
-    assert received.moved == manifest.size
-    (warning,) = warnings
+    with serving() as made, socket.create_server(("127.0.0.9", made.port)):
+        receiver = made.receiver(target, ("127.0.0.9",), spare=made.addresses)
+        receiver.switch_s, warnings = 1.0, []
+        receiver.warn = warnings.append
+        received = receiver.run()
+    assert received["switched"]
+    assert received["moved"] == manifest.size
+    warning = warnings[0]
     assert "nothing comes from spark1 over the fabric" in warning
     assert "go over 127.0.0.1, on 1 Gbit/s about" in warning
     assert_whole(target, manifest)
 
 
-def test_a_fabric_that_is_lost_in_the_middle_is_left_too(source, target):
+def test_a_spare_address_of_another_machine_does_not_stop_the_sender(source, target, serving):
     _, manifest = source
-    warnings: list[str] = []
-    with serving(source) as server, relay(server.bound[0], manifest.size // 2) as (address, _):
-        client = receiver(target, manifest, [address], spare=server.bound, switch_s=1.0, streams=2)
-        client.warn = warnings.append
-        received = client.run()
-    assert received.switched
-    assert len(warnings) == 1
+    with serving(spare=[["192.0.2.1", 1]]) as made:
+        assert not made.receiver(target).run()["switched"]
     assert_whole(target, manifest)
 
 
-def test_a_spare_address_of_another_machine_does_not_stop_the_sender(source, target):
-    _, manifest = source
-    server = BlobServer(*source, "token")
-    thread = threading.Thread(target=server.run, args=([LOOPBACK], [("192.0.2.1", 0), LOOPBACK]))
-    thread.start()
-    try:
-        assert server.ready.wait(10)
-        assert len(server.bound) == 2
-        assert not receiver(target, manifest, server.bound[:1]).run().switched
-    finally:
-        server.ended.set()
-        thread.join(10)
+@WAYS
+def test_an_address_that_is_taken_is_said(source, tmp_path, encrypted):
+    made = Serving(tmp_path, source, encrypted=encrypted)
+    taken = socket.create_server(("127.0.0.1", made.port))
+    with taken, pytest.raises(ResourceError, match=f"nothing can be sent from .* {made.port}"):
+        made.running().__enter__()
 
 
-def test_a_source_that_is_damaged_is_refused(source, target):
+def test_a_source_that_is_damaged_is_refused(source, target, serving):
     cache, manifest = source
     file = next(f for f in manifest.files if f.path == "model-2.safetensors")
     with cache.blob(REPOSITORY, file.blob).open("r+b") as opened:
-        opened.seek(PART)
+        opened.seek(BIG)
         opened.write(b"flipped")
-    with serving(source) as server, pytest.raises(ResourceError) as error:
-        receiver(target, manifest, server.bound).run()
+    with serving() as made, pytest.raises(ResourceError) as error:
+        made.receiver(target).run()
     assert "model-2.safetensors from spark1 is not what its hash says" in error.value.message
     assert not target.blob(REPOSITORY, file.blob).exists()
     assert not target.snapshot(REPOSITORY, COMMIT).exists()
 
 
-def test_a_half_file_of_other_content_is_thrown_away(source, target):
+@pytest.mark.parametrize("extra", [-1, 0, 5])
+def test_a_half_file_of_other_content_is_thrown_away(source, target, serving, extra):
+    """Of a copy that died, or of another tool: nothing passes without its hash."""
     _, manifest = source
-    file = manifest.files[0]
-    half = target.incomplete(REPOSITORY, file.blob)
-    half.parent.mkdir(parents=True)
-    half.write_bytes(b"x" * (file.size - 1))
-    with serving(source) as server:
-        receiver(target, manifest, server.bound).run()
+    for file in (f for f in manifest.files if f.size > BIG):
+        half = target.incomplete(REPOSITORY, file.blob)
+        half.parent.mkdir(parents=True, exist_ok=True)
+        half.write_bytes(b"x" * (file.size + extra))
+    with serving() as made:
+        made.receiver(target).run()
     assert_whole(target, manifest)
 
 
-def test_a_source_of_another_size_says_so(source, target):
+def test_a_source_of_another_size_says_so(source, serving):
     cache, manifest = source
     os.truncate(cache.blob(REPOSITORY, manifest.files[-1].blob), 5)
-    with serving(source) as server, pytest.raises(ResourceError, match="cannot give"):
-        receiver(target, manifest, server.bound).run()
+    with pytest.raises(ResourceError, match=r"cannot be sent: .*size"):
+        serving().__enter__()
 
 
-def test_a_receiver_without_the_token_gets_nothing(source, target):
-    _, manifest = source
-    with serving(source) as server:
-        with pytest.raises(ResourceError, match=r"sends nothing|is not spark1"):
-            receiver(target, manifest, server.bound, token="other", silent_s=0.5).run()
-        assert server.sent == 0
+def test_a_source_that_loses_a_file_says_so(source, target, serving):
+    cache, manifest = source
+    with serving() as made:
+        cache.blob(REPOSITORY, manifest.files[-1].blob).unlink()
+        with pytest.raises(ResourceError, match=r"spark1 cannot give all of org/model: .*No such"):
+            made.receiver(target).run()
 
 
-def test_a_sender_without_the_token_is_refused(source, target):
-    _, manifest = source
-
-    def impostor(listening: socket.socket) -> None:
-        with suppress(OSError, EOFError):
-            while True:
-                connection, _ = listening.accept()
-                wire.send(connection, {"nonce": "a"})
-                wire.receive(connection)
-                wire.send(connection, {"proof": "b"})
-
-    with socket.create_server(LOOPBACK) as listening:
-        threading.Thread(target=impostor, args=(listening,), daemon=True).start()
-        with pytest.raises(ResourceError, match="is not spark1"):
-            receiver(target, manifest, [listening.getsockname()]).run()
+@pytest.mark.parametrize(
+    ("given", "encrypted", "said"),
+    [("host", True, "is not spark1: .*Host key"), ("token", False, "is not spark1: .*auth failed")],
+)
+def test_another_sender_is_refused(target, serving, given, encrypted, said):
+    other = copy_channel.make_secrets
+    with serving(encrypted=encrypted) as made:
+        place = made.folder / "other"
+        place.mkdir()
+        wrong = {given: other(place, Processes())[given]}
+        with pytest.raises(ResourceError, match=said):
+            made.receiver(target, secrets=wrong).run()
     assert not list(target.root.rglob("snapshots"))
 
 
-def test_another_certificate_is_refused(source, target, tmp_path):
-    _, manifest = source
-    (tmp_path / "other").mkdir()
-    pem, key = certificate(tmp_path)
-    other, _ = certificate(tmp_path / "other")
-    with serving(source, tls=wire.sender_tls(str(pem), str(key))) as server:
-        client = receiver(target, manifest, server.bound)
-        client.tls = wire.receiver_tls(other.read_text())
-        with pytest.raises(ResourceError, match="it has another certificate"):
-            client.run()
-
-
-def test_a_silent_sender_is_given_up(source, target, monkeypatch):
-    _, manifest = source
-    monkeypatch.setattr(wire, "STALLED_S", 0.2)
-    with socket.create_server(LOOPBACK) as listening:
-        client = receiver(target, manifest, [listening.getsockname()], silent_s=1.0)
+def test_a_silent_sender_is_given_up(target, source, serving):
+    with serving() as made, socket.create_server(("127.0.0.9", made.port)):
+        receiver = made.receiver(target, ("127.0.0.9",), silent_s=1.0)
         with pytest.raises(ResourceError, match="spark1 sends nothing for 1 s"):
-            client.run()
+            receiver.run()
 
 
-def test_a_full_disk_is_said_before_the_first_byte(source, target):
+def test_a_full_disk_is_said_before_the_first_byte(target, serving):
+    with (
+        serving() as made,
+        pytest.raises(ResourceError, match=r"needs 0\.0 GB more on .* are free"),
+    ):
+        made.receiver(target, kept_free=1 << 60).run()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="mounting needs root")
+def test_a_disk_that_gets_full_leaves_what_is_there(source, target, serving):
     _, manifest = source
-    with serving(source) as server:
-        with pytest.raises(ResourceError, match=r"needs 0\.0 GB more on .* are free"):
-            receiver(target, manifest, server.bound, kept_free=1 << 60).run()
-        assert server.sent == 0
-
-
-def test_a_disk_that_gets_full_leaves_what_is_there(source, target, monkeypatch):
-    _, manifest = source
-    written, pwrite = [0], os.pwrite
-
-    def filling(handle, data, at):
-        written[0] += len(data)
-        if written[0] > 2 * PART:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-        return pwrite(handle, data, at)
-
-    with serving(source) as server:
-        with monkeypatch.context() as full:
-            full.setattr(arriving.os, "pwrite", filling)
+    blobs = target.blobs(REPOSITORY)
+    blobs.mkdir(parents=True)
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={4 * BIG}", "tmpfs", str(blobs)]
+    Processes().run(mount, env={}, timeout=10.0).check("mount")
+    try:
+        with serving() as made:
             with pytest.raises(ResourceError, match="No space left") as error:
-                receiver(target, manifest, server.bound).run()
-        assert "goes on where this one ended" in error.value.hint
-        assert receiver(target, manifest, server.bound).run().kept > 0
-    assert_whole(target, manifest)
+                made.receiver(target).run()
+            assert "goes on where this one ended" in error.value.hint
+            more = ["mount", "-o", f"remount,size={20 * BIG}", str(blobs)]
+            Processes().run(more, env={}, timeout=10.0).check("mount")
+            assert made.receiver(target).run()["kept"] > 0
+        assert_whole(target, manifest)
+    finally:
+        Processes().run(["umount", str(blobs)], env={}, timeout=10.0)
 
 
-def test_what_is_still_downloaded_is_waited_for(source, target):
+def test_what_is_still_downloaded_is_waited_for(source, target, serving):
     cache, manifest = source
     blobs = [cache.blob(REPOSITORY, file.blob) for file in manifest.files[:3]]
     for blob in blobs:
         blob.rename(f"{blob}.hidden")
-
-    def appear() -> None:
+    with alone(cache, REPOSITORY), serving(follow=True) as made:
+        receiver = made.receiver(target, follow=True)
+        thread = threading.Thread(target=receiver.run)
+        thread.start()
+        rest = sum(file.size for file in manifest.files[3:])
+        until(lambda: receiver.moved == 0 and _arrived(target) >= rest, what="the others are there")
         for blob in blobs:
             Path(f"{blob}.hidden").rename(blob)
-
-    with serving(source, follow=True) as server:
-        timer = threading.Timer(0.7, appear)
-        timer.start()
-        receiver(target, manifest, server.bound).run()
-        timer.join()
-    assert_whole(target, manifest)
-
-
-def test_what_has_come_of_a_half_file_is_sent(source, target):
-    """Two nodes are ready little after one would be, however few files a model has."""
-    cache, manifest = source
-    largest = max(manifest.files, key=lambda file: file.size)
-    blob, half = (place(REPOSITORY, largest.blob) for place in (cache.blob, cache.incomplete))
-    whole = blob.read_bytes()
-    blob.unlink()
-    half.write_bytes(whole[: 2 * PART + 5])
-    with alone(cache, REPOSITORY), serving(source, follow=True) as server:
-        client = receiver(target, manifest, server.bound)
-        thread = threading.Thread(target=client.run)
-        thread.start()
-        rest = sum(file.size for file in manifest.files) - largest.size
-        until(lambda: client.moved == rest + 2 * PART, 30, "the half of it is there")
-        half.write_bytes(whole)
-        half.rename(blob)
         thread.join(30)
     assert_whole(target, manifest)
 
 
-def test_what_nobody_downloads_any_more_is_not_waited_for(source, target, monkeypatch):
-    monkeypatch.setattr(blob_server, "WRITER_GONE_S", 0.3)
+def _arrived(target: HubCache) -> int:
+    names = target.contents(REPOSITORY).items()
+    return sum(about.st_size for name, about in names if not name.endswith(".incomplete"))
+
+
+def test_what_nobody_downloads_any_more_is_not_waited_for(source, serving, monkeypatch):
+    monkeypatch.setattr(copy_sending, "WRITER_GONE_S", 0.3)
     cache, manifest = source
     cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
-    with (
-        serving(source, follow=True) as server,
-        pytest.raises(ResourceError, match="its download there has ended without it"),
-    ):
-        receiver(target, manifest, server.bound).run()
+    with serving(follow=True) as made:
+        until(lambda: made.error is not None, what="it says so")
+    assert made.error is not None
+    assert "its download there has ended without it" in made.error.message
 
 
-def test_what_never_comes_has_a_limit(source, target):
+def test_what_never_comes_has_a_limit(source, target, serving):
     cache, manifest = source
     cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
     missing = pytest.raises(ResourceError, match="has no ")
-    with alone(cache, REPOSITORY), serving(source, follow=True) as server, missing:
-        receiver(target, manifest, server.bound, patience_s=0.5).run()
+    with alone(cache, REPOSITORY), serving(follow=True) as made, missing:
+        made.receiver(target, follow=True, patience_s=0.5).run()
 
 
-def test_a_server_without_receivers_ends(source):
-    server = BlobServer(*source, "token", idle_s=0.1)
-    server.run(addresses=[LOOPBACK])
-    assert server.bound
+def test_a_sender_without_receivers_ends(serving):
+    with serving() as made:
+        made.sender.idle_s = 0.1
+        until(lambda: not made.thread.is_alive(), what="it has ended")
+    assert made.error is None
 
 
-def test_a_stranger_is_refused_what_is_not_of_the_model(source):
-    _, manifest = source
-    with serving(source) as server:
-        for asked in (
-            {"blob": "../../../../etc/passwd", "begin": 0, "end": 1},
-            {"blob": manifest.files[0].blob, "begin": 0, "end": 1 << 50},
-            {"blob": manifest.files[0].blob, "begin": -5, "end": 1},
+@WAYS
+def test_a_receiver_gets_what_is_of_the_model_and_nothing_else(source, target, serving, encrypted):
+    """The sender says what there is, whatever a receiver that lies asks for."""
+    cache, _ = source
+    blobs = cache.blobs(REPOSITORY)
+    (blobs / "half.incomplete").write_text("not whole")
+    (blobs / "outside").symlink_to("/etc/hostname")
+    with serving(encrypted=encrypted) as made:
+        receiver, got = made.receiver(target), made.folder / "got"
+        got.mkdir()
+        for module, path in (
+            ("files", "../../../../etc/hostname"),
+            ("files", "/etc/hostname"),
+            ("files", "half.incomplete"),
+            ("files", "outside"),
+            ("other", ""),
         ):
-            with socket.create_connection(server.bound[0], timeout=5) as stream:
-                wire.greet_as_receiver(stream, "token")
-                wire.send(stream, asked)
-                with pytest.raises((EOFError, ConnectionError)):
-                    wire.receive(stream)
+            receiver.rsync("127.0.0.1", module, path, "-L", str(got))
+            assert not list(got.iterdir()), (module, path)
+        put = receiver.channel.rsync("127.0.0.1", "files", "new", str(got / "new"))
+        (got / "new").write_text("written")
+        put[-2:] = reversed(put[-2:])
+        done = Processes().run(put, env=copy_channel.ENVIRONMENT, timeout=30.0)
+        assert done.status != 0, "it is read-only"
+        (got / "new").unlink()
+        receiver.rsync("127.0.0.1", "done", "config.json", "-L", str(got))
+    assert not list(got.iterdir())
+    assert not (blobs / "new").exists()
+
+
+def test_a_key_runs_nothing_but_the_command_of_the_copy(target, serving):
+    with serving() as made:
+        ssh = [*made.receiver(target).channel.ssh("127.0.0.1"), "echo hello; touch /tmp/x"]
+        done = Processes().run(ssh, env=copy_channel.ENVIRONMENT, timeout=30.0, stdin=b"\n")
+    assert "hello" not in done.stdout
+    assert "@RSYNCD" in done.stdout
+
+
+def test_secrets_are_not_shown_and_root_only(tmp_path, source):
+    made = Serving(tmp_path, source)
+    made.receiver(HubCache(tmp_path / "t", tmp_path / "o"))
+    for place in (made.place, tmp_path / "receiver"):
+        for file in place.iterdir():
+            assert file.suffix == ".pub" or file.stat().st_mode & 0o077 == 0, file
+    channel = Channel(tmp_path, 1, encrypted=False)
+    assert made.secrets["token"] not in " ".join(channel.rsync("a", "files", "b", "c"))
+    assert dataclasses.is_dataclass(channel)

@@ -1,135 +1,84 @@
-"""Who connects to a copy's sender without its token: gets nothing, and keeps no receiver out."""
+"""Who connects to a copy's sender without its key: gets nothing, and keeps no receiver out."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
-import ssl
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
-from models import certificate, content, model
+from copy_ends import Serving
+from models import content, model
 from waiting import HANG_S, until
 
-from spark_cluster.node.store import unproved, wire
-from spark_cluster.node.store.blob_client import BlobClient, connected
-from spark_cluster.node.store.blob_server import BlobServer
+from spark_cluster.node.processes import Processes
+from spark_cluster.node.store import copy_channel
+from spark_cluster.node.store.copy_channel import Channel
 from spark_cluster.node.store.hub_cache import HubCache
-from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import verify
 
-pytestmark = pytest.mark.filterwarnings("error::pytest.PytestUnhandledThreadExceptionWarning")
-
 MODEL = {"config.json": b"{}", "model.safetensors": content(100_000, 1)}
-TOKEN = "t" * 64
 ELSEWHERE = "127.0.0.2"
 """Another address than the receiver's."""
 
 
-class Sender:
-    """A sender that runs, its receivers, and those who connect to it without the token."""
+@pytest.fixture(params=[True, False], ids=["ssh", "plain"])
+def sender(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serving]:
+    source = HubCache(tmp_path / "source", tmp_path / "ours")
+    made = Serving(tmp_path, (source, model(source.root, MODEL)), encrypted=request.param)
+    with made.running():
+        yield made
 
-    def __init__(self, folder: Path, *, encrypted: bool) -> None:
-        self.folder = folder
-        self.manifest: Manifest = model(folder / "source", MODEL)
-        self.pem, key = certificate(folder)
-        self.encrypted = encrypted
-        tls = wire.sender_tls(str(self.pem), str(key)) if encrypted else None
-        self.server = BlobServer(
-            HubCache(folder / "source", folder / "ours"), self.manifest, TOKEN, tls
+
+def is_received(sender: Serving) -> bool:
+    """Return whether a receiver gets the whole model."""
+    target = HubCache(sender.folder / "target", sender.folder / "ours-target")
+    moved = sender.receiver(target).run()["moved"]
+    return verify(target, sender.manifest).sound and moved == sender.manifest.size
+
+
+def test_without_the_key_no_byte_of_the_model_is_sent(sender, tmp_path):
+    """With the keys of another copy, which a stranger can make at will."""
+    (tmp_path / "stranger").mkdir()
+    (tmp_path / "got").mkdir()
+    keys = copy_channel.make_secrets(tmp_path / "stranger", Processes())
+    channel = Channel.of(
+        tmp_path / "stranger", {**keys, "host": sender.secrets["host"]}, sender.port,
+        encrypted=sender.encrypted,
+    )  # fmt: skip
+    for module, path in (("files", ""), ("files", sender.manifest.files[-1].blob), ("done", "")):
+        argv = channel.rsync("127.0.0.1", module, path, "-r", str(tmp_path / "got"))
+        done = Processes().run(argv, env=copy_channel.ENVIRONMENT, timeout=HANG_S)
+        assert done.status != 0
+        assert "Permission denied" in done.stderr or "auth failed" in done.stderr
+    assert not list((tmp_path / "got").iterdir())
+    assert sender.thread.is_alive(), "a stranger cannot say that the copy is done"
+    assert is_received(sender)
+
+
+def test_who_listens_to_a_receiver_does_not_get_the_secret(sender, tmp_path):
+    """Nor can it be sent again: rsync's answer is to a challenge, ssh's is of this connection."""
+    heard = list[bytes]()
+    with socket.create_server((ELSEWHERE, sender.port)) as mute:
+        receiver = sender.receiver(
+            HubCache(tmp_path / "t", tmp_path / "o"), (ELSEWHERE,), silent_s=1.0, streams=1
         )
-        self.thread = threading.Thread(
-            target=self.server.run, args=([("127.0.0.1", 0)],), daemon=True
-        )
-
-    def start(self) -> None:
-        self.thread.start()
-        assert self.server.ready.wait(HANG_S)
-
-    @property
-    def address(self) -> tuple[str, int]:
-        return self.server.bound[0]
-
-    def receiver(self) -> BlobClient:
-        target = HubCache(self.folder / "target", self.folder / "ours-target")
-        made = BlobClient(target, self.manifest, TOKEN, [self.address], kept_free=0)
-        made.tls = wire.receiver_tls(self.pem.read_text()) if self.encrypted else None
-        return made
-
-    def is_received(self) -> bool:
-        """Return whether a receiver gets the whole model."""
-        moved = self.receiver().run().moved
-        sound = verify(
-            HubCache(self.folder / "target", self.folder / "ours-target"), self.manifest
-        ).sound
-        return sound and moved == self.manifest.size
-
-    @contextlib.contextmanager
-    def stranger(self) -> Iterator[socket.socket]:
-        """A connection of anyone, as far as one gets without the token: TLS asks for none."""
-        connection = socket.create_connection(self.address, timeout=HANG_S)
-        with connection:
-            stream = connection
-            if self.encrypted:
-                anyone = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-                anyone.check_hostname, anyone.verify_mode = False, ssl.CERT_NONE
-                stream = anyone.wrap_socket(connection)
-            with stream:
-                yield stream
-
-
-@pytest.fixture(params=[True, False], ids=["tls", "plain"])
-def sender(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Sender]:
-    made = Sender(tmp_path, encrypted=request.param)
-    yield made
-    made.server.ended.set()
-    if made.thread.ident is not None:
-        made.thread.join(HANG_S)
-
-
-def next_of(stream: socket.socket) -> bytes:
-    """Return what comes next; nothing when the other side closes the connection."""
-    with contextlib.suppress(ConnectionError, ssl.SSLError):
-        return stream.recv(1 << 16)
-    return b""
-
-
-ANSWERS: dict[str, Callable[[str], dict[str, str]]] = {
-    "no proof": lambda _theirs: {"nonce": "n"},
-    "a proof with another token": lambda theirs: {
-        "nonce": "n",
-        "proof": wire._proof("another", "receiver", theirs, "n"),
-    },
-    "the sender's own nonce back": lambda theirs: {"nonce": theirs, "proof": theirs},
-    "a proof that is not text": lambda _theirs: {"nonce": "\ud800", "proof": "\ud800"},
-}
-
-
-@pytest.mark.parametrize("answer", ANSWERS.values(), ids=ANSWERS)
-def test_without_the_token_no_byte_of_the_model_and_no_proof_is_sent(sender, answer):
-    sender.start()
-    with sender.stranger() as stream:
-        theirs = str(wire.receive(stream)["nonce"])
-        file = sender.manifest.files[-1]
-        with contextlib.suppress(OSError):  # it may have hung up already
-            wire.send(stream, answer(theirs))
-            wire.send(stream, {"blob": file.blob, "begin": 0, "end": file.size})
-        assert next_of(stream) == b""
-    with sender.stranger() as stream:
-        wire.receive(stream)
-        with contextlib.suppress(OSError):
-            wire.send(stream, {"blob": file.blob, "begin": 0, "end": file.size})
-            wire.send(stream, {"done": True})
-        assert next_of(stream) == b""
-    assert sender.server.sent == 0
-    assert not sender.server.ended.is_set(), "a stranger cannot say that the copy is done"
-    assert sender.is_received()
+        with contextlib.suppress(Exception):
+            receiver.run()
+        mute.settimeout(HANG_S)
+        near, _ = mute.accept()
+        near.settimeout(1.0)
+        with near, contextlib.suppress(OSError):
+            heard.append(near.recv(1 << 16))
+    assert heard
+    assert sender.secrets["token"].encode() not in b"".join(heard)
 
 
 @contextlib.contextmanager
-def holding(sender: Sender, count: int, host: str) -> Iterator[None]:
+def holding(sender: Serving, count: int, host: str) -> Iterator[None]:
     """Strangers who connect, say nothing, and connect again whenever they are cut."""
     stop, held = threading.Event(), set()
 
@@ -138,7 +87,7 @@ def holding(sender: Sender, count: int, host: str) -> Iterator[None]:
             with (
                 contextlib.suppress(OSError),
                 socket.create_connection(
-                    sender.address, timeout=HANG_S, source_address=(host, 0)
+                    ("127.0.0.1", sender.port), timeout=HANG_S, source_address=(host, 0)
                 ) as connection,
             ):
                 held.add(number)
@@ -162,33 +111,17 @@ def holding(sender: Sender, count: int, host: str) -> Iterator[None]:
 
 @pytest.mark.parametrize("host", [ELSEWHERE, "127.0.0.1"], ids=["elsewhere", "same address"])
 def test_strangers_who_say_nothing_keep_no_receiver_out(sender, host):
-    sender.start()
     with holding(sender, 130, host):
-        assert sender.is_received()
+        assert is_received(sender)
 
 
-def hello(sender: Sender) -> bytes:
-    """Return what a receiver says first, as far as it needs no token."""
-    if not sender.encrypted:
-        return (60_000).to_bytes(4, "big") + b" " * 60_000
-    incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    said = context.wrap_bio(incoming, outgoing, server_hostname="x" * 60)
-    with contextlib.suppress(ssl.SSLWantReadError):
-        said.do_handshake()
-    return outgoing.read()
-
-
-def test_who_drips_has_no_more_time_than_who_is_silent(sender, monkeypatch):
-    monkeypatch.setattr(unproved, "PROOF_S", 1.0)
-    sender.start()
-    with socket.create_connection(sender.address, timeout=0.2) as connection:
-        for byte in hello(sender)[:200]:
+def test_who_drips_has_no_more_time_than_who_is_silent(sender):
+    with socket.create_connection(("127.0.0.1", sender.port), timeout=0.2) as connection:
+        for byte in b"SSH-2.0-" + b"x" * 200 if sender.encrypted else b"@RSYNCD: 32." + b"0" * 200:
             try:
                 connection.sendall(bytes([byte]))
-                if (said := connection.recv(1 << 16)) == b"":
+                if connection.recv(1 << 16) == b"":
                     return
-                assert len(said) < 100, "a nonce at most"
             except TimeoutError:
                 continue
             except ConnectionError:
@@ -197,43 +130,27 @@ def test_who_drips_has_no_more_time_than_who_is_silent(sender, monkeypatch):
 
 
 def test_a_sender_without_receivers_ends_although_strangers_connect(sender):
-    sender.server.idle_s = 0.5
-    sender.start()
+    sender.sender.idle_s = 0.5
     with holding(sender, 8, ELSEWHERE):
         until(lambda: not sender.thread.is_alive(), 30, "the sender has ended")
 
 
-def test_a_receiver_keeps_its_sender_however_long_it_takes(sender):
-    sender.start()
-    with connected(sender.receiver(), sender.address) as stream:
-        file = sender.manifest.files[-1]
-        wire.send(stream, {"blob": file.blob, "begin": 0, "end": 10})
-        assert wire.receive(stream) == {"bytes": 10}
-        sender.server.idle_s = 0.0
+def test_a_receiver_keeps_its_sender_however_long_it_takes(sender, tmp_path):
+    """Once it has proved the key: it need not say anything more."""
+    receiver = sender.receiver(HubCache(tmp_path / "t", tmp_path / "o"))
+    words = ["--files-from=-", str(tmp_path)]  # of names that do not come
+    argv = receiver.channel.rsync("127.0.0.1", "files", "", *words)
+    ended = threading.Event()
+    environment: dict[str, Any] = {"env": copy_channel.ENVIRONMENT, "timeout": HANG_S}
+    with Processes().start(
+        ["sh", "-c", 'sleep 600 | exec "$@"', "sh", *argv], **environment
+    ) as one:
+        until(sender.sender._proved, what="the receiver has proved the key")
+        sender.sender.idle_s = 0.0
         for _ in range(3):  # it goes round and round, and does not end
-            with sender.stranger() as other:
-                wire.receive(other)
+            with socket.create_connection(("127.0.0.1", sender.port), timeout=HANG_S) as other:
+                other.recv(1)
         assert sender.thread.is_alive()
+        ended.set()
+        one.end()
     until(lambda: not sender.thread.is_alive(), what="the sender has ended")
-
-
-def test_one_address_takes_places_from_no_other():
-    """Of the unproved connections of one address the oldest goes for a new one."""
-    waiting, most = unproved.Unproved(), unproved.MOST_OF_ONE
-    with contextlib.ExitStack() as stack:
-        first, *others = (stack.enter_context(socket.socket()) for _ in range(most + 2))
-        assert not waiting.add(first, "a")
-        assert [waiting.add(one, "b") for one in others] == [False] * most + [True]
-        assert not waiting.take_out(others[0])
-        assert waiting.take_out(others[1])
-        assert waiting.take_out(first)
-
-
-def test_many_addresses_take_a_number_of_places_together():
-    waiting, most = unproved.Unproved(), unproved.MOST
-    with contextlib.ExitStack() as stack:
-        all_of = [stack.enter_context(socket.socket()) for _ in range(most + 1)]
-        cut = [waiting.add(one, str(number)) for number, one in enumerate(all_of)]
-        assert cut == [False] * most + [True]
-        assert not waiting.take_out(all_of[0])
-        assert waiting.take_out(all_of[1])

@@ -7,21 +7,20 @@ import contextlib
 import fcntl
 import json
 import os
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import copy_ends
 import pytest
 from hostile import container, sampled, user
 from hostile.container import FILE_TRICKS, FOLDER_TRICKS, Outside, exchanged, leave, untouched
 from models import COMMIT, REPOSITORY, content, model
-from waiting import HANG_S
 
 from spark_cluster.agent import operations
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import copy_work, download, verify
-from spark_cluster.node.store.blob_server import BlobServer
+from spark_cluster.node.processes import Processes
+from spark_cluster.node.store import copy_receiving, copy_work, download, verify
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import OURS
 from spark_cluster.node.store.manifest import Manifest
@@ -78,21 +77,9 @@ def victim(tmp_path: Path) -> Victim:
 
 
 def copied(source: HubCache, target: HubCache, manifest: Manifest) -> None:
-    """Copy a model over a real socket."""
-    server = BlobServer(source, manifest, "t")
-    sending = threading.Thread(target=server.run, args=([("127.0.0.1", 0)],))
-    sending.start()
-    assert server.ready.wait(HANG_S)
-    receive = {
-        "sender": "spark1", "addresses": server.bound, "token": "t", "certificate": "",
-        "revision": "main",
-    }  # fmt: skip
-    given = {"manifest": manifest.document(), **_where(target), "receive": receive, "serve": None}
-    try:
-        copy_work.work(given)
-    finally:
-        server.ended.set()
-        sending.join()
+    """Copy a model by real servers and rsyncs."""
+    assert target.ours is not None
+    copy_ends.copied(target.ours.parent / "ends", source, target, manifest, "main")
 
 
 def _where(cache: HubCache) -> dict[str, str]:
@@ -291,7 +278,7 @@ def test_what_is_not_named_by_a_hash_is_no_blob(victim, blob):
     document = victim.manifest.document()
     document["files"][0] |= {"blob": blob, "algorithm": "", "size": 1}
     with pytest.raises(ResourceError, match=r"config\.json has no hash"):
-        copied(victim.honest, victim.cache, Manifest.from_document(document))
+        copy_work.work({"manifest": document, **_where(victim.cache)}, Processes())
 
 
 def test_a_name_with_two_dots_is_refused(victim):
@@ -323,7 +310,7 @@ def test_a_blob_that_others_can_write_is_copied_once_and_not_fetched(victim, how
     with pytest.raises(ResourceError, match="is not whole yet"):
         victim.cache.publish(victim.manifest)
     if by == "copy":
-        monkeypatch.setattr(copy_work.BlobClient, "_fetch", None)  # nothing is asked for
+        monkeypatch.setattr(copy_receiving, "_Fetching", None)  # nothing is asked for
         _received(victim)
     else:
         assert victim.ask("verify", **REVISION)["missing"] == []

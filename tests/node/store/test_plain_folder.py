@@ -5,16 +5,17 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import threading
+from functools import partial
 from pathlib import Path
+from typing import Any
 
+import copy_ends
 import pytest
 from hostile import container, user
 from hostile.container import FILE_TRICKS
 
 from spark_cluster.node.beneath import NotFollowed
-from spark_cluster.node.store.blob_client import BlobClient
-from spark_cluster.node.store.blob_server import BlobServer
+from spark_cluster.node.store import copy_receiving
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.plain_folder import PlainFolder
 from spark_cluster.node.values import ResourceError
@@ -43,18 +44,9 @@ def target(tmp_path: Path) -> PlainFolder:
     return PlainFolder(tmp_path / "target", tmp_path / "ours-b")
 
 
-def copied(source: PlainFolder, target: PlainFolder, manifest: Manifest, revision: str = "") -> int:
-    """Copy over a real socket; return the bytes that moved."""
-    server = BlobServer(source, manifest, "token")
-    thread = threading.Thread(target=server.run, args=([("127.0.0.1", 0)],))
-    thread.start()
-    assert server.ready.wait(10)
-    try:
-        client = BlobClient(target, manifest, "token", server.bound, kept_free=0, revision=revision)
-        return client.run().moved
-    finally:
-        server.ended.set()
-        thread.join(10)
+@pytest.fixture
+def copied(tmp_path: Path) -> Any:
+    return partial(copy_ends.copied, tmp_path / "ends")
 
 
 def files(folder: PlainFolder) -> dict[str, bytes]:
@@ -62,7 +54,7 @@ def files(folder: PlainFolder) -> dict[str, bytes]:
     return {path.relative_to(folder.root).as_posix(): path.read_bytes() for path in found}
 
 
-def test_all_files_arrive_and_equal_ones_move_once(source, target):
+def test_all_files_arrive_and_equal_ones_move_once(source, target, copied):
     manifest = source.manifest()
     assert copied(source, target, manifest, "org/model@main") == manifest.size
     assert manifest.size < sum(map(len, CONTENTS.values()))
@@ -84,7 +76,7 @@ def test_what_has_not_changed_is_not_read_again(source, monkeypatch):
     assert again == [2]
 
 
-def test_only_a_file_that_differs_moves(source, target):
+def test_only_a_file_that_differs_moves(source, target, copied):
     manifest = source.manifest()
     copied(source, target, manifest)
     (target.root / "config.json").write_bytes(b"[]")
@@ -93,14 +85,17 @@ def test_only_a_file_that_differs_moves(source, target):
     assert (target.root / "config.json").read_bytes() == b"{}"
 
 
-def test_a_half_file_is_gone_on_with(source, target):
+def test_a_half_file_is_gone_on_with(source, target, copied, monkeypatch):
+    monkeypatch.setattr(copy_receiving, "SMALL", 100_000)
     manifest = source.manifest()
     weights = CONTENTS["sub/weights.bin"]
-    half = target.incomplete(manifest.repository, hashlib.sha256(weights).hexdigest())
+    name = f"{hashlib.sha256(weights).hexdigest()}.incomplete"
+    half = target.ours / "incoming" / manifest.repository.replace("/", "--") / name
     half.parent.mkdir(parents=True)
     half.write_bytes(weights[:1_000_000])
     assert copied(source, target, manifest) == manifest.size - 1_000_000
     assert (target.root / "sub/weights.bin").read_bytes() == weights
+    assert not half.parent.exists()
 
 
 def test_without_reading_an_unknown_file_counts_as_lacking(source, tmp_path):
@@ -116,7 +111,7 @@ def test_an_empty_folder_is_refused(target):
         target.manifest()
 
 
-def test_a_folder_that_a_link_leads_out_of_is_not_written_through(source, target, tmp_path):
+def test_a_folder_that_a_link_leads_out_of_is_not_written_through(source, target, tmp_path, copied):
     manifest = source.manifest()
     target.root.mkdir()
     (tmp_path / "elsewhere").mkdir()
@@ -145,7 +140,7 @@ def test_a_folder_that_is_not_there_is_named(tmp_path):
         PlainFolder(tmp_path / "none", tmp_path / "ours").manifest()
 
 
-def test_an_exact_copy_has_hidden_files_and_the_times_of_all(source, target):
+def test_an_exact_copy_has_hidden_files_and_the_times_of_all(source, target, copied):
     for number, name in enumerate((*CONTENTS, ".ninja_log"), 1):
         (source.root / name).write_bytes(CONTENTS.get(name, b"# ninja log"))
         os.utime(source.root / name, ns=(number, number))
@@ -171,7 +166,7 @@ def test_a_time_that_cannot_be_one_is_refused(source):
 
 
 @pytest.mark.parametrize("trick", [*sorted(FILE_TRICKS.keys() - {"huge file"}), "exchanged"])
-def test_a_folder_of_a_user_gives_away_nothing_of_others(source, target, tmp_path, trick):
+def test_a_folder_of_a_user_gives_away_nothing_of_others(source, target, tmp_path, trick, copied):
     host = container.outside(tmp_path / "outside", len(CONTENTS["same-1.bin"]))
     manifest = source.manifest()
     place = source.root / "same-1.bin"
@@ -196,7 +191,9 @@ def test_a_folder_of_a_user_gives_away_nothing_of_others(source, target, tmp_pat
 @pytest.mark.parametrize(
     "place", ["config.json", "sub", ".complete", ".spark-cluster-incoming", "HALF"]
 )
-def test_nothing_is_written_through_a_folder_of_a_user(source, target, tmp_path, trick, place):
+def test_nothing_is_written_through_a_folder_of_a_user(
+    source, target, tmp_path, trick, place, copied
+):
     host = container.outside(tmp_path / "outside")
     manifest = source.manifest()
     half = target.incomplete(manifest.repository, manifest.files[0].blob)

@@ -1,4 +1,4 @@
-"""The operation `copy`: this node's part in the copy of a model from node to node."""
+"""The operation `copy`: this node's part in a copy of a model or an image from node to node."""
 
 from __future__ import annotations
 
@@ -7,21 +7,24 @@ import fcntl
 import hashlib
 import json
 import os
+import shutil
 import socket
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.agent.unit_work import result_of
-from spark_cluster.node import paths
+from spark_cluster.node import image_digests, paths
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_work, folder_work, layout, plain_folder
+from spark_cluster.node.store.copy_channel import make_secrets
 from spark_cluster.node.store.manifest import Manifest
 
 COPIES = paths.COPIES
-"""Root-only and in memory: `*.wanted` for each part of a copy, which ends with it, and the secrets
-of the senders that run, `*.json`: a later run joins the same copy."""
+"""Root-only and in memory: a folder for each part of a copy, which ends with it, with the keys of
+its sender: a later run joins the same copy."""
+SECRETS = "offered.json"
 LIMIT_S = 24 * 3600.0
 """Seconds that a copy may take: 400 GB over a network of 1 Gbit/s take one."""
 
@@ -55,34 +58,34 @@ def _lacking(host: Host, request: Request) -> Reply:
     return {"bytes": lacking.size, "nothing": lacking.nothing}
 
 
-def _place(host: Host, manifest: Manifest, kind: str) -> Path:
-    name = hashlib.sha256(f"{manifest.repository}@{manifest.commit}".encode()).hexdigest()[:16]
-    return host.path(COPIES) / f"{name}.{kind}"
+def _place(host: Host, request: Request) -> Path:
+    name = hashlib.sha256(str(request["name"]).encode()).hexdigest()[:16]
+    return host.path(COPIES) / name
 
 
 def _begin(host: Host, request: Request) -> Reply:
-    """Note that this node's part is wanted, before any node does its part; where secrets of a
-    sender are `offered`, return them, or those of the one that runs."""
-    path = _place(host, _manifest(request), "wanted")
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    path.touch(mode=0o600)
-    return {"secrets": _secrets(host, request) if request.get("offered") else None}
+    """Note that this node's part is wanted, before any node does its part; of a sender, return the
+    secrets and the port, or those of the one that runs."""
+    place = _place(host, request)
+    place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    place.mkdir(mode=0o700, exist_ok=True)
+    return {"secrets": _secrets(host, place, request["ports"]) if request["sends"] else None}
 
 
-def _secrets(host: Host, request: Request) -> dict[str, Any]:
-    """Keep the offered secrets for this copy with a port of its own, unless its sender runs with
-    others; return those."""
-    path = _place(host, _manifest(request), "json")
-    handle = os.open(path.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+def _secrets(host: Host, place: Path, ports: Sequence[int]) -> dict[str, Any]:
+    """Make the secrets of this copy, with a port of its own, unless its sender runs with others;
+    return those."""
+    handle = os.open(place.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)  # held for the time of a few small files
-        known = _read(path)
+        known = _read(place / SECRETS)
         if known is None:
-            others = [_read(one) for one in path.parent.glob("*.json") if one != path]
+            shutil.rmtree(place, ignore_errors=True)
+            place.mkdir(mode=0o700)
+            others = [_read(one) for one in place.parent.glob(f"*/{SECRETS}")]
             taken = [one["port"] for one in others if one is not None]
-            ports = [int(port) for port in request["ports"]]
-            known = {**request["offered"], "port": _free(ports, taken)}
-            write_file(path, json.dumps(known).encode())
+            known = {**make_secrets(place, host.processes), "port": _free(ports, taken)}
+            write_file(place / SECRETS, json.dumps(known).encode(), 0o600)
     finally:
         os.close(handle)
     return known
@@ -104,40 +107,35 @@ def _free(ports: Sequence[int], taken: Collection[int]) -> int:
     for port in sorted(ports, key=lambda port: port in taken):
         with contextlib.suppress(OSError), socket.socket() as tried:
             tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            tried.bind(("", port))
-            return port
-    return ports[0]
+            tried.bind(("", int(port)))
+            return int(port)
+    return int(ports[0])
 
 
 def _work(host: Host, request: Request) -> Reply:
     """Receive, send, or both, in a unit that goes on when the laptop is gone."""
-    manifest = _manifest(request)
+    place, image = _place(host, request), request.get("image")
     given: dict[str, Any] = {
-        **_where(host, request),
-        "manifest": manifest.document(),
-        "receive": request.get("receive"),
-        "serve": request.get("serve"),
+        **({"image": image, "size": request["size"]} if image else _where(host, request)),
+        **{name: request.get(name) for name in ("manifest", "receive", "serve", "encrypted")},
+        "place": str(place),
     }
-    if given["serve"]:
-        given["serve"] = {**given["serve"], "state": str(_place(host, manifest, "json"))}
-    wanted = _place(host, manifest, "wanted")
-    given["wanted"] = str(wanted)
-    key = f"copy {manifest.repository}@{manifest.commit[:12]}"
     done = result_of(
         host,
-        key,
+        f"copy {request['name']}",
         copy_work.argv(str(request["label"])),
         stdin=json.dumps(given).encode(),
         timeout=LIMIT_S,
     )
-    wanted.unlink(missing_ok=True)
+    if image and given["receive"]:
+        path = host.path(image_digests.FILE)
+        image_digests.remember(path, str(request["id"]), map(str, request["digests"]))
     return done
 
 
 def _end(host: Host, request: Request) -> Reply:
     """Have this node's part end, with the secrets of its sender; it has LOOK_S for that."""
-    for kind in ("wanted", "json"):
-        _place(host, _manifest(request), kind).unlink(missing_ok=True)
+    shutil.rmtree(_place(host, request), ignore_errors=True)
     return {}
 
 

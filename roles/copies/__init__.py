@@ -1,0 +1,23 @@
+"""What copies between nodes need: rsync for files, zstd for images; sshd is there already."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pydantic import BaseModel
+
+from spark_cluster.resources import Package, Resource
+from spark_cluster.topology import Node
+
+TAGS = ("images", "models")
+"""`--tags models` copies, too."""
+
+
+class Settings(BaseModel):
+    """Settings of the role `copies`: none."""
+
+
+def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
+    """The packages, from the distribution."""
+    programs = ("command:rsync", "command:zstd")
+    yield Package("rsync", also=("zstd",), makes=programs, tags=TAGS)

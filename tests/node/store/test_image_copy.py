@@ -1,0 +1,91 @@
+"""An image from one Docker to another: real ssh and zstd, and a docker that is a script."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from free_ports import free_port
+from models import content
+from waiting import until
+
+from spark_cluster.node.processes import Processes
+from spark_cluster.node.store import copy_channel, copy_sending, copy_work
+from spark_cluster.node.values import ResourceError
+
+REF = "repo/image:1"
+ARCHIVE = content(3_000_000, 7) + bytes(2_000_000)
+DOCKER = """\
+#!/bin/sh
+case "$1" in
+save) [ "$2" = "%s" ] && cat "$0.saved" || { echo "No such image: $2" >&2; exit 1; } ;;
+load) cat > "$0.loaded"; cmp -s "$0.loaded" "$0.wanted" || { echo "unexpected EOF"; exit 1; }
+    echo "Loaded image: %s" ;;
+esac
+"""
+
+
+@pytest.fixture
+def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A docker on PATH, which has the image and wants the same."""
+    path = tmp_path / "bin/docker"
+    path.parent.mkdir()
+    path.write_text(DOCKER % (REF, REF))
+    path.chmod(0o755)
+    for name in ("saved", "wanted"):
+        path.with_name(f"docker.{name}").write_bytes(ARCHIVE)
+    monkeypatch.setenv("PATH", f"{path.parent}:{copy_channel.SEARCH_PATH}")
+    return path
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], dict[str, Any]]:
+    monkeypatch.setattr(copy_work, "SILENT_S", 2.0)
+
+    def copy(ref: str) -> dict[str, Any]:
+        place, port = tmp_path / "sender", free_port()
+        place.mkdir(mode=0o700)
+        secrets = copy_channel.make_secrets(place, Processes())
+        ends = {"addresses": [["127.0.0.1", port]], "spare": []}
+        made = copy_sending.of_image(place, {**ends, "encrypted": True}, ref, Processes())
+        thread = threading.Thread(target=made.run)
+        thread.start()
+        receive = {**ends, "sender": "spark1", "secrets": secrets}
+        given = {"image": ref, "size": len(ARCHIVE), "serve": None, "receive": receive}
+        try:
+            done = copy_work.work(
+                {**given, "place": str(tmp_path / "receiver"), "encrypted": True}, Processes()
+            )
+            until(lambda: not thread.is_alive(), what="the sender has ended by itself")
+            return done
+        finally:
+            made.end()
+            thread.join()
+
+    return copy
+
+
+def test_it_arrives_as_it_was(docker, copied):
+    done = copied(REF)
+    assert (done["moved"], done["kept"]) == (len(ARCHIVE), 0)
+    assert docker.with_name("docker.loaded").read_bytes() == ARCHIVE
+
+
+def test_what_docker_refuses_is_said_with_its_words(docker, copied):
+    docker.with_name("docker.wanted").write_bytes(ARCHIVE + b"more")
+    with pytest.raises(ResourceError, match="docker load: unexpected EOF"):
+        copied(REF)
+
+
+def test_an_image_that_the_sender_lacks_is_said_with_its_words(docker, copied):
+    with pytest.raises(ResourceError, match=r"spark1 gives no image: No such image: other"):
+        copied("other:1")
+
+
+def test_a_name_runs_nothing(docker, copied, tmp_path):
+    with pytest.raises(ResourceError, match="gives no image"):
+        copied(f"x; touch {tmp_path}/run")
+    assert not (tmp_path / "run").exists()
