@@ -42,8 +42,8 @@ class Settings(BaseModel):
     network: bool = Field(default=True, description="whether the build may fetch something")
     copies: bool = Field(
         default=True,
-        description="`up` has one node pull or build it, and copies it over the fabric to the "
-        "others; false: each does it for itself",
+        description="an image that is built, has no digest or whose registry does not answer goes "
+        "over the fabric from the node that has it to the others; false: each pulls or builds it",
     )
     timeout_s: float = Field(default=BUILD_S, description="longest time of a build, seconds")
 

@@ -99,7 +99,7 @@ def prune(app: App, days: float, kinds: tuple[str, ...], recipe: str | None, act
     "--to", "targets", multiple=True, metavar="NODE", help="Node to copy to; repeatable (default: "
     "all others).",
 )  # fmt: skip
-@click.option("--no-encrypt", is_flag=True, help="Leave TLS out, as in `models copy`.")
+@click.option("--no-encrypt", is_flag=True, help="Leave encryption out, as in `models copy`.")
 @click.pass_obj
 def copy(app: App, source: str, targets: tuple[str, ...], no_encrypt: bool) -> None:
     """Copy compiled code and kernels to nodes with the same GPU, over the fabric if possible.

@@ -135,7 +135,7 @@ def pull(
 @click.option(
     "--no-encrypt",
     is_flag=True,
-    help="Leave TLS out, which takes less CPU time. Contents are still checked, but whoever "
+    help="Leave encryption out, which takes less CPU time. Contents are still checked, but whoever "
     "listens on the way can read them.",
 )
 @click.option(

@@ -122,11 +122,22 @@ class Receiver:
                     return
 
     def rsync(
-        self, address: str, module: str, path: str, *words: str, cwd: str = "/", stdin: bytes = b""
+        self,
+        address: str,
+        module: str,
+        path: str,
+        *words: str,
+        largest: int = 0,
+        cwd: str = "/",
+        stdin: bytes = b"",
     ) -> Completed:
-        """Run an rsync that reads a path of the sender's; see `Channel.rsync`."""
-        argv = self.channel.rsync(address, module, path, *words)
-        argv = [word for word in argv if word]
+        """Run an rsync that reads a path of the sender's; see `Channel.rsync`.
+
+        Args:
+            largest: bytes that it may write into a file, whatever comes.
+        """
+        argv = ["prlimit", f"--fsize={largest}"]
+        argv += filter(None, self.channel.rsync(address, module, path, *words))
         return self.processes.run(
             argv, stdin=stdin, env=ENVIRONMENT, timeout=LONGEST_S, cwd=cwd, umask=0o022
         )
@@ -276,7 +287,7 @@ class _Fetching:
             with files.at(place) as folder:
                 how = ("--files-from=-", "--from0", "--no-implied-dirs", "./")
                 cwd, names = f"/proc/self/fd/{folder}", "\0".join(sources).encode()
-                self._rsync(address, "", *how, cwd=cwd, stdin=names)
+                self._rsync(address, "", *how, cwd=cwd, stdin=names, largest=job[-1].size)
             with self._lock:
                 self._done += sum(file.size for file in job)
             for file, source in zip(job, sources, strict=True):
@@ -301,7 +312,8 @@ class _Fetching:
                 source = re.sub(r"([\[\]*?\\])", r"\\\1", self._source(file))
                 with files.at(half.parent) as folder:
                     cwd = f"/proc/self/fd/{folder}"
-                    self._rsync(address, source, "--inplace", how, half.name, cwd=cwd)
+                    words = ("--inplace", how, half.name)
+                    self._rsync(address, source, *words, cwd=cwd, largest=file.size)
             with self._lock:
                 del self._arriving[handle]
                 self._done += file.size - begun

@@ -99,6 +99,7 @@ class Sender:
 
     def _serve(self, argv: Sequence[str]) -> None:
         environment = {**copy_channel.ENVIRONMENT, "HOME": "/root"}
+        argv = ["setpriv", "--pdeathsig", "TERM", *argv]  # it ends with this process in any case
         try:
             with self._processes.start(
                 argv, env=environment, timeout=LIMIT_S + IDLE_S, merged=True, cwd="/"
