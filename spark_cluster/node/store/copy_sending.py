@@ -99,10 +99,9 @@ class Sender:
 
     def _serve(self, argv: Sequence[str]) -> None:
         environment = {**copy_channel.ENVIRONMENT, "HOME": "/root"}
-        argv = ["setpriv", "--pdeathsig", "TERM", *argv]  # it ends with this process in any case
         try:
             with self._processes.start(
-                argv, env=environment, timeout=LIMIT_S + IDLE_S, merged=True, cwd="/"
+                ending_with_this(argv), env=environment, timeout=LIMIT_S + IDLE_S, merged=True, cwd="/"
             ) as running:
                 running.attend(lambda _number, _data: None, self._ended)
         except Cancelled:
@@ -133,6 +132,13 @@ class Sender:
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         return found
+
+
+def ending_with_this(argv: Sequence[str]) -> list[str]:
+    """Return the command that ends with this process however that ends, kill -9 included; where it
+    is gone before the kernel knows of that, the command does not begin."""
+    begin = 'test "$PPID" = "$0" && exec "$@"'
+    return ["setpriv", "--pdeathsig", "TERM", "sh", "-c", begin, str(os.getpid()), *argv]
 
 
 def _processes() -> Iterator[tuple[int, int, list[str]]]:
