@@ -386,6 +386,28 @@ def test_no_name_server_is_asked_about_a_receiver(target, serving, tmp_path, mon
     assert (tmp_path / "name").read_text() == "UNDETERMINED"
 
 
+def test_a_sender_that_only_talks_is_left(target, serving, monkeypatch):
+    """It greets for ever: no timeout of rsync's ends that."""
+    monkeypatch.setattr(copy_receiving, "LEAVE_S", 0.5)
+    ended = threading.Event()
+    with serving(encrypted=False) as made, socket.create_server(("127.0.0.9", made.port)) as talks:
+
+        def talk() -> None:
+            with suppress(OSError):
+                near, _ = talks.accept()
+                near.sendall(b"@RSYNCD: 31.0\n")
+                while not ended.wait(0.01):
+                    near.sendall(b"welcome\n")
+
+        thread = threading.Thread(target=talk, daemon=True)
+        thread.start()
+        try:
+            made.receiver(target, ("127.0.0.9",)).leave()
+        finally:
+            ended.set()
+            thread.join()
+
+
 def test_secrets_are_not_shown_and_root_only(tmp_path, source):
     made = Serving(tmp_path, source)
     made.receiver(HubCache(tmp_path / "t", tmp_path / "o"))
