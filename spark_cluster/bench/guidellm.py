@@ -14,6 +14,7 @@ from typing import Any
 from spark_cluster.bench import vllm_bench
 from spark_cluster.bench.expansion import REQUESTS, PlannedCell
 from spark_cluster.bench.generator import OFFLINE, At, Generator, Run, Target
+from spark_cluster.bench.reading import number
 from spark_cluster.bench.record import CellResult, Tool
 from spark_cluster.bench.suite_schema import MeasurementSettings, Suite
 from spark_cluster.node.replies import at as found_at
@@ -121,6 +122,6 @@ def as_vllm(report: Mapping[str, Any]) -> dict[str, Any] | str:
             f"p{p}": ("percentiles", f"p{p:02}") for p in vllm_bench.PERCENTILES
         }
         for stem, keys in names.items():
-            value = figure(field, "successful", *keys)
-            found[f"{stem}_{name}_ms"] = value * unit if isinstance(value, int | float) else None
+            value = number(figure(field, "successful", *keys))
+            found[f"{stem}_{name}_ms"] = None if value is None else value * unit
     return found

@@ -16,6 +16,9 @@ from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName
 MAX_BYTES = 256 << 20
 """A result of an hour with a figure for every token stays below this."""
 
+LARGEST = 1e30
+"""A figure is smaller: sums and products of those that a foreign file gives stay finite."""
+
 LATEST = 1e11
 """UNIX seconds that no clock shows: a node's file is foreign input."""
 
@@ -36,14 +39,10 @@ def read_json(path: Path) -> dict[str, Any] | str:
 
 
 def number(value: object) -> float | None:
-    """Return a finite number; None for anything else."""
+    """Return a number below LARGEST, as a float; None for anything else."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    try:
-        found = float(value)
-    except OverflowError:  # an integer of hundreds of digits
-        return None
-    return found if math.isfinite(found) else None
+    return float(value) if abs(value) < LARGEST else None
 
 
 def moment(seconds: float | None) -> datetime | None:
@@ -54,7 +53,7 @@ def moment(seconds: float | None) -> datetime | None:
 
 
 def numbers(values: object) -> list[float]:
-    """Return the finite numbers of a list; what is not one counts as missing."""
+    """Return the numbers of a list; what is not one counts as missing."""
     if not isinstance(values, list):
         return []
     return [found for value in values if (found := number(value)) is not None]

@@ -32,6 +32,8 @@ INSIDE = "/spark-cluster-tuner.py"
 OUTPUT = "/spark-cluster-tuned"
 REMOVE_S = 60.0
 LINES_KEPT = 200
+LONGEST_LINE = 4096
+"""Bytes after which a line of the tuner's is passed on although its end has not come."""
 
 CANNOT = 78
 """Exit status of `LAUNCH` where the image cannot tune (EX_CONFIG of sysexits.h)."""
@@ -177,7 +179,8 @@ def _run(command: Sequence[str], until: float) -> bool:
     with subprocess.Popen(
         limited, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     ) as process:
-        for line in process.stdout or ():
+        assert process.stdout is not None  # noqa: S101  (it is a pipe)
+        while line := process.stdout.readline(LONGEST_LINE):
             text = line.decode(errors="replace").rstrip()
             if text:
                 last = [*last, text][-LINES_KEPT:]

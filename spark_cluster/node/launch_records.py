@@ -23,6 +23,9 @@ MOST = 48
 LARGEST = 256 * 1024
 """Bytes of the file that are read; more is not ours."""
 
+LATEST = 1e11
+"""Seconds that no clock shows and nothing takes."""
+
 MOST_KEYS = 32
 """Folders of compiled code in a record."""
 
@@ -83,13 +86,13 @@ def parse(text: str | None) -> list[LaunchRecord]:
 
 
 def from_dict(one: Any) -> LaunchRecord | None:
-    """Return a record from its JSON; None when a field has another type."""
+    """Return a record from its JSON; None when a field has another type, or a time cannot be."""
     if not isinstance(one, dict) or not one.get("recipe"):
         return None
     found = {field.name: one[field.name] for field in fields(LaunchRecord) if field.name in one}
     keys = found.pop("keys", [])
     numbers = {name: found[name] for name in ("compile_s", "last") if name in found}
-    right = all(type(value) in (int, float) for value in numbers.values())
+    right = all(type(v) in (int, float) and 0 <= v < LATEST for v in numbers.values())
     right &= all(isinstance(found[name], str) for name in found.keys() - numbers.keys())
     if not (right and isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
         return None

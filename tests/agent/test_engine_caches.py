@@ -106,6 +106,10 @@ def test_a_full_disk_leaves_the_records_as_they_were(
         '{"launches": [1, {"recipe": 5}, {"recipe": ""}, {}]}',
         '{"launches": [{"recipe": "a", "compile_s": true}, {"recipe": "a", "arguments": {}}]}',
         '{"launches": [{"recipe": "a", "keys": [1]}, {"recipe": "a", "last": "now"}]}',
+        pytest.param(
+            f'{{"launches": [{{"recipe": "a", "compile_s": 1{"0" * 400}}}]}}', id="no float"
+        ),
+        '{"launches": [{"recipe": "a", "last": NaN}, {"recipe": "a", "last": 1e300}]}',
     ],
 )
 def test_what_is_no_record_is_left_out(text: str | None) -> None:

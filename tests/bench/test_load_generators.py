@@ -312,6 +312,17 @@ def test_a_report_of_another_version_or_shape(data):
         assert found.status == "failed"
 
 
+@pytest.mark.parametrize("huge", [10**400, 1e308], ids=["no float", "no sum"])
+def test_a_figure_that_nothing_has_counts_as_missing(huge):
+    """A load generator, and the server that it measures, may write anything."""
+    told = {name: {"successful": {"mean": huge}} for name, _ in guidellm.FIELDS.values()}
+    told["requests_per_second"] = {"successful": {"mean": huge}}
+    report = {"metadata": {"guidellm_version": "0.8.1"}, "benchmarks": [{"metrics": told}]}
+    found = vllm_bench.parse(RATE, [guidellm.as_vllm(report)] * 2)
+    assert "request_throughput has no value" in found.reason
+    assert "mean_ttft_ms has no value" in found.reason
+
+
 def test_the_command_line_of_guidellm():
     words = guidellm.arguments(RATE, TARGET, SETTINGS, "/x/raw", 2)
     given = {

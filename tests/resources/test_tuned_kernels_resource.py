@@ -5,6 +5,8 @@ from __future__ import annotations
 import fcntl
 import json
 import sys
+import time
+import tracemalloc
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from spark_cluster.node.beneath import Folder
 from spark_cluster.node.values import ResourceError
 from spark_cluster.resources import InvalidResource, TunedKernels
 from tests.factories import put
+from tests.waiting import HANG_S
 
 FILE = "E=8,N=64,device_name=NVIDIA_GB10.json"
 IMAGE = "sha256:" + "ab" * 32
@@ -160,6 +163,20 @@ def test_an_image_that_cannot_tune(node: Any, without: list[str], said: str, hin
     what, _, todo = result.error.partition(" | ")
     assert (result.verdict, said in what, hint in todo) == ("failed", True, True), result.error
     assert tuned_kernels.read(node.root / "srv/caches") == []
+
+
+def test_a_line_without_end_takes_no_memory(capsys: Any) -> None:
+    """What an image prints is not trusted, and its reader is root's."""
+    endless = "head --bytes=67108864 /dev/zero | tr '\\0' x; exit 3"
+    tracemalloc.start()
+    try:
+        with pytest.raises(ResourceError, match=r"ended with status 3: x{100}"):
+            kernel_tuner._run(["sh", "-c", endless], time.monotonic() + HANG_S)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        capsys.readouterr()
+    assert most < 32 << 20
 
 
 def test_one_at_a_time(tuned: Any) -> None:

@@ -82,6 +82,7 @@ use chroot = {chroot}
 uid = {uid}
 gid = {gid}
 log file = /dev/null
+reverse lookup = no
 list = no
 auth users = {name}
 secrets file = {folder}/secret

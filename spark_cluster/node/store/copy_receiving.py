@@ -39,6 +39,8 @@ LOOK_S = 1.0
 MANAGEMENT_MB_S = 110
 """MB/s of payload over an Ethernet of 1 Gbit/s."""
 LONGEST_S = 24 * 3600.0
+LEAVE_S = 30.0
+"""Seconds in which each address of a sender must take it that it can end."""
 TRIES = 2
 """Times that a file is fetched whose content is not what its hash says."""
 SMALL = 32 << 20
@@ -118,7 +120,7 @@ class Receiver:
         """Tell the sender that it can end; one that is not there any more need not be told."""
         for address in (*self.addresses, *self.spare):
             with contextlib.suppress(ResourceError, Cancelled):
-                if self.rsync(address, DONE, "", "--list-only", "").status == 0:
+                if self.rsync(address, DONE, "", "--list-only", "", limit_s=LEAVE_S).status == 0:
                     return
 
     def rsync(
@@ -128,6 +130,7 @@ class Receiver:
         path: str,
         *words: str,
         largest: int = 0,
+        limit_s: float = LONGEST_S,
         cwd: str = "/",
         stdin: bytes = b"",
     ) -> Completed:
@@ -135,11 +138,12 @@ class Receiver:
 
         Args:
             largest: bytes that it may write into a file, whatever comes.
+            limit_s: seconds that it may take.
         """
         argv = ["prlimit", f"--fsize={largest}"]
         argv += filter(None, self.channel.rsync(address, module, path, *words))
         return self.processes.run(
-            argv, stdin=stdin, env=ENVIRONMENT, timeout=LONGEST_S, cwd=cwd, umask=0o022
+            argv, stdin=stdin, env=ENVIRONMENT, timeout=limit_s, cwd=cwd, umask=0o022
         )
 
 

@@ -99,10 +99,13 @@ class Sender:
 
     def _serve(self, argv: Sequence[str]) -> None:
         environment = {**copy_channel.ENVIRONMENT, "HOME": "/root"}
-        argv = ["setpriv", "--pdeathsig", "TERM", *argv]  # it ends with this process in any case
         try:
             with self._processes.start(
-                argv, env=environment, timeout=LIMIT_S + IDLE_S, merged=True, cwd="/"
+                ending_with_this(argv),
+                env=environment,
+                timeout=LIMIT_S + IDLE_S,
+                merged=True,
+                cwd="/",
             ) as running:
                 running.attend(lambda _number, _data: None, self._ended)
         except Cancelled:
@@ -115,12 +118,14 @@ class Sender:
         """Return the processes that serve a receiver; end those of strangers after a while.
 
         With encryption one begins after the proof; without, rsync itself asks for the proof, and
-        enters its module after it.
+        enters its module after it. Anyone's program can have such words, so only what descends
+        from this process counts.
         """
         now, found, strangers = time.monotonic(), list[int](), dict[int, float]()
         marks = {f"--config={self.folder}/rsyncd.conf", f"{self.folder}/command"}
-        for pid, parent, words in _processes():
-            if not marks & set(words) or parent == os.getpid():
+        listed = {pid: (parent, words) for pid, parent, words in _processes()}
+        for pid, (parent, words) in listed.items():
+            if not marks & set(words) or parent == os.getpid() or not _is_ours(pid, listed):
                 continue
             if self._encrypted or _is_inside(pid):
                 found.append(pid)
@@ -135,6 +140,13 @@ class Sender:
         return found
 
 
+def ending_with_this(argv: Sequence[str]) -> list[str]:
+    """Return the command that ends with this process however that ends, kill -9 included; where it
+    is gone before the kernel knows of that, the command does not begin."""
+    begin = 'test "$PPID" = "$0" && exec "$@"'
+    return ["setpriv", "--pdeathsig", "TERM", "sh", "-c", begin, str(os.getpid()), *argv]
+
+
 def _processes() -> Iterator[tuple[int, int, list[str]]]:
     """Yield number, parent and command of every process."""
     for place in Path("/proc").glob("[0-9]*"):
@@ -142,6 +154,17 @@ def _processes() -> Iterator[tuple[int, int, list[str]]]:
             words = (place / "cmdline").read_text(errors="replace").split("\0")
             parent = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
             yield int(place.name), int(parent), words
+
+
+def _is_ours(pid: int, listed: Mapping[int, tuple[int, list[str]]]) -> bool:
+    """Return whether a process descends from this one."""
+    for _ in listed:
+        if pid not in listed:
+            return False
+        pid = listed[pid][0]
+        if pid == os.getpid():
+            return True
+    return False
 
 
 def _is_inside(pid: int) -> bool:

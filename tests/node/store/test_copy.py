@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from copy_ends import Serving
+from factories import put
 from models import COMMIT, REPOSITORY, content, model
 from waiting import until
 
@@ -370,6 +371,41 @@ def test_a_key_runs_nothing_but_the_command_of_the_copy(target, serving):
         done = Processes().run(ssh, env=copy_channel.ENVIRONMENT, timeout=30.0, stdin=b"\n")
     assert "hello" not in done.stdout
     assert "@RSYNCD" in done.stdout
+
+
+def test_no_name_server_is_asked_about_a_receiver(target, serving, tmp_path, monkeypatch):
+    """One that does not answer takes longer than a receiver waits for the greeting."""
+    script = (
+        f'#!/bin/sh\nprintf %s "$RSYNC_HOST_NAME" > {tmp_path}/name\nexec /usr/bin/touch "$@"\n'
+    )
+    put(tmp_path / "bin/touch", script, 0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{copy_channel.SEARCH_PATH}")
+    with serving() as made:
+        made.receiver(target).leave()
+        until(lambda: not made.thread.is_alive(), what="the sender has ended")
+    assert (tmp_path / "name").read_text() == "UNDETERMINED"
+
+
+def test_a_sender_that_only_talks_is_left(target, serving, monkeypatch):
+    """It greets for ever: no timeout of rsync's ends that."""
+    monkeypatch.setattr(copy_receiving, "LEAVE_S", 0.5)
+    ended = threading.Event()
+    with serving(encrypted=False) as made, socket.create_server(("127.0.0.9", made.port)) as talks:
+
+        def talk() -> None:
+            with suppress(OSError):
+                near, _ = talks.accept()
+                near.sendall(b"@RSYNCD: 31.0\n")
+                while not ended.wait(0.01):
+                    near.sendall(b"welcome\n")
+
+        thread = threading.Thread(target=talk, daemon=True)
+        thread.start()
+        try:
+            made.receiver(target, ("127.0.0.9",)).leave()
+        finally:
+            ended.set()
+            thread.join()
 
 
 def test_secrets_are_not_shown_and_root_only(tmp_path, source):

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +15,7 @@ from typing import Any
 import pytest
 from copy_ends import Serving
 from models import content, model
-from waiting import HANG_S, until
+from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.node.processes import Processes
 from spark_cluster.node.store import copy_channel
@@ -154,3 +157,28 @@ def test_a_receiver_keeps_its_sender_however_long_it_takes(sender, tmp_path):
         ended.set()
         one.end()
     until(lambda: not sender.thread.is_alive(), what="the sender has ended")
+
+
+@contextlib.contextmanager
+def looking_like_one(sender: Serving) -> Iterator[int]:
+    """A program of a container or a user, with the words of a process that serves a receiver."""
+    words = [f"--config={sender.place}/rsyncd.conf", f"{sender.place}/command"]
+    script = f"cd /tmp; echo $$ > {sender.folder}/pid; sleep {FAR_S}; :"
+    subprocess.run(["setsid", "--fork", "sh", "-c", script, "sh", *words], check=True)
+    pid = int(until(lambda: (sender.folder / "pid").exists() and _text(sender), what="it runs"))
+    try:
+        yield pid
+    finally:
+        os.killpg(pid, signal.SIGKILL)
+
+
+def _text(sender: Serving) -> str:
+    return (sender.folder / "pid").read_text().strip()
+
+
+def test_a_program_that_looks_like_a_receivers_keeps_no_sender(sender):
+    """Whoever can start a program chooses its words, and the secrets would stay with the sender."""
+    sender.sender.idle_s = 0.5
+    with looking_like_one(sender) as pid:
+        until(lambda: not sender.thread.is_alive(), 30, "the sender has ended")
+        assert Path(f"/proc/{pid}").exists(), "it is not the sender's to end"
