@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from click.testing import CliRunner, Result
@@ -11,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from json_schema import document as fits
 
+from spark_cluster.cli.api import Cluster
+from spark_cluster.cli.app import App
 from spark_cluster.cli.init import command
 from spark_cluster.errors import UsageError
 from spark_cluster.loader.inventories import load_inventory
@@ -24,8 +25,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def run(*args: str, text: str | None = None, obj: object = None) -> Result:
-    return CliRunner().invoke(command, args, input=text, obj=obj)
+def run(*args: str, text: str | None = None, obj: App | None = None) -> Result:
+    return CliRunner().invoke(command, args, input=text, obj=obj or App(Cluster()))
 
 
 def test_two_nodes_without_questions(here: Path) -> None:
@@ -107,7 +108,7 @@ def test_the_pool_keeps_off_the_management_network(here: Path) -> None:
 
 
 def test_json(here: Path) -> None:
-    result = run("--node", "10.0.0.1", "--yes", obj=SimpleNamespace(as_json=True))
+    result = run("--node", "10.0.0.1", "--yes", obj=App(Cluster(), as_json=True))
     document = fits("init", result.stdout)
     assert document["ok"] is True
     assert document["nodes"] == ["spark1"]
@@ -116,7 +117,7 @@ def test_json(here: Path) -> None:
 
 def test_project_folder(here: Path) -> None:
     (here / "p").mkdir()
-    run("--node", "10.0.0.1", "--yes", obj=SimpleNamespace(project_folder=str(here / "p")))
+    run("--node", "10.0.0.1", "--yes", obj=App(Cluster(project=here / "p")))
     assert (here / "p" / "inventory.yaml").exists()
 
 

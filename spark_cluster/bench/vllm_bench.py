@@ -30,7 +30,6 @@ FIRST_TO_END = "500"
 
 CONFINED = (
     "--pull", "never", "--init", "--network", "host", "--gpus", "all",
-    *confinement.options(confinement.READ_OTHERS),
     "--oom-score-adj", FIRST_TO_END, "--log-driver", "none", "--entrypoint", "",
 )  # fmt: skip
 """How the container is made. The GPU is there because vLLM looks for it when it is imported, as in
@@ -158,7 +157,8 @@ def container(server: Server) -> tuple[str, ...]:
     """Return the words that run a program in a container of the engine's image, up to its own."""
     seen = whole_folder(server.model_path)
     name = ("--name", measure.CONTAINER, "--label", f"{measure.LABEL}=load")
-    words = ["docker", "run", "--rm", *name, *CONFINED]
+    confined = confinement.options(confinement.READ_OTHERS)
+    words = ["docker", "run", "--rm", *name, *confined, *CONFINED]
     for mount in (f"{seen}:{seen}", *server.mounts):
         source, target, _ = split_mount(mount)
         words += ["--mount", f"type=bind,source={source},target={target},readonly"]

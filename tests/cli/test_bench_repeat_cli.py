@@ -194,7 +194,7 @@ def test_the_load_generator_that_is_compared_is_the_one_that_measures(tmp_path, 
     notes: list[str] = []
     play: Any = SimpleNamespace(nodes=[], note=notes.append)
     theirs_again = Original(run, b"", suite, {})
-    ours = run.model_copy(update={"tool": generators.tool(suite)})
+    ours = run.model_copy(update={"tool": generators.of(suite).tool(suite)})
     made = BenchRun(ours, suite, expansion_of(theirs_again, 1), tmp_path)
     bench_repeat._compare(play, made, theirs_again)
     told = [note for note in notes if tool in note]

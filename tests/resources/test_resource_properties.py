@@ -159,11 +159,9 @@ ANY = {
     "TunedKernels": st.builds(
         TunedKernels,
         image=names,
-        file=names.map(lambda name: f"{name}.json"),
         root=paths,
         model=names,
         tp=st.integers(1, 4),
-        gpu=text,
         words=st.lists(text).map(tuple),
         sizes=st.lists(st.integers(1, 4096), min_size=1).map(tuple),
         limit_s=st.floats(1, 1e6),

@@ -28,7 +28,8 @@ nodes:
   spark2: {address: 10.89.0.12}
 """
 EVERYTHING = [
-    "bootstrap", "drivers", "network", "ssh_mesh", "memory", "power", "containers", "caches",
+    "bootstrap", "drivers", "network", "ssh_mesh", "copies", "memory", "power", "containers",
+    "caches",
 ]  # fmt: skip
 SMI = "Failed to initialize NVML: Driver/library version mismatch\nNVML library version: 580.142"
 
@@ -155,7 +156,9 @@ def test_one_node_has_no_link(tmp_path):
     path.write_text("nodes: {spark1: {address: 10.89.0.11}}\n")
     run = Play(together(a_spark()), read_inventory(path))
     PLAYBOOK.function(run)
-    assert names(run.applied[0]) == [n for n in EVERYTHING if n not in ("network", "ssh_mesh")]
+    assert names(run.applied[0]) == [
+        n for n in EVERYTHING if n not in ("network", "ssh_mesh", "copies")
+    ]
     assert run.ran == []
 
 
