@@ -11,6 +11,8 @@ import contextlib
 import itertools
 import json
 import os
+import re
+import select
 import shutil
 import subprocess
 import sys
@@ -37,10 +39,16 @@ from spark_cluster.node.values import ResourceError
 LOOK_S = 0.2
 """Seconds between two looks whether this part of the copy is still wanted."""
 PIECE = 1 << 20
+QUIET_S = 900.0
+"""Seconds without a byte of an image after which its copy has failed: some Dockers write all of an
+image to the disk before the first byte."""
 NOT_CONNECTED = 255
 """Status of ssh(1) where there is no connection."""
+REMOVE_S = 60.0
 TOLD = 4000
 """Bytes that are kept of what a program says."""
+NAMED = 1 << 18
+"""Bytes that are kept of the names of images that Docker has loaded."""
 WARNING = "warning: "
 """Begin of a line of output that the user is to see as a warning."""
 
@@ -178,25 +186,52 @@ def _receive_image(given: Given) -> dict[str, Any]:
     """Give Docker the image that the sender's Docker writes.
 
     Raises:
-        ResourceError: either of them fails, with its own words.
+        ResourceError: either of them fails, with its own words, or other images came.
     """
     begun, progress = time.monotonic(), Progress(int(given["size"]))
     argv = ["docker", "load"]
     with _coming(given) as (source, first, said):
         with subprocess.Popen(argv, stdin=PIPE, stdout=PIPE, stderr=STDOUT) as loading:
             assert loading.stdin is not None  # noqa: S101  (it is a pipe)
-            printed, piece = _kept(loading.stdout), first
+            printed, piece = _kept(loading.stdout, NAMED), first
             with contextlib.suppress(BrokenPipeError), loading.stdin:  # Docker says why itself
                 while piece:
                     loading.stdin.write(piece)
                     progress.add(len(piece))
-                    piece = source.read(PIECE)
+                    piece = _next(source, given)
         if loading.returncode:
             last = printed().strip().rpartition("\n")[2] or f"status {loading.returncode}"
             why = f"docker load: {last}"
             raise ResourceError(f"{why} ({said().strip()[-300:]})" if said().strip() else why)
+    _must_be_alone(printed(), given)
     seconds = time.monotonic() - begun
     return {"moved": progress.read, "kept": 0, "seconds": seconds, "switched": False}
+
+
+def _must_be_alone(printed: str, given: Given) -> None:
+    """Take their names from other images that came: this node may have had its own by these.
+
+    Raises:
+        ResourceError: there are some.
+    """
+    loaded = set(re.findall(r"^Loaded image: (\S+)$", printed, re.MULTILINE))
+    if others := sorted(loaded - {shown(given["image"])}):
+        names = ("docker", "image", "rm", "--", *others)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(names, capture_output=True, timeout=REMOVE_S, check=False)
+        raise ResourceError(
+            f"{given['receive']['sender']} sent other images than {given['image']}: "
+            f"{', '.join(others)[:300]}",
+            "these names were taken away; `up` fetches what had them here",
+        )
+
+
+def shown(ref: str) -> str:
+    """Return the name of an image as Docker prints it."""
+    for default in ("index.docker.io/", "docker.io/"):
+        if ref.startswith(default):
+            ref = ref.removeprefix(default).removeprefix("library/")
+    return ref if ":" in ref.rpartition("/")[2] else f"{ref}:latest"
 
 
 @contextlib.contextmanager
@@ -204,7 +239,7 @@ def _coming(given: Given) -> Iterator[tuple[IO[bytes], bytes, Callable[[], str]]
     """Yield the image's archive as it comes, its first bytes, and what ssh and the sender say.
 
     Raises:
-        ResourceError: nothing comes.
+        ResourceError: nothing comes, or nothing more.
     """
     asked, channel = given["receive"], _channel(given)
     until = time.monotonic() + SILENT_S
@@ -213,14 +248,15 @@ def _coming(given: Given) -> Iterator[tuple[IO[bytes], bytes, Callable[[], str]]
         with (
             subprocess.Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE) as coming,
             subprocess.Popen(
-                ["zstd", "-q", "-d"], stdin=coming.stdout, stdout=PIPE, stderr=DEVNULL
+                ["zstd", "-q", "-d"], stdin=coming.stdout, stdout=PIPE, stderr=DEVNULL, bufsize=0
             ) as unpacking,
+            _killed_on_error(coming, unpacking),
         ):
             assert coming.stdout is not None  # noqa: S101  (both are pipes)
             assert unpacking.stdout is not None  # noqa: S101
             coming.stdout.close()  # it is zstd's now
             said = _kept(coming.stderr)
-            if first := unpacking.stdout.read(PIECE):
+            if first := _next(unpacking.stdout, given):
                 yield unpacking.stdout, first, said
                 return
         why = said().strip()[-300:]
@@ -234,9 +270,34 @@ def _coming(given: Given) -> Iterator[tuple[IO[bytes], bytes, Callable[[], str]]
         time.sleep(RECONNECT_S)
 
 
-def _kept(pipe: IO[bytes] | None) -> Callable[[], str]:
+def _next(source: IO[bytes], given: Given) -> bytes:
+    """Return the next bytes of an image; none at its end.
+
+    Raises:
+        ResourceError: none come, although the connection lives.
+    """
+    if not select.select([source], [], [], QUIET_S)[0]:
+        raise ResourceError(
+            f"{given['receive']['sender']} sends nothing for {QUIET_S:.0f} s of {given['image']}",
+            "`systemctl status docker` there says whether its Docker works",
+        )
+    return source.read(PIECE)
+
+
+@contextlib.contextmanager
+def _killed_on_error(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Kill processes on an error in the block: they may never end by themselves."""
+    try:
+        yield
+    except BaseException:
+        for one in processes:
+            one.kill()
+        raise
+
+
+def _kept(pipe: IO[bytes] | None, limit: int = TOLD) -> Callable[[], str]:
     """Read a pipe to its end; return what gives the begin and the end of what came, so far."""
-    kept = Kept(TOLD)
+    kept = Kept(limit)
 
     def read() -> None:
         with contextlib.suppress(ValueError):  # it is closed with its process

@@ -23,7 +23,8 @@ DOCKER = """\
 case "$1" in
 save) [ "$2" = "%s" ] && cat "$0.saved" || { echo "No such image: $2" >&2; exit 1; } ;;
 load) cat > "$0.loaded"; cmp -s "$0.loaded" "$0.wanted" || { echo "unexpected EOF"; exit 1; }
-    echo "Loaded image: %s" ;;
+    echo "Loaded image: %s"; cat "$0.others" 2>/dev/null || : ;;
+image) echo "$*" >> "$0.removed" ;;
 esac
 """
 
@@ -72,6 +73,34 @@ def test_it_arrives_as_it_was(docker, copied):
     done = copied(REF)
     assert (done["moved"], done["kept"]) == (len(ARCHIVE), 0)
     assert docker.with_name("docker.loaded").read_bytes() == ARCHIVE
+
+
+def test_no_other_image_is_taken(docker, copied):
+    """An archive can hold others, which get their names in place of what the node has."""
+    docker.with_name("docker.others").write_text("Loaded image: own:2\nLoaded image: own:1\n")
+    with pytest.raises(ResourceError, match="spark1 sent other images than repo/image:1: own:1, "):
+        copied(REF)
+    assert docker.with_name("docker.removed").read_text() == "image rm -- own:1 own:2\n"
+
+
+@pytest.mark.parametrize("ref", ["docker.io/library/ubuntu", "index.docker.io/library/ubuntu"])
+def test_docker_shows_names_in_short(ref):
+    assert copy_work.shown(ref) == "ubuntu:latest"
+    assert copy_work.shown("localhost:5000/a/b") == "localhost:5000/a/b:latest"
+    assert copy_work.shown(REF) == REF
+
+
+def test_a_sender_that_falls_silent_is_given_up(docker, copied, monkeypatch):
+    """Its connection may live: it is the sender's Docker that says nothing more."""
+    monkeypatch.setattr(copy_work, "QUIET_S", 1.0)
+    waits = "while [ ! -e $0.enough ]; do sleep 0.1; done"
+    save = DOCKER.replace("&& cat", f"&& head -c 100 $0.saved && {waits} && cat")
+    docker.write_text(save % (REF, REF))
+    try:
+        with pytest.raises(ResourceError, match="spark1 sends nothing for 1 s"):
+            copied(REF)
+    finally:
+        docker.with_name("docker.enough").touch()
 
 
 def test_what_docker_refuses_is_said_with_its_words(docker, copied):
