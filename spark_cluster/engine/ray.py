@@ -8,7 +8,6 @@ dashboard is a port of the head's loopback only: Ray runs what anyone who reache
 from __future__ import annotations
 
 import contextlib
-import secrets
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -20,7 +19,7 @@ from spark_cluster.node.containers import DASHBOARD, ContainerState
 from spark_cluster.node.replies import at, decoded, short, text_of
 from spark_cluster.node.supervision.look import RAY_NODES
 from spark_cluster.resources.secret_files import secret_path
-from spark_cluster.runner.session import Answer, Session
+from spark_cluster.runner.session import Answer
 
 TOKEN_FILE = secret_path(RAY, RAY_TOKEN)
 """Ray's token on a node: what its container was started with."""
@@ -129,12 +128,3 @@ def _number(value: Any) -> float:
 
 def _url(port: int, path: str) -> str:
     return f"http://127.0.0.1:{port}{path}"
-
-
-def token(session: Session) -> str:
-    """The token of the head's Ray, or a new one when there is no Ray yet.
-
-    It is made of 32 random bytes and lives as long as the cluster: `down` removes it.
-    """
-    found = session.request("gather", files={"token": TOKEN_FILE})["files"]["token"]
-    return str(found).strip() if found else secrets.token_hex(32)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from dataclasses import replace
 
 from spark_cluster.engine import logs, readiness, runtime
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.names import RAY
-from spark_cluster.engine.ray import token
+from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.engine.runtime import RUNTIMES
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.play import Applied, Play, RoleCall
+from spark_cluster.runner.session import Session
 
 
 def start_ray(play: Play, server: Server, *beside: RoleCall) -> set[str]:
@@ -113,3 +115,12 @@ def _ray_alone(play: Play, server: Server, guarded: str, labels: Mapping[str, st
     mounts = tuple(mount.volume for mount in server.recipe.mounts)
     labels = {**whole.labels, **labels}
     return replace(whole, model_path="", mounts=mounts, secret_env={}, labels=labels)
+
+
+def token(session: Session) -> str:
+    """The token of the head's Ray, or a new one when there is no Ray yet.
+
+    It is made of 32 random bytes and lives as long as the cluster: `down` removes it.
+    """
+    found = session.request("gather", files={"token": TOKEN_FILE})["files"]["token"]
+    return str(found).strip() if found else secrets.token_hex(32)

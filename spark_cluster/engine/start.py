@@ -23,8 +23,7 @@ from spark_cluster.engine.link_cabling import must_be_switched
 from spark_cluster.engine.members import Member, chains
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import ModelServer, Replica
-from spark_cluster.engine.ray import token
-from spark_cluster.engine.ray_start import start_ray
+from spark_cluster.engine.ray_start import start_ray, token
 from spark_cluster.engine.readiness import Again, container_state
 from spark_cluster.engine.runtime import absent
 from spark_cluster.node.containers import NEEDS

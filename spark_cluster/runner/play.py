@@ -16,7 +16,7 @@ from spark_cluster.loader.role import tagged
 from spark_cluster.resources.base import Resource
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.delivery import Applied, Delivery, check
-from spark_cluster.runner.events import Bus, NodeFailed, Note, StageFinished, StageStarted
+from spark_cluster.runner.events import Bus, NodeFailed, Note, Progress, StageFinished, StageStarted
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.parallel import all_of, in_parallel
 from spark_cluster.runner.session import Session
@@ -98,6 +98,12 @@ class Play:
     def workers(self) -> list[Node]:
         """The nodes other than the head."""
         return [node for node in self.nodes if not node.is_head]
+
+    def known_now(self, nodes: Iterable[Node]) -> list[Node]:
+        """Return the same nodes, in the same order, as the run knows them now: the fabric's
+        addresses may have come in this very run."""
+        known = {node.name: node for node in self.nodes}
+        return [known[node.name] for node in nodes if node.name in known]
 
     def session(self, node: Node) -> Session:
         """The node's agent, for what is not a resource: `run`, `http`."""
@@ -215,6 +221,15 @@ class Play:
         self.bus.emit(Note(text, level, node.name if node else ""))
 
     # -- inside ----------------------------------------------------------------------------------
+
+    def progress_of(self, node: Node, what: str) -> Callable[[dict[str, Any]], None]:
+        """Return a listener to a node's answer that shows its progress as that of `what`."""
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event.get("event") == "progress":
+                self.bus.emit(Progress(node.name, what, str(event["text"])))
+
+        return on_event
 
     def _documents(
         self,

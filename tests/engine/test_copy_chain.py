@@ -27,7 +27,7 @@ from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import verify
 from spark_cluster.node.values import ResourceError
 from spark_cluster.runner.parallel import in_parallel
-from spark_cluster.runner.play import RoleCall
+from spark_cluster.runner.play import Play, RoleCall
 from spark_cluster.topology import Link, Node
 
 HUB = "/hub"
@@ -45,6 +45,8 @@ def spark(number: int) -> Node:
 
 class Laptop:
     """What `copy` uses of a play; the agents' operation runs in this process."""
+
+    progress_of = Play.progress_of
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder

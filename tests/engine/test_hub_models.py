@@ -48,6 +48,8 @@ def have(
 class Cluster:
     """Two nodes; what is pulled, copied and taken over is noted."""
 
+    known_now, progress_of = Play.known_now, Play.progress_of
+
     def __init__(self, folder: Path, **on: Have) -> None:
         self.nodes = [make_node("spark1"), make_node("spark2", head=False)]
         hosts = "spark1: {address: 10.0.0.1, roles: [head]}, spark2: {address: 10.0.0.2}"

@@ -39,6 +39,7 @@ class Cluster:
     """Two nodes; roles that are applied give the image, and what is asked is noted."""
 
     check = False
+    known_now = Play.known_now
 
     def __init__(self, folder: Path, settings: str = "", *, fabric: bool = True) -> None:
         self.nodes = [spark(1, fabric=fabric), spark(2, fabric=fabric)]

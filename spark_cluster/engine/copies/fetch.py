@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.engine import patches
 from spark_cluster.engine.copies import folders, hub_models, images
-from spark_cluster.engine.copies.in_run import current
 from spark_cluster.engine.copies.stored import Stored
 from spark_cluster.node.store.layout import folder_name
 
@@ -87,7 +86,7 @@ def _bring_folder(play: Play, server: Server, given: Mapping[str, Any]) -> None:
     names = [node.name for node in server.nodes]
     if not play.options.selection.wants_part(names, ROLE):
         return
-    now = current(play, server.nodes)
+    now = play.known_now(server.nodes)
     for one in folders.bring_folder(play, now, given["directory"], given["path"]):
         if one.sender:
             play.note(f"{given['name']} on {one}")

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from spark_cluster.engine.copies.copy import LIMIT_S, Copied, copy
-from spark_cluster.engine.copies.in_run import showing
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node.store.manifest import MOST_FILES, Manifest
 from spark_cluster.resources import Directory, File, LaptopFile, Resource
@@ -53,7 +52,7 @@ def copy_folder(
 
     reply = play.session(source).request(
         "copy",
-        showing(play, source, f"read {path}"),
+        play.progress_of(source, f"read {path}"),
         what="folder",
         folder=path,
         exact=exact,

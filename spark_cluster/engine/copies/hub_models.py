@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.engine.copies.copy import copy
 from spark_cluster.engine.copies.hub_check import must_be_the_hubs
-from spark_cluster.engine.copies.in_run import current, showing
 from spark_cluster.engine.copies.pull import (
     LARGE,
     Preview,
@@ -72,7 +71,7 @@ def bring(
         Refused: a disk is too small.
         SparkClusterError: it cannot be fetched or copied, with the reason.
     """
-    now = current(play, nodes)
+    now = play.known_now(nodes)
     found = {}
     for wanted in stored.wanted:
         model = _Model(play, now, stored.hub, wanted, stored.of(wanted), offline)
@@ -125,7 +124,7 @@ class _Model:
             self.play.note(f"takes over {what}, each byte checked", node=node)
             self.play.session(node).request(
                 "store",
-                showing(self.play, node, what),
+                self.play.progress_of(node, what),
                 what="adopt",
                 hub=self.hub,
                 repository=self.wanted.repository,

@@ -13,7 +13,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.engine.copies.copy import copy_image, route
-from spark_cluster.engine.copies.in_run import current
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.resources.image import without_tag
 
@@ -109,7 +108,7 @@ def bring(
         Failed: they have different images, and none can be copied.
         SparkClusterError: it cannot be pulled, built or copied, with the reason.
     """
-    now, role = current(play, nodes), play.role(ROLE, **given)
+    now, role = play.known_now(nodes), play.role(ROLE, **given)
     whole = not (play.check or play.options.selection.partial)
     if len(now) == 1 or not whole or not _is_copied(play, now, given):
         play.apply(now, role)
