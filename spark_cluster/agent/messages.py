@@ -14,6 +14,7 @@ from typing import Any
 
 from spark_cluster.agent.shape import PAIR, Maybe, Misfit, Shape, check, choice, number
 from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.tuned_kernels import check_name
 
 COUNT = number(int, 0)
 """A count, or bytes."""
@@ -136,7 +137,7 @@ _CACHE_ENTRY = {
     "modified": TIME,
     "whole": bool,
 }
-_TUNED = {"model": str, "tp": int, "file": str, "image": str}
+_TUNED = {"model": str, "tp": int, "file": check_name, "image": str}
 
 REPLIES: Mapping[str, Shape] = {
     "apply": {"ok": bool, "reboot": Maybe(_REBOOT), "stopped": Maybe(str)},

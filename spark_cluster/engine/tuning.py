@@ -215,9 +215,9 @@ def hand_on(play: Play, server: Server) -> tuple[str, tuple[int, ...]]:
     texts = {name: text for name, text in answer["files"].items() if text}
     if not texts:
         raise Failed("the tuner ended well, and left nothing", where=head.name)
+    sizes = {size for text in texts.values() for size in sizes_in(json_object(text, head.name))}
     if others:
         above = (f"{server.cache_root}/{FOLDER}", folder.rpartition("/")[0], folder)
         made = [File(paths[name], content=text) for name, text in texts.items()]
         play.apply(others, [*(Directory(path, mode=0o755) for path in above), *made])
-    sizes = {size for text in texts.values() for size in sizes_in(json_object(text, head.name))}
     return " ".join(sorted(texts)), tuple(sorted(sizes))

@@ -25,7 +25,7 @@ VARIABLE = "VLLM_TUNED_CONFIG_FOLDER"
 """By which vLLM finds the files, before those that it ships. Source: vllm/envs.py."""
 
 _LARGEST = 1 << 20
-_NAME = re.compile(r"[!-~]{1,250}\.json")
+_NAME = re.compile(r"[!-.0-~]{1,250}\.json")
 _OF_A_MODEL = re.compile(r"([!-~]+)-tp([1-9][0-9]{0,3})")
 _SIZE = re.compile(r"[0-9]{1,7}")
 
@@ -40,6 +40,12 @@ def folder_of(root: str, image: str, model: str, tp: int) -> str:
         tp: tensor-parallel size.
     """
     return f"{root}/{FOLDER}/{short(image)}/{quote(model, safe='')}-tp{tp}"
+
+
+def check_name(text: object) -> None:
+    """Raise ValueError unless a text is the name of a file with parameters, in whatever folder."""
+    if not isinstance(text, str) or not _NAME.fullmatch(text):
+        raise ValueError(f"{str(text)[:100]!r} is not the name of a file of tuned kernels")
 
 
 def read(root: Path) -> list[dict[str, Any]]:

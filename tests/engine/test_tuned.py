@@ -14,7 +14,7 @@ from serve_plans import server_for
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.engine import tuned, tuning
 from spark_cluster.engine.names import SERVER
-from spark_cluster.errors import Failed, Refused
+from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.facts.model import Process
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.kernel_tuner import CONTAINER
@@ -188,6 +188,16 @@ def test_the_result_goes_to_the_other_node_that_serves(cluster: FakeCluster) -> 
     assert tuning.hand_on(play, server) == (FILE, (4, 16))
     assert (cluster.nodes["b"].root / f"{folder}/{FILE}".lstrip("/")).read_text() == text
     assert tuned.applied(play, server, tuned.look(play, server, server.nodes)).env[VARIABLE]
+
+
+def test_what_is_no_parameters_goes_to_no_other_node(cluster: FakeCluster) -> None:
+    play = cluster.play
+    server = server_for(make_recipe(), *play.nodes)
+    folder = folder_of(server.cache_root, "1" * 12, server.recipe.model.name, 2)
+    cluster.head.put(f"{folder}/{FILE}", "[]")
+    with pytest.raises(InvalidFile):
+        tuning.hand_on(play, server)
+    assert not (cluster.nodes["b"].root / f"{folder}/{FILE}".lstrip("/")).exists()
 
 
 def test_other_engines_have_no_tuner() -> None:

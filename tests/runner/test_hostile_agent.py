@@ -100,6 +100,17 @@ def test_what_is_not_the_protocol_ends_the_session_at_once(name, deaths):
     assert deaths == []
 
 
+@pytest.mark.parametrize(
+    "name", ["../../etc/cron.d/x.json", "/x.json", "a/b.json", "x", "a b.json"]
+)
+def test_a_name_that_no_tuned_file_has_is_not_the_protocol(name):
+    """Paths on the other nodes are made of it, where root writes."""
+    entry = {"model": "m", "tp": 2, "file": name, "image": "ab"}
+    reply = {**DONE, "launches": [], "compiled": {}, "tuned": [entry]}
+    error = error_of(Played(said(reply), "alive"), "caches", what="state", folder="/x")
+    assert "not the agent's protocol" in error.message
+
+
 def test_the_error_says_what_was_found_and_what_was_expected():
     done = {"ss": {"status": "0", "stdout": "", "stderr": ""}}
     frames = said({**DONE, **NOTHING, "machine": MACHINE, "commands": done})

@@ -27,6 +27,8 @@ from spark_cluster.topology import Link, Node
 
 LIMIT_S = 24 * 3600.0
 """Seconds; the nodes keep the same limit."""
+SHORTEST_S = 1e-3
+"""Seconds that a copy takes at least, whatever a node says."""
 FABRIC_GB_S = 5
 """GB/s that a link of 2 x 100 Gbit/s takes with ease: far more than most disks write."""
 
@@ -62,7 +64,8 @@ class Copied:
         if not self.sender:
             return f"{self.node}: nothing to copy, {gigabytes(self.kept)} are there"
         way = "the fabric" if self.fabric else "the management network"
-        speed = f", {gigabytes(round(self.moved / self.seconds))}/s" if self.seconds else ""
+        rate = round(self.moved / max(self.seconds, SHORTEST_S))
+        speed = f", {gigabytes(rate)}/s" if self.seconds else ""
         kept = f"; {gigabytes(self.kept)} were there" if self.kept else ""
         return (
             f"{self.node}: {gigabytes(self.moved)} from {self.sender} over {way} in "

@@ -164,11 +164,10 @@ def measure_all(folder: Path, stop: Stop) -> None:
 def _make_folders(folder: Path, user: str) -> int:
     """Make what is not there yet; returns the login user's `raw`, opened."""
     (folder / "cells").mkdir(exist_ok=True)
+    owner = pwd.getpwnam(user)
     for place in (folder / "raw", folder / "home"):
-        if not place.exists():
-            place.mkdir()
-            owner = pwd.getpwnam(user)
-            os.chown(place, owner.pw_uid, owner.pw_gid)
+        place.mkdir(exist_ok=True)
+        os.chown(place, owner.pw_uid, owner.pw_gid)
     return os.open(folder / "raw", os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
 
 
