@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from spark_cluster.config.launch import Volume
 from spark_cluster.config.suggest import nearest
 from spark_cluster.importers.shell import Word
-from spark_cluster.importers.tables import table
+from spark_cluster.models.tables import table
 
 Option = str | bool | list[str]
 
@@ -77,7 +77,7 @@ class _Reader:
 
     def __init__(self, words: list[Word]) -> None:
         self.words = deque(words)
-        self.table = table("docker_options")
+        self.table = table("docker_options", "importers")
         self.options: dict[str, Option] = {}
         self.taken: dict[str, list[tuple[Word, Word]]] = {"env": [], "volume": [], "mount": []}
         self.first: dict[str, Word] = {}

@@ -16,7 +16,7 @@ from spark_cluster.config.node_paths import is_for_models, why_not_writable, why
 from spark_cluster.config.recipe_schema import EngineValue, why_no_engine_value
 from spark_cluster.config.secret_text import is_secret, is_secret_setting, looks_secret
 from spark_cluster.importers.importer import Carried, Left
-from spark_cluster.importers.tables import table
+from spark_cluster.models.tables import table
 
 _FLAG = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9.]+)*")
 _UNEXPANDED = re.compile(r"\$[A-Za-z_({]|\$\d|`")
@@ -134,7 +134,7 @@ def _flag(parts: Parts, flag: str, value: EngineValue, launch: Launch) -> None:
     dialect = engines.dialect(launch.engine)
     own = dialect.own(flag)
     what = shown(own, value)
-    ours = dialect.owned.get(own) or table("launch_reasons")["flags"].get(flag)
+    ours = dialect.owned.get(own) or table("launch_reasons", "importers")["flags"].get(flag)
     if flag == "api-key":
         parts.leave("--api-key (value not shown)", dialect.owned[flag])
     elif is_secret(flag.replace("-", "_")) or looks_secret(shown(flag, value)):
@@ -229,7 +229,7 @@ def _variable(parts: Parts, name: str, text: str) -> None:
         parts.carry(secret, f"env, as {{env: {name}}}: {advice}")
     elif not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         parts.leave(f"{name}={text}", "this is not the name of a variable")
-    elif name in table("launch_reasons")["per_node"]:
+    elif name in table("launch_reasons", "importers")["per_node"]:
         parts.leave(f"{name}={text}", "it is computed for each node")
     elif name in CACHES or name in _HUB_CACHES:
         parts.leave(f"{name}={text}", "models and caches have folders of their own on each node")
@@ -304,7 +304,7 @@ def _patch(parts: Parts, volume: Volume, written: str, launch: Launch) -> None:
 
 
 def _option(parts: Parts, option: str, value: object) -> None:
-    data = table("launch_reasons")
+    data = table("launch_reasons", "importers")
     what = f"--{option}" if value is True else f"--{option} {value}"
     if data["same"].get(option) == value:
         parts.carry(what, "always so")

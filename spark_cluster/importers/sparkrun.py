@@ -13,10 +13,10 @@ from spark_cluster.config.yamlfile import Sourced
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers import templated
 from spark_cluster.importers.importer import Choice, Left, Source, no_choice
-from spark_cluster.importers.tables import table
 from spark_cluster.importers.templated import as_word
 from spark_cluster.importers.vllm_flags import kinds
 from spark_cluster.models.naming import quantization_named
+from spark_cluster.models.tables import table
 
 _RUNTIMES = {
     "": None,
@@ -38,7 +38,7 @@ _ON = ("enable-prefix-caching", "enable-chunked-prefill", "async-scheduling")
 def claims(data: Mapping[str, Any]) -> bool:
     """Return whether the data look like a recipe of sparkrun rather than of spark-vllm-docker."""
     version = str(data.get("sparkrun_version", data.get("recipe_version", "")))
-    own = table("foreign_fields")["only_sparkrun"]
+    own = table("foreign_fields", "importers")["only_sparkrun"]
     templated_form = isinstance(data.get("model"), str) or isinstance(data.get("command"), str)
     return templated_form and (version == "2" or any(key in data for key in own))
 

@@ -18,7 +18,7 @@ from spark_cluster.config.yamlfile import Key, Problem, Sourced, described
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline
 from spark_cluster.importers.importer import Choice, Left, Source, no_choice
-from spark_cluster.importers.tables import table
+from spark_cluster.models.tables import table
 
 _TYPES: Mapping[str, tuple[type, str]] = {
     **dict.fromkeys(("model", "container", "command", "runtime"), (str, "text")),
@@ -146,8 +146,8 @@ def launch_of(source: Sourced, command: str, unused: list[Left], kind: str) -> S
 
 def _rest(data: dict[str, Any]) -> list[Left]:
     """Every field that is not used, with the reason."""
-    reasons: Mapping[str, str] = table("foreign_fields")["templated"]
-    consequences: Mapping[str, str] = table("foreign_fields")["templated_consequences"]
+    reasons: Mapping[str, str] = table("foreign_fields", "importers")["templated"]
+    consequences: Mapping[str, str] = table("foreign_fields", "importers")["templated_consequences"]
     about = data.get("metadata")
     if isinstance(about, dict):
         data = {**data, "metadata": {k: v for k, v in about.items() if k != "description"}}

@@ -20,7 +20,7 @@ from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.suggest import nearest
 from spark_cluster.config.yamlfile import described
 from spark_cluster.importers.shell import Word
-from spark_cluster.importers.tables import table
+from spark_cluster.models.tables import table
 
 _DASHES = "\u2013\u2014\u2212"
 """En dash, em dash, minus: what web pages and chats make of two dashes."""
@@ -54,7 +54,7 @@ class Flags:
 @cache
 def kinds(engine: str = DEFAULT) -> dict[str, str]:
     """Kind of each known flag: bare, number, size, text, json, several, append or optional."""
-    data = table(f"{engine}_flags")
+    data = table(f"{engine}_flags", "importers")
     groups = [*data["earlier"]["flags"].items(), *data["flags"].items()]
     return {flag: kind for kind, flags in groups for flag in flags}
 
@@ -78,7 +78,7 @@ class _Reader:
     def __init__(self, words: list[Word], program: str, engine: str) -> None:
         self.words = deque(words)
         self.program = program
-        self.table = table(f"{engine}_flags")
+        self.table = table(f"{engine}_flags", "importers")
         self.kinds = kinds(engine)
         self.title = dialect(engine).title
         self.flags = Flags()

@@ -23,9 +23,9 @@ from spark_cluster.importers import commandline, spark_variants, vllm_flags
 from spark_cluster.importers.importer import Choice, Left, Source
 from spark_cluster.importers.shell import Word
 from spark_cluster.importers.spark_variants import HARDWARE, SPARK
-from spark_cluster.importers.tables import table
 from spark_cluster.importers.templated import as_word, mistyped
 from spark_cluster.models.naming import quantization_named
+from spark_cluster.models.tables import table
 
 _LARGEST_GB = 119
 """Of a Spark's 128 GB memory what Linux sees, GB of `vram_minimum_gb`."""
@@ -180,7 +180,7 @@ def _features(layers: _Layers, choice: Choice, variant: dict[str, Any]) -> list[
     features: dict[str, Any] = layers.source.data.get("features") or {}
     on, modes = _switches(layers.source.data, features, choice, variant)
     left: list[Left] = []
-    reasons = table("foreign_fields")["vllm_feature"]
+    reasons = table("foreign_fields", "importers")["vllm_feature"]
     for name, feature in features.items():
         if name not in on:
             left.append(Left(f"features.{name}", f"it is off; --feature {name} switches it on"))
@@ -310,7 +310,7 @@ def _warnings(data: dict[str, Any], variant: dict[str, Any], name: str) -> list[
 
 
 def _dependencies(data: dict[str, Any]) -> list[Left]:
-    tables = table("foreign_fields")
+    tables = table("foreign_fields", "importers")
     why, missing = tables["vllm"]["dependencies"], tables["vllm_dependency"]
     rows = data.get("dependencies")
     return [
@@ -326,7 +326,7 @@ def _dependencies(data: dict[str, Any]) -> list[Left]:
 
 def _rest(data: dict[str, Any], variants: dict[str, Any], chosen: str) -> list[Left]:
     """Return all other fields of the file, each with the reason."""
-    reasons = table("foreign_fields")
+    reasons = table("foreign_fields", "importers")
     left = [
         Left(f"variants.{name}", f"--variant {name} takes it")
         for name in variants

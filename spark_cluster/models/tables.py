@@ -1,4 +1,4 @@
-"""Tables of models and images, read once."""
+"""Tables of models, images and importers, read once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 
 @cache
-def table(name: str) -> dict[str, Any]:
-    """Return a JSON table of `models/data` by its name without `.json`."""
-    text = (resources.files(__package__) / "data" / f"{name}.json").read_text(encoding="utf-8")
-    data: dict[str, Any] = json.loads(text)
+def table(name: str, room: str = "models") -> dict[str, Any]:
+    """Return a JSON table of the folder `data` of a room, by its name without `.json`."""
+    file = resources.files("spark_cluster") / room / "data" / f"{name}.json"
+    data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return data

@@ -21,7 +21,7 @@ from spark_cluster.engine.copies.folders import bring_folder, copy_folder, uploa
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.facts.model import Facts, Interface
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import copy_work
+from spark_cluster.node.store import copy_work, progress
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import verify
@@ -318,6 +318,6 @@ def test_a_twin_without_its_address_is_not_taken(nodes):
 
 
 def test_progress_says_bytes_speed_and_time_left():
-    line = copy_work.CopyProgress("spark1").line(6_000_000_000, 10_000_000_000, 4_000_000_000, 2.0)
+    line = progress.line("from spark1", 6_000_000_000, 10_000_000_000, 4_000_000_000, 2.0)
     assert line == "6.0 of 10.0 GB from spark1, 2000 MB/s, 2 s left"
-    assert copy_work.CopyProgress("spark1").line(0, 10**9, 0, 0.0) == "0.0 of 1.0 GB from spark1"
+    assert progress.line("from spark1", 0, 10**9, 0, 0.0) == "0.0 of 1.0 GB from spark1"

@@ -8,10 +8,10 @@ from functools import cache
 
 import pytest
 
-from spark_cluster.importers.tables import table
 from spark_cluster.importers.vllm_flags import kinds
 from spark_cluster.lab import Lab
 from spark_cluster.lab.layout import Layout
+from spark_cluster.models.tables import table
 
 pytestmark = pytest.mark.lab
 
@@ -46,7 +46,7 @@ def shape(action: str, nargs: str | None) -> str:
 
 def test_every_flag_takes_what_the_table_says(lab: Lab) -> None:
     ours = kinds()
-    aliases = table("vllm_flags")["aliases"]
+    aliases = table("vllm_flags", "importers")["aliases"]
     one_word = {"number", "size", "text", "json"}
     wrong = {}
     for word, (action, nargs, dest) in options().items():
@@ -54,7 +54,7 @@ def test_every_flag_takes_what_the_table_says(lab: Lab) -> None:
         if dest == "help" or name.startswith("no-"):
             continue
         if not word.startswith("--"):
-            assert table("vllm_flags")["short"][word] == dest.replace("_", "-")
+            assert table("vllm_flags", "importers")["short"][word] == dest.replace("_", "-")
             continue
         kind = ours.get(aliases.get(name, name))
         if ("one word" if kind in one_word else kind) != shape(action, nargs):
@@ -63,5 +63,5 @@ def test_every_flag_takes_what_the_table_says(lab: Lab) -> None:
 
 
 def test_the_table_has_no_flag_that_vllm_lacks(lab: Lab) -> None:
-    now = {name for names in table("vllm_flags")["flags"].values() for name in names}
+    now = {name for names in table("vllm_flags", "importers")["flags"].values() for name in names}
     assert now <= {word.lstrip("-") for word in options()}

@@ -33,7 +33,7 @@ from spark_cluster.node.store.copy_receiving import RECONNECT_S, SILENT_S, STREA
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.plain_folder import PlainFolder
-from spark_cluster.node.store.progress import Progress
+from spark_cluster.node.store.progress import Progress, line
 from spark_cluster.node.values import ResourceError
 
 LOOK_S = 0.2
@@ -325,12 +325,5 @@ class CopyProgress:
         """Print how far it is."""
         now = time.monotonic()
         begun, before = self._first = self._first or (now, done)
-        print(self.line(done, total, done - before, now - begun), flush=True)
-
-    def line(self, done: int, total: int, moved: int, seconds: float) -> str:
-        """Return what is there, the mean speed since the begin, and the time left."""
-        text = f"{done / 1e9:.1f} of {total / 1e9:.1f} GB from {self._sender}"
-        if not moved or seconds <= 0:
-            return text
-        speed = moved / seconds
-        return f"{text}, {speed / 1e6:.0f} MB/s, {(total - done) / speed:.0f} s left"
+        text = line(f"from {self._sender}", done, total, done - before, now - begun)
+        print(text, flush=True)

@@ -35,12 +35,24 @@ class Progress:
 
     def line(self, seconds: float) -> str:
         """Return what is done after so many seconds, at which speed, and the time left."""
-        rate, have = self.read / seconds, self._have + self.read
-        if not self._total:
-            return f"{have / 1e9:.1f} GB {self._done}, {rate / 1e6:.0f} MB/s"
-        left = max(0, self._total - have) / rate if rate else 0.0
-        size = f"{have / 1e9:.1f} of {self._total / 1e9:.1f} GB {self._done}"
-        return f"{size}, {rate / 1e6:.0f} MB/s, {_duration(left)} left"
+        return line(self._done, self._have + self.read, self._total, self.read, seconds)
+
+
+def line(what: str, there: int, total: int, moved: int, seconds: float) -> str:
+    """Return how far something is, its mean speed, and the time left.
+
+    Args:
+        what: was done with the bytes: "read", "from spark1".
+        there: bytes that are done, those of earlier times with them.
+        total: bytes; 0 where it is not known.
+        moved: bytes that were done in these seconds.
+    """
+    size = f"{there / 1e9:.1f} of {total / 1e9:.1f} GB" if total else f"{there / 1e9:.1f} GB"
+    if not moved or seconds <= 0:
+        return f"{size} {what}"
+    rate = moved / seconds
+    left = f", {_duration(max(0, total - there) / rate)} left" if total else ""
+    return f"{size} {what}, {rate / 1e6:.0f} MB/s{left}"
 
 
 def _duration(seconds: float) -> str:
