@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from commandline import CommandLine, Started, until
+from copies_left import left_of_copies
 from small_disk import small_disk
 
 from spark_cluster.config.caches import CACHE_ROOT
@@ -130,5 +131,4 @@ def test_a_node_whose_root_has_no_valid_password_sends(user, spark1, spark2):
         spark1.run(["usermod", "--password", "*", "root"])
     assert copied["moved"] == SIZE
     for node in (spark1, spark2):
-        left = "ls /run/spark-cluster/copies | grep -v lock; pgrep -f '[s]park-cluster/copies'"
-        assert not node.run(["sh", "-c", left], check=False).stdout
+        assert not left_of_copies(node)

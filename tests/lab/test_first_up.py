@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 import readme
 from commandline import CHECKOUT, WAIT_S, CommandLine, until
+from copies_left import left_of_copies
 from image_registry import ImageRegistry, registry
 from ruamel.yaml import YAML
 
@@ -179,8 +180,7 @@ def test_it_is_fetched_once_copied_and_served_although_the_laptop_was_gone(
         layers = [blob for blob in pulled if blob not in own]  # `manifest inspect` asks for that
         assert len(layers) == len(set(layers)), "no layer came twice"
     for node in (spark1, spark2):
-        left = "ls /run/spark-cluster/copies | grep -v lock; pgrep -f '[s]park-cluster/copies'"
-        assert not node.run(["sh", "-c", left], check=False).stdout
+        assert not left_of_copies(node)
 
 
 def test_a_second_run_moves_nothing(user, hub, images):
