@@ -93,7 +93,7 @@ def test_docker_shows_names_in_short(ref):
 def test_a_sender_that_falls_silent_is_given_up(docker, copied, monkeypatch):
     """Its connection may live: it is the sender's Docker that says nothing more."""
     monkeypatch.setattr(copy_work, "QUIET_S", 1.0)
-    waits = "while [ ! -e $0.enough ]; do sleep 0.1; done"
+    waits = "while [ -e $0 ] && [ ! -e $0.enough ]; do sleep 0.1; done"
     save = DOCKER.replace("&& cat", f"&& head -c 100 $0.saved && {waits} && cat")
     docker.write_text(save % (REF, REF))
     try:
