@@ -22,16 +22,17 @@ import subprocess
 import sys
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from spark_cluster.node import locks, paths
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.faults import explain
+from spark_cluster.node.health import HEALTH_UNDER_LOAD_S
+from spark_cluster.node.http import ask
 from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Running, TooLong
 from spark_cluster.node.values import ResourceError
 
@@ -342,8 +343,4 @@ def clear() -> None:
 
 
 def _healthy(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310
-            return bool(answer.status == 200)
-    except (urllib.error.URLError, OSError, ValueError):
-        return False
+    return bool(ask({"url": url, "timeout": HEALTH_UNDER_LOAD_S})["status"] == HTTPStatus.OK)
