@@ -67,9 +67,7 @@ def belonging(leader: Process, mark: str) -> list[Process]:
             not have been collected, so that its number is not another's.
         mark: the value of MARK that it got.
     """
-    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
-    found = (process(number) for number in numbers)
-    others = [p for p in found if p is not None and p.start >= leader.start]
+    others = [p for p in _listed() if p.start >= leader.start]
     mine: set[int] = set()
     added = {leader.pid}
     until = time.monotonic() + UNKNOWN_S
@@ -79,6 +77,23 @@ def belonging(leader: Process, mark: str) -> list[Process]:
             p.pid for p in others if p.pid not in mine and _is_marked(p, mark, until)
         }
     return [p for p in others if p.pid in mine and p.state not in GONE]
+
+
+def below(pid: int) -> list[Process]:
+    """Return all living processes that descend from one, or are in a session that one of these
+    leads."""
+    others = _listed()
+    mine, added = set[int](), {pid}
+    while added:
+        mine |= added
+        added = _kin(others, mine)
+    return [p for p in others if p.pid in mine - {pid} and p.state not in GONE]
+
+
+def _listed() -> list[Process]:
+    """Return all processes."""
+    numbers = [int(name) for name in os.listdir("/proc") if name.isdigit()]  # noqa: PTH208
+    return [p for p in map(process, numbers) if p is not None]
 
 
 def _kin(others: list[Process], mine: set[int]) -> set[int]:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.node.descendants import below
 from spark_cluster.node.faults import explain
 from spark_cluster.node.processes import Cancelled, Processes
 from spark_cluster.node.store import copy_channel
@@ -123,9 +124,8 @@ class Sender:
         """
         now, found, strangers = time.monotonic(), list[int](), dict[int, float]()
         marks = {f"--config={self.folder}/rsyncd.conf", f"{self.folder}/command"}
-        listed = {pid: (parent, words) for pid, parent, words in _processes()}
-        for pid, (parent, words) in listed.items():
-            if not marks & set(words) or parent == os.getpid() or not _is_ours(pid, listed):
+        for pid, parent in ((one.pid, one.parent) for one in below(os.getpid())):
+            if parent == os.getpid() or not marks & _words(pid):
                 continue
             if self._encrypted or _is_inside(pid):
                 found.append(pid)
@@ -147,24 +147,11 @@ def ending_with_this(argv: Sequence[str]) -> list[str]:
     return ["setpriv", "--pdeathsig", "TERM", "sh", "-c", begin, str(os.getpid()), *argv]
 
 
-def _processes() -> Iterator[tuple[int, int, list[str]]]:
-    """Yield number, parent and command of every process."""
-    for place in Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError, ValueError, IndexError):
-            words = (place / "cmdline").read_text(errors="replace").split("\0")
-            parent = (place / "stat").read_text(errors="replace").rpartition(")")[2].split()[1]
-            yield int(place.name), int(parent), words
-
-
-def _is_ours(pid: int, listed: Mapping[int, tuple[int, list[str]]]) -> bool:
-    """Return whether a process descends from this one."""
-    for _ in listed:
-        if pid not in listed:
-            return False
-        pid = listed[pid][0]
-        if pid == os.getpid():
-            return True
-    return False
+def _words(pid: int) -> set[str]:
+    """Return the words of a process's command; none when it is gone."""
+    with contextlib.suppress(OSError):
+        return set(Path(f"/proc/{pid}/cmdline").read_text(errors="replace").split("\0"))
+    return set()
 
 
 def _is_inside(pid: int) -> bool:
