@@ -34,13 +34,9 @@ FAILED_STATE = 3
 """Of fwupd's UpdateState (0 unknown, 1 pending, 2 success, 3 failed, 4 needs reboot)."""
 
 
-@check(
-    "driver.library-match",
-    title="driver and library have the same version",
-    needs=("gpu", "nvrm"),
-    effect="blocks",
-)
+@check("driver.library-match", needs=("gpu", "nvrm"), effect="blocks")
 def library_match(seen: Observations) -> Verdict:
+    """driver and library have the same version"""
     smi = seen.ran("gpu")
     if "version mismatch" in smi.output:
         return fail(smi.output)
@@ -53,13 +49,9 @@ def library_match(seen: Observations) -> Verdict:
     return ok(shown) if loaded[1] == seen.facts.gpu.driver else fail(shown)
 
 
-@check(
-    "driver.gpu-present",
-    title="nvidia-smi sees the GPU",
-    needs=("gpu", "kernel_log"),
-    effect="blocks",
-)
+@check("driver.gpu-present", needs=("gpu", "kernel_log"), effect="blocks")
 def gpu_present(seen: Observations) -> Verdict:
+    """nvidia-smi sees the GPU"""
     if seen.hangs("gpu"):
         return fail(seen.hangs("gpu"), "gpu-hangs")
     smi = seen.ran("gpu")
@@ -76,26 +68,18 @@ def gpu_present(seen: Observations) -> Verdict:
     return ok(f"{seen.facts.gpu.name}, driver {seen.facts.gpu.driver}")
 
 
-@check(
-    "driver.xid",
-    title="the kernel's log has no GPU error",
-    needs=("kernel_log",),
-    effect="risks",
-)
+@check("driver.xid", needs=("kernel_log",), effect="risks")
 def xid(seen: Observations) -> Verdict:
+    """the kernel's log has no GPU error"""
     numbers = sorted({int(n) for n in xids(seen) if n != GSP_TIMEOUT})
     if numbers:
         return warn(f"Xid {', '.join(map(str, numbers))} since boot")
     return ok("no Xid since boot")
 
 
-@check(
-    "driver.kho",
-    title="memory can be registered for RDMA under this kernel",
-    needs=("kernel", "cmdline", "meminfo"),
-    effect="blocks",
-)
+@check("driver.kho", needs=("kernel", "cmdline", "meminfo"), effect="blocks")
 def kho(seen: Observations) -> Verdict:
+    """memory can be registered for RDMA under this kernel"""
     kernel, off = seen.kernel, "kho=off" in seen.text("cmdline").split()
     total, free = (_meminfo(seen, name) for name in ("CmaTotal", "CmaFree"))
     if total is not None and free is not None and free > total:
@@ -105,13 +89,9 @@ def kho(seen: Observations) -> Verdict:
     return ok(f"kernel {kernel}{' with kho=off' if off else ''}")
 
 
-@check(
-    "driver.known-bad",
-    title="kernel and driver are not a known bad combination",
-    needs=("kernel", "cmdline", "gpu", "dpkg"),
-    effect="blocks",
-)
+@check("driver.known-bad", needs=("kernel", "cmdline", "gpu", "dpkg"), effect="blocks")
 def known_bad(seen: Observations) -> Verdict:
+    """kernel and driver are not a known bad combination"""
     smi = seen.ran("gpu")
     seen.ran("dpkg")
     shown = f"kernel {seen.kernel}, driver {pins.driver(seen.facts) or smi.output[:80]}"
@@ -124,13 +104,10 @@ def known_bad(seen: Observations) -> Verdict:
     return (fail if worst.severity == "error" else warn)(shown, worst.id)
 
 
-@check(
-    "driver.reboot",
-    title="no reboot is pending",
-    needs=("os",),  # a node that shows its files shows this one too
-    effect="risks",
-)
+# A node that shows its release file shows what is looked for, too.
+@check("driver.reboot", needs=("os",), effect="risks")
 def reboot(seen: Observations) -> Verdict:
+    """no reboot is pending"""
     seen.text("os")
     if not seen.there("reboot_required"):
         return ok("/var/run/reboot-required is not there")
@@ -139,13 +116,9 @@ def reboot(seen: Observations) -> Verdict:
     return warn(f"/var/run/reboot-required is there{names}")
 
 
-@check(
-    "driver.clocks",
-    title="the GPU clocks up under load",
-    needs=("load",),
-    effect="slows",
-)
+@check("driver.clocks", needs=("load",), effect="slows")
 def clocks(seen: Observations) -> Verdict:
+    """the GPU clocks up under load"""
     row = next(csv.reader(seen.output("load").splitlines(), skipinitialspace=True), [])
     figures = [_number(cell) for cell in row[:3]]
     if len(row) < 7 or figures[0] is None or figures[1] is None:
@@ -165,13 +138,9 @@ def clocks(seen: Observations) -> Verdict:
     return fail(f"{shown}, and nvidia-smi reports no throttling", "gpu-at-low-clock")
 
 
-@check(
-    "driver.power-off",
-    title="the last boot ended with a clean shutdown, not with a fault of the kernel",
-    needs=("previous", "previous_kernel", "pstore"),
-    effect="risks",
-)
+@check("driver.power-off", needs=("previous", "previous_kernel", "pstore"), effect="risks")
 def power_off(seen: Observations) -> Verdict:
+    """the last boot ended with a clean shutdown, not with a fault of the kernel"""
     crashed = fault_in(
         seen.ran("previous_kernel").stdout + seen.output("pstore"), "driver.power-off"
     )
@@ -193,13 +162,9 @@ def power_off(seen: Observations) -> Verdict:
     return warn(f"{found}; the clocks are capped at boot", "power-cut-at-capped-clocks")
 
 
-@check(
-    "driver.firmware-update",
-    title="no firmware update failed",
-    needs=("history",),
-    effect="risks",
-)
+@check("driver.firmware-update", needs=("history",), effect="risks")
 def firmware_update(seen: Observations) -> Verdict:
+    """no firmware update failed"""
     done = seen.ran("history")
     if done.status != 0 and "No history" in done.output:
         return ok("no update is on record")
@@ -211,13 +176,9 @@ def firmware_update(seen: Observations) -> Verdict:
     return ok(f"{len(devices)} updates on record, none failed")
 
 
-@check(
-    "driver.mlnx-hold",
-    title="mlnx-fw-updater cannot flash the ConnectX-7",
-    needs=("dpkg",),
-    effect="risks",
-)
+@check("driver.mlnx-hold", needs=("dpkg",), effect="risks")
 def mlnx_hold(seen: Observations) -> Verdict:
+    """mlnx-fw-updater cannot flash the ConnectX-7"""
     seen.ran("dpkg")
     version = seen.facts.packages.get(FLASHER)
     if FLASHER in seen.facts.held:
@@ -328,13 +289,9 @@ def fault_in(log: str, check: str) -> KernelFault | None:
     return KernelFault(issue, shown)
 
 
-@check(
-    "kernel.fault",
-    title="the kernel reported no crash, lockup or disk error",
-    needs=("kernel_log",),
-    effect="risks",
-)
+@check("kernel.fault", needs=("kernel_log",), effect="risks")
 def fault(seen: Observations) -> Verdict:
+    """the kernel reported no crash, lockup or disk error"""
     found = fault_in(seen.output("kernel_log"), "kernel.fault")
     if found is None:
         return ok("none since boot")
@@ -342,13 +299,9 @@ def fault(seen: Observations) -> Verdict:
     return judged(found.found, found.issue.id)
 
 
-@check(
-    "kernel.pcie",
-    title="PCIe devices report no errors",
-    needs=("kernel_log",),
-    effect="risks",
-)
+@check("kernel.pcie", needs=("kernel_log",), effect="risks")
 def pcie(seen: Observations) -> Verdict:
+    """PCIe devices report no errors"""
     counts = _pcie_errors(seen.output("kernel_log"))
     shown = "; ".join(f"{device}: {kind} {_times(n)}" for (device, kind), n in counts.items())
     if any(kind.endswith("(Fatal)") for _, kind in counts):
@@ -360,14 +313,10 @@ def pcie(seen: Observations) -> Verdict:
     return ok(shown or "none since boot")
 
 
-@check(
-    "kernel.mstflint",
-    title="mstflint does not read a ConnectX-7 that left the PCI bus",
-    needs=("units", "kernel_log", "pci"),
-    effect="risks",
-)
+@check("kernel.mstflint", needs=("units", "kernel_log", "pci"), effect="risks")
 def mstflint(seen: Observations) -> Verdict:
-    """A function that was enumerated twice since boot, or is gone, left the bus."""
+    """mstflint does not read a ConnectX-7 that left the PCI bus"""
+    # A function that was enumerated twice since boot, or is gone, left the bus.
     there = {path.split("/")[-2] for path in seen.tree("pci")}
     if not there:
         raise NotSeen("the PCI bus lists no device")

@@ -21,13 +21,10 @@ OWN_FLAGS = (
 """ContainerState arguments in which ranks may differ."""
 
 
-@check(
-    "pair.os",
-    title="the nodes have the same system",
-    needs=("os", "dgx"),
-    effect="risks",
-)
+@check("pair.os", needs=("os", "dgx"), effect="risks")
 def system(nodes: Pair) -> Verdict:
+    """the nodes have the same system"""
+
     def value(seen: Observations) -> str:
         seen.text("os")
         return f"{seen.facts.os}, DGX OS {seen.facts.dgx_version or 'none'}"
@@ -35,23 +32,16 @@ def system(nodes: Pair) -> Verdict:
     return _same(nodes, value)
 
 
-@check(
-    "pair.kernel",
-    title="the nodes run the same kernel",
-    needs=("kernel",),
-    effect="risks",
-)
+@check("pair.kernel", needs=("kernel",), effect="risks")
 def kernel(nodes: Pair) -> Verdict:
+    """the nodes run the same kernel"""
     return _same(nodes, lambda seen: seen.kernel)
 
 
-@check(
-    "pair.driver",
-    title="the nodes have the same driver",
-    needs=("gpu",),
-    effect="risks",
-)
+@check("pair.driver", needs=("gpu",), effect="risks")
 def driver(nodes: Pair) -> Verdict:
+    """the nodes have the same driver"""
+
     def value(seen: Observations) -> str:
         seen.output("gpu")
         if seen.facts.gpu is None:
@@ -61,13 +51,10 @@ def driver(nodes: Pair) -> Verdict:
     return _same(nodes, value)
 
 
-@check(
-    "pair.firmware",
-    title="the nodes' ConnectX-7 have the same firmware",
-    needs=("fw_ver",),
-    effect="risks",
-)
+@check("pair.firmware", needs=("fw_ver",), effect="risks")
 def firmware(nodes: Pair) -> Verdict:
+    """the nodes' ConnectX-7 have the same firmware"""
+
     def value(seen: Observations) -> str:
         versions = sorted(set(of_hca(seen.tree("fw_ver")).values()))
         if not versions:
@@ -77,13 +64,9 @@ def firmware(nodes: Pair) -> Verdict:
     return _same(nodes, value)
 
 
-@check(
-    "pair.system-firmware",
-    title="the nodes have the same system firmware",
-    needs=("devices",),
-    effect="risks",
-)
+@check("pair.system-firmware", needs=("devices",), effect="risks")
 def system_firmware(nodes: Pair) -> Verdict:
+    """the nodes have the same system firmware"""
     versions = [_versions(seen) for seen in nodes]
     common = sorted(set.intersection(*(set(devices) for devices in versions)))
     differ = [
@@ -96,13 +79,9 @@ def system_firmware(nodes: Pair) -> Verdict:
     return ok(f"{len(common)} devices have the same versions")
 
 
-@check(
-    "pair.machine-id",
-    title="each node has a machine id of its own",
-    needs=("machine_id",),
-    effect="risks",
-)
+@check("pair.machine-id", needs=("machine_id",), effect="risks")
 def machine_id(nodes: Pair) -> Verdict:
+    """each node has a machine id of its own"""
     ids = {seen.node: seen.text("machine_id").strip() for seen in nodes}
     for one, other in combinations(ids, 2):
         if ids[one] == ids[other]:
@@ -110,13 +89,9 @@ def machine_id(nodes: Pair) -> Verdict:
     return ok("all different")
 
 
-@check(
-    "pair.host-keys",
-    title="each node has SSH host keys of its own",
-    needs=("host_keys",),
-    effect="risks",
-)
+@check("pair.host-keys", needs=("host_keys",), effect="risks")
 def host_keys(nodes: Pair) -> Verdict:
+    """each node has SSH host keys of its own"""
     keys = {seen.node: _host_keys(seen) for seen in nodes}
     for one, other in combinations(keys, 2):
         shared = sorted(kind for kind, key in keys[one].items() if keys[other].get(kind) == key)
@@ -125,39 +100,29 @@ def host_keys(nodes: Pair) -> Verdict:
     return ok("all different")
 
 
-@check(
-    "pair.mtu",
-    title="the nodes have the same MTU on the link",
-    needs=("hcas", "ip"),
-    effect="blocks",
-)
+@check("pair.mtu", needs=("hcas", "ip"), effect="blocks")
 def mtu(nodes: Pair) -> Verdict:
+    """the nodes have the same MTU on the link"""
+
     def value(seen: Observations) -> str:
         return ", ".join(sorted({str(i.mtu) for i in seen.twin_interfaces})) or "no link"
 
     return _same(nodes, value, problem=fail)
 
 
-@check(
-    "pair.same-port",
-    title="the cable is in the same port of both nodes",
-    needs=("hcas",),
-    effect="blocks",
-)
+@check("pair.same-port", needs=("hcas",), effect="blocks")
 def same_port(nodes: Pair) -> Verdict:
+    """the cable is in the same port of both nodes"""
+
     def value(seen: Observations) -> str:
         return ", ".join(twin.interface for twin in seen.twins) or "no function is up"
 
     return _same(nodes, value, problem=fail)
 
 
-@check(
-    "pair.subnets",
-    title="each twin shares a subnet with the same twin of the other node",
-    needs=("hcas", "ip"),
-    effect="blocks",
-)
+@check("pair.subnets", needs=("hcas", "ip"), effect="blocks")
 def subnets(nodes: Pair) -> Verdict:
+    """each twin shares a subnet with the same twin of the other node"""
     places = {seen.node: {i.name: i.addresses for i in seen.twin_interfaces} for seen in nodes}
     for one, other in combinations(places, 2):
         for name in (name for name in places[one] if name in places[other]):
@@ -172,13 +137,9 @@ def subnets(nodes: Pair) -> Verdict:
     return ok(f"{', '.join(names)}: joined" if names else "no function is up")
 
 
-@check(
-    "pair.images",
-    title="the nodes serve from the same image",
-    needs=("tools", "containers", "logs"),
-    effect="blocks",
-)
+@check("pair.images", needs=("tools", "containers", "logs"), effect="blocks")
 def images(nodes: Pair) -> Verdict:
+    """the nodes serve from the same image"""
     used = {s.node: {e.image for e in s.engines if e.running and e.tp > 1} for s in nodes}
     serving = {node: ids for node, ids in used.items() if ids}
     if len(serving) < 2:
@@ -187,13 +148,10 @@ def images(nodes: Pair) -> Verdict:
     return ok(shown) if len(set().union(*serving.values())) == 1 else fail(shown)
 
 
-@check(
-    "pair.ray-version",
-    title="the nodes have the same Ray and vLLM",
-    needs=("tools", "containers", "logs", "versions"),
-    effect="blocks",
-)
+@check("pair.ray-version", needs=("tools", "containers", "logs", "versions"), effect="blocks")
 def ray_version(nodes: Pair) -> Verdict:
+    """the nodes have the same Ray and vLLM"""
+
     def value(seen: Observations) -> str:
         if not any(e.running and e.tp > 1 for e in seen.engines):
             return ""
@@ -212,13 +170,9 @@ def ray_version(nodes: Pair) -> Verdict:
     return ok(shown) if len(set(told_of.values())) == 1 else fail(shown)
 
 
-@check(
-    "pair.engine-args",
-    title="all ranks have the same engine arguments",
-    needs=("tools", "containers", "logs"),
-    effect="blocks",
-)
+@check("pair.engine-args", needs=("tools", "containers", "logs"), effect="blocks")
 def engine_args(nodes: Pair) -> Verdict:
+    """all ranks have the same engine arguments"""
     ranks = {
         f"{seen.node} {e.name}": {k: v for k, v in e.arguments().items() if k not in OWN_FLAGS}
         for seen in nodes
@@ -236,13 +190,9 @@ def engine_args(nodes: Pair) -> Verdict:
     return ok(f"{len(ranks)} ranks, {len(wanted)} arguments")
 
 
-@check(
-    "pair.clock",
-    title="the nodes' clocks agree",
-    needs=("clock",),
-    effect="risks",
-)
+@check("pair.clock", needs=("clock",), effect="risks")
 def clock(nodes: Pair) -> Verdict:
+    """the nodes' clocks agree"""
     times = [seen.time for seen in nodes]
     apart = max(times) - min(times)
     return warn(f"{apart:.0f} s apart") if apart > CLOCK_S else ok(f"within {CLOCK_S:g} s")
@@ -291,13 +241,9 @@ def _host_keys(seen: Observations) -> dict[str, str]:
 _AVAHI_NAME = re.compile(r's "([\w-]{1,63})"')
 
 
-@check(
-    "pair.names",
-    title="each node finds the others by name",
-    needs=("hosts", "ip", "units"),
-    effect="risks",
-)
+@check("pair.names", needs=("hosts", "ip", "units"), effect="risks")
 def names(nodes: Pair) -> Verdict:
+    """each node finds the others by name"""
     renamed = [f"avahi announces {s.node} as {name}.local" for s in nodes if (name := _renamed(s))]
     if renamed:
         return warn("; ".join(renamed), "mdns-name-counts-up")
@@ -342,13 +288,9 @@ def _link_is_up(nodes: Pair) -> None:
             raise NotSeen(f"the link of {seen.node} is down, and has no address to find a name of")
 
 
-@check(
-    "pair.model-files",
-    title="each node that serves has the whole model",
-    needs=("tools", "containers", "logs", "models"),
-    effect="blocks",
-)
+@check("pair.model-files", needs=("tools", "containers", "logs", "models"), effect="blocks")
 def model_files(nodes: Pair) -> Verdict:
+    """each node that serves has the whole model"""
     serving = {
         seen.node: (seen, [e for e in seen.engines if e.running and e.tp > 1]) for seen in nodes
     }
