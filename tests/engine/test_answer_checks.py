@@ -24,6 +24,7 @@ from spark_cluster.runner.session import Answer
 CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
 ASKING = [check for check in CHAT if check != "answer"]
 TOOLS = [check for check in CHAT if check.startswith("tool-")]
+HTML = str(questions.TOOL_CALLS[6].calls[0].arguments["content"])
 GEMMA = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
 
 
@@ -168,7 +169,7 @@ def test_wrong_calls(
 
 def test_markup_that_a_streaming_parser_doubles(server: ChatServer) -> None:
     def change(_request: dict[str, Any], _reply: Reply) -> Reply:
-        content = questions.HTML.replace("<", "<<")
+        content = HTML.replace("<", "<<")
         return Reply(calls=[("write_file", json.dumps({"path": "page.html", "content": content}))])
 
     server.change = change
