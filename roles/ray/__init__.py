@@ -11,7 +11,7 @@ from spark_cluster.config.schema import handed
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY
-from spark_cluster.engine.ray_node import RAY_HOME, ray_node
+from spark_cluster.engine.ray import RAY_HOME, ray_node
 from spark_cluster.engine.runtime import RUNTIMES, pause
 from spark_cluster.resources import Directory, Resource
 from spark_cluster.topology import Node

@@ -69,7 +69,7 @@ def command(app: App, follow: bool, tail: int, only: str | None, bundle: str | N
     app.connect_early()
     from spark_cluster.engine import logs
     from spark_cluster.engine.names import RAY
-    from spark_cluster.engine.programs import programs_there
+    from spark_cluster.engine.runtime import programs_there
 
     with app.play("logs", app.nodes, change=False, gather_facts=False) as run:
         play = run.open()

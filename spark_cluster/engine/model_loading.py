@@ -9,8 +9,7 @@ from typing import Any
 
 from spark_cluster.engine import admission, proxy, runtime, supervision, vram
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.kind_probe import probe_once
+from spark_cluster.engine.endpoint import Endpoint, probe_once
 from spark_cluster.engine.members import Member
 from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.errors import VerificationFailed

@@ -6,11 +6,12 @@ it again when it ends and after a reboot, and are asked for their state and log 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Literal, Protocol
 
+from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV, Process
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
-from spark_cluster.engine.process import SECRET_ENV, WITH_SECRET_ENV, Process
+from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.node import confinement, unit_state
 from spark_cluster.node.containers import RECIPE
 from spark_cluster.node.engine_caches import of_environment
@@ -18,9 +19,12 @@ from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
 from spark_cluster.resources.unit import FOLDER
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
     from spark_cluster.engine.deployment import Server
+
 
 Name = Literal["docker", "venv"]
 
@@ -193,7 +197,7 @@ def question(name: str) -> list[list[str]]:
     return [unit_state.question(name), ["docker", "container", "inspect", name]]
 
 
-def servers_there() -> list[str]:
+def servers_question() -> list[str]:
     """Return the command that prints the names of the servers of several models, a line each.
 
     They are containers; those of other programs whose names begin so lack the label.
@@ -203,7 +207,7 @@ def servers_there() -> list[str]:
 
 
 def server_names(printed: str) -> tuple[str, ...]:
-    """Return the names that the command of `servers_there` printed."""
+    """Return the names that the command of `servers_question` printed."""
     return tuple(sorted(name for name in printed.split() if name.startswith(f"{SERVER}-")))
 
 
@@ -252,3 +256,47 @@ def _mounts(process: Process, server: Server) -> tuple[str, ...]:
     path = whole_folder(server.model_path) if server.model_path else ""
     model = (f"{path}:{path}:ro",) if path else ()
     return (*model, *server.mounts, *process.mounts)
+
+
+def servers_there(play: Play) -> dict[str, tuple[str, ...]]:
+    """Return by node the servers of several models that are there, running or not."""
+    waiting = {
+        node.name: play.session(node).submit("gather", commands={"servers": servers_question()})
+        for node in play.nodes
+    }
+    found = {}
+    for name, pending in waiting.items():
+        done = pending.wait()["commands"]["servers"]  # None without Docker
+        found[name] = server_names(done["stdout"]) if done is not None else ()
+    return found
+
+
+def programs_there(play: Play) -> dict[str, tuple[str, ...]]:
+    """Return by node the names that a program of ours may have there: those of one server and of
+    Ray, which need not be there, and of the servers of several models, which are.
+    """
+    return {node: (SERVER, *names, RAY) for node, names in servers_there(play).items()}
+
+
+def models_by_process(sessions: Mapping[str, Session]) -> dict[str, dict[int, str]]:
+    """Return by node the ids of processes of several models' servers, and whose they are; empty
+    where the endpoint has one model. The one file that tells is on the head.
+    """
+    asked = {n: s.submit("gather", files={"endpoint": DESCRIPTION}) for n, s in sessions.items()}
+    models = [
+        model for one in asked.values() for model in models_of(one.wait()["files"]["endpoint"])
+    ]
+    waiting = {
+        name: session.submit(
+            "gather",
+            commands={m.model: processes(m.program) for m in models if m.node == name},
+        )
+        for name, session in sessions.items()
+        if any(model.node == name for model in models)
+    }
+    found: dict[str, dict[int, str]] = {}
+    for name, pending in waiting.items():
+        for model, done in pending.wait()["commands"].items():
+            words = done["stdout"].split() if done is not None else []
+            found.setdefault(name, {}).update({int(w): model for w in words if w.isdecimal()})
+    return found

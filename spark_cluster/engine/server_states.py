@@ -9,9 +9,8 @@ from typing import Any
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.engine import logs, runtime
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.endpoint import ANSWERS, Endpoint
 from spark_cluster.engine.engine import ask_health, engine_of, judge_health
-from spark_cluster.engine.kind_probe import ANSWERS
 from spark_cluster.engine.proxy import ModelServer, Replica
 from spark_cluster.engine.status import ModelState, NodeState, ServerState, Word
 from spark_cluster.errors import SparkClusterError

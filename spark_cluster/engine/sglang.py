@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.config.engines import Dialect
 from spark_cluster.config.model_kind import RUNGS
-from spark_cluster.engine.process import Process, base_environment, needs_rdma
+from spark_cluster.engine.engine import Process, base_environment, needs_rdma
 from spark_cluster.errors import Failed
 from spark_cluster.logs import start_patterns
 

@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import logs, server_states, tuned
-from spark_cluster.engine.endpoint import Endpoint, running
+from spark_cluster.engine.endpoint import Endpoint, probe_once, running, short
 from spark_cluster.engine.engine import ask_health, engine_of, judge_health
-from spark_cluster.engine.kind_probe import probe_once, short
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import (
     LOADER_UNIT,
@@ -23,8 +22,7 @@ from spark_cluster.engine.proxy import (
     models_of,
     replicas_of,
 )
-from spark_cluster.engine.ray import RayNode, RayState, dashboard_port
-from spark_cluster.engine.ray_node import ALONE
+from spark_cluster.engine.ray import ALONE, RayNode, RayState, dashboard_port
 from spark_cluster.engine.status import NodeState, Status, ask_nodes
 from spark_cluster.node.containers import (
     DATA_PARALLEL,

@@ -10,8 +10,8 @@ import pytest
 from serve_plans import bare_server
 
 from spark_cluster.engine import runtime
+from spark_cluster.engine.engine import Process
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.process import Process
 from spark_cluster.node import unit_state
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.resources import Unit

@@ -17,12 +17,11 @@ from serve_plans import server_for
 
 from spark_cluster.bench.fabric_end import UNIT
 from spark_cluster.bench.fabric_probe import MARK
+from spark_cluster.engine.engine import Process
 from spark_cluster.engine.names import RAY
-from spark_cluster.engine.process import Process
-from spark_cluster.engine.ray import TOKEN_FILE
-from spark_cluster.engine.ray_node import MEASURING
-from spark_cluster.engine.ray_start import start_ray_alone
+from spark_cluster.engine.ray import MEASURING, TOKEN_FILE
 from spark_cluster.engine.runtime import RUNTIMES
+from spark_cluster.engine.start import start_ray_alone
 from spark_cluster.errors import Failed
 from spark_cluster.runner.events import Event, Progress
 from spark_cluster.runner.options import Options

@@ -10,8 +10,7 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.engine.checks.questions import TOOL_CALLS, VISION, Question, why_wrong
-from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
-from spark_cluster.engine.completion import Completion
+from spark_cluster.engine.client import Check, Client, Completion, NotApplicable, RequestFailed
 from spark_cluster.node import replies
 
 ROUNDS = 4
