@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_cluster.config.model_kind import Rung
-from spark_cluster.engine.endpoint import Asker, Endpoint
+from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
 from spark_cluster.node.replies import NotACompletion, at, decoded, message, reasoning, text_of
-from spark_cluster.runner.session import Answer
+from spark_cluster.runner.session import Answer, Session
 
 MOST_CALLS = 64
 """Tool calls of one answer that are read."""
@@ -183,7 +183,7 @@ class Client:
         context: longest prompt of the context check, tokens; None for the server's stated length.
     """
 
-    session: Asker
+    session: Session
     endpoint: Endpoint
     where: str = ""
     dimensions: tuple[int, ...] = ()

@@ -6,7 +6,7 @@ import socket
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, cast
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from spark_cluster.config.inventory import Inventory
@@ -23,21 +23,6 @@ from spark_cluster.node.health import Completion
 from spark_cluster.node.supervision.model_probe import completion_of, request_of
 from spark_cluster.runner.session import Answer, Session
 from spark_cluster.topology import Node
-
-
-class Asker(Protocol):
-    """A client that makes requests: a node's session."""
-
-    def http(
-        self,
-        url: str,
-        *,
-        method: str,
-        headers: dict[str, str],
-        body: str | bytes | None,
-        timeout: float,
-        certificate: str | None,
-    ) -> Answer: ...
 
 
 @dataclass(frozen=True)
@@ -101,7 +86,7 @@ class Endpoint:
 
     def request(
         self,
-        session: Asker,
+        session: Session,
         path: str,
         *,
         method: str = "GET",

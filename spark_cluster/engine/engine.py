@@ -23,10 +23,10 @@ if TYPE_CHECKING:
     from spark_cluster.config.model_kind import Rung
     from spark_cluster.config.ports import Span
     from spark_cluster.engine.deployment import Server
-    from spark_cluster.engine.endpoint import Asker, Endpoint
+    from spark_cluster.engine.endpoint import Endpoint
     from spark_cluster.logs.start_patterns import Pattern
     from spark_cluster.node.containers import ContainerState
-    from spark_cluster.runner.session import Answer
+    from spark_cluster.runner.session import Answer, Session
     from spark_cluster.topology import Node
 
 
@@ -119,26 +119,16 @@ class Engine(Protocol):
         rungs: rungs of readiness that it can climb.
     """
 
-    @property
-    def name(self) -> str: ...
-    @property
-    def dialect(self) -> Dialect: ...
-    @property
-    def health(self) -> str: ...
-    @property
-    def died(self) -> int | None: ...
-    @property
-    def loading(self) -> int | None: ...
-    @property
-    def models(self) -> str: ...
-    @property
-    def version(self) -> tuple[str, str]: ...
-    @property
-    def started(self) -> str: ...
-    @property
-    def anchors(self) -> tuple[Pattern, ...]: ...
-    @property
-    def rungs(self) -> frozenset[Rung]: ...
+    name: str
+    dialect: Dialect
+    health: str
+    died: int | None
+    loading: int | None
+    models: str
+    version: tuple[str, str]
+    started: str
+    anchors: tuple[Pattern, ...]
+    rungs: frozenset[Rung]
 
     def environment(self, node: Node, deployment: Server) -> dict[str, str]:
         """Return the variables of its programs on a node: interfaces, HCAs, addresses, caches.
@@ -179,7 +169,7 @@ def engine_of(container: ContainerState) -> Engine:
 def ask_health(
     serving: Engine,
     endpoint: Endpoint,
-    session: Asker,
+    session: Session,
     container: ContainerState | None = None,
     timeout: float = HEALTH_S,
 ) -> tuple[State, Answer]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.engine.engine import Process, needs_rdma
@@ -22,7 +22,7 @@ from spark_cluster.node.replies import at, decoded, short, text_of
 from spark_cluster.node.supervision.look import RAY_NODES
 from spark_cluster.node.values import Secret
 from spark_cluster.resources.secret_files import secret_path
-from spark_cluster.runner.session import Answer
+from spark_cluster.runner.session import Answer, Session
 
 if TYPE_CHECKING:
     from spark_cluster.engine.deployment import Server
@@ -121,12 +121,6 @@ TIMEOUT_S = 5.0
 """Seconds for an answer."""
 
 
-class Asker(Protocol):
-    """A client that makes requests: a node's session."""
-
-    def http(self, url: str, *, timeout: float = ..., bearer_file: str = ...) -> Answer: ...
-
-
 @dataclass(frozen=True)
 class RayNode:
     """A node that is alive for Ray; `gpus` as declared to it."""
@@ -145,7 +139,7 @@ class RayState:
         port: of the dashboard, on its loopback.
     """
 
-    session: Asker
+    session: Session
     port: int
 
     def nodes(self) -> list[RayNode]:

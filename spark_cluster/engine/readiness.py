@@ -22,6 +22,7 @@ from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.node.health import Life, judge
 from spark_cluster.node.load_guard import Reason
+from spark_cluster.node.supervision.look import stop
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
@@ -214,7 +215,7 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
 def _ray_ended(play: Play, state: ContainerState, name: str) -> Failed:
     fault = logs.first_error({f"{name} {RAY}": logs.read(play.connections.session(name), RAY)})
     # Docker would start it again and again; what it said stays to be read.
-    play.connections.session(name).run(runtime.RUNTIMES[state.runtime].stop(RAY))
+    play.connections.session(name).run(stop(RAY, state.runtime))
     return Failed(
         f"Ray on {name} ended {state.restarts} times: "
         f"{fault.text if fault else 'its log has no error'}",
@@ -411,7 +412,7 @@ def _ended(play: Play, state: ContainerState, name: str, server: str) -> ServerE
     who = "the server" if name == play.head.name else f"the rank on {name}"
     what = "restarted" if state.status == "running" else f"is {state.status}"
     # Docker would start it again and again; what it said stays to be read.
-    session.run(runtime.RUNTIMES[state.runtime].stop(server))
+    session.run(stop(server, state.runtime))
     return ServerEnded(
         f"{who} {what} while loading: {fault.text if fault else last or state.error}",
         where=fault.where if fault else f"{name} {server}",
@@ -424,7 +425,7 @@ def _short_of_memory(
 ) -> LoadEnded:
     """Stop what is left of a server whose load was ended, or its runtime would start it again."""
     for name, state in states.items():
-        play.connections.session(name).run(runtime.RUNTIMES[state.runtime].stop(server))
+        play.connections.session(name).run(stop(server, state.runtime))
     return LoadEnded(
         f"the load was ended before the node ran out of memory: {reason}",
         where=f"{node} {server}",

@@ -7,7 +7,7 @@ it again when it ends and after a reboot, and are asked for their state and log 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, get_args
 
 from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV, Process
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
@@ -50,107 +50,81 @@ if test -e "$1"; then {JOURNAL} --output cat; else docker logs "$2" 2>&1; fi | h
 """
 
 
-class Runtime(Protocol):
-    """A way to run an engine's programs on a node."""
-
-    def resource(self, process: Process, server: Server) -> Resource:
-        """Return the desired state: the program runs exactly so."""
-        ...
-
-    def absent(self, name: str, stop_timeout_s: int = 10) -> Resource:
-        """Return the desired state: there is no program of this name."""
-        ...
-
-    def stop(self, name: str) -> list[str]:
-        """Return the command that ends a program and leaves its log to be read."""
-        ...
-
-    def follow(self, name: str, lines: int) -> list[str]:
-        """Return the command that prints the end of a log, and what is added to it."""
-        ...
+def resource(process: Process, server: Server) -> Container | Unit:
+    """Return the desired state: the program runs exactly so, in the server's runtime."""
+    return (_unit if server.runtime == "venv" else _container)(process, server)
 
 
-class Docker:
-    """Containers of the deployment's image, with what RDMA needs.
+def _container(process: Process, server: Server) -> Container:
+    """Return a container of the deployment's image, with what RDMA needs.
 
     The image's own entry point is left out: that of vllm/vllm-openai is `vllm serve`, others have
     none, and the command is to be the same. A default memlock of 8 MB breaks RDMA.
     """
+    command, secrets = _with_secrets(process, server)
+    return Container(
+        process.name,
+        server.image,
+        command,
+        entrypoint="",
+        env=dict(process.env),
+        secret_files=secrets,
+        mounts=_mounts(process, server),
+        caches=server.cache_root,
+        network="host",
+        ipc="host",
+        pid=f"container:{PAUSE}" if process.sees_ray else None,
+        gpus="all",
+        devices=(INFINIBAND,) if process.rdma else (),
+        cap_add=confinement.ENGINE,
+        cap_drop=confinement.DROPPED,
+        security_opt=confinement.SECURITY,
+        ulimits={"memlock": -1, "stack": STACK},
+        # After status 0 too, with which vLLM ends when a rank died. The role start_limit stops a
+        # server that ends again and again; not Ray, which holds no GPU memory and waits for its
+        # peers. The model loader starts its servers itself, when there is memory: not Docker, all
+        # of them when the node boots.
+        restart="no" if server.on_request else "unless-stopped",
+        labels=dict(server.labels),
+        stays_s=0,  # who starts it watches it until it is ready
+        stop_timeout_s=process.stop_timeout_s,
+        state="created" if server.on_request else "running",
+    )
 
-    def resource(self, process: Process, server: Server) -> Container:
-        command, secrets = _with_secrets(process, server)
-        return Container(
-            process.name,
-            server.image,
-            command,
-            entrypoint="",
-            env=dict(process.env),
-            secret_files=secrets,
-            mounts=_mounts(process, server),
-            caches=server.cache_root,
-            network="host",
-            ipc="host",
-            pid=f"container:{PAUSE}" if process.sees_ray else None,
-            gpus="all",
-            devices=(INFINIBAND,) if process.rdma else (),
-            cap_add=confinement.ENGINE,
-            cap_drop=confinement.DROPPED,
-            security_opt=confinement.SECURITY,
-            ulimits={"memlock": -1, "stack": STACK},
-            # After status 0 too, with which vLLM ends when a rank died. The role start_limit stops
-            # a server that ends again and again; not Ray, which holds no GPU memory and waits for
-            # its peers. The model loader starts its servers itself, when there is memory: not
-            # Docker, all of them when the node boots.
-            restart="no" if server.on_request else "unless-stopped",
-            labels=dict(server.labels),
-            stays_s=0,  # who starts it watches it until it is ready
-            stop_timeout_s=process.stop_timeout_s,
-            state="created" if server.on_request else "running",
-        )
 
-    def absent(self, name: str, stop_timeout_s: int = 10) -> Container:
-        return Container(name, state="absent", stop_timeout_s=stop_timeout_s)
+def _unit(process: Process, server: Server) -> Unit:
+    """Return a systemd unit that runs a program of the virtual environment."""
+    command, secrets = _with_secrets(process, server)
+    return Unit(
+        process.name,
+        command,
+        search_path=(f"{server.venv}/bin",),
+        env={"VIRTUAL_ENV": server.venv, **process.env},
+        secret_files=secrets,
+        mounts=_mounts(process, server),
+        caches=(server.cache_root, of_environment(server.venv)),
+        devices=DEVICES,
+        limits={"MEMLOCK": "infinity", "STACK": str(STACK), "NOFILE": "1048576"},
+        restart="always",  # as above
+        labels=dict(server.labels),
+        description=f"{process.name} of spark-cluster",
+        stop_timeout_s=process.stop_timeout_s,
+    )
 
-    def stop(self, name: str) -> list[str]:
-        return ["docker", "stop", "-t", "5", name]
 
-    def follow(self, name: str, lines: int) -> list[str]:
+def without(name: str, runtime: Name, stop_timeout_s: int = 10) -> Container | Unit:
+    """Return the desired state: there is no program of this name in a runtime."""
+    kind = Unit if runtime == "venv" else Container
+    return kind(name, state="absent", stop_timeout_s=stop_timeout_s)
+
+
+def follow(name: str, lines: int, runtime: Name) -> list[str]:
+    """Return the command that prints the end of a log, and what is added to it."""
+    if runtime == "docker":
         return ["docker", "logs", "--follow", "--tail", str(lines), name]
+    end = ["--lines", str(lines), "--output", "cat", "--quiet"]
+    return ["journalctl", "--follow", *end, "--unit", f"{name}.service"]
 
-
-class Venv:
-    """Systemd units that run the programs of a virtual environment."""
-
-    def resource(self, process: Process, server: Server) -> Unit:
-        command, secrets = _with_secrets(process, server)
-        return Unit(
-            process.name,
-            command,
-            search_path=(f"{server.venv}/bin",),
-            env={"VIRTUAL_ENV": server.venv, **process.env},
-            secret_files=secrets,
-            mounts=_mounts(process, server),
-            caches=(server.cache_root, of_environment(server.venv)),
-            devices=DEVICES,
-            limits={"MEMLOCK": "infinity", "STACK": str(STACK), "NOFILE": "1048576"},
-            restart="always",  # as above
-            labels=dict(server.labels),
-            description=f"{process.name} of spark-cluster",
-            stop_timeout_s=process.stop_timeout_s,
-        )
-
-    def absent(self, name: str, stop_timeout_s: int = 10) -> Unit:
-        return Unit(name, state="absent", stop_timeout_s=stop_timeout_s)
-
-    def stop(self, name: str) -> list[str]:
-        return ["systemctl", "stop", f"{name}.service"]
-
-    def follow(self, name: str, lines: int) -> list[str]:
-        end = ["--lines", str(lines), "--output", "cat", "--quiet"]
-        return ["journalctl", "--follow", *end, "--unit", f"{name}.service"]
-
-
-RUNTIMES: dict[Name, Runtime] = {"docker": Docker(), "venv": Venv()}
 
 NO_PAUSE = Container(PAUSE, state="absent", stop_timeout_s=0)
 """The desired state without Ray: nothing holds process ids for it."""
@@ -161,7 +135,9 @@ def absent(*names: str, stop_timeout_s: int = 10) -> list[Resource]:
 
     Without Ray there is no container for its process ids either.
     """
-    gone = [r.absent(name, stop_timeout_s) for name in names for r in RUNTIMES.values()]
+    gone: list[Resource] = [
+        without(name, one, stop_timeout_s) for name in names for one in get_args(Name)
+    ]
     return [*gone, NO_PAUSE] if RAY in names else gone
 
 

@@ -94,7 +94,7 @@ class Sglang:
     """SGLang's server."""
 
     name = "sglang"
-    dialect = DIALECT
+    dialect: Dialect = DIALECT
     health = "/health"
     died: int | None = None  # 503 is its answer while it loads, too
     loading: int | None = 503

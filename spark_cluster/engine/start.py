@@ -27,9 +27,10 @@ from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import ModelServer, Replica
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.engine.readiness import Again, container_state
-from spark_cluster.engine.runtime import RUNTIMES, absent
+from spark_cluster.engine.runtime import absent
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.containers import NEEDS
+from spark_cluster.node.supervision.look import stop
 from spark_cluster.resources import Resource
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.play import Applied, Play, RoleCall
@@ -242,7 +243,7 @@ def _begin(
         changed = [n for n in nodes if runtime.changed(done.changes(n.name), server.program)]
         if 0 < len(changed) < len(nodes) and not play.check:
             # A rank does not join others that have begun already.
-            play.apply(nodes, [runtime.RUNTIMES[server.runtime].absent(server.program, 5)])
+            play.apply(nodes, [runtime.without(server.program, server.runtime, 5)])
             play.apply(nodes, role)
     return bool(changed)
 
@@ -265,7 +266,7 @@ def end_dead_server(play: Play, server: Server) -> None:
 
 def end_server(play: Play, server: Server) -> None:
     """End the server and its ranks, to be started again; Ray stays."""
-    play.apply(server.nodes, [runtime.RUNTIMES[server.runtime].absent(server.program, 5)])
+    play.apply(server.nodes, [runtime.without(server.program, server.runtime, 5)])
     load_guard.prepare(play, server.nodes)
 
 
@@ -383,13 +384,13 @@ def _started(made: Applied, server: Server, program: str) -> set[str]:
 def _end_what_was_left(play: Play, server: Server, made: Applied, started: set[str]) -> bool:
     """End what belongs to a Ray that was replaced: a worker of an earlier head does not follow to a
     new one, and a server does not find a new node. Return whether there was any."""
-    ray, runs = _started(made, server, RAY), RUNTIMES[server.runtime]
+    ray, kind = _started(made, server, RAY), server.runtime
     head, *workers = server.nodes
     ended = False
     if head.name in ray and (left := [node for node in workers if node.name not in ray]):
-        ended = play.apply(left, [runs.absent(RAY, 2)]).changed
+        ended = play.apply(left, [runtime.without(RAY, kind, 2)]).changed
     if ray and head.name not in started:
-        ended = play.apply(head, [runs.absent(server.program)]).changed or ended
+        ended = play.apply(head, [runtime.without(server.program, kind)]).changed or ended
     return ended
 
 
@@ -400,7 +401,7 @@ def _wait(play: Play, server: Server, *, began: bool) -> None:
         readiness.ray_cluster(play, server.size, ray.dashboard_port, ray.join_timeout_s)
     except SparkClusterError:
         if began:  # it would wait for the node that is missing, and be started again and again
-            play.session(server.nodes[0]).run(RUNTIMES[server.runtime].stop(server.program))
+            play.session(server.nodes[0]).run(stop(server.program, server.runtime))
         raise
     readiness.ray_asks_for_its_token(play, ray.dashboard_port)
 

@@ -35,7 +35,7 @@ class Vllm:
     """vLLM's server and its ranks."""
 
     name = "vllm"
-    dialect = DIALECT
+    dialect: Dialect = DIALECT
     health = "/health"
     died: int | None = 503
     loading: int | None = None  # nothing listens then (source: make gpu, vLLM 0.26.0)
