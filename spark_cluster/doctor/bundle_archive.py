@@ -164,7 +164,7 @@ _JOURNAL = ("journalctl", "--quiet", "--no-pager", "--utc", "--output", "short-i
 
 INSPECT = "inspect"
 
-_SEVERAL = shlex.join(runtime.servers_there())
+_SEVERAL = shlex.join(runtime.servers_question())
 """Prints the names of the servers of several models."""
 
 _LOG_OF_ONE = f'echo "==> $name"; docker logs --timestamps --tail {LINES} "$name" 2>&1'

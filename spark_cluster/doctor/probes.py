@@ -10,8 +10,7 @@ from typing import TypeVar
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.probed import Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
-from spark_cluster.engine.link_cabling import without_switch
-from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS
+from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS, without_switch
 from spark_cluster.node.health import judge
 
 T = TypeVar("T")

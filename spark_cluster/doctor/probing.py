@@ -16,9 +16,8 @@ from spark_cluster.doctor import port_scan
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Answer, OpenPort, Ping, PortScan, Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import NotSeen
-from spark_cluster.engine import link_cabling, link_check
-from spark_cluster.engine.link_cabling import Cabling
-from spark_cluster.engine.link_check import Hop
+from spark_cluster.engine import link_check
+from spark_cluster.engine.link_check import Cabling, Hop
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.facts.listeners import LISTENERS, parse
 from spark_cluster.node.containers import ContainerState
@@ -228,17 +227,17 @@ def probe(
 
 def _cabling(nodes: Sequence[Node], sessions: Sessions) -> tuple[Cabling, ...] | str:
     """Look where the ports lead, if that is not clear; or the reason why that is not known."""
-    if not link_cabling.in_doubt(nodes):
+    if not link_check.in_doubt(nodes):
         return ()
     try:
-        return tuple(link_cabling.look(nodes, sessions))
+        return tuple(link_check.look(nodes, sessions))
     except SparkClusterError as error:
         return f"{error.where}: {error.message}" if error.where else error.message
 
 
 def _hops(nodes: Sequence[Node], cabling: Sequence[Cabling] | str) -> tuple[list[Hop], str]:
     """Return the hops to try, or the reason why there are none."""
-    if not isinstance(cabling, str) and link_cabling.without_switch(cabling):
+    if not isinstance(cabling, str) and link_check.without_switch(cabling):
         return [], "no switch joins the nodes"  # each would be waited for in vain
     if found := link_check.checked_hops(nodes):
         return found, ""
@@ -290,9 +289,8 @@ def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
 
 def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Question) -> Answer | None:
     """The endpoint's answer, asked by the node where the server runs."""
-    from spark_cluster.engine.endpoint import running
+    from spark_cluster.engine.endpoint import ANSWERS, probe_once, running
     from spark_cluster.engine.engine import ask_health, engine_of
-    from spark_cluster.engine.kind_probe import ANSWERS, probe_once
     from spark_cluster.engine.proxy import DESCRIPTION
 
     for seen in nodes:

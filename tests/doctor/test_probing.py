@@ -18,9 +18,8 @@ from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.doctor import probing
 from spark_cluster.doctor.probing import Question
-from spark_cluster.engine import link_cabling, link_check
-from spark_cluster.engine.link_cabling import Cabling
-from spark_cluster.engine.link_check import checked_hops
+from spark_cluster.engine import link_check
+from spark_cluster.engine.link_check import Cabling, checked_hops
 from spark_cluster.errors import Failed
 from spark_cluster.facts.model import Facts, Hca
 from spark_cluster.runner.session import Answer as HttpAnswer
@@ -136,8 +135,8 @@ def test_a_ring_of_cables_is_named_and_nothing_is_waited_for(
     inventory: Inventory, monkeypatch: Any
 ) -> None:
     ring = [Cabling("spark1", {"np0": ("spark3",), "np1": ("spark2",)})]
-    monkeypatch.setattr(link_cabling, "in_doubt", lambda _: True)
-    monkeypatch.setattr(link_cabling, "look", lambda *_: ring)
+    monkeypatch.setattr(link_check, "in_doubt", lambda _: True)
+    monkeypatch.setattr(link_check, "look", lambda *_: ring)
     found = probing.probe(inventory, [seen(1, tools=""), seen(2, tools="")], {}, QUESTION)
     assert found.cabling == tuple(ring)
     assert (found.pings, found.transfers, found.rdma) == (None, None, None)
@@ -146,7 +145,7 @@ def test_a_ring_of_cables_is_named_and_nothing_is_waited_for(
     def lost(*_: Any) -> list[Cabling]:
         raise Failed("it is gone", where="spark2")
 
-    monkeypatch.setattr(link_cabling, "look", lost)
+    monkeypatch.setattr(link_check, "look", lost)
     monkeypatch.setattr(probing, "_hops", lambda *_: ([], "none"))
     found = probing.probe(inventory, [seen(1, tools=""), seen(2, tools="")], {}, QUESTION)
     assert (found.cabling, found.why_not["cabling"]) == (None, "spark2: it is gone")
