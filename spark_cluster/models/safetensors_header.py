@@ -135,11 +135,6 @@ def _must_not_overlap(places: list[tuple[int, int]], where: str) -> None:
         last = end
 
 
-def total_bytes(found: Iterable[Tensor]) -> int:
-    """Bytes of all tensors."""
-    return sum(tensor.size * tensor.count for tensor in found)
-
-
 def folded(found: Iterable[Tensor]) -> Iterator[Tensor]:
     """The tensors with those together that differ in the number of an expert only: a model with
     many experts has hundreds of thousands.
