@@ -181,8 +181,8 @@ def _cache(fit: Fit) -> Text:
 
 
 def _before(plan: Plan) -> str:
-    from spark_cluster.planning.disk import disk_gib
     from spark_cluster.planning.plan import times
+    from spark_cluster.planning.whole_model import disk_gib
 
     fit = plan.fit
     size = disk_gib(fit.launch, fit.serving, fit.peak_gib)

@@ -170,7 +170,7 @@ def speed(
     from spark_cluster.planning.speed.prefill import prefill
 
     given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}
-    from spark_cluster.cli.predict_options import evidence_of, served_by, too_large
+    from spark_cluster.cli.predicted_speed import evidence_of, served_by, too_large
 
     known, serving = served_by(app, {**given, "tp": str(tp)}, hub(offline=offline))
     constants = load_constants(app.project)

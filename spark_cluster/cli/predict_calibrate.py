@@ -11,15 +11,14 @@ from typing import Any
 from spark_cluster.bench.fabric_record import FabricRecord, is_fabric, load_fabric
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.cli.predict_options import served_by
+from spark_cluster.cli.predicted_speed import served_by
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.logs.memory_account import ANCHORS, MemoryAccount, account_in
 from spark_cluster.logs.reading import Reader, of_file
 from spark_cluster.planning.calibrate import Calibration, Point, is_read_bound
-from spark_cluster.planning.link import MeasuredLink, fitted
+from spark_cluster.planning.link import UNFITTED, MeasuredLink, fitted, implausible, with_runtime
 from spark_cluster.planning.runs import read_runs
-from spark_cluster.planning.runtime_memory import UNFITTED, implausible, with_runtime
 from spark_cluster.planning.speed import allreduce
 from spark_cluster.planning.speed.constants import CALIBRATION, Constants
 from spark_cluster.planning.speed.serving import Serving

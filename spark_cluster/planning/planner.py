@@ -13,10 +13,9 @@ from spark_cluster.config.model_kind import inferred, must_be_served
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.hub import DocumentSource, Hub, cached
-from spark_cluster.planning.builds import builds
 from spark_cluster.planning.evidence import Evidence
 from spark_cluster.planning.fit import Fit, fit
-from spark_cluster.planning.nearest import Nearest, nearest
+from spark_cluster.planning.nearest import Nearest, builds, nearest
 from spark_cluster.planning.plan import Feasibility, Plan, speed
 from spark_cluster.planning.purpose import Advice, Purpose, Users, advise
 from spark_cluster.planning.room import NodeMemory

@@ -13,7 +13,7 @@ pytest.importorskip("scipy")
 from benchmarks.predictions.__main__ import COVERED, FITTED, WANTED, by_situation
 from benchmarks.predictions.evaluate import evaluate, outcomes
 from benchmarks.predictions.points import measured, serving_of
-from spark_cluster.planning.measurements import measured_runs
+from spark_cluster.planning.evidence import measured_runs
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import shortest
 

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import InvalidFile
+from spark_cluster.models.counting import numbers, part_of
 from spark_cluster.models.safetensors_header import (
     BITS,
     LARGEST_WEIGHTS,
@@ -19,7 +20,6 @@ from spark_cluster.models.safetensors_header import (
     header_length,
     tensors,
 )
-from spark_cluster.models.tensor_parts import numbers, part_of
 
 
 def text(**entries: Any) -> bytes:

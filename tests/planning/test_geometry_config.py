@@ -19,10 +19,9 @@ from spark_cluster.models import (
     from_config,
     known_models,
 )
-from spark_cluster.models.as_served import checkpoint_quantization
-from spark_cluster.models.local import hub_cache
-from spark_cluster.models.stored_weights import stored_tensors
-from spark_cluster.models.weight_files import weight_files
+from spark_cluster.models.local import hub_cache, stored_tensors
+from spark_cluster.models.safetensors_header import weight_files
+from spark_cluster.models.weights import checkpoint_quantization
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",

@@ -10,10 +10,10 @@ from pathlib import Path
 from spark_cluster.bench.report.arena import submissions
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.page import page
+from spark_cluster.bench.report.plots_nodes import NodeTelemetry, read_telemetry
 from spark_cluster.bench.report.post import post
 from spark_cluster.bench.report.run_verdict import RunVerdict, headline, verdict
 from spark_cluster.bench.report.sections import sections
-from spark_cluster.bench.report.telemetry_samples import NodeTelemetry, read_telemetry
 from spark_cluster.bench.run_folder import PAGE, TELEMETRY, load_record
 from spark_cluster.errors import UsageError, install_extra
 from spark_cluster.node.durable import make_folder, write_file

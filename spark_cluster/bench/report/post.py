@@ -7,9 +7,9 @@ from collections.abc import Iterable, Iterator
 
 from spark_cluster.bench.record import Record, Setup
 from spark_cluster.bench.report.cells import Results
+from spark_cluster.bench.report.formats import Table, escape, fenced
 from spark_cluster.bench.report.run_verdict import answers, headline, verdict
 from spark_cluster.bench.report.sections import Section
-from spark_cluster.bench.report.table import Table, escape, fenced
 
 ENGINES = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server --model-path"}
 

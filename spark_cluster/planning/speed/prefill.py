@@ -11,10 +11,8 @@ from spark_cluster.models.stored_tensors import MATRICES
 from spark_cluster.planning.speed import allreduce
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import known, step
-from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, family
-from spark_cluster.planning.speed.fitted import usual_range
-from spark_cluster.planning.speed.reading import least_read, weights_read
-from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, family, usual_range
+from spark_cluster.planning.speed.serving import Serving, least_read, weights_read
 
 PEAK_FLOPS = 250e12
 """FP8 without sparsity (a quarter of the 1,000 that the data sheet of GB10 gives for sparse
