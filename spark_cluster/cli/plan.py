@@ -273,7 +273,9 @@ def _advise(
     purpose: Purpose,
 ) -> None:
     app: App = ctx.obj
-    advice = planner.advise(subject, rooms, question, purpose)
+    from spark_cluster.planning.purpose import advise
+
+    advice = advise(planner, subject, rooms, question, purpose)
     if app.as_json:
         app.print_json({"recipe": subject.title, **advice.to_dict()})
     else:

@@ -52,6 +52,18 @@ class Speed:
         """The speed with the drafter where there is one."""
         return self.drafted or self.decode
 
+    @property
+    def tok_s(self) -> float:
+        """Tokens/s of each request: as measured where it was, else as predicted."""
+        measured = self.evidence
+        return (measured.low + measured.high) / 2 if measured else self.best.request.expected
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The range that `tok_s` lies in."""
+        each = self.best.request
+        return self.evidence.range if self.evidence else (each.low, each.high)
+
     def to_dict(self, *, fits: bool = True, generates: bool = True) -> dict[str, Any]:
         """Return it as `plan --json` prints it; what does not fit has no speed, and
         what generates nothing none of decoding.
