@@ -233,22 +233,22 @@ class MeasuredRun:
     quantization: str
     kv_dtype: str
     engine: str
-    version: str
     tp: int
-    transport: str
-    drafted: int
-    own_head: bool
-    batched_tokens: int
-    unpacked: bool
-    mxfp4_layers: tuple[str, ...]
-    expert_parallel: bool
-    eager: bool
-    held_out: bool
-    excluded: str
-    no_shape: bool
-    note: str
     source: Source
     points: tuple[MeasuredPoint, ...]
+    version: str = ""
+    transport: str = ""
+    drafted: int = 0
+    own_head: bool = False
+    batched_tokens: int = 0
+    unpacked: bool = False
+    mxfp4_layers: tuple[str, ...] = ()
+    expert_parallel: bool = False
+    eager: bool = False
+    held_out: bool = False
+    excluded: str = ""
+    no_shape: bool = False
+    note: str = ""
 
 
 @cache
@@ -256,40 +256,18 @@ def measured_runs() -> tuple[MeasuredRun, ...]:
     """Return all runs, in the order of the file."""
     folder = resources.files("spark_cluster.planning") / "data"
     data: dict[str, Any] = json.loads((folder / "measurements.json").read_text(encoding="utf-8"))
-    sources = {key: Source(key, row["title"], row["link"]) for key, row in data["sources"].items()}
-    return tuple(_run(row, sources) for row in data["runs"])
+    sources = {key: Source(key, **row) for key, row in data["sources"].items()}
+    return tuple(_run(row, sources[row["source"]]) for row in data["runs"])
 
 
-def _run(row: dict[str, Any], sources: dict[str, Source]) -> MeasuredRun:
-    layers = str(row.get("mxfp4_layers", ""))
-    return MeasuredRun(
-        id=row["id"],
-        model=row["model"],
-        shape=row.get("shape", row["model"]),
-        quantization=row["quantization"],
-        kv_dtype=row["kv_dtype"],
-        engine=row["engine"],
-        version=row.get("version", ""),
-        tp=row["tp"],
-        transport=row.get("transport", ""),
-        drafted=row.get("drafted", 0),
-        own_head=row.get("own_head", False),
-        batched_tokens=row.get("batched_tokens", 0),
-        unpacked=row.get("kernels") == "marlin",
-        mxfp4_layers=tuple(layers.split(",")) if layers else (),
-        expert_parallel=row.get("expert_parallel", False),
-        eager=row.get("eager", False),
-        held_out=row.get("held_out", False),
-        excluded=row.get("excluded", ""),
-        no_shape=row.get("no_shape", False),
-        note=row.get("note", ""),
-        source=sources[row["source"]],
-        points=tuple(_point(point) for point in row["points"]),
-    )
+def _run(row: dict[str, Any], source: Source) -> MeasuredRun:
+    points, layers = tuple(map(_point, row["points"])), tuple(row.get("mxfp4_layers", ()))
+    given = {"shape": row["model"], **row, "points": points, "mxfp4_layers": layers}
+    return MeasuredRun(**{**given, "source": source})
 
 
 def _point(row: dict[str, Any]) -> MeasuredPoint:
-    value = row["value"]
+    given = dict(row)
+    value = given.pop("value")
     low, high = value if isinstance(value, list) else (value, value)
-    rest = {name: row[name] for name in ("context", "prompt", "users") if name in row}
-    return MeasuredPoint(row["metric"], low, high, **rest, accepted_share=row.get("accepted_share"))
+    return MeasuredPoint(low=low, high=high, **given)
