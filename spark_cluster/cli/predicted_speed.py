@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spark_cluster import models as shapes
+from spark_cluster.bench.planned_speed import own_evidence
 from spark_cluster.cli.app import App
+from spark_cluster.config.launch import Launch, of_recipe
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import UsageError
-
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.models.hub import Hub
-    from spark_cluster.planning.evidence import Evidence
-    from spark_cluster.planning.speed.decode import Decode
-    from spark_cluster.planning.speed.prefill import Prefill
-    from spark_cluster.planning.speed.serving import Serving
-    from spark_cluster.planning.speed.speculative import Speculative
-
+from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.models.hub import Hub
+from spark_cluster.models.memory import GIB, RESERVE_GIB
+from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
+from spark_cluster.planning.evidence import Case, Evidence, own_first
+from spark_cluster.planning.room import assumed
+from spark_cluster.planning.speed.decode import Decode
+from spark_cluster.planning.speed.of_recipe import serving_of
+from spark_cluster.planning.speed.prefill import Prefill
+from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.planning.speed.speculative import Speculative
 
 MS = 1e3
 
@@ -111,15 +116,6 @@ def served_by(
     Raises:
         UsageError: they contradict each other, or name what is not known.
     """
-    from spark_cluster import models as shapes
-    from spark_cluster.loader.recipes import load_recipe
-    from spark_cluster.models.weights import (
-        checkpoint_kv_dtype,
-        checkpoint_quantization,
-        must_be_known,
-    )
-    from spark_cluster.planning.speed.of_recipe import serving_of
-    from spark_cluster.planning.speed.serving import Serving
 
     recipe, model, tp = given.get("recipe"), given.get("model"), int(given["tp"] or 1)
     asked, kv_dtype = given.get("quantization"), given.get("kv_dtype")
@@ -148,9 +144,6 @@ def evidence_of(
         many: requests at a time.
         drafts: tokens drafted in a step.
     """
-    from spark_cluster.bench.planned_speed import own_evidence
-    from spark_cluster.config.launch import Launch, of_recipe
-    from spark_cluster.planning.evidence import Case, own_first
 
     own = None
     launch = of_recipe(recipe, serving.tp) if recipe else Launch(serving.geometry.name)
@@ -163,8 +156,6 @@ def evidence_of(
 
 def too_large(serving: Serving) -> str:
     """Return why the weights do not fit an idle Spark; empty when they do."""
-    from spark_cluster.models.memory import GIB, RESERVE_GIB
-    from spark_cluster.planning.room import assumed
 
     (room,) = assumed(1)
     size = serving.weights.memory_bytes(serving.tp) / GIB
