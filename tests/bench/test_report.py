@@ -243,7 +243,7 @@ def test_markdown_cannot_be_left():
     table = Table("t", ("a", "b"), (("x|y", "<b>\n[l](u)"),))
     assert table.markdown().splitlines()[2] == r"| x\|y | &lt;b&gt; \[l\](u) |"
     assert escape("![](x)") == r"!\[\](x)"
-    assert fenced("a\n```\nb").startswith("````\n")
+    assert fenced("a\n```\nb").startswith("````sh\n")
 
 
 # -- foreign input ---------------------------------------------------------------------------------

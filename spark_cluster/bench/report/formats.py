@@ -222,11 +222,11 @@ def escape(text: str) -> str:
     return _ESCAPED.sub(lambda m: {"<": "&lt;", ">": "&gt;"}.get(m[0], f"\\{m[0]}"), flat)
 
 
-def fenced(text: str, language: str = "") -> str:
-    """A block of code that its own text cannot end."""
+def fenced(text: str) -> str:
+    """A block of a shell's code that its own text cannot end."""
     runs = re.findall(r"`{3,}", text)
     fence = "`" * max([3, *(len(run) + 1 for run in runs)])
-    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+    return f"{fence}sh\n{text.rstrip()}\n{fence}"
 
 
 def _row(cells: Sequence[str], widths: Sequence[int], left: Sequence[int]) -> str:
