@@ -13,7 +13,6 @@ from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.override_options import overriding, with_port
 from spark_cluster.cli.recipes_to_serve import (
     OVERRIDE,
-    Changes,
     changed,
     changed_launch,
     models_to_serve,
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from spark_cluster.cli.app import App
     from spark_cluster.cli.terminal import Console
     from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.overrides import Changes
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.engine.models import ServedModel
     from spark_cluster.facts.model import Facts
@@ -203,7 +203,7 @@ def _subject(app: App, asked: Asked, allow: Allowances) -> tuple[Subject, Recipe
 
 def _recipe(app: App, asked: Asked, allow: Allowances) -> Recipe:
     """The recipe that is named, or the inventory's, with the changes of the command line."""
-    from spark_cluster.config.allowance_checks import files_must_be_allowed, mounts_must_be_allowed
+    from spark_cluster.config.recipe_settings import files_must_be_allowed, mounts_must_be_allowed
     from spark_cluster.loader.recipes import load_recipe
 
     if asked.name is None and app.inventory_is_missing:
@@ -220,7 +220,7 @@ def _recipe(app: App, asked: Asked, allow: Allowances) -> Recipe:
 def _asked_for(recipe: Recipe) -> list[str]:
     """What `up` needs the user's consent for."""
     from spark_cluster.config import image_build
-    from spark_cluster.config.allowance_checks import missing_variables
+    from spark_cluster.config.recipe_settings import missing_variables
 
     return [
         *(

@@ -7,15 +7,18 @@ container before it serves. Here it is run once, in a build, with what they give
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.fields import NodePath
 from spark_cluster.config.schema import Schema
+from spark_cluster.errors import Refused
 
 MODS = "/workspace/mods"
 """Folder of the steps in the image, as sparkrun (core/mods.py) and spark-vllm-docker have it."""
@@ -208,3 +211,52 @@ def _lines(step: BuildStep) -> str:
     env = [f"{name}={value}" for name, value in step.env.items()]
     run = ["env", *env, "bash", "-c", _RUN, step.name, folder, step.script]
     return "\n".join([*copies, f"RUN {json.dumps(run)}"])
+
+
+LARGEST_STEP_FILE = 16 << 20
+"""Bytes of one file of a step; patches and Python files have a thousandth of it."""
+
+
+def build_settings(build: Build) -> dict[str, Any]:
+    """Return what the role `images` gets for a build with steps.
+
+    Raises:
+        Refused: a file is missing, or is another one than the recipe says.
+    """
+    files = {
+        context_path(step, file): {"file": _checked(step, file), "sha256": file.sha256}
+        for step in build.steps
+        for file in step.files
+    }
+    return {
+        "base_archive": build.base.archive if build.base else None,
+        "files": files,
+        "network": build.network,
+        "timeout_s": build.timeout_s,
+    }
+
+
+def _checked(step: BuildStep, file: BuildFile) -> Path:
+    path = Path(file.file)
+    where = f"step {step.name} of image.build"
+    if not path.is_file():
+        raise Refused(
+            f"the file {path} is not on this machine",
+            where=where,
+            hint="`file` is relative to the recipe; spark-cluster recipes import writes it there",
+        )
+    size = path.stat().st_size
+    if size > LARGEST_STEP_FILE:
+        raise Refused(
+            f"the file {path} has {size >> 20} MiB, expected at most {LARGEST_STEP_FILE >> 20}",
+            where=where,
+        )
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != file.sha256:
+        raise Refused(
+            f"the file {path} has the SHA-256 {found[:12]}..., expected {file.sha256[:12]}...",
+            where=where,
+            hint="it was changed after the import: read it, and write its own sha256 into the "
+            "recipe (sha256sum) if that is what should run",
+        )
+    return path

@@ -9,10 +9,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_
 
 from spark_cluster.config import engines
 from spark_cluster.config.allowances import Allowances, Allowed
+from spark_cluster.config.engines import words
 from spark_cluster.config.fields import Word
-from spark_cluster.config.flags import words
 from spark_cluster.config.model_kind import ModelKind, first_rung, inferred
-from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.parallelism import MOST_NODES, TensorParallel
 from spark_cluster.config.recipe_schema import (
     Drafter,
@@ -25,6 +24,7 @@ from spark_cluster.config.recipe_schema import (
     Measured,
     Model,
     Mount,
+    NotCarriedOver,
     Patch,
     Probe,
     Ray,

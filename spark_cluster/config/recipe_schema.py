@@ -404,3 +404,19 @@ class Measured(Schema):
     ttfr_ms: float | None = Field(default=None, gt=0, description="ms to the first response")
     vram_mib: list[int] = Field(default=[], description="MiB held on each node, the head first")
     note: str = Field(default="", description="what to know about it")
+
+
+class NotCarriedOver(Schema):
+    """A part of the source that the recipe does not have."""
+
+    what: str = Field(min_length=1, description="the part, as the source has it")
+    why: str = Field(min_length=1, description="why the recipe does not have it")
+    consequence: str = Field(min_length=1, description="what does not work, or is different")
+    blocks: bool = Field(
+        default=False,
+        description="it cannot work without: `plan` says no-go and `up` refuses until the entry "
+        "is removed",
+    )
+
+    def __str__(self) -> str:
+        return f"not carried over: {self.what} ({self.why}); {self.consequence}"

@@ -11,7 +11,7 @@ from spark_cluster.doctor.kernel import fault_in
 from spark_cluster.doctor.observations import Observations, Ran
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.facts import pins
-from spark_cluster.facts.gpu_load import BUSY_PERCENT, LOW_MHZ, LOW_W
+from spark_cluster.facts.model import BUSY_PERCENT, LOW_MHZ, LOW_W
 from spark_cluster.facts.pins import Pins
 from spark_cluster.known_issues.entries import catalogue
 from spark_cluster.known_issues.match import ORDER

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from itertools import permutations
 
-from spark_cluster.discovery.mdns import COUNT
+from spark_cluster.discovery import COUNT
 from spark_cluster.doctor.check import Pair, check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn

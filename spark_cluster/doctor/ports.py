@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from spark_cluster.config.ports import EnginePorts, Span
 from spark_cluster.doctor import port_scan
 from spark_cluster.doctor.probed import OpenPort, PortScan
-from spark_cluster.facts.listeners import LISTENERS, parse
+from spark_cluster.facts import parsers
+from spark_cluster.facts.parsers import LISTENERS
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode
@@ -67,7 +68,7 @@ def parse_listeners(text: str) -> dict[int, str]:
     """Parse the output of `ss -Hltnp`; programs on loopback addresses are left out."""
     return {
         one.port: one.program
-        for one in parse(text)
+        for one in parsers.listeners(text)
         if not one.address.startswith("127.0.0.") and one.address != "::1"
     }
 

@@ -16,9 +16,9 @@ from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from typing import IO, Any
 
-from spark_cluster.config.registries import ARCHIVE_SCHEMES, Registry
 from spark_cluster.errors import Failed
 from spark_cluster.importers.snapshot import Chosen, SourceFile
+from spark_cluster.loader.registries import ARCHIVE_SCHEMES, Registry
 
 TIMEOUT_S = 120.0
 """Seconds for the whole download."""

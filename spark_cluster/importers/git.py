@@ -17,9 +17,9 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from spark_cluster.config.registries import GIT_SCHEMES, Registry
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.importers.snapshot import LARGEST_FILE, Chosen, SourceFile
+from spark_cluster.loader.registries import GIT_SCHEMES, Registry
 
 TIMEOUT_S = 120.0
 """Seconds for everything that is fetched of one registry."""

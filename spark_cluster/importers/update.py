@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster import __version__
-from spark_cluster.config.registries import Registry
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers import archive, git, snapshot
 from spark_cluster.importers.snapshot import Chosen
 from spark_cluster.loader import registries as known
-from spark_cluster.loader.registries import Index, Listed
+from spark_cluster.loader.registries import Index, Listed, Registry
 
 
 @dataclass(frozen=True)

@@ -5,19 +5,18 @@ The search goes name by name, so a project that has one role of its own still us
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import InvalidFile, Refused, UsageError
+from spark_cluster.loader import trust
 from spark_cluster.loader.extension import Extensions, using
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from spark_cluster.loader.playbook import Playbook
-    from spark_cluster.loader.role import Role
+    from spark_cluster.loader.role import Playbook, Role
 
 Kind = Literal["inventories", "playbooks", "roles", "recipes", "suites"]
 
@@ -122,13 +121,13 @@ class Project:
             Refused: others can write them.
             InvalidFile: one of them is wrong, with the line.
         """
-        from spark_cluster.loader.resources import load_resources
-
         found = self.extensions
         with found.loading, self.in_use():
-            if not self._has_resources:
-                loaded = load_resources(self.folder, found.package, self.must_be_own)
-                found.resource_files, self._has_resources = loaded, True
+            if not self._has_resources and any((self.folder / "resources").glob("*.py")):
+                from spark_cluster.loader.resources import load_resources
+
+                found.resource_files = load_resources(self.folder, found.package, self.must_be_own)
+            self._has_resources = True
 
     def in_use(self) -> AbstractContextManager[None]:
         """Have this project in use in a block: names of its resources stand for its own there, and
@@ -165,7 +164,7 @@ class Project:
             Refused: others can write it.
             InvalidFile: its code is wrong, with the line.
         """
-        from spark_cluster.loader.playbook import load_playbook
+        from spark_cluster.loader.role import load_playbook
 
         path = self.resolve("playbooks", name)
         self.must_be_own(path, f"playbook {path.stem}")
@@ -190,8 +189,6 @@ class Project:
         What is installed with the program is the program. A checkout is a folder of the user like
         any other, since `recipes import` writes into it; but whoever owns the program may write it.
         """
-        from spark_cluster.loader import trust
-
         path = path.absolute()
         if path.is_relative_to(_PACKAGE):
             return None

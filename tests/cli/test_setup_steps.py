@@ -16,8 +16,7 @@ from spark_cluster.cli.first_login import FirstLogin
 from spark_cluster.cli.setup_flow import Asker, Flow, Stopped
 from spark_cluster.cli.setup_login import Login
 from spark_cluster.cli.setup_nodes import chosen, own_answers, write
-from spark_cluster.discovery.cable import Peer
-from spark_cluster.discovery.candidates import Candidate
+from spark_cluster.discovery import Candidate, Peer
 from spark_cluster.errors import UsageError
 from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.new_inventory import Answers

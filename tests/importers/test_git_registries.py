@@ -11,7 +11,7 @@ import pytest
 from factories import put
 from registry_samples import Repository, name_registry, ours, repository, sparkrun
 
-from spark_cluster.config.allowance_checks import must_be_allowed
+from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.errors import Failed, InvalidFile, Refused, SparkClusterError, UsageError
 from spark_cluster.importers import git, snapshot
 from spark_cluster.importers.update import Update, look, update
