@@ -15,6 +15,7 @@ from registry_samples import Repository, name_registry, ours, repository, sparkr
 from docs.generate.schemas import output
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.loader.project import Project
+from spark_cluster.loader.recipes import search_recipes
 
 
 @pytest.fixture
