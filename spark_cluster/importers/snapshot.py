@@ -101,7 +101,7 @@ class Chosen:
 
     def _why_not(self, path: str, size: int, *, regular: bool) -> str:
         if not regular:
-            return "a link or a submodule; only files are taken"
+            return "a folder, a link or a submodule; only files are taken"
         if len(path) > _LONGEST or not all(map(_PART.fullmatch, path.split("/"))):
             return "its name has characters that are not taken, or leads elsewhere"
         if size > LARGEST_FILE:
