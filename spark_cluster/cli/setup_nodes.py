@@ -64,9 +64,9 @@ def _nodes(addresses: tuple[str, ...]) -> list[str]:
 
 def inventory_path(flow: Flow) -> Path:
     """Return where the inventory of the project is, or will be."""
-    from spark_cluster.loader.inventory_source import DEFAULT
+    from spark_cluster.loader.project import INVENTORY
 
-    return flow.app.project.folder / DEFAULT
+    return flow.app.project.folder / INVENTORY
 
 
 def own_answers(flow: Flow) -> Answers | None:

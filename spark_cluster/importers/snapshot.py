@@ -144,7 +144,7 @@ def store(
         with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as scratch:
             staged = Path(scratch) / "snapshot"
             index = _fill(staged, registry, revision, list(files), tuple(skipped))
-            (staged / "index.json").write_bytes(index.to_json())
+            (staged / "index.json").write_bytes(index.model_dump_json(indent=1).encode())
             _replace(staged, target, Path(scratch) / "old")
     except OSError as error:
         raise UsageError(
@@ -202,7 +202,13 @@ def _fill(
                 hint=f"name the folders with recipes under 'folders' of its entry in {known.FILE}",
             )
         listed += _converted(folder, path, name, registry, _origin(registry, revision, path))
-    return known.Index(registry.url, revision, __version__, tuple(listed), skipped)
+    return known.Index(
+        url=registry.url,
+        revision=revision,
+        made_by=__version__,
+        recipes=tuple(listed),
+        skipped=skipped,
+    )
 
 
 def _converted(
@@ -219,12 +225,12 @@ def _converted(
         target.unlink(missing_ok=True)
         if not _looks_like_recipe(source):
             return []
-        return [known.Listed(name, path, digest, error=_short(error.message))]
+        return [known.Listed(name=name, origin=path, sha256=digest, error=_short(error.message))]
     return [
         known.Listed(
-            recipe.name,
-            path,
-            digest,
+            name=recipe.name,
+            origin=path,
+            sha256=digest,
             model=_short(recipe.model.name),
             base=_short(recipe.model.base or ""),
             description=_short(recipe.description),

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import shown
+from spark_cluster.config.yamlfile import Sourced, load, shown
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.loader import trust
 from spark_cluster.loader.extension import Extensions, using
@@ -35,6 +35,9 @@ _SUFFIXES = {
     "suites": (".yaml", ".yml"),
 }
 
+
+INVENTORY = "inventory.yaml"
+"""Of the project folder, when no inventory is named."""
 
 _PACKAGE = Path(__file__).absolute().parent.parent
 
@@ -112,6 +115,31 @@ class Project:
             where=shown(path),
             hint=did_you_mean(path.stem, self.list(kind), kind),
         )
+
+    def inventory_source(self, name: str | Path | None) -> Sourced:
+        """Read an inventory's file, without a check of what is in it.
+
+        It is data, but says where sudo passwords are sent and which host keys are believed: one
+        that others can write is not used.
+
+        Args:
+            name: a file, the name of one in `inventories/`, or None for the project's own
+                `inventory.yaml`.
+
+        Raises:
+            InvalidFile: it does not exist, or is not YAML.
+            UsageError: there is no inventory of that name.
+            Refused: others can write it.
+        """
+        path = self.folder / INVENTORY if name is None else self.resolve("inventories", name)
+        if not path.exists():
+            raise InvalidFile(
+                "no such inventory",
+                where=shown(path),
+                hint="`spark-cluster init` writes one; or name one with --inventory",
+            )
+        self.must_be_own(path, "the inventory")
+        return load(path, "inventory")
 
     def load_resources(self) -> None:
         """Check the project's own resources, once, so that roles can import them and agents get

@@ -150,7 +150,8 @@ def _candidates(project: Project) -> Iterator[Candidate]:
         index = registries.index_of(registry, revision) if revision else None
         for one in index.recipes if index else ():
             if not one.error:
-                yield Candidate(f"@{registry.name}/{one.name}", "registry", _listed(one))
+                fields = {**one.model_dump(include=set(WEIGHTS)), "tags": " ".join(one.tags)}
+                yield Candidate(f"@{registry.name}/{one.name}", "registry", fields)
 
 
 def _fields(path: Path, project: Project) -> dict[str, str] | None:
@@ -159,17 +160,6 @@ def _fields(path: Path, project: Project) -> dict[str, str] | None:
         return fields_of(load_recipe(path, project))
     except SparkClusterError:
         return None
-
-
-def _listed(one: registries.Listed) -> dict[str, str]:
-    return {
-        "name": one.name,
-        "model": one.model,
-        "quantization": one.quantization,
-        "tags": " ".join(one.tags),
-        "base": one.base,
-        "description": one.description,
-    }
 
 
 def _words(text: str) -> list[str]:

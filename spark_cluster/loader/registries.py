@@ -11,12 +11,11 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from spark_cluster.config.fields import Word
 from spark_cluster.config.schema import Schema, validate
@@ -140,11 +139,10 @@ MARK = "@"
 """The first character of a reference to a recipe of a registry."""
 
 LARGEST_INDEX = 32 << 20
-"""Bytes of a list of recipes or of pins that are read."""
+"""Bytes of a list of recipes that are read."""
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(Schema):
     """A recipe of a registry.
 
     Attributes:
@@ -168,8 +166,7 @@ class Listed:
     tags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Index:
+class Index(Schema):
     """The recipes of a registry at a revision.
 
     Attributes:
@@ -181,12 +178,25 @@ class Index:
     url: str
     revision: str
     made_by: str
-    recipes: tuple[Listed, ...] = ()
-    skipped: tuple[str, ...] = field(default=())
+    recipes: tuple[Listed, ...]
+    skipped: tuple[str, ...]
 
-    def to_json(self) -> bytes:
-        """Return the content of `index.json`."""
-        return json.dumps(asdict(self), indent=1).encode()
+
+def _revision(text: str) -> str:
+    if not _REVISION.fullmatch(text):  # it becomes the name of a folder of the cache
+        raise ValueError(
+            f"found {text[:80]!r}, expected 40 or 64 hexadecimal digits; remove the file: {FILE} "
+            "remains, and `spark-cluster recipes update` writes it"
+        )
+    return text
+
+
+class Pins(Schema):
+    """The file of what was taken of branches that move."""
+
+    taken: dict[str, Annotated[str, AfterValidator(_revision)]] = Field(
+        description=f"the revision of each address; remove the file: {FILE} remains"
+    )
 
 
 def cache_folder() -> Path:
@@ -233,21 +243,7 @@ def pins(folder: Path) -> dict[str, str]:
         InvalidFile: the file with them is wrong.
     """
     path = folder / LOCK
-    if not path.exists():
-        return {}
-    data = _read_json(path)
-    found = data.get("taken")
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise InvalidFile("has no 'taken'", where=shown(path), hint=f"remove it: {FILE} remains")
-    for address, revision in found.items():
-        if not _REVISION.fullmatch(revision):  # it becomes the name of a folder of the cache
-            raise InvalidFile(
-                f"the revision of {address!r} is {revision[:80]!r}, expected 40 or 64 hexadecimal "
-                "digits",
-                where=shown(path),
-                hint=f"remove it: {FILE} remains, and `spark-cluster recipes update` writes it",
-            )
-    return found
+    return validate(Pins, load(path, LOCK)).taken if path.exists() else {}
 
 
 def pin(registry: Registry, revision: str, folder: Path) -> None:
@@ -289,17 +285,14 @@ def index_of(registry: Registry, revision: str) -> Index | None:
     path = snapshot_folder(registry, revision) / "index.json"
     if not path.exists():
         return None
-    data = _read_json(path)
     try:
-        rows = [
-            Listed(**{**row, "left_out": tuple(row["left_out"]), "tags": tuple(row["tags"])})
-            for row in data["recipes"]
-        ]
-        whole = {**data, "recipes": tuple(rows), "skipped": tuple(data["skipped"])}
-        return Index(**whole)
-    except (KeyError, TypeError) as error:
+        with path.open("rb") as stream:
+            return Index.model_validate_json(stream.read(LARGEST_INDEX))
+    except (OSError, ValidationError) as error:
         raise InvalidFile(
-            f"is not a list of recipes: {error}", where=shown(path), hint=_again(registry)
+            f"is not JSON with a list of recipes: {str(error).splitlines()[0]}",
+            where=shown(path),
+            hint=_again(registry),
         ) from None
 
 
@@ -329,11 +322,7 @@ def resolve(reference: str, folder: Path) -> Path:
     registry, listed = find(reference, folder)
     if listed.error:
         raise InvalidFile(f"no recipe for this program: {listed.error}", where=reference)
-    revision = pinned_revision(registry, folder) or ""
-    path = snapshot_folder(registry, revision) / "recipes" / f"{listed.name}.yaml"
-    if not path.is_file():
-        raise UsageError(f"{reference} is not in the cache any more", hint=_again(registry))
-    return path
+    return _in_cache(registry, folder, reference, f"recipes/{listed.name}.yaml")
 
 
 def source_of(reference: str, folder: Path) -> Path:
@@ -343,8 +332,11 @@ def source_of(reference: str, folder: Path) -> Path:
         UsageError: as `resolve`.
     """
     registry, listed = find(reference, folder)
-    revision = pinned_revision(registry, folder) or ""
-    path = snapshot_folder(registry, revision) / "sources" / listed.origin
+    return _in_cache(registry, folder, reference, f"sources/{listed.origin}")
+
+
+def _in_cache(registry: Registry, folder: Path, reference: str, file: str) -> Path:
+    path = snapshot_folder(registry, pinned_revision(registry, folder) or "") / file
     if not path.is_file():
         raise UsageError(f"{reference} is not in the cache any more", hint=_again(registry))
     return path
@@ -382,14 +374,3 @@ def _address(registry: Registry) -> str:
 
 def _again(registry: Registry) -> str:
     return f"spark-cluster recipes update {registry.name}"
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as stream:
-            data = json.loads(stream.read(LARGEST_INDEX))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidFile(f"is not JSON: {error}", where=shown(path)) from None
-    if not isinstance(data, dict):
-        raise InvalidFile("should be a JSON object", where=shown(path))
-    return data
