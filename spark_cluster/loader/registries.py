@@ -71,24 +71,20 @@ def _url(text: str) -> str:
 class Registry(Schema):
     """A collection of recipes: a git repository, or an archive."""
 
-    name: Word = Field(description="its name in `@NAME/RECIPE`")
-    url: Annotated[str, AfterValidator(_url)] = Field(
-        description="git repository (https, ssh, file), or a .tar.gz when `sha256` is given"
-    )
-    format: Format = Field(description="the tool that its recipes are written for")
-    branch: Annotated[str, AfterValidator(_branch)] = Field(
-        default="main",
-        description="branch or tag of a git repository that `recipes update` looks at",
-    )
-    commit: Annotated[str, _hexadecimal(40)] | None = Field(
-        default=None, description="commit of a git repository: no other one is ever used"
-    )
-    sha256: Annotated[str, _hexadecimal(64)] | None = Field(
-        default=None, description="checksum of an archive"
-    )
-    folders: list[Annotated[str, AfterValidator(_folder)]] = Field(
-        default=[], description="folders that are looked into (default: all)"
-    )
+    name: Word
+    """its name in `@NAME/RECIPE`"""
+    url: Annotated[str, AfterValidator(_url)]
+    """git repository (https, ssh, file), or a .tar.gz when `sha256` is given"""
+    format: Format
+    """the tool that its recipes are written for"""
+    branch: Annotated[str, AfterValidator(_branch)] = "main"
+    """branch or tag of a git repository that `recipes update` looks at"""
+    commit: Annotated[str, _hexadecimal(40)] | None = None
+    """commit of a git repository: no other one is ever used"""
+    sha256: Annotated[str, _hexadecimal(64)] | None = None
+    """checksum of an archive"""
+    folders: list[Annotated[str, AfterValidator(_folder)]] = Field(default=[])
+    """folders that are looked into (default: all)"""
 
     @property
     def is_archive(self) -> bool:
@@ -118,7 +114,8 @@ class Registry(Schema):
 class Registries(Schema):
     """The whole file."""
 
-    registries: list[Registry] = Field(default=[], description="looked at in this order")
+    registries: list[Registry] = Field(default=[])
+    """looked at in this order"""
 
     @model_validator(mode="after")
     def _named_once(self) -> Registries:
