@@ -76,11 +76,6 @@ class App:
         return self.cluster.nodes
 
     @property
-    def connect_early(self) -> Callable[..., None]:
-        """Begin to connect while the command is still being imported; see `Opened`."""
-        return self.cluster.connect_early
-
-    @property
     def play(self) -> Callable[..., AbstractContextManager[Run]]:
         """A run over nodes that a command makes itself; see `Opened`."""
         return self.cluster.play
@@ -106,7 +101,9 @@ class App:
     @cached_property
     def run_id(self) -> str:
         """The id of the run that this command makes."""
-        return self.cluster.take_run_id()
+        from spark_cluster.cli.opened import new_run
+
+        return new_run()
 
     @cached_property
     def console(self) -> Console:

@@ -56,7 +56,6 @@ def fabric(
         )
     if out is not None and (out / FILE).exists():
         raise UsageError(f"{out} holds a {FILE} already", hint="give another folder with --out")
-    app.connect_early()
     recipe, size = recipe_for_ray(app.cluster, recipe_name, "bench fabric", allow)
     with app.play("bench fabric", app.nodes, options) as play_run:
         playbook = app.project.load_playbook("fabric")

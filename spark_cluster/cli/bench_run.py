@@ -86,7 +86,6 @@ def run(
         )  # fmt: skip
         return
     refuse_second_run(out)
-    app.connect_early()
     found = app.cluster.bench(
         suite,
         recipes,
@@ -153,7 +152,6 @@ def attach(
     options: Options,
 ) -> None:
     """Continue a run that was interrupted, stopped or has failed; RUN is its folder."""
-    app.connect_early()
     from spark_cluster.bench.run_folder import load_record
 
     record = load_record(folder)

@@ -29,7 +29,6 @@ def command(
     Succeeds only when `nvidia-smi --query-compute-apps` lists nothing on any of them; otherwise it
     names the process ids and programs that hold memory.
     """
-    app.connect_early()
     app.show(app.cluster.down(unload=unload, end_jobs=end_jobs, options=options), show)
     leave_with(app.last_run, exit_code=exit_code)
 

@@ -21,7 +21,6 @@ def command(app: App, file: str, exit_code: bool, options: Options) -> None:
 
     What main returns is in the JSON document as `result`.
     """
-    app.connect_early()
     found = app.cluster.playbook(file, options=options)
     app.show(found, lambda app, _found: app.show_recap())
     for error in found.errors.values():

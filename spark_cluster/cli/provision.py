@@ -51,9 +51,6 @@ def command(
     Drivers are installed only where the inventory pins versions. A node that fails does not stop
     the others; the exit status shows it at the end.
     """
-    first_contact = ask_password or password_env is not None
-    if not first_contact:
-        app.connect_early()
     found = app.cluster.provision(
         allow_reboot=allow_reboot,
         allow_restart=allow_restart,

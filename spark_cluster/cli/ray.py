@@ -70,7 +70,6 @@ def up(
 
     Running it again changes nothing. Jobs that run on it are not ended without --end-jobs.
     """
-    app.connect_early()
     found = app.cluster.ray_up(recipe_name, end_jobs=end_jobs, allow=allow, options=options)
     app.show(found, _show_up)
     leave_with(app.last_run, exit_code=exit_code)
@@ -80,7 +79,6 @@ def up(
 @click.pass_obj
 def status(app: App) -> None:
     """Show Ray's nodes and GPUs, the jobs that run, and each node's GPU memory by process."""
-    app.connect_early()
     found = app.cluster.ray_status()
     app.show(found, _show)
 
@@ -194,7 +192,6 @@ def down(app: App, exit_code: bool, options: Options) -> None:
     """End Ray on all nodes, with its jobs, and verify that the memory is free again."""
     from spark_cluster.cli.down import show
 
-    app.connect_early()
     app.show(app.cluster.ray_down(options=options), show)
     leave_with(app.last_run, exit_code=exit_code)
 

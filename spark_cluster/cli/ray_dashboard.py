@@ -62,7 +62,7 @@ def run(app: App, port: int | None, *, with_token: bool, open_it: bool) -> None:
                 threading.Event().wait()
         target, here = dialer.target(head), port or free_port()
         url = f"http://{LOOPBACK}:{there}"
-        for event in keep_open(target, dialer.connection, lambda _: url, here):
+        for event in keep_open(target, lambda _: url, here):
             report(event)
 
 

@@ -48,7 +48,6 @@ def remove(app: App, exit_code: bool, options: Options) -> None:
 @click.pass_obj
 def status(app: App) -> None:
     """Show what the supervision knows of the server, and what it did last."""
-    app.connect_early("supervise")
     from spark_cluster.engine import supervision
 
     app.import_meanwhile()
@@ -66,7 +65,6 @@ def _apply(
     at_boot: bool,
     exit_code: bool,
 ) -> None:
-    app.connect_early()
     name = "install" if state == "present" else "remove"
     head = app.inventory.head
     with app.play(f"supervise {name}", [head], options, gather_facts=False) as run:

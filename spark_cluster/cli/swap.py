@@ -59,7 +59,6 @@ def command(
     is waited for on every node, and RECIPE is started and verified as by `up`. If that fails, the
     old recipe is started again, and the exit status is that of the failure.
     """
-    app.connect_early()
     options.adopt = adopt
     from spark_cluster.cli.run_record import keep_plot
     from spark_cluster.config.overrides import text

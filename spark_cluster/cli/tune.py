@@ -71,7 +71,6 @@ def command(
     from spark_cluster.engine.tuning import SIZES
 
     sizes = SIZES if batch_sizes is None else _sizes(batch_sizes)
-    app.connect_early()
     recipe = recipe_to_serve(app.cluster, recipe_name, changes, allow)
     size = size_on(app.cluster, recipe, tp)
     with app.play(f"tune {recipe.name} --tp {size}", app.nodes, options) as run:

@@ -76,8 +76,7 @@ def _run(app: App, head: InventoryNode, port: int) -> None:
         access = ask_head(connection) if app.cluster.port is None else None
         return url_on_head(access, app.inventory.serve, head)
 
-    dialer = app.cluster.dialer
-    events = keep_open(dialer.target(head), dialer.connection, find, port)
+    events = keep_open(app.cluster.dialer.target(head), find, port)
     with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
         for event in events:
             _show(event, as_json=app.as_json)

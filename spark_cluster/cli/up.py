@@ -74,7 +74,6 @@ def command(
     Several recipes of the inventory (`serve: [CHAT, EMBEDDING]`) are served next to each other:
     the endpoint sends a request to the model that it names.
     """
-    app.connect_early()
     options.adopt = adopt
     found = app.cluster.up(
         recipe_name,

@@ -65,7 +65,6 @@ def command(
     Exit status 5 when a check fails.
     """
     app: App = ctx.obj
-    app.connect_early()
     found = app.cluster.verify(
         only=only, skip=skip, timeout_s=patience_s, context=context, model=model
     )

@@ -16,12 +16,12 @@ from urllib.parse import urlsplit
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.proxy import DESCRIPTION, Access, described
 from spark_cluster.errors import Unreachable, UsageError
+from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.tunnel import carried
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.inventory_schema import ServeEntry
-    from spark_cluster.runner.dialer import SshConnection
     from spark_cluster.runner.ssh_route import Target
 
 PAUSES_S = (1.0, 30.0)
@@ -34,7 +34,7 @@ LARGEST = 16 * 1024
 """Bytes of it that are read."""
 
 
-Find = Callable[["SshConnection"], str]
+Find = Callable[[SshConnection], str]
 """Asks the node for the endpoint's base URL, as the node reaches it."""
 
 
@@ -62,14 +62,11 @@ class TunnelEvent:
     hint: str = ""
 
 
-def keep_open(
-    target: Target, dial: Callable[[Target], SshConnection], find: Find, port: int
-) -> Iterator[TunnelEvent]:
+def keep_open(target: Target, find: Find, port: int) -> Iterator[TunnelEvent]:
     """Carry connections to an endpoint until the program is interrupted; again when it is cut.
 
     Args:
         target: the node that it goes through.
-        dial: makes a connection to the node, not opened.
         find: asks a connected node where the endpoint is.
         port: of this machine's loopback.
 
@@ -83,7 +80,7 @@ def keep_open(
     pause, event = 0.0, partial(TunnelEvent, node=target.name)
     while True:
         try:
-            with contextlib.closing(dial(target)) as connection:
+            with contextlib.closing(SshConnection(target)) as connection:
                 connection.open()
                 to, told = find(connection), ""
             there = urlsplit(to)
