@@ -224,18 +224,22 @@ _ALLOWANCES = (
 
 
 def changing(function: F) -> F:
-    """The options of every command that can change nodes, given to it as `options`."""
+    """The options of every command that can change nodes, given to it as `options`; with its
+    --exit-code they also decide how it ends.
+    """
 
-    def collect(ctx: click.Context, /, **given: Any) -> Any:
+    def collect(ctx: click.Context, /, **given: Any) -> None:
         from spark_cluster.runner.options import Options, Selection
 
-        names = ("check", "diff", "tags", "skip_tags", "start_at", "step")
-        check, diff, tags, skip_tags, start_at, step = (given.pop(n) for n in names)
+        names = ("check", "diff", "tags", "skip_tags", "start_at", "step", "exit_code")
+        check, diff, tags, skip_tags, start_at, step, exit_code = (given.pop(n) for n in names)
+        app = ctx.ensure_object(App)
         if step:
-            _can_ask(ctx.find_object(App), check=check)
+            _can_ask(app, check=check)
         selection = Selection(_names(tags), _names(skip_tags), start_at)
         options = Options(check=check, diff=diff, selection=selection, step=step)
-        return ctx.invoke(function, options=options, **given)
+        ctx.invoke(function, options=options, **given)
+        leave_with(app.last_run, exit_code=exit_code)
 
     return with_options(collect, function, _OPTIONS)
 
@@ -269,13 +273,13 @@ def with_options(
     return click.pass_context(collect)  # type: ignore[return-value]
 
 
-def _can_ask(app: App | None, *, check: bool) -> None:
+def _can_ask(app: App, *, check: bool) -> None:
     """Raises:
     UsageError: --step has no one to ask, or nothing.
     """
     if check:
         raise UsageError("--step and --check contradict each other", hint="leave one of them out")
-    out = sys.stderr if app is not None and app.as_json else sys.stdout
+    out = sys.stderr if app.as_json else sys.stdout
     if not (sys.stdin.isatty() and out.isatty()):
         raise UsageError(
             "--step asks before each change, and there is no terminal to ask on",

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.cli.app import App, changing, leave_with
+from spark_cluster.cli.app import App, changing
 from spark_cluster.cli.serving_options import ending_jobs, unloading
 
 if TYPE_CHECKING:
@@ -19,9 +19,7 @@ if TYPE_CHECKING:
 @ending_jobs
 @changing
 @click.pass_obj
-def command(
-    app: App, unload: tuple[str, ...], end_jobs: bool, exit_code: bool, options: Options
-) -> None:
+def command(app: App, unload: tuple[str, ...], end_jobs: bool, options: Options) -> None:
     """Stop the server and Ray on all nodes.
 
     Jobs that run on Ray are not ended without --end-jobs.
@@ -30,7 +28,6 @@ def command(
     names the process ids and programs that hold memory.
     """
     app.show(app.cluster.down(unload=unload, end_jobs=end_jobs, options=options), show)
-    leave_with(app.last_run, exit_code=exit_code)
 
 
 def show(app: App, found: DownResult) -> None:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.cli.app import App, changing, leave_with
+from spark_cluster.cli.app import App, changing
 
 if TYPE_CHECKING:
     from spark_cluster.runner.options import Options
@@ -42,7 +42,6 @@ def command(
     bandwidth: bool,
     ask_password: bool,
     password_env: str | None,
-    exit_code: bool,
     options: Options,
 ) -> None:
     """Make the nodes ready: keys and names, drivers, the link, SSH between the nodes, memory,
@@ -63,4 +62,3 @@ def command(
     app.show(found, lambda app, _found: app.show_recap())
     if not found.ok:
         sys.exit(max(error.exit_code for error in found.errors.values()))
-    leave_with(app.last_run, exit_code=exit_code)

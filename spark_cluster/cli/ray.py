@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.groups import Group
 from spark_cluster.cli.serving_options import ending_jobs, local_port
@@ -63,7 +63,6 @@ def up(
     recipe_name: str | None,
     end_jobs: bool,
     allow: Allowances,
-    exit_code: bool,
     options: Options,
 ) -> None:
     """Start Ray on all nodes, over the fabric, in the image of a recipe.
@@ -72,7 +71,6 @@ def up(
     """
     found = app.cluster.ray_up(recipe_name, end_jobs=end_jobs, allow=allow, options=options)
     app.show(found, _show_up)
-    leave_with(app.last_run, exit_code=exit_code)
 
 
 @command.command()
@@ -188,12 +186,11 @@ def stop(app: App, job_id: str) -> None:
 @command.command()
 @changing
 @click.pass_obj
-def down(app: App, exit_code: bool, options: Options) -> None:
+def down(app: App, options: Options) -> None:
     """End Ray on all nodes, with its jobs, and verify that the memory is free again."""
     from spark_cluster.cli.down import show
 
     app.show(app.cluster.ray_down(options=options), show)
-    leave_with(app.last_run, exit_code=exit_code)
 
 
 @command.command()

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.override_options import overriding
@@ -59,7 +59,6 @@ def command(
     again: bool,
     changes: Changes,
     allow: Allowances,
-    exit_code: bool,
     options: Options,
 ) -> None:
     """Tune vLLM's Triton kernel for the experts of RECIPE's model, on the head's GPU.
@@ -90,7 +89,6 @@ def command(
         app.show_recap()
         if done is not None:
             _show(app, done)
-    leave_with(run, exit_code=exit_code)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

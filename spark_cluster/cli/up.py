@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.override_options import overriding, with_port
 from spark_cluster.cli.serving_options import adopting, ending_jobs, forced, sized
@@ -63,7 +63,6 @@ def command(
     adopt: bool,
     changes: Changes,
     allow: Allowances,
-    exit_code: bool,
     options: Options,
 ) -> None:
     """Bring the nodes from any state to a verified vLLM endpoint.
@@ -87,7 +86,6 @@ def command(
         options=options,
     )
     app.show(found, _show)
-    leave_with(app.last_run, exit_code=exit_code)
 
 
 def _show(app: App, found: UpResult) -> None:
