@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from importlib import import_module
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.ports import LOOPBACK
@@ -23,6 +24,9 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.runner.session import Session
     from spark_cluster.runner.ssh import Connection, SshChannel
+
+NAMESPACES = "spark_cluster.lab.namespaces"
+"""Reaches nodes that are namespaces, as the lab of GPUs makes them; imported for those only."""
 
 
 class SshConnection(NodeConnection):
@@ -132,7 +136,12 @@ class Dialer:
             return SshConnection(target)
         from spark_cluster.runner.local_connection import LocalConnection
 
-        return LocalConnection(node.name, target.sudo_password, namespaces_of=node.namespaces_of)
+        if node.namespaces_of is None:
+            return LocalConnection(node.name, target.sudo_password)
+        found: NodeConnection = import_module(NAMESPACES).NamespacesConnection(
+            node.name, target.sudo_password, namespaces_of=node.namespaces_of
+        )
+        return found
 
     @contextlib.contextmanager
     def session(self, node: InventoryNode, label: str, *, become: bool = True) -> Iterator[Session]:
@@ -179,9 +188,8 @@ class Dialer:
         if node.is_this_machine:
             yield port
         elif node.namespaces_of is not None:
-            from spark_cluster.runner.namespaces import forward_into
-
-            with forward_into(node.name, node.namespaces_of, port) as found:
+            into = import_module(NAMESPACES).forward_into
+            with into(node.name, node.namespaces_of, port) as found:
                 yield found
         else:
             from spark_cluster.runner.tunnel import forward
