@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from spark_cluster.cli.api import Cluster
-    from spark_cluster.cli.display import Display
     from spark_cluster.cli.run import Run
     from spark_cluster.cli.terminal import Console
     from spark_cluster.cli.watch import WatchedRun
@@ -124,20 +125,27 @@ class App:
             show(self, found)
 
     def watch(self, run: WatchedRun) -> Sink:
-        """Return what shows a run of this command."""
-        from spark_cluster.cli.late_display import shown
+        """Return what shows a run of this command; with --step it also asks.
+
+        The process is the run's from here on: garbage is collected again, and SIGTERM ends it as
+        Ctrl-C does.
+        """
+        from spark_cluster.cli.display import Display
 
         self.last_run = run
         if not run.change:  # its result is shown right after; a run that changes shows its events
             self.import_meanwhile()
+        gc.freeze()
+        gc.enable()
+        signal.signal(signal.SIGTERM, _interrupt)
+        display = Display(lambda: self.console, verbose=self.verbose, titled=run.change)
+        if run.options.step:
+            from spark_cluster.cli.step import Stepper
 
-        def draw() -> Display:
-            from spark_cluster.cli.display import Display
-
-            return Display(self.console, verbose=self.verbose, titled=run.change)
-
-        asks = not self.as_json and sys.stdin.isatty() and sys.stdout.isatty()
-        return shown(run, draw, verbose=self.verbose, asks=asks)
+            run.options.ask = Stepper(display).ask
+        if not self.as_json and sys.stdin.isatty() and sys.stdout.isatty():
+            run.options.consent = display.confirm
+        return display
 
     def show_recap(self) -> None:
         """Print the closing table of the last run, unless the output is JSON."""
@@ -146,6 +154,10 @@ class App:
 
             run = self.last_run
             recap(self.console, run.recap, run.seconds, check=run.check)
+
+
+def _interrupt(_signal: int, _frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def allowing(function: F) -> F:
