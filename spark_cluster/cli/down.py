@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -11,7 +11,6 @@ from spark_cluster.cli.serving_options import ending_jobs, unloading
 
 if TYPE_CHECKING:
     from spark_cluster.cli.results import DownResult
-    from spark_cluster.runner.options import Options
 
 
 @click.command()
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 @ending_jobs
 @changing
 @click.pass_obj
-def command(app: App, unload: tuple[str, ...], end_jobs: bool, options: Options) -> None:
+def command(app: App, /, **given: Any) -> None:
     """Stop the server and Ray on all nodes.
 
     Jobs that run on Ray are not ended without --end-jobs.
@@ -27,7 +26,7 @@ def command(app: App, unload: tuple[str, ...], end_jobs: bool, options: Options)
     Succeeds only when `nvidia-smi --query-compute-apps` lists nothing on any of them; otherwise it
     names the process ids and programs that hold memory.
     """
-    app.show(app.cluster.down(unload=unload, end_jobs=end_jobs, options=options), show)
+    app.show(app.cluster.down(**given), show)
 
 
 def show(app: App, found: DownResult) -> None:

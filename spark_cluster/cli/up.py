@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 
     from spark_cluster.cli.recipes_to_serve import Changes
     from spark_cluster.cli.results import UpResult
-    from spark_cluster.config.allowances import Allowances
     from spark_cluster.engine.endpoint import Endpoint
     from spark_cluster.engine.memory_phases import MemoryOfNode
     from spark_cluster.engine.result import Served
@@ -36,9 +35,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Number of nodes that each serve the whole model (--tp 1), behind one endpoint.",
 )
-@click.option(
-    "--recipe", "recipe_name", metavar="NAME", help="Recipe to serve, instead of the inventory's."
-)
+@click.option("--recipe", metavar="NAME", help="Recipe to serve, instead of the inventory's.")
 @forced
 @click.option(
     "--offline",
@@ -52,19 +49,7 @@ if TYPE_CHECKING:
 @allowing
 @changing
 @click.pass_obj
-def command(
-    app: App,
-    tp: int | None,
-    replicas: int,
-    recipe_name: str | None,
-    force: bool,
-    offline: bool,
-    end_jobs: bool,
-    adopt: bool,
-    changes: Changes,
-    allow: Allowances,
-    options: Options,
-) -> None:
+def command(app: App, /, adopt: bool, changes: Changes, options: Options, **given: Any) -> None:
     """Bring the nodes from any state to a verified vLLM endpoint.
 
     Network, Docker, image, model, Ray over the fabric, vLLM; then Ray must show every node and
@@ -74,17 +59,7 @@ def command(
     the endpoint sends a request to the model that it names.
     """
     options.adopt = adopt
-    found = app.cluster.up(
-        recipe_name,
-        tp=tp,
-        replicas=replicas,
-        force=force,
-        offline=offline,
-        end_jobs=end_jobs,
-        overrides=changes,
-        allow=allow,
-        options=options,
-    )
+    found = app.cluster.up(overrides=changes, options=options, **given)
     app.show(found, _show)
 
 

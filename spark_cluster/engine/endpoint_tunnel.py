@@ -61,6 +61,12 @@ class TunnelEvent:
     retry_s: float | None = None
     hint: str = ""
 
+    def __str__(self) -> str:
+        if self.event == "open":
+            return f"{self.url} leads to {self.to} of {self.node}"
+        retry = "" if self.retry_s is None else f"; the next try is in {self.retry_s:g} s"
+        return f"{self.node}: {self.message}{retry}"
+
 
 def keep_open(target: Target, find: Find, port: int) -> Iterator[TunnelEvent]:
     """Carry connections to an endpoint until the program is interrupted; again when it is cut.
