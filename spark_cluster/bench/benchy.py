@@ -16,7 +16,7 @@ from spark_cluster.bench.expansion import PlannedCell
 from spark_cluster.bench.generator import OFFLINE, At, Generator, Run, Target
 from spark_cluster.bench.reading import metric, number, numbers, percentile, read_json, result
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
-from spark_cluster.bench.suite_schema import MeasurementSettings, Suite
+from spark_cluster.bench.suite import MeasurementSettings, Suite
 from spark_cluster.node.replies import decoded, short
 
 NAME = "llama-benchy"

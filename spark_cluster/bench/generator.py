@@ -1,6 +1,6 @@
 """What a load generator is to a run: the command of a cell, and the meaning of what it leaves.
 
-To add one: a module with a `Generator`, a line in `generators.py`, its name in `suite_schema.py`,
+To add one: a module with a `Generator`, a line in `generators.py`, its name in `suite.py`,
 and where it is not part of the engine a role that installs it on the head.
 """
 
@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from spark_cluster.bench.expansion import PlannedCell
 from spark_cluster.bench.record import CellResult, Tool
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.suite import Suite
 from spark_cluster.engine.deployment import Deployment
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}

@@ -24,7 +24,7 @@ from spark_cluster.bench.record import (
     VramReading,
 )
 from spark_cluster.bench.run_folder import RECORD, save_record
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.suite import Suite
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.resolve import resolve

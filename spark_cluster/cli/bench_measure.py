@@ -14,7 +14,7 @@ from spark_cluster.errors import UsageError
 if TYPE_CHECKING:
     from spark_cluster.bench.record import CellResult, Record
     from spark_cluster.bench.run import BenchRun
-    from spark_cluster.bench.suite_schema import Suite
+    from spark_cluster.bench.suite import Suite
     from spark_cluster.cli.opened import Opened
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.runner.options import Options
@@ -117,8 +117,8 @@ def new_record(
     """
     from spark_cluster import __version__
     from spark_cluster.bench import generators
-    from spark_cluster.bench.expansion import canonical
     from spark_cluster.bench.record import Record
+    from spark_cluster.bench.suite import canonical
 
     return Record(
         id=run_id,

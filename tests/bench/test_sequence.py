@@ -20,7 +20,7 @@ from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.reading import result
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import load_record
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.suite import Suite
 from spark_cluster.cli import bench_run
 from spark_cluster.cli.bench_measure import BenchResult
 from spark_cluster.cli.results import RunSummary

@@ -22,7 +22,7 @@ from spark_cluster.bench.record import CheckResult
 from spark_cluster.bench.report.setup_tables import check_tables
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import load_record
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.suite import Suite
 from spark_cluster.engine.result import Served
 from spark_cluster.engine.verify import CheckVerdict
 
