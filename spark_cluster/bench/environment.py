@@ -9,8 +9,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spark_cluster.bench import image_pins
-from spark_cluster.bench.printable import printable
-from spark_cluster.bench.reading import number
+from spark_cluster.bench.run_folder import number, printable
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import SparkClusterError

@@ -12,9 +12,8 @@ from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field
 
-from spark_cluster.bench.printable import printable
 from spark_cluster.bench.record import Part
-from spark_cluster.bench.run_folder import read_document
+from spark_cluster.bench.run_folder import printable, read_document
 from spark_cluster.planning.speed.allreduce import carried
 
 FORMAT: Final = "spark-cluster.fabric.v1"

@@ -5,14 +5,12 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.bench import (
-    acceptance,
     describe,
     environment,
     generators,
@@ -24,11 +22,12 @@ from spark_cluster.bench import (
 from spark_cluster.bench.expansion import PlannedCell, Step
 from spark_cluster.bench.generator import At, Generator, Target
 from spark_cluster.bench.planned_speed import predictions
-from spark_cluster.bench.reading import moment, number, read_json
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.run import BenchRun, StartedServer
+from spark_cluster.bench.run_folder import moment, number, read_json
 from spark_cluster.bench.run_telemetry import Recording
-from spark_cluster.bench.sampling import rows_of
+from spark_cluster.bench.telemetry import read_lines
+from spark_cluster.bench.telemetry_flags import with_telemetry
 from spark_cluster.engine import vram
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.engine import engine
@@ -247,16 +246,11 @@ def collect(play: Play, run: BenchRun, step: Step, head: Node) -> None:
         ended = read_json(into / "cells" / f"{cell.id}.json")
         if isinstance(ended, dict):
             found += results_of(run, cell, ended, into, too_large)
-    run.add(with_telemetry(run, step, found))
-
-
-def with_telemetry(run: BenchRun, step: Step, found: Sequence[CellResult]) -> list[CellResult]:
-    """Return results with what the telemetry says of them."""
-    lines = run_telemetry.texts(run.raw(step))
-    rows = list(rows_of(lines))
-    engines = [list(acceptance.counters(text.splitlines())) for text in lines.values()]
-    accepted = acceptance.with_acceptance(found, engines)
-    return run_telemetry.flagged(accepted, rows, run.nodes(step), step.setup.tp)
+    texts = run_telemetry.texts(into)
+    known = [read_lines(*one) for one in texts.items()]
+    rows = [row for of_node, _ in known for row in of_node]
+    drafts = [of_node for _, of_node in known]
+    run.add(with_telemetry(found, rows, drafts, run.nodes(step), step.setup.tp))
 
 
 def results_of(

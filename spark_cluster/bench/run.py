@@ -14,7 +14,7 @@ from pathlib import Path
 
 from spark_cluster.bench import describe, generators, on_node
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
-from spark_cluster.bench.reading import result
+from spark_cluster.bench.generator import result
 from spark_cluster.bench.record import (
     CellResult,
     CheckResult,

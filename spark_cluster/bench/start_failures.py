@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from spark_cluster.bench.expansion import PlannedCell
-from spark_cluster.bench.printable import printable
-from spark_cluster.bench.reading import result
+from spark_cluster.bench.generator import result
 from spark_cluster.bench.record import CellResult
+from spark_cluster.bench.run_folder import printable
 from spark_cluster.errors import (
     DoesNotFit,
     Failed,

@@ -6,7 +6,7 @@ import contextlib
 import re
 from pathlib import Path
 
-from spark_cluster.bench.printable import printable
+from spark_cluster.bench.run_folder import printable
 from spark_cluster.engine import startup_log
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import SparkClusterError

@@ -17,12 +17,12 @@ from serve_plans import inventory_of
 
 from spark_cluster.bench import benchy, generators, project_state
 from spark_cluster.bench.expansion import expand, measurable
+from spark_cluster.bench.generator import result
 from spark_cluster.bench.head import job_of, results_of
 from spark_cluster.bench.planned_speed import predictions
-from spark_cluster.bench.reading import number, numbers, result
 from spark_cluster.bench.record import NodeRecord, Record, Setup
 from spark_cluster.bench.run import BenchRun, left_out, on_loopback
-from spark_cluster.bench.run_folder import load_record
+from spark_cluster.bench.run_folder import load_record, number, numbers
 from spark_cluster.bench.suite import Suite, canonical
 from spark_cluster.engine.checks import questions
 from spark_cluster.engine.resolve import resolve

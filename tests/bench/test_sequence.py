@@ -17,7 +17,7 @@ from fake_programs import Said
 from spark_cluster.bench import describe, sequence, start_failures
 from spark_cluster.bench.compare import compare
 from spark_cluster.bench.expansion import expand
-from spark_cluster.bench.reading import result
+from spark_cluster.bench.generator import result
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite import Suite

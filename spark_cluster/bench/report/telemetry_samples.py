@@ -7,7 +7,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.bench.printable import printable
+from spark_cluster.bench.run_folder import printable
 from spark_cluster.errors import InvalidFile, UsageError, install_extra
 
 if TYPE_CHECKING:
