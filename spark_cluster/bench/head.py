@@ -12,18 +12,14 @@ from typing import Any
 
 from spark_cluster.bench import (
     describe,
-    environment,
     generators,
-    node_files,
     on_node,
     run_telemetry,
-    startup_logs,
 )
 from spark_cluster.bench.expansion import PlannedCell, Step
 from spark_cluster.bench.generator import At, Generator, Target
-from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.record import CellResult
-from spark_cluster.bench.run import BenchRun, StartedServer
+from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import moment, number, read_json
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.telemetry import read_lines
@@ -40,7 +36,7 @@ WAIT_S = 2.0
 """Seconds between two looks whether the head still measures."""
 
 
-def measure(play: Play, run: BenchRun, step: Step, server: StartedServer) -> None:
+def measure(play: Play, run: BenchRun, step: Step, deployment: Deployment) -> None:
     """Measure the cells of a step on the head, and bring back what came of them.
 
     Raises:
@@ -50,8 +46,6 @@ def measure(play: Play, run: BenchRun, step: Step, server: StartedServer) -> Non
     head = play.head  # it leaves the play when its cells end with an error
     session = play.session(head)
     folder = run.on_node(step)
-    _describe(play, run, step, server)
-    deployment = server.served.deployment
     job = job_of(run, step, deployment, play)
     metrics = {one.nodes[0].name: f"{engine_base(one)}/metrics" for one in deployment.servers}
     nodes = [node.name for node in deployment.nodes]
@@ -76,25 +70,6 @@ def measure(play: Play, run: BenchRun, step: Step, server: StartedServer) -> Non
             _bring_back(play, head, run, step, recording)
         raise
     _bring_back(play, head, run, step, recording)
-
-
-def _describe(play: Play, run: BenchRun, step: Step, server: StartedServer) -> None:
-    """Record what the server is, what runs on its nodes, and what the plan predicts for it."""
-    keys = [cell.key for cell in run.expansion.cells if cell.setup == step.setup.id]
-    caching = run.suite.settings.prefix_caching
-    predicted = predictions(play.project, step.setup, keys, prefix_caching=caching)
-    logs = startup_logs.keep(play, run.folder, run.raw(step).name)
-    served = server.served
-    setup = describe.setup_of(play, step.setup, served, server.startup_s, logs)
-    before = run.recorded(step)
-    if before is not None:  # of an earlier turn, or before the run was interrupted
-        kept = tuple(dict.fromkeys((*before.logs, *setup.logs)))
-        setup = setup.model_copy(update={"vram": (*before.vram, *setup.vram), "logs": kept})
-    setup = setup.model_copy(update={"predictions": predicted, "checks": server.checks})
-    run.add_setup(setup, describe.nodes_of(play, served))
-    run.add_version(served.versions.get("vllm", ""))
-    base = load_base(served.deployment)
-    run.add_round_trip(environment.round_trip_ms(play.session(play.head), base))
 
 
 def vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
@@ -228,26 +203,21 @@ def fetch(play: Play, run: BenchRun, step: Step) -> None:
 
 
 def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Recording) -> None:
-    """Copy telemetry and results; what goes on without the laptop is recorded on."""
+    """Copy telemetry and results, and add them to the record; what goes on without the laptop is
+    recorded on."""
     session = play.connections.session(head.name)  # after a reboot it is another one
-    recording.fetch(run.raw(step))
-    if on_node.measured(session) != run.on_node(step):
+    into, folder = run.raw(step), run.on_node(step)
+    recording.fetch(into)
+    if on_node.measured(session) != folder:
         recording.stop()
-    collect(play, run, step, head)
-
-
-def collect(play: Play, run: BenchRun, step: Step, head: Node) -> None:
-    """Bring back the results that are on the node, and add them to the record."""
-    into = run.raw(step)
-    with node_files.files_of(play.connections, head.name) as files:
-        too_large = on_node.fetch(files, run.on_node(step), into)
+    with on_node.files_of(play.connections, head.name) as files:
+        too_large = on_node.fetch(files, folder, into)
     found = []
     for cell in step.cells:
         ended = read_json(into / "cells" / f"{cell.id}.json")
         if isinstance(ended, dict):
             found += results_of(run, cell, ended, into, too_large)
-    texts = run_telemetry.texts(into)
-    known = [read_lines(*one) for one in texts.items()]
+    known = [read_lines(*one) for one in run_telemetry.texts(into).items()]
     rows = [row for of_node, _ in known for row in of_node]
     drafts = [of_node for _, of_node in known]
     run.add(with_telemetry(found, rows, drafts, run.nodes(step), step.setup.tp))

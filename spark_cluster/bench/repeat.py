@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from spark_cluster.bench import image_pins
-from spark_cluster.bench.describe import text_of
+from spark_cluster.bench.describe import link_mtus, text_of
 from spark_cluster.bench.expansion import Expansion, PlannedSetup, expand, measurable
 from spark_cluster.bench.record import Record, Repeats, Setup
 from spark_cluster.bench.run import BenchRun
@@ -252,12 +252,7 @@ def differences(record: Record, nodes: Sequence[Node], tool: str) -> Iterator[st
         "driver": (one.gpu.driver if one.gpu else "" for one in facts),
         "kernel": (one.kernel for one in facts),
         "dgx": (one.dgx_version for one in facts),
-        "mtu": (
-            interface.mtu
-            for node in nodes
-            for interface in node.facts.interfaces
-            if interface.name in {link.interface for link in node.links}
-        ),
+        "mtu": (mtu for node in nodes for mtu in link_mtus(node)),
     }
     for name, values in here.items():
         theirs = {str(value) for node in record.nodes if (value := getattr(node, name))}

@@ -9,9 +9,8 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from spark_cluster.bench import node_files
+from spark_cluster.bench import on_node
 from spark_cluster.bench.run_folder import TELEMETRY
 from spark_cluster.bench.telemetry import read_lines
 from spark_cluster.bench.telemetry_file import write_parquet
@@ -20,9 +19,6 @@ from spark_cluster.node import paths
 from spark_cluster.node.telemetry import FILE_LIMIT
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-
-if TYPE_CHECKING:
-    from spark_cluster.bench.node_files import NodeFiles
 
 PLACE = paths.TELEMETRY
 """On every node; root's own."""
@@ -85,13 +81,13 @@ class Recording:
         into.mkdir(parents=True, exist_ok=True)
         for name in self.nodes:
             try:
-                with node_files.files_of(self.play.connections, name) as files:
+                with on_node.files_of(self.play.connections, name) as files:
                     lines = self._lines(files)
                 (into / LINES.format(name)).write_bytes(gzip.compress(lines))
             except SparkClusterError as error:
                 self.play.note(f"{name}: its telemetry stays there: {error.message}", warning=True)
 
-    def _lines(self, files: NodeFiles) -> bytes:
+    def _lines(self, files: on_node.NodeFiles) -> bytes:
         """Return the lines of a node, those of an earlier file first."""
         sizes = files.sizes(self.place)
         names = [name for name in (f"{FILE}.1", FILE) if name in sizes]

@@ -13,7 +13,7 @@ import pytest
 from factories import put
 
 from spark_cluster.bench import on_node, run_telemetry
-from spark_cluster.bench.node_files import LocalFiles
+from spark_cluster.bench.on_node import LocalFiles
 from spark_cluster.bench.run_telemetry import FILE, Recording
 from spark_cluster.errors import Failed
 from spark_cluster.runner.local_connection import LocalConnection
