@@ -14,7 +14,7 @@ from playbooks.swap import Swapped
 from spark_cluster import errors, resources
 from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.bench.record import Record
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli import (
     bench_results,
