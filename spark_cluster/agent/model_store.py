@@ -13,7 +13,6 @@ from spark_cluster.agent.unit_work import result_of
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import prune, verify
-from spark_cluster.node.store.adopt import homes
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import LIBRARY, OURS
 from spark_cluster.node.store.manifest import is_commit, is_repository
@@ -82,7 +81,7 @@ class Store:
 
     def _homes(self) -> list[HubCache]:
         """The hub caches of root and of the user from whom sudo has made root."""
-        return homes(self.host.root, os.environ.get("SUDO_USER", "root"))
+        return verify.homes(self.host.root, os.environ.get("SUDO_USER", "root"))
 
     def _place(self, other: HubCache) -> str:
         return "/" + str(other.root.relative_to(self.host.root))

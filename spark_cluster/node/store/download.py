@@ -29,13 +29,13 @@ from typing import Any
 from spark_cluster.node.faults import explain
 from spark_cluster.node.open_files import pieces, write_whole
 from spark_cluster.node.store import hub_problems
-from spark_cluster.node.store.adopt import make_own
 from spark_cluster.node.store.hub_cache import HubCache, Lacking, alone
 from spark_cluster.node.store.hub_problems import HubProblem
 from spark_cluster.node.store.layout import KEPT_FREE
 from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, UNCHECKED, Manifest, StoredFile
 from spark_cluster.node.store.progress import Progress
 from spark_cluster.node.store.records import Records
+from spark_cluster.node.store.verify import make_own
 from spark_cluster.node.values import ResourceError
 
 FILES_AT_A_TIME = 8
@@ -270,10 +270,7 @@ class Download:
         with _alone(self.cache, manifest.repository):
             self.cache.files.make(self.cache.blobs(manifest.repository))
             Records(Path(self.wanted.ours)).keep(manifest)
-            lacking = self.cache.lacking(manifest)
-            if lacking.foreign:
-                make_own(self.cache, manifest, lacking.foreign)
-                lacking = self.cache.lacking(manifest)
+            lacking = make_own(self.cache, manifest)
             self._must_have_room(manifest, lacking)
             came = self._fetch(manifest, lacking)
             self.cache.publish(manifest, self.wanted.revision)
