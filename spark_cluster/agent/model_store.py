@@ -12,13 +12,12 @@ from typing import Any
 from spark_cluster.agent.unit_work import result_of
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import prune, verify
+from spark_cluster.node.store import verify
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import LIBRARY, OURS
 from spark_cluster.node.store.manifest import is_commit, is_repository
-from spark_cluster.node.store.prune import Pruning, Wish
 from spark_cluster.node.store.records import Records, adopted, manifest_of
-from spark_cluster.node.store.usage import usage
+from spark_cluster.node.store.usage import LOCK_S, Wish, plan, remove, usage
 from spark_cluster.node.values import ResourceError, Secret
 from spark_cluster.resources.hub_model import HubModel
 
@@ -98,29 +97,25 @@ class Store:
         }
 
     def pin(self) -> Reply:
-        """Pin the model `name` (with `revision`, one revision)."""
-        return {"changed": self.records.pin(self._named(), time.time())}
+        """Pin the model `name`: ORG/NAME, or ORG/NAME@REVISION for one revision."""
+        return {"changed": self.records.pin(self._named(self.request["name"]), time.time())}
 
     def unpin(self) -> Reply:
         """Unpin it."""
-        return {"changed": self.records.unpin(self._named())}
+        return {"changed": self.records.unpin(self._named(self.request["name"]))}
 
-    def _named(self) -> str:
-        repository, revision = str(self.request["name"]), str(self.request.get("revision", ""))
-        if not is_repository(repository):
-            raise ResourceError(f"{repository[:100]!r} is not the name of a model: ORG/NAME")
+    def _named(self, name: object) -> str:
+        """Return a model's name with the commit of the revision that it names, if it does."""
+        repository, _, revision = str(name).partition("@")
         if not revision:
             return repository
-        return f"{repository}@{self._commit(repository, revision)}"
-
-    def _commit(self, repository: str, revision: str) -> str:
         commit = self.cache.commit_of(repository, revision)
         if commit is None:
             raise ResourceError(
                 f"the revision {revision[:80]!r} of {repository} is not on this node",
                 "`spark-cluster models list` shows what is there",
             )
-        return commit
+        return f"{repository}@{commit}"
 
     def used(self) -> Reply:
         """Note that a revision (`repository`, `commit`) serves now."""
@@ -131,19 +126,19 @@ class Store:
         """Plan, and with `apply` remove; see `Wish` for `keep`, `only`, `bytes`, `unused_s`."""
         wish = Wish(
             keep=tuple((str(name), str(ref)) for name, ref in self.request.get("keep", [])),
-            only=tuple(self._only(str(name)) for name in self.request.get("only", [])),
+            only=tuple(map(self._named, self.request.get("only", []))),
             free=int(self.request.get("bytes", 0)),
             unused_s=float(self.request.get("unused_s", 0.0)),
         )
         found = usage(self.cache, self.records, self.host.path("/proc"))
-        pruning = prune.plan(self.cache, found, wish, time.time())
+        pruning = plan(self.cache, found, wish, time.time())
         if self.request.get("apply"):
-            pruning = prune.remove(self.cache, self.records, found, pruning)
-        return _pruning(pruning)
-
-    def _only(self, name: str) -> str:
-        repository, _, revision = name.partition("@")
-        return f"{repository}@{self._commit(repository, revision)}" if revision else repository
+            pruning = remove(self.cache, self.records, found, pruning)
+        return {
+            "removed": [asdict(revision) for revision in pruning.removed],
+            "kept": [{**asdict(revision), "reason": why} for revision, why in pruning.kept],
+            "freed": pruning.freed,
+        }
 
     def preview(self) -> Reply:
         """Ask the hub what a pull of `repository` at `revision` would fetch; nothing is fetched.
@@ -193,7 +188,7 @@ class Store:
         manifest = manifest_of(self.cache, self.records, repository, commit)
         damaged = {str(path) for path in self.request.get("paths", [])}
         blobs = {file.blob for file in manifest.files if file.path in damaged}
-        with alone(self.cache, repository, prune.LOCK_S):
+        with alone(self.cache, repository, LOCK_S):
             self.records.keep(manifest)
             for blob in sorted(blobs):
                 self.cache.files.remove(self.cache.blob(repository, blob))
@@ -215,14 +210,6 @@ class Store:
         argv = verify.argv({**work, **folders})
         key = f"{what} {repository}@{commit[:12]}"
         return result_of(self.host, key, argv, timeout=LONGEST_S)
-
-
-def _pruning(pruning: Pruning) -> Reply:
-    return {
-        "removed": [asdict(revision) for revision in pruning.removed],
-        "kept": [{**asdict(revision), "reason": why} for revision, why in pruning.kept],
-        "freed": pruning.freed,
-    }
 
 
 def _on_store(method: Callable[[Store], Reply]) -> Callable[[Host, Request], Reply]:

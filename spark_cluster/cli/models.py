@@ -355,9 +355,8 @@ def _change(app: App, model: str, what: Literal["pin", "unpin"], done: str, noth
         done: what is said of a node where that changed something.
         nothing: what is said of the others.
     """
-    name, _, revision = model.partition("@")
     with _nodes(app) as nodes:
-        answers = nodes.ask(what, name=name, revision=revision)
+        answers = nodes.ask(what, name=model)
     changed = {node: bool(answer["changed"]) for node, answer in answers.items()}
     if app.as_json:
         app.print_json({"model": model, "changed": changed})

@@ -167,12 +167,12 @@ def test_a_damaged_model_of_another_tool_is_not_adopted(host, cache):
 
 def test_pins_are_by_revision_or_for_all(host, cache):
     model(cache.root, CONTENTS)
-    assert ask(host, "pin", name=REPOSITORY, revision="main") == {"changed": True}
+    assert ask(host, "pin", name=f"{REPOSITORY}@main") == {"changed": True}
     assert [one["pinned"] for one in ask(host, "usage")["revisions"]] == [True]
     assert ask(host, "prune", apply=True)["removed"] == []
     with pytest.raises(ResourceError, match="v9' of org/model is not on this node"):
-        ask(host, "pin", name=REPOSITORY, revision="v9")
-    assert ask(host, "unpin", name=REPOSITORY, revision="main") == {"changed": True}
+        ask(host, "pin", name=f"{REPOSITORY}@v9")
+    assert ask(host, "unpin", name=f"{REPOSITORY}@main") == {"changed": True}
     assert len(ask(host, "prune")["removed"]) == 1
     assert state(host)["manifest"], "a preview removes nothing"
     assert ask(host, "prune", apply=True)["freed"] == 500_002

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 from models import COMMIT, REPOSITORY, content, file_of, model
 
-from spark_cluster.node.store import prune
+from spark_cluster.node.store import usage as usage_module
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.node.store.prune import Wish
 from spark_cluster.node.store.records import Records
-from spark_cluster.node.store.usage import Usage, usage
+from spark_cluster.node.store.usage import Usage, Wish, plan, remove, usage
 from spark_cluster.node.values import ResourceError
 
 OTHER = "d" * 40
@@ -76,11 +75,11 @@ ALL = Wish()
 
 
 def _plan(cache: HubCache, found: Usage, wish: Wish = ALL) -> list[str]:
-    return [revision.commit for revision in prune.plan(cache, found, wish, NOW).removed]
+    return [revision.commit for revision in plan(cache, found, wish, NOW).removed]
 
 
 def _reasons(cache: HubCache, found: Usage, wish: Wish = ALL) -> dict[str, str]:
-    kept = prune.plan(cache, found, wish, NOW).kept
+    kept = plan(cache, found, wish, NOW).kept
     return {revision.commit: reason for revision, reason in kept}
 
 
@@ -99,9 +98,9 @@ def test_a_blob_of_two_revisions_is_counted_once(two, records, proc):
 
 def test_pruning_one_revision_leaves_the_other_whole(two, records, proc):
     found = usage(two, records, proc)
-    pruning = prune.plan(two, found, Wish(only=(f"{REPOSITORY}@{COMMIT}",)), NOW)
+    pruning = plan(two, found, Wish(only=(f"{REPOSITORY}@{COMMIT}",)), NOW)
     assert pruning.freed == 2
-    done = prune.remove(two, records, found, pruning)
+    done = remove(two, records, found, pruning)
     assert [revision.commit for revision in done.removed] == [COMMIT]
     assert two.commits(REPOSITORY) == [OTHER]
     assert two.refs(REPOSITORY) == {"main": OTHER}
@@ -117,7 +116,7 @@ def test_pruning_the_last_revision_removes_the_folder_with_its_half_files(two, r
     os.utime(half, (NOW - 5000, NOW - 5000))
     unfinished = usage(two, records, proc)
     assert unfinished.unfinished == 4
-    prune.remove(two, records, unfinished, prune.plan(two, unfinished, Wish(), NOW))
+    remove(two, records, unfinished, plan(two, unfinished, Wish(), NOW))
     assert not two.folder(REPOSITORY).exists()
     assert two.root.is_dir()
 
@@ -180,10 +179,10 @@ def test_a_model_that_is_being_downloaded_stays(two, records, proc):
 
 
 def test_a_model_that_a_copy_has_locked_stays(two, records, proc, monkeypatch):
-    monkeypatch.setattr(prune, "LOCK_S", 0.0)
+    monkeypatch.setattr(usage_module, "LOCK_S", 0.0)
     found = usage(two, records, proc)
     with alone(two, REPOSITORY):
-        done = prune.remove(two, records, found, prune.plan(two, found, Wish(), NOW))
+        done = remove(two, records, found, plan(two, found, Wish(), NOW))
     assert not done.removed
     assert done.freed == 0
     assert {reason for _, reason in done.kept} == {"something is being downloaded there"}
@@ -198,7 +197,7 @@ def test_links_out_of_the_cache_are_not_followed(two, records, proc, tmp_path):
     found = usage(two, records, proc)
     assert {revision.repository for revision in found.revisions} == {REPOSITORY}
     before = sorted(outside.rglob("*"))
-    prune.remove(two, records, found, prune.plan(two, found, Wish(), NOW))
+    remove(two, records, found, plan(two, found, Wish(), NOW))
     assert sorted(outside.rglob("*")) == before
 
 
