@@ -242,7 +242,7 @@ def _rooms(
     And of a recipe whether its next launch finds what it compiled.
     """
     from spark_cluster.engine import launches
-    from spark_cluster.engine.copies.stored import stored_models
+    from spark_cluster.engine.copies.state import stored_models
     from spark_cluster.engine.hub_on_node import NodeDocuments
     from spark_cluster.engine.survey import survey
     from spark_cluster.planning.room import assumed
@@ -309,7 +309,7 @@ def plan_models(
 
 
 def _asked(app: App, planner: Planner, models: Sequence[ServedModel]) -> list[Placed]:
-    from spark_cluster.engine.copies.stored import stored_models
+    from spark_cluster.engine.copies.state import stored_models
     from spark_cluster.engine.hub_on_node import NodeDocuments
     from spark_cluster.engine.models import placed
 

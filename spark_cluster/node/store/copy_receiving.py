@@ -355,7 +355,7 @@ class _Fetching:
         try:
             for piece in pieces(handle, file.size, PIECE):
                 hasher.update(piece)
-            sound = os.fstat(handle).st_size == file.size and hasher.fits()
+            sound = os.fstat(handle).st_size == file.size and file.fits(hasher)
             if sound:
                 self.staging.settle(files, staged, handle, file)
             else:

@@ -7,13 +7,12 @@ import contextlib
 import os
 import re
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from spark_cluster.node.faults import explain
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import INCOMPLETE
-from spark_cluster.node.store.records import Records, manifest_of
+from spark_cluster.node.store.records import Records, held
 from spark_cluster.node.values import ResourceError
 
 _SEPARATORS = re.compile(rb"[\0\s='\"]+")
@@ -122,20 +121,25 @@ class Usage:
         )
 
 
-def usage(cache: HubCache, records: Records, proc: Path = Path("/proc")) -> Usage:
+def usage(cache: HubCache, records: Records, used: Mapping[str, float], proc: Path) -> Usage:
     """Return what is in a hub cache. Names and sizes are read, and no content.
+
+    Args:
+        used: when revisions last served, ORG/NAME@COMMIT to seconds since 1970.
+        proc: `/proc`.
 
     Raises:
         ResourceError: our own notes cannot be read.
     """
     repositories = {name: _repository(cache, name) for name in cache.repositories()}
-    used, pins, busy = records.used(), records.pins(), in_use(proc, repositories)
+    pins, busy = records.pins(), in_use(proc, repositories)
 
     def revision(repository: RepositoryUsage, commit: str) -> Revision:
         name, whole = repository.name, f"{repository.name}@{commit}"
         own = repository.holders[commit]
         here = [blob for blob in own if blob in repository.blobs]
-        read = max((_last_access(repository.blobs[blob]) for blob in here), default=0.0)
+        seen = [repository.blobs[blob] for blob in here]
+        read = max((max(about.st_atime, about.st_mtime) for about in seen), default=0.0)
         return Revision(
             name,
             commit,
@@ -175,11 +179,6 @@ def is_half(blob: str) -> bool:
     return blob.endswith(INCOMPLETE)
 
 
-def _last_access(about: os.stat_result) -> float:
-    """When a blob was last read or written, as far as the disk keeps it."""
-    return max(about.st_atime, about.st_mtime)
-
-
 def _repository(cache: HubCache, name: str) -> RepositoryUsage:
     blobs: dict[str, os.stat_result] = {}
     holders = {}
@@ -193,12 +192,9 @@ def _repository(cache: HubCache, name: str) -> RepositoryUsage:
 
 def problem_of(cache: HubCache, records: Records, repository: str, commit: str) -> str:
     """Return what is missing or damaged in a revision, as names and sizes show; else nothing."""
-    try:
-        lacking = cache.lacking(manifest_of(cache, records, repository, commit))
-    except ResourceError as error:
-        return error.message
-    except OSError as error:
-        return explain(error)
+    _, lacking, problem = held(cache, records, repository, commit)
+    if lacking is None:
+        return problem
     if lacking.foreign:
         return f"others can write {len(lacking.foreign)} files; `models pull` copies them"
     if lacking.blobs:
@@ -245,56 +241,47 @@ def _named(
     return names
 
 
-@dataclass(frozen=True)
-class Wish:
-    """What is to be removed.
+Kept = list[tuple[Revision, str]]
+"""Revisions that stay although they were wished away, and why."""
 
-    Attributes:
+
+def plan(
+    cache: HubCache,
+    found: Usage,
+    now: float,
+    *,
+    keep: Iterable[tuple[str, str]] = (),
+    only: Collection[str] = (),
+    free: int = 0,
+    unused_s: float = 0.0,
+) -> tuple[list[Revision], Kept]:
+    """Choose what may go, the least recently used first; nothing is changed.
+
+    Args:
         keep: (repository, revision) that recipes need; with an unknown branch all is kept.
         only: ORG/NAME or ORG/NAME@COMMIT; empty for all.
         free: bytes that are to be freed, at which it stops; 0 for all that may go.
         unused_s: only what was not used for so many seconds.
+
+    Returns:
+        What goes, in this order, and what stays.
     """
-
-    keep: tuple[tuple[str, str], ...] = ()
-    only: tuple[str, ...] = ()
-    free: int = 0
-    unused_s: float = 0.0
-
-
-@dataclass(frozen=True)
-class Pruning:
-    """What goes and what stays.
-
-    Attributes:
-        removed: in the order in which they go.
-        kept: revisions that stay although they were wished away, and why.
-        freed: bytes.
-    """
-
-    removed: tuple[Revision, ...]
-    kept: tuple[tuple[Revision, str], ...]
-    freed: int
-
-
-def plan(cache: HubCache, found: Usage, wish: Wish, now: float) -> Pruning:
-    """Choose what may go, the least recently used first; nothing is changed."""
-    needed = _needed(cache, wish.keep)
+    needed = _needed(cache, keep)
     removed: list[Revision] = []
-    kept: list[tuple[Revision, str]] = []
+    kept: Kept = []
     for revision in found.revisions:
-        if wish.only and not {revision.repository, revision.name} & set(wish.only):
+        if only and not {revision.repository, revision.name} & set(only):
             continue
         reason = _reason(found.repositories[revision.repository], revision, needed, now)
-        if not reason and now - revision.last_used < wish.unused_s:
+        if not reason and now - revision.last_used < unused_s:
             reason = "used recently"
-        if not reason and wish.free and found.freed(removed) >= wish.free:
+        if not reason and free and found.freed(removed) >= free:
             reason = "enough is freed"
         if reason:
             kept.append((revision, reason))
         else:
             removed.append(revision)
-    return Pruning(tuple(removed), tuple(kept), found.freed(removed))
+    return removed, kept
 
 
 def _needed(cache: HubCache, keep: Iterable[tuple[str, str]]) -> set[str]:
@@ -323,16 +310,23 @@ def _reason(
     return ""
 
 
-def remove(cache: HubCache, records: Records, found: Usage, pruning: Pruning) -> Pruning:
-    """Remove what was planned; what is being downloaded just now stays.
+def remove(
+    cache: HubCache, records: Records, found: Usage, chosen: Iterable[Revision]
+) -> tuple[list[Revision], Kept]:
+    """Remove what was chosen; what is being downloaded just now stays.
+
+    Returns:
+        What was removed, and what stays.
 
     Raises:
         OSError: something cannot be removed.
     """
     removed: list[Revision] = []
-    kept = list(pruning.kept)
-    for name in dict.fromkeys(revision.repository for revision in pruning.removed):
-        group = [revision for revision in pruning.removed if revision.repository == name]
+    kept: Kept = []
+    groups: dict[str, list[Revision]] = {}
+    for revision in chosen:
+        groups.setdefault(revision.repository, []).append(revision)
+    for name, group in groups.items():
         try:
             with alone(cache, name, LOCK_S):
                 _remove(cache, found.repositories[name], group)
@@ -342,7 +336,7 @@ def remove(cache: HubCache, records: Records, found: Usage, pruning: Pruning) ->
         for revision in group:
             records.forget(name, revision.commit)
         removed += group
-    return replace(pruning, removed=tuple(removed), kept=tuple(kept), freed=found.freed(removed))
+    return removed, kept
 
 
 def _remove(cache: HubCache, repository: RepositoryUsage, revisions: list[Revision]) -> None:

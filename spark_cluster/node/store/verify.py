@@ -96,7 +96,7 @@ def _is_sound(cache: HubCache, manifest: Manifest, file: StoredFile, progress: O
             progress(len(piece))
     finally:
         os.close(handle)
-    return hasher.fits()
+    return file.fits(hasher)
 
 
 CACHE = Path(".cache/huggingface/hub")
@@ -183,15 +183,16 @@ def _copied(
             progress(len(piece))
             if not cloned:
                 write_whole(target, piece)
-        if os.fstat(target).st_size != file.size or not hasher.fits():
+        if os.fstat(target).st_size != file.size or not file.fits(hasher):
             return False
         os.fchmod(target, 0o644)
         cache.files.settle(target, staged, cache.blob(repository, file.blob))
     return True
 
 
-def homes(root: Path, user: str) -> list[HubCache]:
-    """Return the hub caches of root and of the user who has logged in, as other tools fill them.
+def homes(root: Path, user: str) -> dict[str, HubCache]:
+    """Return the hub caches of root and of the user who has logged in, as other tools fill them, by
+    their folder on the node.
 
     Each folder below the home must belong to its user or root, and so must each file.
 
@@ -203,19 +204,12 @@ def homes(root: Path, user: str) -> list[HubCache]:
     with contextlib.suppress(KeyError):
         entry = pwd.getpwnam(user)
         users[entry.pw_uid] = root / entry.pw_dir.lstrip("/")
-    return [found for uid, home in users.items() if (found := _cache_in(home, uid)) is not None]
-
-
-def home_cache(home: Path, owners: frozenset[int]) -> HubCache:
-    """Return the hub cache in a home; what does not belong to the owners is not read."""
-    return HubCache(home / CACHE, files=Folder(home, owners))
-
-
-def _cache_in(home: Path, uid: int) -> HubCache | None:
-    cache = home_cache(home, frozenset({os.geteuid(), uid}))
-    with contextlib.suppress(OSError), cache.files.at(cache.root):
-        return cache
-    return None
+    found = {}
+    for uid, home in users.items():
+        cache = HubCache(home / CACHE, files=Folder(home, frozenset({os.geteuid(), uid})))
+        with contextlib.suppress(OSError), cache.files.at(cache.root):
+            found[f"/{cache.root.relative_to(root)}"] = cache
+    return found
 
 
 def argv(request: Mapping[str, Any]) -> list[str]:
@@ -223,8 +217,8 @@ def argv(request: Mapping[str, Any]) -> list[str]:
 
     Args:
         request: `what`, and `ours`; to verify and to adopt `hub`, `repository`, `commit`; to adopt
-            `home` and `owners` (user ids) of the other cache, and `revision`; of a plain folder
-            `folder` and `exact` (see PlainFolder).
+            `root` and `user` (see `homes`), `other`, the folder of the other cache, and `revision`;
+            of a plain folder `folder` and `exact` (see PlainFolder).
     """
     return own_program.argv(__name__, json.dumps(dict(request), sort_keys=True))
 
@@ -243,7 +237,13 @@ def done(request: Mapping[str, Any]) -> dict[str, Any]:
     cache, records = HubCache(Path(request["hub"]), ours), Records(ours)
     repository, commit = str(request["repository"]), str(request["commit"])
     if request["what"] == "adopt":
-        other = home_cache(Path(request["home"]), frozenset(map(int, request["owners"])))
+        place = str(request["other"])
+        other = homes(Path(request["root"]), str(request["user"])).get(place)
+        if other is None:
+            raise ResourceError(
+                f"{place[:200]} is not the hub cache of root or of the user who has logged in",
+                "log in as the user whose model it is, or pull it: `spark-cluster models pull`",
+            )
         revision = str(request.get("revision", ""))
         manifest = adopt(
             other, cache, records, repository, commit, revision=revision, progress=Progress(0).add
