@@ -69,8 +69,13 @@ from spark_cluster.engine.copies.caches import CopiedCache
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.image_upkeep import PrunedImages, StoredImages
 from spark_cluster.engine.copies.pull import PulledModel
-from spark_cluster.engine.copies.repair import RepairedModel
-from spark_cluster.engine.copies.upkeep import ModelSizes, Pruned, StoredModels, VerifiedModel
+from spark_cluster.engine.copies.upkeep import (
+    ModelSizes,
+    Pruned,
+    RepairedModel,
+    StoredModels,
+    VerifiedModel,
+)
 from spark_cluster.engine.endpoint_tunnel import TunnelEvent
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import RayJobs
