@@ -218,7 +218,7 @@ def _with_whole_experts(recipe: Recipe, given: Overrides) -> Overrides:
 
 def _has_experts(recipe: Recipe) -> bool:
     """True if the shape of the model says so, as far as it is known without asking the hub."""
-    from spark_cluster.models import find
+    from spark_cluster.models.find import find
 
     model = recipe.model
     with contextlib.suppress(UsageError, InvalidFile):
