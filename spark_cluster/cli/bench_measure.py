@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.cli.opened import Opened, new_run
 from spark_cluster.cli.results import RunSummary
 from spark_cluster.errors import UsageError
 
@@ -15,7 +16,6 @@ if TYPE_CHECKING:
     from spark_cluster.bench.record import CellResult, Record
     from spark_cluster.bench.run import BenchRun
     from spark_cluster.bench.suite_schema import Suite
-    from spark_cluster.cli.opened import Opened
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.runner.options import Options
     from spark_cluster.runner.play import Play
@@ -76,7 +76,7 @@ def bench(
 ) -> BenchResult:
     """Measure a suite; see `Cluster.bench`."""
     refuse_second_run(out)
-    run_id = opened.take_run_id()
+    run_id = new_run()
     made = _begin(opened, suite, tuple(recipes), allow, out=out, run_id=run_id)
     how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
     return measure(opened, made, options, how, run_id=run_id)

@@ -34,7 +34,6 @@ def list_(app: App) -> None:
     """
     from spark_cluster.runner.options import Options
 
-    app.connect_early()
     with app.play("caches list", app.nodes, Options(), change=False, gather_facts=False) as run:
         found = _parts(app, run.open())
         run.finish()
@@ -73,7 +72,6 @@ def prune(app: App, days: float, kinds: tuple[str, ...], recipe: str | None, act
     from spark_cluster.engine import cache_parts
     from spark_cluster.runner.options import Options
 
-    app.connect_early()
     options = Options()
     with app.play("caches prune", app.nodes, options, change=act, gather_facts=False) as run:
         play = run.open()
@@ -111,7 +109,6 @@ def copy(app: App, source: str, targets: tuple[str, ...], no_encrypt: bool) -> N
     from spark_cluster.engine.copies.caches import copy_caches
     from spark_cluster.runner.options import Options
 
-    app.connect_early()
     with app.play("caches copy", app.nodes, Options()) as run:
         done = copy_caches(run.open(), source, targets, encrypt=not no_encrypt)
         run.finish()

@@ -99,7 +99,6 @@ def pull(
     cut goes on where it was. It runs on the node: closing the laptop does not stop it, and the same
     command finds it again. A hub token is taken from HF_TOKEN.
     """
-    app.connect_early()
     wanted = _wanted(model)
     with _run(app, "models pull") as run:
         from spark_cluster.engine.copies.pull import PulledModel, present, settings_source
@@ -160,7 +159,6 @@ def copy(
     command again to see it. A folder is named by its absolute path, the same on all nodes; its
     files are hashed on the node that sends them, and read again only when they have changed.
     """
-    app.connect_early()
     with _run(app, "models copy") as run:
         from spark_cluster.engine.copies.copy_model import copy_model, copy_path
         from spark_cluster.engine.copies.state import Wanted
@@ -216,7 +214,6 @@ def repair(app: App, models: tuple[str, ...]) -> None:
     It is copied from a selected node where the same revision is sound, else fetched from the hub.
     Links that are missing or broken are made again.
     """
-    app.connect_early()
     with _run(app, "models repair") as run:
         from spark_cluster.engine.copies import repair as repairing
 
@@ -298,7 +295,6 @@ def _run(app: App, command: str) -> Iterator[Run]:
 @contextlib.contextmanager
 def _nodes(app: App) -> Iterator[Nodes]:
     """Start agents on the selected nodes; they end with the block."""
-    app.connect_early("models")
     from spark_cluster.engine.copies.state import Nodes
 
     hubs = _hub_folders(app)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_cluster.config.launch import Launch
-from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.overrides import Overrides
+from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.planning.evidence import Case, Evidence, own_first
 from spark_cluster.planning.fit import Fit, kv_knob_bytes

@@ -15,7 +15,7 @@ from spark_cluster.bench.report.drawing import SMALL, SOFT, Plot, PlotCanvas, cl
 from spark_cluster.bench.report.formats import elapsed
 from spark_cluster.bench.report.setup_tables import PHASES, readings
 from spark_cluster.errors import InvalidFile, UsageError, install_extra
-from spark_cluster.facts.gpu_load import SLOW_MHZ
+from spark_cluster.facts.model import SLOW_MHZ
 
 if TYPE_CHECKING:
     import numpy as np
