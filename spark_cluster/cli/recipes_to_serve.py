@@ -29,7 +29,7 @@ from spark_cluster.engine.resolve import serving
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers.vllm_flags import kinds
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.models import find
+from spark_cluster.models.find import find
 
 OVERRIDE = "an override such as -o, -e or --max-model-len"
 
