@@ -344,10 +344,13 @@ def resource_classes() -> list[type[Resource]]:
     ]
 
 
+SHIPPED = Project(CHECKOUT, CHECKOUT)
+"""The modules of roles, where their settings are described, are there as long as it is."""
+
+
 def roles() -> dict[str, Any]:
     """The shipped roles by name, loaded."""
-    project = Project(CHECKOUT, CHECKOUT)
-    return {name: project.load_role(name) for name in project.list("roles")}
+    return {name: SHIPPED.load_role(name) for name in SHIPPED.list("roles")}
 
 
 def event_classes() -> list[type[events.Event]]:

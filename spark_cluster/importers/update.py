@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,6 @@ class Update:
         taken: revision in use before; None when there was none.
         changes: against that.
         rewritten: the revision in use is not among the last commits of the branch any more.
-        is_fixed: the project's file names the revision, so no other one is taken.
         in_use: the found revision is what recipes are taken from now.
     """
 
@@ -56,7 +54,6 @@ class Update:
     found: Index
     changes: Changes
     rewritten: bool = False
-    is_fixed: bool = False
     in_use: bool = False
 
     @property
@@ -82,34 +79,32 @@ class Update:
         }
 
 
-Agree = Callable[[Update], bool]
-"""Is asked whether a revision is taken, after it was shown."""
-
-
-def update(registry: Registry, folder: Path, agree: Agree) -> Update:
-    """Look at a registry, and take its revision when that is agreed to.
+def take(found: Update, folder: Path) -> Update:
+    """Use the revision that was found from now on.
 
     Args:
         folder: the project's.
-        agree: not asked for a revision that the project's file names, nor for one that is in use.
+
+    Raises:
+        UsageError: files cannot be written.
+        InvalidFile: the file of pins is damaged.
+    """
+    known.pin(found.registry, found.found.revision, folder)
+    return replace(found, in_use=True)
+
+
+def look(registry: Registry, folder: Path) -> Update:
+    """Fetch what is new and compare it with what was used last.
+
+    What the project's file names, and what is in use already, is in use; `take` is for the rest.
+
+    Args:
+        folder: the project's.
 
     Raises:
         UsageError: there is no such commit or branch, git is missing, or files cannot be written.
         Failed: it cannot be fetched within the limits.
         InvalidFile: the file of pins is damaged.
-    """
-    found = look(registry, folder)
-    taken = found.in_use or agree(found)
-    if taken and found.found.revision != found.taken:
-        known.pin(registry, found.found.revision, folder)
-    return replace(found, in_use=taken)
-
-
-def look(registry: Registry, folder: Path) -> Update:
-    """Fetch what is new and compare it with what was used last; nothing is taken into use.
-
-    Raises:
-        UsageError, Failed, InvalidFile: as `update`.
     """
     fixed, taken = registry.fixed, known.last_taken(registry, folder)
     here = _cached(registry, fixed)
@@ -120,7 +115,9 @@ def look(registry: Registry, folder: Path) -> Update:
     before = _cached(registry, taken)
     same = found.revision == taken and before is not None
     changes = Changes() if same else Changes.between(before, found)
-    return Update(registry, taken, found, changes, rewritten, bool(fixed), bool(fixed) or same)
+    if fixed and found.revision != taken:
+        known.pin(registry, found.revision, folder)
+    return Update(registry, taken, found, changes, rewritten, bool(fixed) or same)
 
 
 def _fetch(registry: Registry, taken: str | None) -> tuple[Index, bool]:
