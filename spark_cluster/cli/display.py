@@ -12,7 +12,7 @@ from rich.live import Live
 from rich.text import Text
 
 from spark_cluster.cli.console import mark, painted, plain_table, styled
-from spark_cluster.cli.results import Recap, Tally
+from spark_cluster.cli.recap import Recap, Tally
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.visible import visible
 from spark_cluster.runner.events import (

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from spark_cluster.engine.copies.state import Wanted, models_on
 from spark_cluster.errors import Failed, Refused
@@ -76,10 +76,6 @@ class Preview:
     size: int
     missing: int
     free: int
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return asdict(self)
 
 
 def pull(play: Play, node: Node, wanted: Wanted, *, hub: str, source: From = HUB) -> Manifest:
