@@ -14,7 +14,7 @@ from spark_cluster.engine import (
     launches,
     ray_cluster,
     readiness,
-    short_load,
+    ready,
     vram,
 )
 from spark_cluster.engine.copies.fetch import fetch
@@ -92,7 +92,7 @@ def main(
         raise _restored(play, old, former, error) from error
     if served is None:
         return None
-    down_s = time.monotonic() - began - play.seconds.get(short_load.STAGE, 0.0)
+    down_s = time.monotonic() - began - play.seconds.get(ready.STAGE, 0.0)
     return Swapped(served, former, stopped.now if stopped else [], down_s)
 
 

@@ -86,7 +86,7 @@ from spark_cluster.engine.verify import CheckVerdict, Verification
 from spark_cluster.engine.vram import NodeVram, Stopped
 from spark_cluster.importers.update import Update
 from spark_cluster.known_issues.entries import Issue, files, read
-from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.known_issues.explain import Explanation
 from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.lab import documents as lab
 from spark_cluster.loader.project import Project

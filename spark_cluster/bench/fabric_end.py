@@ -11,7 +11,7 @@ from collections.abc import Iterable
 
 from spark_cluster.bench.fabric_run import LIMIT_S, SLACK_S
 from spark_cluster.engine.names import RAY
-from spark_cluster.engine.ray_node import MEASURING
+from spark_cluster.engine.ray import MEASURING
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.resources.unit import FOLDER
 from spark_cluster.runner.session import Session

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from spark_cluster.bench.printable import printable
-from spark_cluster.engine import startup_log
+from spark_cluster.engine import logs
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.durable import make_folder, write_file
@@ -51,7 +51,7 @@ def _read(play: Play, node: Node, program: str) -> str:
     """Return the beginning of a log; empty where there is none."""
     text = ""
     with contextlib.suppress(SparkClusterError):  # no reason not to measure
-        text = startup_log.read(play.session(node), program, BYTES)
+        text = logs.read_beginning(play.session(node), program, BYTES)
     if _NOTHING.fullmatch(text):
         return ""
     return printable(str(mask(text, play.secrets)))

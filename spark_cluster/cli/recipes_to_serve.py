@@ -59,7 +59,7 @@ def size_on(opened: Opened, recipe: Recipe, tp: int | None) -> int:
     Raises:
         Refused: the recipe does not do this size, or there are too few nodes.
     """
-    from spark_cluster.engine.nodes import serving
+    from spark_cluster.engine.resolve import serving
 
     nodes = opened.nodes
     size = tp if tp is not None else recipe.size_for(len(nodes))
@@ -82,8 +82,8 @@ def recipe_for_ray(
         SparkClusterError: it may not be used, or joins no nodes over Ray.
     """
     from spark_cluster.config.allowance_checks import must_be_allowed
-    from spark_cluster.engine.nodes import serving
     from spark_cluster.engine.ray_cluster import must_suit
+    from spark_cluster.engine.resolve import serving
 
     name = name or opened.inventory.serve.recipe
     if name is None:

@@ -100,12 +100,12 @@ def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None
     import os
     from pathlib import Path
 
-    from spark_cluster.engine import tunnel_service
+    from spark_cluster.engine import endpoint_tunnel
 
-    folder = tunnel_service.unit_folder(dict(os.environ), Path.home())
-    name = tunnel_service.unit_name(head.name)
+    folder = endpoint_tunnel.unit_folder(dict(os.environ), Path.home())
+    name = endpoint_tunnel.unit_name(head.name)
     if install:
-        path = tunnel_service.install(folder, head.name, _argv(app, port))
+        path = endpoint_tunnel.install(folder, head.name, _argv(app, port))
         changed, file = True, str(path)
         text = (
             f"{name} is started, now and at each login: http://127.0.0.1:{port}\n"
@@ -113,7 +113,7 @@ def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None
             "`loginctl enable-linger` starts it at boot"
         )
     else:
-        changed, file = tunnel_service.remove(folder, head.name), str(folder / name)
+        changed, file = endpoint_tunnel.remove(folder, head.name), str(folder / name)
         text = f"{name} is stopped and removed" if changed else f"{name} is not installed"
     if app.as_json:
         app.print_json({"changed": changed, "unit": name, "file": file})

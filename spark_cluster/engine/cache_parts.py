@@ -62,7 +62,7 @@ class CachePart(Document):
 
 _STATES = {
     **{name: runtime.question(name) for name in PROGRAMS},
-    "servers": [runtime.servers_there()],
+    "servers": [runtime.servers_question()],
 }
 """The questions for what serves on a node."""
 

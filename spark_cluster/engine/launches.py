@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.engine import logs, runtime, tuned, warmth
 from spark_cluster.engine.caches import root_on
-from spark_cluster.engine.startup_log import BEGINNING
+from spark_cluster.engine.logs import BEGINNING
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node import images, launch_records, unit_state
 from spark_cluster.node.engine_caches import of_environment

@@ -10,7 +10,6 @@ from typing_extensions import TypedDict
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.document import Document, Hidden, PrintedAs, WhenSet
 from spark_cluster.engine import firewall, runtime
-from spark_cluster.engine.launches import Asked, Upcoming
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, LOADER_UNIT, UNIT, Access
 from spark_cluster.engine.ray import RayNode
@@ -44,7 +43,6 @@ class NodeState(Document):
         proxy: state of the proxy's unit, as systemd calls it.
         loader: that of the unit that loads models on request.
         description: what the proxy's own file says of the endpoint; None without such a file.
-        caches: what it was asked about the next launch; None where it was not.
     """
 
     name: str
@@ -57,16 +55,14 @@ class NodeState(Document):
     proxy: Hidden[str] = ""
     loader: Hidden[str] = ""
     description: Hidden[str | None] = None
-    caches: Hidden[Asked | None] = None
 
 
-def ask_nodes(play: Play, upcoming: Upcoming | None) -> list[NodeState]:
+def ask_nodes(play: Play) -> list[NodeState]:
     """Ask all nodes in parallel; one that is not reached has its error."""
     found = []
     here = {node.name for node in play.nodes}
     names = list(play.connections.nodes)
     reachable = [(name, play.connections.session(name)) for name in names if name in here]
-    caches = {name: upcoming.ask(name, s) for name, s in reachable} if upcoming else {}
     asked = {
         name: session.submit(
             "gather",
@@ -95,7 +91,6 @@ def ask_nodes(play: Play, upcoming: Upcoming | None) -> list[NodeState]:
                 proxy=outputs[UNIT].strip(),
                 loader=outputs[LOADER_UNIT].strip(),
                 description=files["endpoint"],
-                caches=caches.get(name),
             )
         )
     return found

@@ -15,8 +15,8 @@ from serve_plans import bare_server
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.recipe_schema import Ray
 from spark_cluster.engine.copies import folders
+from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
-from spark_cluster.engine.process import SECRET_ENV, WITH_SECRET_ENV
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.facts.model import Facts, Hca, Interface
 from spark_cluster.loader.recipes import load_recipe
