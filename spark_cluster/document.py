@@ -12,9 +12,10 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping
 from functools import cache
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_args, get_type_hints
 
-from pydantic import BaseModel, Field, GetCoreSchemaHandler, TypeAdapter
+from pydantic import BaseModel, Field, GetCoreSchemaHandler, TypeAdapter, computed_field
 from pydantic_core import core_schema
 from typing_extensions import TypedDict
 
@@ -23,7 +24,7 @@ from spark_cluster.errors import SparkClusterError
 if TYPE_CHECKING:
     from builtins import property as printed
 else:
-    from pydantic import computed_field as printed
+    printed = computed_field
 
 __all__ = [
     "Document",
@@ -38,6 +39,18 @@ __all__ = [
 ]
 
 T = TypeVar("T")
+
+
+def derived(kind: Any, read: str | Callable[[Any], Any], key: str | None = None) -> Any:
+    """Return a property that is printed: `tp = derived(int, "fit.launch.tp")`.
+
+    Args:
+        kind: its type, as in an annotation.
+        read: the path of attributes to it, or a function of the result.
+        key: that it is printed under; by default its name.
+    """
+    get = attrgetter(read) if isinstance(read, str) else read
+    return computed_field(return_type=kind, alias=key)(property(get, doc=""))
 
 
 @dataclasses.dataclass(frozen=True)
