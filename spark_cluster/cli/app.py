@@ -115,7 +115,9 @@ class App:
 
     def print_json(self, document: Any) -> None:
         """The one JSON document."""
-        click.echo(json.dumps(document, indent=2, default=str))
+        from spark_cluster.document import as_json
+
+        click.echo(json.dumps(as_json(document), indent=2, default=str))
 
     def show(self, found: R, show: Callable[[App, R], object]) -> None:
         """Print what a command has found: its JSON document, or what `show` prints for people."""

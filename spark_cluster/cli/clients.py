@@ -49,8 +49,7 @@ def command(app: App, name: str | None, tunnel: bool, port: int | None, show_key
             )
         made = chosen
     if app.as_json:
-        listed = [snippet.to_dict() for snippet in made]
-        app.print_json({"endpoint": target.to_dict(), "clients": listed})
+        app.print_json({"endpoint": target, "clients": made})
     elif name is not None:
         click.echo(visible(made[0].text), nl=False)
         for note in (*target.notes, *made[0].notes):

@@ -10,7 +10,7 @@ from spark_cluster.cli.app import App, changing
 from spark_cluster.cli.serving_options import ending_jobs, unloading
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.results import DownResult
+    from spark_cluster.cli.serving_results import DownResult
 
 
 @click.command()

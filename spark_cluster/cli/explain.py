@@ -150,8 +150,8 @@ NOT_RECOGNISED = ("no error, and nothing of a start was recognised", "yellow")
 
 def _verdict(explanation: Explanation) -> Text:
 
-    lines = sum(count for _, _, count in explanation.logs)
-    names = [name for name, _, _ in explanation.logs]
+    lines = sum(log.lines for log in explanation.logs)
+    names = [log.name for log in explanation.logs]
     named = ", ".join(names) if len(names) <= NAMED else f"{names[0]} and {len(names) - 1} more"
     headline = HEADLINES[explanation.verdict] if explanation.recognised else NOT_RECOGNISED
     verdict = painted(*headline)

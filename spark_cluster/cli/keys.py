@@ -63,7 +63,7 @@ def list_(app: App) -> None:
     with app.cluster.dialer.sessions([head], "keys list") as sessions:
         found = listed(sessions[head.name], head.name)
     if app.as_json:
-        app.print_json({"keys": [key.to_dict() for key in found]})
+        app.print_json({"keys": found})
     elif not found:
         app.console.print("there are no named keys; spark-cluster keys add NAME makes one")
     else:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from dataclasses import dataclass, field
 from functools import partial
@@ -88,8 +87,7 @@ def command(app: App, run_id: str, check: bool, diff: bool, exit_code: bool) -> 
     for name, error in play.out.items():
         nodes.setdefault(name, RevertedNode(error=error.message))
     if app.as_json:
-        documents = {name: dataclasses.asdict(node) for name, node in nodes.items()}
-        app.print_json(run.to_dict(ok=not errors, run=run.id, nodes=documents))
+        app.print_json(run.document(ok=not errors, run=run.id, nodes=nodes))
     else:
         _show(app, nodes)
     if errors:

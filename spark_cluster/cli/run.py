@@ -8,8 +8,10 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.cli import watch
-from spark_cluster.cli.results import Recap, RunSummary
+from spark_cluster.cli.recap import Recap
+from spark_cluster.cli.results import RunSummary
 from spark_cluster.cli.run_record import RunRecord
+from spark_cluster.document import as_json
 from spark_cluster.errors import Interrupted, SparkClusterError
 from spark_cluster.runner import connections
 from spark_cluster.runner.events import Bus, Note, RunFinished, RunStarted
@@ -113,9 +115,11 @@ class Run:
         """Return how it went so far."""
         return RunSummary(self.id, ok, self.recap.changed, self.stage_seconds)
 
-    def to_dict(self, *, ok: bool = True, **found: Any) -> dict[str, Any]:
-        """The JSON of a run that can change something: `found` between what all of them tell."""
-        return self.summary(ok=ok).to_dict(**found)
+    def document(self, *results: Any, ok: bool = True, **found: Any) -> dict[str, Any]:
+        """Return the JSON of a run that can change something: how it went, the keys of results
+        (None has none), and what else it `found`."""
+        keys = {k: v for one in results if one is not None for k, v in as_json(one).items()}
+        return {**self.summary(ok=ok).to_dict(), **keys, **as_json(found)}
 
     @property
     def stage_seconds(self) -> dict[str, float]:

@@ -70,7 +70,7 @@ def _apply(
         playbook = app.project.load_playbook("supervise")
         found = playbook.function(run.open(), state=state, at_boot=at_boot)
     if app.as_json:
-        app.print_json(run.to_dict(**({"supervision": found.to_dict()} if found else {})))
+        app.print_json(run.document(**({"supervision": found} if found else {})))
     else:
         app.show_recap()
         if found is not None:
@@ -90,6 +90,6 @@ def _show(app: App, found: Supervision) -> None:
     console.print(styled("server: [bold]{}[/]{}", found.state.phase, why), soft_wrap=True)
     for problem in found.problems:
         console.print(styled("[yellow]![/] {}", problem), soft_wrap=True)
-    for at, text in found.events[-SHOWN:]:
-        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-        console.print(painted(f"{moment}  {text}", "dim"), soft_wrap=True)
+    for event in found.events[-SHOWN:]:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+        console.print(painted(f"{moment}  {event.text}", "dim"), soft_wrap=True)

@@ -92,8 +92,8 @@ def command(
         )
         plot = keep_plot(run.id, run.bus, memory)
     if app.as_json:
-        found = swapped.to_dict() if swapped is not None else {}
-        app.print_json(run.to_dict(**found, memory=memory.to_dict(), memory_plot=plot))
+        held = list(memory.nodes.values())
+        app.print_json(run.document(swapped, memory=held, memory_plot=plot))
     else:
         app.show_recap()
         if swapped is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -88,8 +88,8 @@ def command(ctx: click.Context, replace: bool, yes: bool) -> None:
     for count in range(1, max(map(len, routes.values()), default=0) + 1):
         asking.look(routes, count)
     if app.as_json:
-        rows = [asdict(asking.rows[name]) for name in targets]
-        app.print_json({"nodes": rows, "jump_hosts": [asdict(row) for row in asking.jump_rows]})
+        rows = [asking.rows[name] for name in targets]
+        app.print_json({"nodes": rows, "jump_hosts": asking.jump_rows})
     if asking.errors:
         ctx.exit(max(error.exit_code for error in asking.errors))
 

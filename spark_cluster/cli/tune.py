@@ -85,7 +85,7 @@ def command(
             renew=again,
         )
     if app.as_json:
-        app.print_json(run.to_dict(**({"tuned": done.to_dict()} if done is not None else {})))
+        app.print_json(run.document(**({"tuned": done} if done is not None else {})))
     else:
         app.show_recap()
         if done is not None:

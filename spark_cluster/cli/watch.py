@@ -8,7 +8,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.results import Recap
+    from spark_cluster.cli.recap import Recap
     from spark_cluster.runner.events import Sink
     from spark_cluster.runner.options import Options
 
