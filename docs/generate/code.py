@@ -58,9 +58,8 @@ from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Versions
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.inventory_schema import InventoryFile
-from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.registries import Registries
+from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.engine.cache_parts import CachePart
@@ -87,10 +86,11 @@ from spark_cluster.engine.vram import NodeVram, Stopped
 from spark_cluster.facts.model import Facts
 from spark_cluster.importers.update import Update
 from spark_cluster.known_issues.entries import Issue, files, read
-from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.known_issues.explain import Explanation
 from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.lab import documents as lab
 from spark_cluster.loader.project import Project
+from spark_cluster.loader.registries import Registries
 from spark_cluster.models import memory
 from spark_cluster.planning import batch, fit, plan
 from spark_cluster.planning.calibrate import Calibration

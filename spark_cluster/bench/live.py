@@ -10,7 +10,7 @@ from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.sampling import Lost, Update
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.facts.gpu_load import BUSY_PERCENT, SLOW_MHZ
+from spark_cluster.facts.model import BUSY_PERCENT, SLOW_MHZ
 
 SILENT_S = 5.0
 """Seconds (and three intervals) without a row after which a node is shown as silent."""

@@ -24,7 +24,7 @@ from spark_cluster.bench.run import (
     skipped,
     take_down,
 )
-from spark_cluster.config.flags import words
+from spark_cluster.config.engines import words
 from spark_cluster.engine import runtime
 from spark_cluster.engine.former import former_of
 from spark_cluster.engine.names import SERVER

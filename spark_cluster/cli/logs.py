@@ -202,7 +202,7 @@ def _attempt(archive: BundleArchive, name: str, part: Callable[[], None]) -> Non
 
 
 def _node(archive: BundleArchive, play: Play, name: str) -> None:
-    from spark_cluster.doctor.bundle_questions import ask
+    from spark_cluster.doctor.bundle_archive import ask
 
     for file, text in ask(play.connections.session(name)).items():
         archive.add(f"nodes/{name}/{file}", text)

@@ -92,17 +92,15 @@ class Opened:
     @property
     def inventory_is_missing(self) -> bool:
         """True if none is named and the project has none, which some commands can do without."""
-        from spark_cluster.loader.inventory_source import DEFAULT
+        from spark_cluster.loader.project import INVENTORY
 
-        return self.named is None and not (self.project.folder / DEFAULT).exists()
+        return self.named is None and not (self.project.folder / INVENTORY).exists()
 
     @cached_property
     def _source(self) -> Sourced:
         """The data of the inventory's file, not checked."""
         if self.named is None or isinstance(self.named, str | Path):
-            from spark_cluster.loader.inventory_source import load_source
-
-            return load_source(self.named, self.project)
+            return self.project.inventory_source(self.named)
         from spark_cluster.loader.new_inventory import source_of
 
         return source_of(self.named)

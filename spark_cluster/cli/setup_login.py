@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from spark_cluster.cli.first_login import FirstLogin
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.secret import Secret
-    from spark_cluster.discovery.cable import Peer
+    from spark_cluster.discovery import Peer
     from spark_cluster.runner.dialer import Dialer
 
 TRIES = 3

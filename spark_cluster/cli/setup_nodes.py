@@ -13,7 +13,7 @@ from spark_cluster.errors import UsageError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from spark_cluster.discovery.candidates import Candidate, Found
+    from spark_cluster.discovery import Candidate, Found
     from spark_cluster.loader.new_inventory import Answers
 
 
@@ -64,9 +64,9 @@ def _nodes(addresses: tuple[str, ...]) -> list[str]:
 
 def inventory_path(flow: Flow) -> Path:
     """Return where the inventory of the project is, or will be."""
-    from spark_cluster.loader.inventory_source import DEFAULT
+    from spark_cluster.loader.project import INVENTORY
 
-    return flow.app.project.folder / DEFAULT
+    return flow.app.project.folder / INVENTORY
 
 
 def own_answers(flow: Flow) -> Answers | None:
@@ -144,16 +144,17 @@ def _choose(flow: Flow, interface: str | None) -> list[Candidate]:
 
 def find(flow: Flow, interface: str | None) -> Found:
     """Look for Sparks on the local network, and print what was found."""
-    from spark_cluster.discovery import mdns, neighbours
-    from spark_cluster.discovery.candidates import candidates
+    from spark_cluster import discovery
 
-    flow.say(painted(f"listening on the local network for {mdns.LISTEN_S:.0f} s (mDNS) ...", "dim"))
+    flow.say(
+        painted(f"listening on the local network for {discovery.LISTEN_S:.0f} s (mDNS) ...", "dim")
+    )
     try:
-        announced = mdns.browse(mdns.LISTEN_S, interface)
+        announced = discovery.browse(discovery.LISTEN_S, interface)
     except UsageError as error:
         flow.note("warn", f"{error.message}")
         announced = []
-    found = candidates(announced, neighbours.of_this_machine(), mdns.networks())
+    found = discovery.candidates(announced, discovery.of_this_machine(), discovery.networks())
     wide = max((len(one.address) for one in found.candidates), default=0)
     also = max((len(one.also) for one in found.candidates), default=0)
     for number, one in enumerate(found.candidates, 1):
@@ -181,7 +182,7 @@ def chosen(text: str, found: Sequence[Candidate]) -> list[Candidate]:
     Raises:
         UsageError: it is none of them, or one twice.
     """
-    from spark_cluster.discovery.candidates import Candidate
+    from spark_cluster.discovery import Candidate
 
     picked = []
     for word in filter(None, (word.strip() for word in text.split(","))):

@@ -11,12 +11,12 @@ from spark_cluster.cli.app import App, allowing, changing, leave_with
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.override_options import overriding
-from spark_cluster.cli.recipes_to_serve import Changes, recipe_to_serve, size_on
 from spark_cluster.cli.serving_options import sized
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.allowances import Allowances
+    from spark_cluster.config.overrides import Changes
     from spark_cluster.engine.tuning import Tuning
     from spark_cluster.runner.options import Options
 
@@ -72,6 +72,8 @@ def command(
 
     sizes = SIZES if batch_sizes is None else _sizes(batch_sizes)
     app.connect_early()
+    from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
+
     recipe = recipe_to_serve(app.cluster, recipe_name, changes, allow)
     size = size_on(app.cluster, recipe, tp)
     with app.play(f"tune {recipe.name} --tp {size}", app.nodes, options) as run:

@@ -20,7 +20,7 @@ from spark_cluster.known_issues.match import Edit, KnownIssueMatch, ordered
 from spark_cluster.known_issues.rules import lint
 
 if TYPE_CHECKING:
-    from spark_cluster.config.not_carried_over import NotCarriedOver
+    from spark_cluster.config.recipe_schema import NotCarriedOver
     from spark_cluster.loader.project import Project
     from spark_cluster.models import Geometry
     from spark_cluster.models.hub import Hub
@@ -131,7 +131,7 @@ def _is_ours(path: Path) -> bool:
 
 
 def _of_recipe(path: Path, project: Project, tp: int | None, allow: Allowances) -> LintTarget:
-    from spark_cluster.config.allowance_checks import files_must_be_allowed, mounts_must_be_allowed
+    from spark_cluster.config.recipe_settings import files_must_be_allowed, mounts_must_be_allowed
     from spark_cluster.loader.recipes import load_recipe
 
     recipe = load_recipe(path, project, allow)

@@ -13,17 +13,13 @@ from spark_cluster.config.model_kind import inferred, must_be_served
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.hub import DocumentSource, Hub, cached
-from spark_cluster.planning.builds import builds
 from spark_cluster.planning.evidence import Evidence
 from spark_cluster.planning.fit import Fit, fit
-from spark_cluster.planning.nearest import Nearest, nearest
+from spark_cluster.planning.nearest import Nearest, builds, nearest
 from spark_cluster.planning.plan import Feasibility, Plan, speed
-from spark_cluster.planning.purpose import Advice, Purpose, Users, advise
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.constants import Constants, load_constants
-from spark_cluster.planning.speed.serving import of_launch
-from spark_cluster.planning.subject import Subject, allowed, must_generate, wrong_size
-from spark_cluster.planning.whole_model import whole_gib
+from spark_cluster.planning.subject import Subject, allowed, wrong_size
 
 if TYPE_CHECKING:
     from spark_cluster.loader.project import Project
@@ -256,43 +252,6 @@ class Planner:
         except UsageError:  # no shape, or it cannot be divided so
             return None
         return found if found.fits and found.weights_gib < than.weights_gib else None
-
-    def advise(
-        self,
-        subject: Subject,
-        rooms: Sequence[NodeMemory],
-        question: Question,
-        purpose: Purpose,
-    ) -> Advice:
-        """Return which use of two nodes serves a purpose best, for `question.concurrency` users.
-
-        Raises:
-            Refused: the model generates nothing.
-        """
-        must_generate(subject)
-        geometry = self.geometry(subject)
-        weights = whole_gib(subject.launch, of_launch(subject.launch, geometry))
-        own = {
-            tp: evidence
-            for tp in (1, 2)
-            if (
-                evidence := self.measured(
-                    subject.launch.at_size(tp), question.concurrency, question.context
-                )
-            )
-        }
-        users = Users(question.concurrency, question.context, question.prompt, subject.acceptance)
-        return advise(
-            purpose,
-            users,
-            subject.launch,
-            geometry,
-            rooms,
-            weights_gib=weights,
-            constants=self.constants,
-            sizes=subject.sizes,
-            own=own,
-        )
 
 
 def _waiting(fitted: Fit, question: Question) -> list[str]:

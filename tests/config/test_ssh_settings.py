@@ -8,7 +8,7 @@ import pytest
 
 from spark_cluster.config.inventory import checked
 from spark_cluster.config.ssh_settings import unchecked
-from spark_cluster.loader.inventory_source import read_source
+from spark_cluster.config.yamlfile import load
 from spark_cluster.runner.ssh_route import Target
 
 FULL = """\
@@ -25,7 +25,7 @@ nodes:
 
 def source(folder: Path, text: str):
     (folder / "inventory.yaml").write_text(text)
-    return read_source(folder / "inventory.yaml")
+    return load(folder / "inventory.yaml", "inventory")
 
 
 def targets(found):

@@ -223,13 +223,13 @@ def test_weights_that_are_broken_leave_the_shape(lab_hub: LabHub, client: Client
 def test_a_header_longer_than_the_first_read(
     lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spark_cluster.models.hub import reading
+    from spark_cluster.models.hub import lookup
 
-    monkeypatch.setattr(reading, "FIRST_READ", 64)
+    monkeypatch.setattr(lookup, "FIRST_READ", 64)
     found = client().checkpoint("org/small")
     assert found is not None
     assert found.tensors
-    monkeypatch.setattr(reading, "LARGEST_HEADERS", 100)
+    monkeypatch.setattr(lookup, "LARGEST_HEADERS", 100)
     monkeypatch.setattr(store, "FRESH_S", 0.0)
     again = Hub(HubLibrary(lab_hub.url), ModelStore(lab_hub.root.parent / "elsewhere"))
     long = again.checkpoint("org/small")

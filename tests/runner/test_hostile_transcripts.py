@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from factories import put
+from factories import load_inventory, put
 from hostile.agent import ENDINGS, Played, Recorder, ended, faults, raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +24,6 @@ from spark_cluster.engine.copies import image_upkeep, upkeep
 from spark_cluster.engine.copies.state import Nodes, Wanted, all_models_on
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts import gather
-from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import Command, Directory, File, Reboot
 from spark_cluster.runner import reconnect, wire
