@@ -142,7 +142,7 @@ def copy(
         folder: a plain folder instead, whose manifest the source has made (folders.py).
         revision: a branch or tag that gets the commit on the targets.
         follow: the source is still downloading: what it does not have yet is waited for.
-        encrypt: through ssh; without, the receiver proves that it knows the secret of this copy
+        encrypt: in TLS; without, the receiver proves that it knows the secret of this copy
             and the content is checked all the same, but who listens on the way can read it.
         streams: to each address of a sender; 0 for the usual number.
 
@@ -299,10 +299,8 @@ class _Chain:
         names = (before.source.name if before else "", after.target.name if after else "")
         receive, serve = None, None
         if before:
-            secrets = known[before.source.name]
-            receive = {"sender": names[0], "secrets": dict(secrets), **self.more}
-            follow = self.follow or before is not self.routes[0]
-            receive |= {**self._places(before, secrets), "follow": follow}
+            receive = {"sender": names[0], **self.more}
+            receive |= self._places(before, known[before.source.name])
         if after:
             serve = {**self._places(after, known[node.name])}
             serve["follow"] = self.follow or before is not None
@@ -319,12 +317,10 @@ class _Chain:
         )
 
     def _places(self, way: Route, secrets: Mapping[str, Any]) -> dict[str, Any]:
-        """Where a sender listens. Without encryption there is no spare address: who allows that
-        for a cable has not allowed it for a network."""
-        spare = way.spare if self.encrypt else ()
-        port = secrets["port"]
-        both = {"addresses": way.addresses, "spare": spare}
-        return {name: [[host, port] for host in hosts] for name, hosts in both.items()}
+        """Where a sender listens, and its secrets. Without encryption there is no spare address:
+        who allows that for a cable has not allowed it for a network."""
+        spare = list(way.spare) if self.encrypt else []
+        return {"addresses": list(way.addresses), "spare": spare, "secrets": dict(secrets)}
 
     def _shown(self, node: Node) -> Any:
         what = f"copy of {self.what}"
