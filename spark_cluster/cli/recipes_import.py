@@ -19,7 +19,6 @@ from rich.text import Text
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.hub_option import hub, offline_option
-from spark_cluster.config.registries import Registry
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.importers import commandline, snapshot
@@ -30,7 +29,8 @@ from spark_cluster.importers.update import Update, update
 from spark_cluster.loader import registries
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.models.hub import Hub
+from spark_cluster.loader.registries import Registry
+from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.memory import GIB
 from spark_cluster.planning.speed.of_recipe import serving_of
 

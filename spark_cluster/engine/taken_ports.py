@@ -15,7 +15,7 @@ from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT
 from spark_cluster.errors import Refused
-from spark_cluster.facts.listeners import EVERYWHERE, LISTENERS, Listener, parse
+from spark_cluster.facts.parsers import EVERYWHERE, LISTENERS, Listener, listeners
 from spark_cluster.node import unit_state
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def must_be_free(play: Play, deployment: Deployment) -> None:
         served = [running(state.labels, None, None) for state in states.values() if _runs(state)]
         own = {endpoint.port for endpoint in served if endpoint is not None}
         proxy = PROXY if _output(answers, "proxy").strip() == "active" else None
-        listens = parse(_output(answers, "ss"))
+        listens = listeners(_output(answers, "ss"))
         others = [one for one in listens if one.program != proxy and one.port not in own]
         for wanted in _wanted(deployment, node, states):
             for one in others:

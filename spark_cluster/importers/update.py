@@ -9,12 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster import __version__
-from spark_cluster.config.registries import Registry
 from spark_cluster.errors import InvalidFile
-from spark_cluster.importers import archive, git, snapshot
+from spark_cluster.importers import fetching, snapshot
 from spark_cluster.importers.snapshot import Chosen
 from spark_cluster.loader import registries as known
-from spark_cluster.loader.registries import Index, Listed
+from spark_cluster.loader.registries import Index, Listed, Registry
 
 
 @dataclass(frozen=True)
@@ -128,9 +127,9 @@ def _fetch(registry: Registry, taken: str | None) -> tuple[Index, bool]:
     """Fetch what the file names, or the branch; and whether that one was rewritten."""
     chosen = Chosen(registry)
     if registry.sha256:
-        files = archive.files(registry, chosen)
+        files = fetching.archived(registry, chosen)
         return snapshot.store(registry, registry.sha256, files, chosen.skipped), False
-    with git.fetched(registry, registry.commit) as fetched:
+    with fetching.fetched(registry, registry.commit) as fetched:
         moves = taken is not None and registry.commit is None
         rewritten = moves and not fetched.has_in_history(taken or "")
         if taken is not None and moves and not rewritten:
@@ -142,7 +141,7 @@ def _fetch(registry: Registry, taken: str | None) -> tuple[Index, bool]:
     return snapshot.store(registry, fetched.commit, files, chosen.skipped), rewritten
 
 
-def _keep(registry: Registry, repository: git.Git, taken: str) -> None:
+def _keep(registry: Registry, repository: fetching.Git, taken: str) -> None:
     """Put the commit in use into the cache where it is not (another machine, an emptied cache), so
     that it can be used without agreeing to what the branch has now."""
     if _cached(registry, taken) is None:

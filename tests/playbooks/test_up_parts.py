@@ -15,9 +15,9 @@ from serve_plans import deployment_for, located, server_for, snapshot_of, starti
 
 from spark_cluster.config.allowances import Allowances, Allowed
 from spark_cluster.config.caches import CACHES as UP_CACHES
+from spark_cluster.config.inventory_schema import Tls
 from spark_cluster.config.recipe_schema import FromLaptop, Venv
 from spark_cluster.config.secret import Secret
-from spark_cluster.config.tls import Tls
 from spark_cluster.engine.endpoint import Endpoint, management_ip
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.ray import TOKEN_FILE

@@ -10,9 +10,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from spark_cluster.node.open_files import pieces, write_whole
-from spark_cluster.node.store.adopt import make_own
 from spark_cluster.node.store.copy_channel import (
     PIECE,
     Broken,
@@ -24,7 +24,8 @@ from spark_cluster.node.store.copy_channel import (
 )
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import KEPT_FREE
-from spark_cluster.node.store.manifest import Hasher, Manifest, StoredFile
+from spark_cluster.node.store.manifest import Manifest, StoredFile
+from spark_cluster.node.store.verify import make_own
 from spark_cluster.node.values import ResourceError
 
 STREAMS = max(2, min(4, (os.cpu_count() or 1) // 4))
@@ -109,10 +110,7 @@ class Receiver:
         """
         begun = time.monotonic()
         with alone(self.cache, self.manifest.repository):
-            lacking = self.cache.lacking(self.manifest)
-            if lacking.foreign:
-                make_own(self.cache, self.manifest, lacking.foreign)
-                lacking = self.cache.lacking(self.manifest)
+            lacking = make_own(self.cache, self.manifest)
             kept = self.manifest.size - lacking.size
             if lacking.blobs:
                 self._must_fit(lacking.size)
@@ -261,7 +259,7 @@ class Receiver:
                     self.moved += len(data)
                     self._heard = time.monotonic()
             self._settling.add(file.blob)
-            if at == file.size and hasher.fits():
+            if at == file.size and file.fits(hasher):
                 os.fchmod(handle, 0o644)
                 files.settle(handle, half, self.cache.blob(repository, file.blob))
                 self._proved(file)
@@ -272,7 +270,7 @@ class Receiver:
             self._settling.discard(file.blob)
             os.close(handle)
 
-    def _resumed(self, handle: int, file: StoredFile, hasher: Hasher) -> int:
+    def _resumed(self, handle: int, file: StoredFile, hasher: Any) -> int:
         """Hash what an earlier copy has left, and go to its end; return its bytes."""
         if os.fstat(handle).st_size > file.size:
             os.ftruncate(handle, 0)
