@@ -28,7 +28,7 @@ def send(given: dict[str, Any], manifest: Manifest) -> None:
     place.mkdir(mode=0o700)
     secrets = {**copy_channel.make_secrets(place, Processes()), "port": PORT}
     channel = Channel.of_sender(secrets, place, encrypted=given["encrypted"])
-    files = StoredFiles(_cache(given), manifest, follow=False)
+    files = StoredFiles(_cache(given), manifest)
     sender = Sender(channel, given["addresses"], (), files)
     print(json.dumps(secrets), flush=True)
     sender.run()

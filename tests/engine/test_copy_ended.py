@@ -93,7 +93,7 @@ class Copy:
     def start(self, targets: list[Node]) -> None:
         """Start it, and wait until every target has the file that is there."""
         self.done = start(
-            lambda: copying.copy(self.play, self.manifest, NODES[0], targets, hub=HUB, follow=True)
+            lambda: copying.copy(self.play, self.manifest, NODES[0], targets, hub=HUB)
         )
         name = self.manifest.files[0].blob
         for node in targets:
@@ -147,7 +147,7 @@ def kept_busy(copy: Copy) -> Iterator[None]:
     """A receiver that knows the secret and stays: by itself the sender would not end."""
     (place,) = (copy.folder / "spark1").glob("run/spark-cluster/copies/*/offered.json")
     channel = Channel.of_receiver(json.loads(place.read_text()), encrypted=True)
-    with channel.connected("127.0.0.1") as stream:
+    with channel.connected("127.0.0.1", "spark1") as stream:
         stream.request(0, 0)
         assert b"".join(map(bytes, stream.answered(memoryview(bytearray(99))))) == b"config"
         yield

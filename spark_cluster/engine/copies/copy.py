@@ -18,8 +18,7 @@ from spark_cluster.engine import firewall
 from spark_cluster.engine.link_check import hops
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
 from spark_cluster.node.sizes import gigabytes
-from spark_cluster.node.store.copy_receiving import MANAGEMENT_MB_S
-from spark_cluster.node.store.copy_work import WARNING
+from spark_cluster.node.store.copy_receiving import MANAGEMENT_MB_S, WARNING
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
@@ -131,17 +130,17 @@ def copy(
     hub: str = "",
     folder: str = "",
     revision: str = "",
-    follow: bool = False,
     encrypt: bool = True,
     streams: int = 0,
 ) -> list[Copied]:
     """Have a revision on the targets, each blob checked by its hash; one result for each target.
 
+    What the source is still downloading is waited for.
+
     Args:
         hub: folder of the hub cache, the same on all of them.
         folder: a plain folder instead, whose manifest the source has made (folders.py).
         revision: a branch or tag that gets the commit on the targets.
-        follow: the source is still downloading: what it does not have yet is waited for.
         encrypt: in TLS; without, the receiver proves that it knows the secret of this copy
             and the content is checked all the same, but who listens on the way can read it.
         streams: to each address of a sender; 0 for the usual number.
@@ -164,7 +163,7 @@ def copy(
             _warn(play, way, int(asked[way.target.name]["bytes"]))
     what = folder or manifest.repository
     more = {"revision": revision, "streams": streams}
-    done = _Chain(play, base, routes, what, follow, encrypt, more).run()
+    done = _Chain(play, base, routes, what, encrypt, more).run()
     ways = {way.target.name: way for way in routes}
     return [_copied(node, ways.get(node.name), done.get(node.name), manifest) for node in targets]
 
@@ -243,7 +242,6 @@ class _Chain:
     base: Mapping[str, Any]
     routes: Sequence[Route]
     what: str
-    follow: bool = False
     encrypt: bool = True
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -302,8 +300,7 @@ class _Chain:
             receive = {"sender": names[0], **self.more}
             receive |= self._places(before, known[before.source.name])
         if after:
-            serve = {**self._places(after, known[node.name])}
-            serve["follow"] = self.follow or before is not None
+            serve = self._places(after, known[node.name])
         return self.play.session(node).request(
             "copy",
             self._shown(node),

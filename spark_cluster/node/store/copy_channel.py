@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.processes import SEARCH_PATH, Processes
+from spark_cluster.node.values import ResourceError
 
 STALLED_S = 10.0
 """Seconds without a byte after which a connection is given up."""
@@ -278,15 +279,27 @@ class Channel:
         return stream
 
     @contextlib.contextmanager
-    def connected(self, address: str) -> Iterator[Stream]:
-        """Yield a stream to the sender. Raises as `proved`."""
+    def connected(self, address: str, sender: str) -> Iterator[Stream]:
+        """Yield a stream to the sender.
+
+        Raises:
+            ResourceError: someone else answers.
+            Broken: nobody answers in time.
+        """
         try:
             connection = socket.create_connection((address, self.port), timeout=STALLED_S)
             connection = self.wrapped(connection)
         except OSError as error:
             raise _broken(error) from None
         with connection:
-            yield self.proved(connection)
+            try:
+                stream = self.proved(connection)
+            except Stranger as error:
+                raise ResourceError(
+                    f"what answers at {address} port {self.port} is not {sender}: {error}",
+                    "nothing of it was kept; another program may use the port",
+                ) from None
+            yield stream
 
 
 def make_secrets(folder: Path, processes: Processes) -> dict[str, str]:

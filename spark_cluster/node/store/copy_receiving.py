@@ -8,7 +8,7 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,12 +19,12 @@ from spark_cluster.node.store.copy_channel import (
     Channel,
     Later,
     Refused,
-    Stranger,
     Stream,
 )
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import KEPT_FREE
 from spark_cluster.node.store.manifest import Manifest, StoredFile
+from spark_cluster.node.store.progress import Progress
 from spark_cluster.node.store.verify import make_own
 from spark_cluster.node.values import ResourceError
 
@@ -41,6 +41,8 @@ PATIENCE_S = 1800.0
 """Seconds to wait for the next file of a sender that is still downloading."""
 LOOK_S = 1.0
 """Seconds between two reports of progress."""
+WARNING = "warning: "
+"""Begin of a line of output that the user is to see as a warning."""
 NEXT_S = 0.1
 """Seconds between two looks for a file to fetch."""
 MANAGEMENT_MB_S = 110
@@ -55,9 +57,6 @@ class Receiver:
         addresses: of the sender: each gets `streams` streams.
         spare: addresses that are used when no byte comes over the others for `switch_s` seconds.
         revision: the branch or tag that gets the commit at the end.
-        progress: gets (bytes present, bytes in all), about once a second.
-        warn: gets a sentence when the spare addresses are used, and when the sender is silent.
-        moved: bytes that came over the network.
         switched: the spare addresses were needed.
     """
 
@@ -73,23 +72,18 @@ class Receiver:
     silent_s: float = SILENT_S
     switch_s: float = SWITCH_S
     kept_free: int = KEPT_FREE
-    progress: Callable[[int, int], None] = lambda _done, _total: None
-    warn: Callable[[str], None] = lambda _text: None
-    moved: int = 0
     switched: bool = False
+    _progress: Progress = field(default_factory=lambda: Progress(0))
     _ended: threading.Event = field(default_factory=threading.Event)
     _failure: ResourceError | None = None
     _said: str = ""
     """What went wrong last, on a stream."""
-    _lock: threading.Lock = field(default_factory=threading.Lock)
     _open: dict[Stream, threading.Thread] = field(default_factory=dict)
     """Streams to the sender, and the threads that use them."""
-    _files: deque[StoredFile] = field(default_factory=deque)
-    """Those that no stream fetches just now."""
+    _files: deque[tuple[int, StoredFile]] = field(default_factory=deque)
+    """Those that no stream fetches just now, with their numbers in the sender's list."""
     _left: set[str] = field(default_factory=set)
     """Blobs that are not proved."""
-    _numbers: dict[str, int] = field(default_factory=dict)
-    """Blob to its number in the sender's list."""
     _settling: set[str] = field(default_factory=set)
     """Blobs that are being synced to the disk."""
     _wrong: set[str] = field(default_factory=set)
@@ -101,8 +95,10 @@ class Receiver:
     """When the sender has said something, and when a file was proved."""
 
     def run(self) -> dict[str, object]:
-        """Fetch what is missing, and make the revision's links; return `moved` and `kept` bytes,
-        `seconds` and `switched`.
+        """Fetch what is missing, and make the revision's links; return the bytes that came over the
+        network (`moved`) and those that were present (`kept`), `seconds` and `switched`.
+
+        Lines about progress are printed, and warnings when the sender is silent.
 
         Raises:
             ResourceError: no space, no sender, or content that is not what its hash says.
@@ -115,17 +111,18 @@ class Receiver:
             if lacking.blobs:
                 self._must_fit(lacking.size)
                 self.cache.files.make(self.cache.blobs(self.manifest.repository))
-                self._fetch(lacking.blobs, kept)
+                self._progress = Progress(self.manifest.size, f"from {self.sender}", have=kept)
+                self._fetch({file.blob for file in lacking.blobs})
             self.cache.publish(self.manifest, self.revision)
-        about = {"moved": self.moved, "kept": kept, "switched": self.switched}
+        about = {"moved": self._progress.read, "kept": kept, "switched": self.switched}
         return {**about, "seconds": time.monotonic() - begun}
 
     def leave(self) -> None:
         """Tell the sender that it can end; one that is not there any more need not be told."""
         for address in (*self.addresses, *self.spare):
             with (
-                contextlib.suppress(Broken, Stranger),
-                self.channel.connected(address) as stream,
+                contextlib.suppress(Broken, ResourceError),
+                self.channel.connected(address, self.sender) as stream,
             ):
                 stream.leave()
                 return
@@ -139,25 +136,25 @@ class Receiver:
                 "`spark-cluster models size` shows what takes the space",
             )
 
-    def _fetch(self, blobs: Sequence[StoredFile], kept: int) -> None:
-        """Have all streams fetch; raises as `run`."""
-        self._files.extend(sorted(blobs, key=lambda file: -file.size))
-        self._left = {file.blob for file in blobs}
-        self._numbers = {blob: number for number, blob in enumerate(self.manifest.blobs)}
+    def _fetch(self, blobs: set[str]) -> None:
+        """Have all streams fetch, the largest files first; raises as `run`."""
+        numbered = enumerate(self.manifest.blobs.values())
+        missing = [one for one in numbered if one[1].blob in blobs]
+        self._files.extend(sorted(missing, key=lambda one: -one[1].size))
+        self._left = blobs
         self._heard = self._last_come = time.monotonic()
         self._begin(self.addresses)
-        told, total = False, self.manifest.size
+        told = False
         try:
             while not self._ended.wait(LOOK_S):
-                self.progress(kept + self.moved, total)
                 quiet = 0.0 if self._settling else time.monotonic() - self._heard
                 if self.spare and not self.switched and quiet > self.switch_s:
                     self.switched = True
-                    self.warn(self._switched(total - kept - self.moved))
+                    self._warn_of_switch()
                     self._begin(self.spare)
                 elif not told and quiet > self.switch_s * (1 + self.switched):
                     told = True
-                    self.warn(
+                    _warn(
                         f"nothing comes from {self.sender} any more ({self._said or 'no answer'}): "
                         f"it is waited for, until {self.silent_s:.0f} s have gone by"
                     )
@@ -170,7 +167,6 @@ class Receiver:
                 thread.join()
         if self._failure is not None:
             raise self._failure
-        self.progress(total, total)
 
     def _begin(self, addresses: Sequence[str]) -> None:
         for address in self.streams * [*addresses]:
@@ -181,21 +177,18 @@ class Receiver:
         memory = memoryview(bytearray(PIECE))
         while not self._ended.is_set():
             try:
-                with self.channel.connected(address) as stream, self._cut_at_end(stream):
+                with (
+                    self.channel.connected(address, self.sender) as stream,
+                    self._cut_at_end(stream),
+                ):
                     while not self._ended.is_set():
                         self._next(stream, memory)
             except Broken as error:
                 self._said = f"{address}: {error}"
                 self._ended.wait(RECONNECT_S)
-            except Stranger as error:
-                self._fail(not_the_sender(self.sender, address, self.channel.port, error))
             except Refused as error:
-                self._fail(
-                    ResourceError(
-                        f"{self.sender} cannot give all of {self.manifest.repository}: {error}",
-                        f"spark-cluster --limit {self.sender} models verify",
-                    )
-                )
+                text = f"{self.sender} cannot give all of {self.manifest.repository}: {error}"
+                self._fail(ResourceError(text, self._verify))
             except ResourceError as error:
                 self._fail(error)
             except OSError as error:
@@ -212,60 +205,76 @@ class Receiver:
     def _next(self, stream: Stream, memory: memoryview) -> None:
         """Fetch the next file, if there is one; put it back if it does not come."""
         try:
-            file = self._files.popleft()
+            number, file = self._files.popleft()
         except IndexError:
             self._ended.wait(NEXT_S)
             return
         try:
-            self._receive(stream, file, memory)
+            sound = self._receive(stream, number, file, memory)
         except Later:
-            self._postpone(file)
+            self._files.append((number, file))
+            self._pause(file)
         except Broken:
-            self._files.appendleft(file)
+            self._files.appendleft((number, file))
             raise
+        else:
+            if not sound:
+                self._must_be_first(file)
+                self._files.append((number, file))
 
-    def _postpone(self, file: StoredFile) -> None:
-        """Ask for a file again after the others; pause where the sender has none of them."""
-        self._files.append(file)
+    def _pause(self, file: StoredFile) -> None:
+        """Wait a little once the sender has none of the files that it was asked for."""
         self._heard = time.monotonic()
         self._postponed += 1
         if self._heard - self._last_come > self.patience_s:
-            self._fail(
-                ResourceError(
-                    f"{self.manifest.repository}: {self.sender} has no {file.path} after "
-                    f"{self.patience_s:.0f} s",
-                    "the download there does not go on; run the command again",
-                )
+            raise ResourceError(
+                f"{self.manifest.repository}: {self.sender} has no {file.path} after "
+                f"{self.patience_s:.0f} s",
+                "the download there does not go on; run the command again",
             )
         if self._postponed >= len(self._files):
             self._postponed = 0
             self._ended.wait(NEXT_S)
 
-    def _receive(self, stream: Stream, file: StoredFile, memory: memoryview) -> None:
-        """Fetch what is missing of a file; give it its name once its hash is right."""
+    def _must_be_first(self, file: StoredFile) -> None:
+        """Take note that the content of a file was wrong. Raises ResourceError the second time."""
+        if file.blob in self._wrong:
+            raise ResourceError(
+                f"{self.manifest.repository}: {file.path} from {self.sender} is not what its hash "
+                f"says, twice",
+                f"it is damaged there: {self._verify}",
+            )
+        self._wrong.add(file.blob)
+
+    @property
+    def _verify(self) -> str:
+        return f"spark-cluster --limit {self.sender} models verify"
+
+    def _receive(self, stream: Stream, number: int, file: StoredFile, memory: memoryview) -> bool:
+        """Fetch what is missing of a file; give it its name, or remove it where its hash is wrong,
+        and return False."""
         files, repository = self.cache.files, self.manifest.repository
         half, hasher = self.cache.incomplete(repository, file.blob), file.hasher()
         handle = files.resume(half)
         try:
             at = self._resumed(handle, file, hasher)
-            stream.request(self._numbers[file.blob], at)
+            stream.request(number, at)
             for data in stream.answered(memory):
                 at += len(data)
                 if at > file.size:
                     raise Refused(f"{file.path} does not end")
                 hasher.update(data)
                 write_whole(handle, data)
-                with self._lock:
-                    self.moved += len(data)
-                    self._heard = time.monotonic()
-            self._settling.add(file.blob)
-            if at == file.size and file.fits(hasher):
-                os.fchmod(handle, 0o644)
-                files.settle(handle, half, self.cache.blob(repository, file.blob))
-                self._proved(file)
-            else:
+                self._progress.add(len(data))
+                self._heard = time.monotonic()
+            if at != file.size or not file.fits(hasher):
                 files.remove(half)
-                self._try_again(file)
+                return False
+            self._settling.add(file.blob)
+            os.fchmod(handle, 0o644)
+            files.settle(handle, half, self.cache.blob(repository, file.blob))
+            self._proved(file)
+            return True
         finally:
             self._settling.discard(file.blob)
             os.close(handle)
@@ -286,31 +295,24 @@ class Receiver:
         if not self._left:
             self._ended.set()
 
-    def _try_again(self, file: StoredFile) -> None:
-        if file.blob in self._wrong:
-            self._fail(
-                ResourceError(
-                    f"{self.manifest.repository}: {file.path} from {self.sender} is not what its "
-                    f"hash says, twice",
-                    f"it is damaged there: spark-cluster --limit {self.sender} models verify",
-                )
-            )
-        self._wrong.add(file.blob)
-        self._files.append(file)
-
     def _fail(self, error: ResourceError) -> None:
         """End the copy."""
         self._failure = self._failure or error
         self._ended.set()
 
-    def _switched(self, left: int) -> str:
+    def _warn_of_switch(self) -> None:
+        left = self._progress.left
         minutes = left / (MANAGEMENT_MB_S * 1e6) / 60
-        return (
+        _warn(
             f"nothing comes from {self.sender} over the fabric ({', '.join(self.addresses)}) "
             f"for {self.switch_s:.0f} s: the {_gb(left)} that are left go over "
             f"{self.spare[0]}, on 1 Gbit/s about {minutes:.0f} min; `spark-cluster doctor` "
             "examines the link"
         )
+
+
+def _warn(text: str) -> None:
+    print(WARNING + text, flush=True)
 
 
 def silent(sender: str, limit_s: float, said: str) -> ResourceError:
@@ -325,13 +327,6 @@ def _disk(error: OSError) -> ResourceError:
     full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     hint = "make room; the next copy goes on where this one ended" if full else ""
     return ResourceError(f"{error.filename or 'a file of the model'}: {error.strerror}", hint)
-
-
-def not_the_sender(sender: str, address: str, port: int, why: Stranger) -> ResourceError:
-    return ResourceError(
-        f"what answers at {address} port {port} is not {sender}: {why}",
-        "nothing of it was kept; another program may use the port",
-    )
 
 
 def _gb(size: int) -> str:

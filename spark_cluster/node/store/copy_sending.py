@@ -144,27 +144,12 @@ def _listening(host: str, port: int) -> socket.socket:
 
 
 class StoredFiles:
-    """The files of a manifest, as `Give`.
+    """The files of a manifest, as `Give`. One that is not there yet may still be on its way."""
 
-    Args:
-        follow: a file that is not there yet will come.
-
-    Raises:
-        ResourceError: a file is not there, not what it was, or can be written by someone else.
-    """
-
-    def __init__(self, cache: HubCache, manifest: Manifest, *, follow: bool) -> None:
-        self._cache, self._manifest, self._follow = cache, manifest, follow
+    def __init__(self, cache: HubCache, manifest: Manifest) -> None:
+        self._cache, self._manifest = cache, manifest
         self._files = tuple(manifest.blobs.values())
         self._last_written = time.monotonic()
-        for file in () if follow else self._files:
-            try:
-                os.close(self._open(file))
-            except OSError as error:
-                raise ResourceError(
-                    f"{file.path} of {manifest.repository} cannot be sent: {explain(error)}",
-                    "`spark-cluster models verify`",
-                ) from error
 
     def __call__(self, stream: Stream, number: int, begin: int) -> None:
         """Answer with a file from a byte on."""
@@ -172,10 +157,8 @@ class StoredFiles:
             raise Broken("something is asked for that is not of this copy")
         file = self._files[number]
         try:
-            handle = self._open(file)
+            handle = self._cache.open(self._manifest.repository, file)
         except FileNotFoundError:
-            if not self._follow:
-                raise
             self._must_be_written(file)
             stream.answer(LATER)
             return
@@ -183,9 +166,6 @@ class StoredFiles:
             stream.answer_file(handle, begin, file.size)
         finally:
             os.close(handle)
-
-    def _open(self, file: StoredFile) -> int:
-        return self._cache.open(self._manifest.repository, file)
 
     def _must_be_written(self, file: StoredFile) -> None:
         """Raise OSError where nobody has written into the repository for a while."""

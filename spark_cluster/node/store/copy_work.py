@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
 from typing import IO, Any
@@ -33,7 +33,6 @@ from spark_cluster.node.store.copy_channel import (
     Broken,
     Channel,
     Refused,
-    Stranger,
     Stream,
 )
 from spark_cluster.node.store.copy_receiving import (
@@ -41,14 +40,13 @@ from spark_cluster.node.store.copy_receiving import (
     SILENT_S,
     STREAMS,
     Receiver,
-    not_the_sender,
     silent,
 )
 from spark_cluster.node.store.copy_sending import Give, Sender, StoredFiles
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.plain_folder import PlainFolder
-from spark_cluster.node.store.progress import Progress, line
+from spark_cluster.node.store.progress import Progress
 from spark_cluster.node.values import ResourceError
 
 LOOK_S = 0.2
@@ -61,8 +59,6 @@ SAID = 4000
 """Bytes that are kept of what a program says."""
 NAMED = 1 << 18
 """Bytes that are kept of the names of images that Docker has loaded."""
-WARNING = "warning: "
-"""Begin of a line of output that the user is to see as a warning."""
 
 Given = Mapping[str, Any]
 
@@ -105,17 +101,16 @@ def work(given: Given) -> dict[str, Any]:
     Args:
         given: `hub` or `folder` (a plain one), `ours`, our notes on it, and `manifest`; or
             `image`, the name of one, and its `size`; `receive` (sender, addresses, spare, secrets,
-            streams, revision) and `serve` (addresses, spare, follow, token), each or null;
+            streams, revision) and `serve` (addresses, spare, secrets), each or null;
             `encrypted`.
 
     Raises:
         ResourceError: what either of them raises, or a file has no hash.
     """
+    nothing = {"moved": 0, "kept": 0, "seconds": 0.0}
     if given.get("image"):
-        if given["receive"]:
-            return _receive_image(given)
-        _sender(given, lambda stream, _number, _begin: send_image(stream, given["image"])).run()
-        return {"moved": 0, "kept": 0, "seconds": 0.0}
+        with _sending(given, partial(send_image, given["image"])):
+            return _receive_image(given) if given["receive"] else nothing
     manifest = Manifest.from_document(given["manifest"])
     unknown = [file.path for file in manifest.files if not file.algorithm]
     if unknown:
@@ -124,10 +119,8 @@ def work(given: Given) -> dict[str, Any]:
             f"`spark-cluster models pull {manifest.repository}` on each node",
         )
     cache = cache_of(given, manifest)
-    with _sending(given, cache, manifest) if given["serve"] else contextlib.nullcontext():
-        if given["receive"]:
-            return _receive(given, cache, manifest)
-    return {"moved": 0, "kept": 0, "seconds": 0.0}
+    with _sending(given, StoredFiles(cache, manifest)):
+        return _receive(given, cache, manifest) if given["receive"] else nothing
 
 
 def cache_of(given: Given, manifest: Manifest, *, read: bool = True) -> HubCache:
@@ -144,25 +137,23 @@ def cache_of(given: Given, manifest: Manifest, *, read: bool = True) -> HubCache
 
 
 @contextlib.contextmanager
-def _sending(given: Given, cache: HubCache, manifest: Manifest) -> Iterator[None]:
-    """Send meanwhile; at the end wait until the receiver has all of it. Raises ResourceError."""
-    follow = bool(given["serve"]["follow"])
-    sender = _sender(given, StoredFiles(cache, manifest, follow=follow))
-    with ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(sender.run)
-        try:
-            yield
-        except BaseException:
-            sender.end()
-            raise
-        sent.result()
+def _sending(given: Given, give: Give) -> Iterator[None]:
+    """Send meanwhile, if this node is to, and afterwards until a receiver has everything.
 
-
-def _sender(given: Given, give: Give) -> Sender:
+    Raises:
+        ResourceError: this node cannot listen.
+    """
     serve = given["serve"]
-    place, encrypted = Path(given["place"]), bool(given["encrypted"])
-    channel = Channel.of_sender(serve["secrets"], place, encrypted=encrypted)
-    return Sender(channel, serve["addresses"], serve["spare"], give)
+    if serve is None:
+        yield
+        return
+    encrypted = bool(given["encrypted"])
+    channel = Channel.of_sender(serve["secrets"], Path(given["place"]), encrypted=encrypted)
+    sender = Sender(channel, serve["addresses"], serve["spare"], give)
+    thread = threading.Thread(target=sender.run, daemon=True)  # an error ends the process
+    thread.start()
+    yield
+    thread.join()
 
 
 def _channel(given: Given) -> Channel:
@@ -171,26 +162,16 @@ def _channel(given: Given) -> Channel:
 
 
 def _receive(given: Given, cache: HubCache, manifest: Manifest) -> dict[str, Any]:
-    asked, sender = given["receive"], str(given["receive"]["sender"])
-    first: list[tuple[float, int]] = []
-
-    def show(done: int, total: int) -> None:
-        now = time.monotonic()
-        first.append((now, done))
-        begun, before = first[0]
-        print(line(f"from {sender}", done, total, done - before, now - begun), flush=True)
-
+    asked = given["receive"]
     receiver = Receiver(
         cache,
         manifest,
         _channel(given),
         asked["addresses"],
-        sender=sender,
+        sender=str(asked["sender"]),
         spare=asked["spare"],
         streams=int(asked.get("streams") or STREAMS),
         revision=str(asked.get("revision", "")),
-        progress=show,
-        warn=lambda text: print(WARNING + text, flush=True),
     )
     try:
         return receiver.run()
@@ -198,7 +179,7 @@ def _receive(given: Given, cache: HubCache, manifest: Manifest) -> dict[str, Any
         receiver.leave()
 
 
-def send_image(stream: Stream, ref: str) -> None:
+def send_image(ref: str, stream: Stream, _number: int, _begin: int) -> None:
     """Answer with an image of Docker's, as an archive that zstd has packed."""
     with (
         subprocess.Popen(["docker", "save", ref], stdout=PIPE, stderr=PIPE) as saving,
@@ -253,17 +234,15 @@ def _connected(given: Given) -> Iterator[Stream]:
         ResourceError: none does, or another program answers.
     """
     asked, channel, until = given["receive"], _channel(given), time.monotonic() + SILENT_S
+    sender = str(asked["sender"])
     with contextlib.ExitStack() as stack:
         for address in itertools.cycle([*asked["addresses"], *asked["spare"]]):
             try:
-                stream = stack.enter_context(channel.connected(address))
+                stream = stack.enter_context(channel.connected(address, sender))
                 break
-            except Stranger as error:
-                raise not_the_sender(asked["sender"], address, channel.port, error) from None
             except Broken as error:
                 if time.monotonic() > until:
-                    said = f"{address}: {error}"
-                    raise silent(asked["sender"], SILENT_S, said) from None
+                    raise silent(sender, SILENT_S, f"{address}: {error}") from None
             time.sleep(RECONNECT_S)
         yield stream
 

@@ -31,7 +31,7 @@ class Serving:
         self.place.mkdir(mode=0o700)
         self.secrets = {**copy_channel.make_secrets(self.place, Processes()), "port": self.port}
         channel = Channel.of_sender(self.secrets, self.place, encrypted=self.encrypted)
-        files = StoredFiles(*source, follow=given.pop("follow", False))
+        files = StoredFiles(*source)
         self.sender = Sender(channel, self.addresses, given.pop("spare", ()), files)
         self.thread = threading.Thread(target=self.sender.run)
 

@@ -167,7 +167,7 @@ def test_a_sender_without_receivers_ends_although_strangers_connect(sender):
 
 def test_a_receiver_keeps_its_sender_however_long_it_takes(sender):
     """Once it has proved the secret: it need not say anything more."""
-    with sender.channel().connected("127.0.0.1") as stream:
+    with sender.channel().connected("127.0.0.1", "spark1") as stream:
         until(lambda: sender.sender._proved, what="the receiver has proved the secret")
         sender.sender.idle_s = 0.0
         for _ in range(3):  # it goes round and round, and does not end

@@ -64,7 +64,7 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], d
                 return done
             finally:
                 channel = Channel.of_receiver(secrets, encrypted=True)
-                with suppress(Broken), channel.connected("127.0.0.1") as stream:
+                with suppress(Broken), channel.connected("127.0.0.1", "spark1") as stream:
                     stream.leave()
 
     return copy
