@@ -43,11 +43,9 @@ class Written(GenerateJsonSchema):
         kinds = [self.resolve_ref_schema(kind) for kind in flat.get("anyOf", [flat])]
         for kind in kinds:
             made["properties"].update(kind.get("properties", {}))
+            made["additionalProperties"] |= bool(kind.get("additionalProperties"))
         always = [set(kind.get("required", ())) for kind in kinds]
         made["required"] += sorted(set.intersection(*always))
-
-    def computed_field_schema(self, schema: Any) -> Schema:
-        return self.generate_inner(schema["return_schema"])
 
 
 def schema_of(kind: Any) -> Schema:

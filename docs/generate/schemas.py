@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+from dataclasses import make_dataclass
 from pathlib import Path
-from types import FunctionType
-from typing import Any, get_args
+from typing import Any, cast
 
 from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from docs.generate import docstring
 from docs.generate.code import (
@@ -21,7 +22,8 @@ from docs.generate.code import (
     event_classes,
     roles,
 )
-from docs.generate.inference import Inference
+from docs.generate.result_schema import schema_of
+from spark_cluster.document import Document, Flat
 
 Schema = dict[str, Any]
 
@@ -99,46 +101,21 @@ def error() -> Schema:
 def output(name: str) -> Schema:
     """The document of a command in `OUTPUTS`."""
     command, shape = OUTPUTS[name]
-    inference = Inference()
-    schema = _shaped(inference, shape)
-    used = json.dumps([schema, inference.definitions])
-    definitions = {
-        name: definition
-        for name, definition in inference.definitions.items()
-        if f'"#/$defs/{name}"' in used
-    }
-    whole = {**schema, "$defs": definitions} if definitions else schema
-    return _titled(f"Output of spark-cluster {command} --json", whole)
+    return _titled(f"Output of spark-cluster {command} --json", schema_of(_type("Output", shape)))
 
 
-def _shaped(inference: Inference, shape: Any) -> Schema:
-    """The schema of a class, a function that makes a document, a mapping, `[each]`, or a class with
-    keys that are added to it."""
-    if isinstance(shape, FunctionType):
-        return inference.of_function(shape)
-    if isinstance(shape, list):
-        return {"type": "array", "items": _shaped(inference, shape[0])}
-    if isinstance(shape, tuple):
-        kind, added = shape
-        always = kind if isinstance(kind, type) else None
-        own = _own(inference, always or get_args(kind)[0])["properties"]
-        whole = _closed({**own, **_properties(inference, added)})
-        return whole if always else {**whole, "required": list(added)}
-    if isinstance(shape, dict):
-        return _closed(_properties(inference, shape))
-    return _own(inference, shape)
-
-
-def _properties(inference: Inference, shape: dict[str, Any]) -> Schema:
-    return {name: _shaped(inference, inner) for name, inner in shape.items()}
-
-
-def _own(inference: Inference, kind: Any) -> Schema:
-    """The schema itself, not a reference to it."""
-    schema = inference.of(kind)
-    if "$ref" in schema:
-        return inference.definitions[schema["$ref"].rsplit("/", 1)[1]]
-    return schema
+def _type(name: str, shape: Any) -> Any:
+    """Return the type of a class, a mapping, `[each]`, or a class with keys added to it."""
+    typed_dict, flat = cast("Any", TypedDict), cast("Any", Flat)
+    match shape:
+        case [each]:
+            return list[_type(name, each)]  # type: ignore[misc]
+        case dict():
+            return typed_dict(name, {key: _type(key.title(), each) for key, each in shape.items()})
+        case (kind, added):
+            keys = [(key, _type(key.title(), each)) for key, each in added.items()]
+            return make_dataclass(name, [("result", flat[kind]), *keys], bases=(Document,))
+    return shape
 
 
 def _closed(properties: Schema) -> Schema:

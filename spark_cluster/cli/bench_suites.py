@@ -39,21 +39,11 @@ def suites(app: App, name: str | None, recipes: tuple[str, ...]) -> None:
     speeds = planned_speeds(app.project)
     expected = estimate(found, speeds, suite.settings, verify=suite.verify)
     if app.as_json:
-        app.print_json(suite_document(suite, found, expected))
+        about = {"suite": suite.name, "description": suite.description, "nodes": found.nodes}
+        plan = {"setups": found.setups, "cells": found.cells, "estimate": expected}
+        app.print_json({**about, **plan})
     else:
         _show(app, suite, found, expected)
-
-
-def suite_document(suite: Suite, found: Expansion, expected: Duration) -> dict[str, Any]:
-    """As in `bench suites NAME --json`."""
-    return {
-        "suite": suite.name,
-        "description": suite.description,
-        "nodes": found.nodes,
-        "setups": [setup.to_dict() for setup in found.setups],
-        "cells": [cell.to_dict() for cell in found.cells],
-        "estimate": expected.to_dict(),
-    }
 
 
 def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:

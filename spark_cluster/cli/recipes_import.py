@@ -21,6 +21,7 @@ from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.hub_option import hub, offline_option
 from spark_cluster.config.registries import Registry
 from spark_cluster.config.yamlfile import shown
+from spark_cluster.document import ErrorDocument
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.importers import commandline, snapshot
 from spark_cluster.importers.files import read_file
@@ -226,10 +227,10 @@ def _document(path: Path, imported: Imported) -> dict[str, Any]:
         "name": imported.name,
         "kind": imported.kind,
         "kept": imported.kept,
-        "carried": [{"what": one.what, "where": one.where} for one in imported.carried],
-        "left_out": [{"what": one.what, "why": one.why} for one in imported.left_out],
+        "carried": imported.carried,
+        "left_out": imported.left_out,
         "not_carried_over": [one.entry for one in imported.left_out if one.consequence],
-        "offers": [{"option": one.option, "what": one.what} for one in imported.offers],
+        "offers": imported.offers,
         "notes": imported.notes,
         "to_do": imported.to_do,
         "files": [str(path.parent / name) for name in imported.files],
@@ -300,15 +301,15 @@ def update_command(
             hint="see the how-to page 'Share recipes'",
         )
     decision = _Decision(app, check=check, yes=yes, allow_rewritten=allow_rewritten)
-    rows: list[dict[str, Any]] = []
+    rows: list[Update | NotUpdated] = []
     for registry in chosen:
         try:
             found = update(registry, folder, decision.agree)
         except SparkClusterError as error:
-            rows.append(NotUpdated(registry.name, error).to_dict())
+            rows.append(NotUpdated(registry.name, error))
             decision.failed(registry, error)
         else:
-            rows.append(found.to_dict())
+            rows.append(found)
             decision.done(found)
     if app.as_json:
         app.print_json({"ok": decision.status == 0, "registries": rows})
@@ -320,11 +321,7 @@ class NotUpdated:
     """A registry that could not be looked at."""
 
     registry: str
-    error: SparkClusterError
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `recipes update --json` prints it."""
-        return {"registry": self.registry, "error": self.error.to_dict()}
+    error: ErrorDocument
 
 
 class _Decision:

@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.yamlfile import Sourced, load
+from spark_cluster.document import Hidden
 from spark_cluster.errors import InvalidFile, UsageError
 
 LARGEST_TEXT = 1 << 20
@@ -36,8 +37,8 @@ class Left:
 
     what: str
     why: str
-    consequence: str = ""
-    blocks: bool = False
+    consequence: Hidden[str] = ""
+    blocks: Hidden[bool] = False
 
     @property
     def entry(self) -> dict[str, str | bool]:
