@@ -18,7 +18,7 @@ from spark_cluster.engine import (
     vram,
 )
 from spark_cluster.engine.copies.fetch import fetch
-from spark_cluster.engine.copies.stored import stored
+from spark_cluster.engine.copies.state import stored
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.former import Former, Load, former_of, keep_logs, plan_again
 from spark_cluster.engine.members import must_serve_one

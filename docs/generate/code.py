@@ -19,7 +19,7 @@ from spark_cluster.bench.expansion import PlannedCell, PlannedSetup
 from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.references import PublishedComparison
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli import cli as root
 from spark_cluster.cli.api import Cluster
@@ -57,12 +57,11 @@ from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Versions
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.inventory_schema import InventoryFile
-from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.registries import Registries
+from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
-from spark_cluster.document import ErrorKeys
+from spark_cluster.document import Document, ErrorKeys, Flat
 from spark_cluster.engine.cache_parts import CachePart
 from spark_cluster.engine.client_snippets import Snippet
 from spark_cluster.engine.client_target import ClientTarget
@@ -70,8 +69,13 @@ from spark_cluster.engine.copies.caches import CopiedCache
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.image_upkeep import PrunedImages, StoredImages
 from spark_cluster.engine.copies.pull import PulledModel
-from spark_cluster.engine.copies.repair import RepairedModel
-from spark_cluster.engine.copies.upkeep import ModelSizes, Pruned, StoredModels, VerifiedModel
+from spark_cluster.engine.copies.upkeep import (
+    ModelSizes,
+    Pruned,
+    RepairedModel,
+    StoredModels,
+    VerifiedModel,
+)
 from spark_cluster.engine.endpoint_tunnel import TunnelEvent
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import RayJobs
@@ -91,6 +95,7 @@ from spark_cluster.known_issues.explain import Explanation
 from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.lab import documents as lab
 from spark_cluster.loader.project import Project
+from spark_cluster.loader.registries import Registries
 from spark_cluster.models import memory
 from spark_cluster.planning import batch, fit, plan
 from spark_cluster.planning.calibrate import Calibration
@@ -400,10 +405,13 @@ def resource_classes() -> list[type[Resource]]:
     ]
 
 
+SHIPPED = Project(CHECKOUT, CHECKOUT)
+"""The modules of roles, where their settings are described, are there as long as it is."""
+
+
 def roles() -> dict[str, Any]:
     """The shipped roles by name, loaded."""
-    project = Project(CHECKOUT, CHECKOUT)
-    return {name: project.load_role(name) for name in project.list("roles")}
+    return {name: SHIPPED.load_role(name) for name in SHIPPED.list("roles")}
 
 
 def event_classes() -> list[type[events.Event]]:
@@ -464,6 +472,8 @@ __all__ = [
     "SPEED",
     "SUITE",
     "WOULD_CHANGE",
+    "Document",
+    "Flat",
     "Issue",
     "Resource",
     "commands",

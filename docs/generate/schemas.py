@@ -19,11 +19,12 @@ from docs.generate.code import (
     RECIPE,
     REGISTRIES,
     SUITE,
+    Document,
+    Flat,
     event_classes,
     roles,
 )
 from docs.generate.result_schema import schema_of
-from spark_cluster.document import Document, Flat
 
 Schema = dict[str, Any]
 

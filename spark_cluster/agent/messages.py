@@ -323,7 +323,6 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
             **dict.fromkeys(("size", "unfinished", "unused", "free"), int),
         },
         "pin": {"changed": bool},
-        "unpin": {"changed": bool},
         "prune": {
             "removed": [_REVISION],
             "kept": [{"repository": str, "commit": str, "reason": str}],

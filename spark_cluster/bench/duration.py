@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from spark_cluster.bench.expansion import Expansion, PlannedCell, PlannedSetup, Step
-from spark_cluster.bench.suite_schema import MeasurementSettings
+from spark_cluster.bench.suite import MeasurementSettings
 from spark_cluster.document import Rounded
 
 STARTUP_S = 240.0

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     )
     from spark_cluster.cli.run import Run
     from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.loader.playbook import Playbook
+    from spark_cluster.loader.role import Playbook
     from spark_cluster.runner.options import Options
     from spark_cluster.runner.play import Play
 

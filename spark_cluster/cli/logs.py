@@ -66,7 +66,6 @@ def command(app: App, follow: bool, tail: int, only: str | None, bundle: str | N
             raise UsageError("--bundle cannot be combined with --follow or --container")
         _write_bundle(app, "" if bundle == AUTOMATIC else bundle)
         return
-    app.connect_early()
     from spark_cluster.engine import logs
     from spark_cluster.engine.names import RAY
     from spark_cluster.engine.runtime import programs_there

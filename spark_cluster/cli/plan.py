@@ -17,7 +17,6 @@ from spark_cluster.cli.override_options import overriding, with_port
 from spark_cluster.cli.plan_picture import show, show_advice, show_together
 from spark_cluster.cli.recipes_to_serve import (
     OVERRIDE,
-    Changes,
     changed,
     changed_launch,
     models_to_serve,
@@ -25,16 +24,17 @@ from spark_cluster.cli.recipes_to_serve import (
     serves_several,
 )
 from spark_cluster.config import image_build
-from spark_cluster.config.allowance_checks import (
+from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.launch import of_recipe
+from spark_cluster.config.overrides import Changes
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_settings import (
     files_must_be_allowed,
     missing_variables,
     mounts_must_be_allowed,
 )
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.launch import of_recipe
-from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import firewall, launches
-from spark_cluster.engine.copies.stored import stored_models
+from spark_cluster.engine.copies.state import stored_models
 from spark_cluster.engine.hub_on_node import NodeDocuments
 from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.models import placed as placed_on_nodes

@@ -13,7 +13,8 @@ from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.hub_option import hub, offline_option
 from spark_cluster.errors import UsageError
-from spark_cluster.models import Geometry, find
+from spark_cluster.models.find import find
+from spark_cluster.models.shape import Geometry
 from spark_cluster.planning import kv
 from spark_cluster.planning.kv import KvCache, Options
 

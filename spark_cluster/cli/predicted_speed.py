@@ -8,7 +8,6 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spark_cluster import models as shapes
 from spark_cluster.bench.planned_speed import own_evidence
 from spark_cluster.cli.app import App
 from spark_cluster.config.launch import Launch, of_recipe
@@ -16,7 +15,8 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.document import Document, Hidden, Rounded, derived, printed
 from spark_cluster.errors import UsageError
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.models.hub import Hub
+from spark_cluster.models.find import find
+from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.memory import GIB, RESERVE_GIB
 from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
 from spark_cluster.planning.evidence import Case, Comparison, Evidence, own_first
@@ -127,7 +127,7 @@ def served_by(
             raise UsageError("--quantization and --kv-dtype need --model; a recipe sets its own")
         known = load_recipe(recipe, app.project)
         return known, serving_of(known, tp, app.project.folder, hub=hub)
-    geometry = shapes.find(str(model), app.project.folder, hub=hub)
+    geometry = find(str(model), app.project.folder, hub=hub)
     quantization = must_be_known(asked) if asked else checkpoint_quantization(geometry)
     kv_dtype = kv_dtype or checkpoint_kv_dtype(str(model), quantization, geometry)
     return None, Serving(geometry, quantization, kv_dtype, tp)

@@ -12,8 +12,8 @@ from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.recipes_to_serve import Changes
     from spark_cluster.cli.serving_results import DownResult, RayUpResult, UpResult
+    from spark_cluster.config.overrides import Changes
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import EngineValue, Probe
     from spark_cluster.engine.deployment import Deployment

@@ -13,7 +13,7 @@ from spark_cluster.doctor.observations import Observations, Ran
 from spark_cluster.doctor.question import KEPT_LINES
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.facts import pins
-from spark_cluster.facts.gpu_load import BUSY_PERCENT, LOW_MHZ, LOW_W
+from spark_cluster.facts.model import BUSY_PERCENT, LOW_MHZ, LOW_W
 from spark_cluster.facts.pins import Pins
 from spark_cluster.known_issues.entries import Issue, catalogue
 from spark_cluster.known_issues.log_matching import recognise

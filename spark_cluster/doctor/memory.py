@@ -9,8 +9,7 @@ from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.engine.names import RAY, SERVER, TITLE
-from spark_cluster.facts.free_blocks import free_blocks
-from spark_cluster.facts.parsers import compute_apps
+from spark_cluster.facts.parsers import compute_apps, free_blocks
 from spark_cluster.node.memory import SSH_STOPS_KIB
 
 WARN_KIB = 6 * 2**20

@@ -19,7 +19,8 @@ from spark_cluster.doctor.verdict import NotSeen
 from spark_cluster.engine import link_check
 from spark_cluster.engine.link_check import Cabling, Hop
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.facts.listeners import LISTENERS, parse
+from spark_cluster.facts import parsers
+from spark_cluster.facts.parsers import LISTENERS
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.session import Output, Pending, Session
 from spark_cluster.topology import Node, topology_of
@@ -83,7 +84,7 @@ def parse_listeners(text: str) -> dict[int, str]:
     """Parse the output of `ss -Hltnp`; programs on loopback addresses are left out."""
     return {
         one.port: one.program
-        for one in parse(text)
+        for one in parsers.listeners(text)
         if not one.address.startswith("127.0.0.") and one.address != "::1"
     }
 

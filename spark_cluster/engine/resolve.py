@@ -16,16 +16,16 @@ from typing import Any, TypeVar
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.overrides import text
-from spark_cluster.config.patches import mounted_patches
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import (
     image_settings,
     model_settings,
+    mounted_patches,
     mounts_of,
     must_be_servable,
+    secrets_of_laptop,
 )
-from spark_cluster.config.secret_env import secrets_of_laptop
 from spark_cluster.engine import caches, firewall
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import Endpoint, endpoint_of

@@ -7,6 +7,7 @@ from typing import Any
 from spark_cluster.config.yamlfile import described
 from spark_cluster.models.keys import Keys
 from spark_cluster.models.shape import Experts
+from spark_cluster.models.tables import table
 
 FULL, SLIDING, CHUNKED = "full", "sliding", "chunked"
 RECURRENT = "recurrent"
@@ -16,24 +17,6 @@ NEITHER = "neither"
 """A layer of its own for a feed-forward network or experts (Nemotron-H)."""
 
 MOST_LAYERS = 10_000
-
-WORDS = {
-    "full_attention": FULL,
-    "attention": FULL,
-    "sliding_attention": SLIDING,
-    "sliding_window_attention": SLIDING,
-    "local_attention": SLIDING,
-    "chunked_attention": CHUNKED,
-    "linear_attention": RECURRENT,
-    "mamba": RECURRENT,
-    "mamba2": RECURRENT,
-    "conv": RECURRENT,
-    "hybrid": BOTH,
-    "mlp": NEITHER,
-    "moe": NEITHER,
-}
-LETTERS = {"M": RECURRENT, "*": FULL, "-": NEITHER, "E": NEITHER}
-"""Nemotron-H's `hybrid_override_pattern`."""
 
 
 def kinds(keys: Keys) -> list[str]:
@@ -56,17 +39,16 @@ def _listed(keys: Keys, layers: int) -> list[str] | None:
     """Return the kinds from a config that names every layer."""
     pattern = keys.get("hybrid_override_pattern")
     if isinstance(pattern, str):
-        return _translated(keys, "hybrid_override_pattern", list(pattern), LETTERS, layers)
+        return _translated(keys, "hybrid_override_pattern", list(pattern), "layer_letters", layers)
     for name in ("layer_types", "layers_block_type"):
         listed = keys.get(name)
         if isinstance(listed, list) and listed:
-            return _translated(keys, name, listed, WORDS, layers)
+            return _translated(keys, name, listed, "layer_words", layers)
     return None
 
 
-def _translated(
-    keys: Keys, name: str, words: list[Any], known: dict[str, str], layers: int
-) -> list[str]:
+def _translated(keys: Keys, name: str, words: list[Any], names: str, layers: int) -> list[str]:
+    known: dict[str, str] = table("families")[names]
     if len(words) != layers:
         raise keys.wrong(
             f"{name!r} has {len(words)} entries, but 'num_hidden_layers' says {layers} layers"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any, Literal
 
 from spark_cluster.document import Rounded
+from spark_cluster.models.tables import table
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.serving import Serving
 
@@ -249,8 +248,7 @@ class MeasuredRun:
 @cache
 def measured_runs() -> tuple[MeasuredRun, ...]:
     """Return all runs, in the order of the file."""
-    folder = resources.files("spark_cluster.planning") / "data"
-    data: dict[str, Any] = json.loads((folder / "measurements.json").read_text(encoding="utf-8"))
+    data = table("measurements", "planning")
     sources = {key: Source(key, **row) for key, row in data["sources"].items()}
     return tuple(_run(row, sources[row["source"]]) for row in data["runs"])
 

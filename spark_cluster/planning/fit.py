@@ -11,8 +11,9 @@ from pydantic import Field
 
 from spark_cluster.config.launch import Launch, finite
 from spark_cluster.document import Document, Hidden, Rounded, derived, printed
-from spark_cluster.models import Geometry, memory
+from spark_cluster.models import memory
 from spark_cluster.models.memory import GIB
+from spark_cluster.models.shape import Geometry
 from spark_cluster.planning import batch, kv, whole_model
 from spark_cluster.planning.kv.layers import DrafterLayers, drafter_layers
 from spark_cluster.planning.room import NodeMemory

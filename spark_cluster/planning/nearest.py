@@ -10,8 +10,9 @@ from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.document import Document, Hidden
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.models import Geometry, known_models
+from spark_cluster.models.find import known_models
 from spark_cluster.models.naming import base_of
+from spark_cluster.models.shape import Geometry
 from spark_cluster.planning.batch import batched_tokens, for_batch_gib, has_own_memory
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.room import NodeMemory

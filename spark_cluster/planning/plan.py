@@ -9,8 +9,8 @@ from typing import Annotated
 from pydantic import Field
 
 from spark_cluster.config.launch import Launch
-from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.overrides import Overrides
+from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.document import Document, Flat, Hidden, Rounded, derived, printed
 from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.planning.evidence import Case, Comparison, Evidence, own_first

@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
-from spark_cluster.models import Geometry
 from spark_cluster.models.memory import GIB
+from spark_cluster.models.shape import Geometry
 from spark_cluster.models.weights import drafter_bytes
 from spark_cluster.planning.kv.layers import is_mtp
 from spark_cluster.planning.room import NodeMemory

@@ -44,7 +44,7 @@ from spark_cluster.cli import take_globals
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_results import report as command
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.importers import sparkrun
+from spark_cluster.importers import templated
 
 EVIL = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}$\\frac{]]>--><!--\x07\u202e|`"
@@ -218,7 +218,7 @@ def test_a_submission_is_as_llama_benchy_and_spark_arena_have_it(folder):
     assert second["test_name"] == "tg128 (c1)"
     assert float(second["t_s_mean"]) > 10
     recipe = YAML(typ="safe").load(folder / "arena" / "tp2" / "recipe.yaml")
-    assert sparkrun.claims(recipe)
+    assert templated.is_sparkrun(recipe)
     assert recipe["runtime"] == "vllm-ray"
     assert recipe["model"] == "google/gemma-4-31B-it"
     assert "--tensor-parallel-size 2" in recipe["command"]

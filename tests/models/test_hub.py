@@ -13,10 +13,11 @@ from checkpoints import SMALL
 
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.lab.hub import Conduct, LabHub
-from spark_cluster.models import find
-from spark_cluster.models.hub import HubError, cached, library, lookup, online, store
+from spark_cluster.models.find import find
+from spark_cluster.models.hub import library, lookup, store
+from spark_cluster.models.hub.documents import HubError
 from spark_cluster.models.hub.library import HubLibrary
-from spark_cluster.models.hub.lookup import Hub
+from spark_cluster.models.hub.lookup import Hub, cached, online
 from spark_cluster.models.hub.store import ModelStore
 
 Clients = Callable[[], Hub]

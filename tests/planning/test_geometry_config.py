@@ -12,15 +12,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.models import (
-    Attention,
-    Geometry,
-    find,
-    from_config,
-    known_models,
-)
+from spark_cluster.models.config import from_config
+from spark_cluster.models.find import find, known_models
 from spark_cluster.models.local import hub_cache, stored_tensors
 from spark_cluster.models.safetensors_header import weight_files
+from spark_cluster.models.shape import Attention, Geometry
 from spark_cluster.models.weights import checkpoint_quantization
 
 LLAMA: dict[str, Any] = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
 from spark_cluster.errors import UsageError
-from spark_cluster.models import Geometry
+from spark_cluster.models.shape import Geometry
 from spark_cluster.planning.kv.dtypes import element
 from spark_cluster.planning.kv.layers import (
     NO_DRAFTER,

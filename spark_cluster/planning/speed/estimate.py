@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
-from typing import Any
 
+from spark_cluster.models.tables import table
 from spark_cluster.planning.speed.allreduce import MEASURED
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.serving import Serving
@@ -119,8 +116,6 @@ def family(serving: Serving, doubt: Uncertainty) -> None:
 # The file is written by `python -m benchmarks.predictions --write` from the measurements in
 # `planning/data`; nothing in it is chosen by hand.
 
-NAME = "fitted.json"
-
 
 @dataclass(frozen=True)
 class Correction:
@@ -137,7 +132,7 @@ class Correction:
 
 def correction(serving: Serving, situation: str) -> Correction:
     """Return what is known of a model in a situation (`decode`, `tp`, `drafter` or `prefill`)."""
-    found = _read()["models"].get(f"{layout(serving)} {situation}")
+    found = table("fitted", "planning")["models"].get(f"{layout(serving)} {situation}")
     return Correction(float(found), known=True) if found is not None else Correction()
 
 
@@ -158,12 +153,5 @@ def layout(serving: Serving) -> str:
 
 def usual_range(situation: str, *, known_model: bool) -> tuple[float, float]:
     """Return how far below and above the expected figure measured ones lie, as shares of it."""
-    found = _read()["ranges"][situation]["known" if known_model else "other"]
+    found = table("fitted", "planning")["ranges"][situation]["known" if known_model else "other"]
     return 1 - float(found[0]), float(found[1]) - 1
-
-
-@cache
-def _read() -> dict[str, Any]:
-    text = (resources.files("spark_cluster.planning") / "data" / NAME).read_text(encoding="utf-8")
-    data: dict[str, Any] = json.loads(text)
-    return data

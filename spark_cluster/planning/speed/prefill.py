@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from spark_cluster.errors import UsageError
-from spark_cluster.models import Geometry
+from spark_cluster.models.shape import Geometry
 from spark_cluster.models.stored_tensors import MATRICES
 from spark_cluster.planning.speed import allreduce
 from spark_cluster.planning.speed.constants import Constants

@@ -10,7 +10,7 @@ from spark_cluster.config.engines import DEFAULT, Dialect, dialect
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.errors import UsageError
-from spark_cluster.models import Geometry
+from spark_cluster.models.shape import Geometry
 from spark_cluster.models.stored_tensors import EVERY_TOKEN, Part, StoredPart, StoredWeights
 from spark_cluster.models.weights import (
     BYTES,
