@@ -11,7 +11,7 @@ from jsonschema import Draft202012Validator, ValidationError
 from pydantic import BaseModel
 from typing_extensions import TypedDict
 
-from docs.generate.result_schema import schema_of
+from docs.generate.schemas import schema_of
 from spark_cluster.document import (
     Document,
     ErrorDocument,

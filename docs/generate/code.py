@@ -31,7 +31,7 @@ from spark_cluster.cli.event_stream import EventStream
 from spark_cluster.cli.history import RunDetails, Runs
 from spark_cluster.cli.init import Written
 from spark_cluster.cli.opened import Opened
-from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
+from spark_cluster.cli.predict_kv import KvOnBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
 from spark_cluster.cli.recipes_import import NotUpdated
 from spark_cluster.cli.results import (
@@ -88,7 +88,7 @@ from spark_cluster.engine.supervision import Supervision
 from spark_cluster.engine.tuning import Tuning
 from spark_cluster.engine.verify import CheckVerdict, Verification
 from spark_cluster.engine.vram import NodeVram, Stopped
-from spark_cluster.importers.importer import Carried, Left, Offer
+from spark_cluster.importers.importer import Imported
 from spark_cluster.importers.update import Update
 from spark_cluster.known_issues.entries import Issue, files, read
 from spark_cluster.known_issues.explain import Explanation
@@ -100,6 +100,7 @@ from spark_cluster.models import memory
 from spark_cluster.planning import batch, fit, plan
 from spark_cluster.planning.calibrate import Calibration
 from spark_cluster.planning.evidence import Comparison
+from spark_cluster.planning.kv import KvCache
 from spark_cluster.planning.plan import Plan
 from spark_cluster.planning.purpose import Advice
 from spark_cluster.planning.speed.constants import Constants
@@ -212,15 +213,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     ),
     "recipes-import": (
         "recipes import",
-        {
-            "ok": bool,
-            **dict.fromkeys(("file", "name", "kind"), str),
-            **dict.fromkeys(("kept", "notes", "to_do", "files"), list[str]),
-            "carried": list[Carried],
-            "left_out": list[Left],
-            "not_carried_over": list[dict[str, str | bool]],
-            "offers": list[Offer],
-        },
+        (Imported, {"ok": bool, "file": str, "files": list[str]}),
     ),
     "recipes-save": (
         "recipes save NAME",
@@ -261,8 +254,8 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "explain": ("explain", Explanation),
     "explain-about": ("explain --about ID", {"issues": [Issue]}),
     "predict-speed": ("predict speed", PredictedSpeed),
-    "predict-kv": ("predict kv", KvFiguresOfBoth),
-    "predict-kv-device": ("predict kv --device DEVICE", KvFigures),
+    "predict-kv": ("predict kv", KvOnBoth),
+    "predict-kv-device": ("predict kv --device DEVICE", KvCache),
     "predict-calibrate": (
         "predict --calibrate RESULTS",
         (Calibration, {"files": list[str], "file": str, "left_out": list[str]}),

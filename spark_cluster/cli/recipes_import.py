@@ -18,7 +18,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.hub_option import hub, offline_option
 from spark_cluster.config.yamlfile import shown
-from spark_cluster.document import ErrorDocument
+from spark_cluster.document import ErrorDocument, as_json
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.importers import commandline, snapshot
 from spark_cluster.importers.files import read_file
@@ -110,7 +110,8 @@ def command(
     write_recipe(path, imported.text, app.project, imported.files)
     imported.notes.append(_about_model(path, app.project, hub(offline=offline)))
     if app.as_json:
-        app.print_json(_document(path, imported))
+        files = [str(path.parent / name) for name in imported.files]
+        app.print_json({"ok": True, "file": str(path), **as_json(imported), "files": files})
     else:
         _show(app, path, imported)
 
@@ -188,23 +189,6 @@ def _about_model(path: Path, project: Project, hub: Hub) -> str:
     source = "counted from its tensors" if weights.counted else "computed from its shape"
     size = weights.memory_bytes() / GIB
     return f"{recipe.model.name}: {serving.quantization}, {size:.1f} GiB of weights ({source})"
-
-
-def _document(path: Path, imported: Imported) -> dict[str, Any]:
-    return {
-        "ok": True,
-        "file": str(path),
-        "name": imported.name,
-        "kind": imported.kind,
-        "kept": imported.kept,
-        "carried": imported.carried,
-        "left_out": imported.left_out,
-        "not_carried_over": [one.entry for one in imported.left_out if one.consequence],
-        "offers": imported.offers,
-        "notes": imported.notes,
-        "to_do": imported.to_do,
-        "files": [str(path.parent / name) for name in imported.files],
-    }
 
 
 def _show(app: App, path: Path, imported: Imported) -> None:
