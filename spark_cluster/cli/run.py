@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.cli import watch
 from spark_cluster.cli.recap import Recap
 from spark_cluster.cli.results import RunSummary
 from spark_cluster.cli.run_record import RunRecord
 from spark_cluster.document import as_json
 from spark_cluster.errors import Interrupted, SparkClusterError
 from spark_cluster.runner import connections
-from spark_cluster.runner.events import Bus, Note, RunFinished, RunStarted
+from spark_cluster.runner.events import Bus, Note, RunFinished, RunStarted, Sink
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode
@@ -39,6 +38,7 @@ class Run:
         change: it may change nodes: it is recorded and holds their locks, outside check mode.
         gather_facts: at once; otherwise when one is first read.
         started: when its time began, seconds on the monotonic clock.
+        watch: gives it a sink that shows its events.
     """
 
     def __init__(
@@ -54,6 +54,7 @@ class Run:
         change: bool,
         gather_facts: bool,
         started: float,
+        watch: Callable[[Run], Sink] | None,
     ) -> None:
         self.command = command
         self.options = options
@@ -62,6 +63,7 @@ class Run:
         self.recap = Recap()
         self.bus = Bus(self.recap)
         self._started = started
+        self._watch = watch
         self._begun = self._finished = self._cancelled = False
         if change:
             record = RunRecord(self.id, on_error=lambda why: self.bus.emit(Note(why, "warning")))
@@ -99,9 +101,8 @@ class Run:
         Raises:
             SparkClusterError: the first node's error.
         """
-        watcher = watch.current()
-        if watcher is not None:
-            self.bus.add(watcher(self))
+        if self._watch is not None:
+            self.bus.add(self._watch(self))
         names = tuple(self.connections.nodes)
         self.bus.emit(RunStarted(self.id, self.command, names, self.check))
         failed = self.connections.open()
