@@ -3,47 +3,59 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from spark_cluster.errors import InvalidFile
-from spark_cluster.models.checkpoint import QUANTIZATION_FILES, Checkpoint
-from spark_cluster.models.json_object import json_object
-from spark_cluster.models.quantization import with_quantization
-from spark_cluster.models.safetensors_header import (
-    INDEX,
-    LENGTH_BYTES,
-    Tensor,
-    folded,
-    header_length,
-    indexed,
-    must_not_be_gguf,
-    tensors,
-    weight_files,
-)
+from spark_cluster.models.checkpoint import Checkpoint, read_checkpoint
+from spark_cluster.models.hub.documents import Listing
+from spark_cluster.models.safetensors_header import SUFFIX
 
 
-def read_folder(folder: Path) -> Checkpoint:
-    """Read what a folder tells of its model; of weights that cannot be read, why.
+class Folders:
+    """Folders of this machine as a source of their models' documents, each a repository.
 
     Raises:
-        InvalidFile: its config.json cannot be read, or its weights are in GGUF only.
+        InvalidFile: of each method, for a file that cannot be read.
     """
-    config = _read(folder / "config.json")
-    must_not_be_gguf((path.name for path in folder.iterdir()), str(folder))
-    for name in QUANTIZATION_FILES:
-        if (folder / name).is_file():
-            config = with_quantization(config, name, _read(folder / name))
-    beside = folder / "generation_config.json"
-    generation = _read(beside) if beside.is_file() else {}
-    found, problem = None, ""
-    try:
-        found = stored_tensors(folder)
-    except InvalidFile as error:  # a pointer of git-lfs, say; the shape is known all the same
-        problem = str(error)
-    tensors = tuple(found) if found is not None else None
-    return Checkpoint(config, generation, tensors, problem=problem)
+
+    def listing(self, repository: str, revision: str = "") -> Listing:
+        """The files; of weights those that are missing behind a link, too."""
+        entries = Path(repository).iterdir()
+        names = [one.name for one in entries if one.is_file() or one.name.endswith(SUFFIX)]
+        return Listing(revision, tuple(names))
+
+    def read(
+        self, repository: str, commit: str, name: str, *, begin: int = 0, most: int
+    ) -> tuple[bytes, bool]:
+        """Bytes of a file from a place on, `most` at most, and whether the file ends there."""
+        del commit  # a folder has one state only
+        path = Path(repository, name)
+        try:
+            if not path.is_file():
+                raise InvalidFile("is not here", where=str(path))
+            with path.open("rb") as file:
+                file.seek(begin)
+                text = file.read(most + 1)
+        except OSError as error:
+            raise InvalidFile(f"cannot be read: {error.strerror}", where=str(path)) from error
+        return text[:most], len(text) <= most
+
+    def beginnings(
+        self, repository: str, commit: str, names: Sequence[str], most: int
+    ) -> list[bytes]:
+        """The first bytes of several files, `most` of each at most."""
+        return [self.read(repository, commit, name, most=most)[0] for name in names]
+
+
+def read_folder(path: Path) -> Checkpoint:
+    """Read what a folder tells of its model.
+
+    Raises:
+        InvalidFile: as `read_checkpoint`.
+    """
+    source, name = Folders(), str(path)
+    return read_checkpoint(source, name, source.listing(name), lambda file: str(path / file))
 
 
 def own_folder(name: str, folders: Iterable[Path] = ()) -> Path | None:
@@ -85,47 +97,3 @@ def snapshot(name: str, cache_dir: Path) -> Path | None:
         first = repository / "snapshots" / main.read_text().strip() / "config.json"
         snapshots = [first, *snapshots] if first.is_file() else snapshots
     return snapshots[0].parent if snapshots else None
-
-
-def _read(path: Path) -> Mapping[str, Any]:
-    try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise InvalidFile(f"cannot be read: {error.strerror}", where=str(path)) from error
-    return json_object(text, str(path))
-
-
-# The tensors of a model in a folder of this machine, without reading its weights.
-
-
-def stored_tensors(folder: Path) -> list[Tensor] | None:
-    """The tensors of a model, experts together; None when not all of its files are here.
-
-    Raises:
-        InvalidFile: the index or a header cannot be read.
-    """
-    index = folder / INDEX
-    if index.is_file():
-        names = indexed(_text(index), str(index))
-    else:
-        names = weight_files(path.name for path in folder.glob("*.safetensors"))
-    files = [folder / name for name in names]
-    if not files or not all(path.is_file() for path in files):
-        return None
-    return list(folded(tensor for path in files for tensor in _tensors(path)))
-
-
-def _text(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidFile(f"cannot be read: {error}", where=str(path)) from error
-
-
-def _tensors(path: Path) -> list[Tensor]:
-    try:
-        with path.open("rb") as file:
-            length = header_length(file.read(LENGTH_BYTES), str(path))
-            return tensors(file.read(length), str(path))
-    except OSError as error:
-        raise InvalidFile(f"cannot be read: {error}", where=str(path)) from error
