@@ -13,7 +13,6 @@ from spark_cluster.errors import InvalidFile
 from spark_cluster.models.config import from_config
 from spark_cluster.models.counting import count
 from spark_cluster.models.hub.documents import DocumentSource, HubError, Listing
-from spark_cluster.models.json_object import json_object
 from spark_cluster.models.quantization import with_quantization
 from spark_cluster.models.safetensors_header import (
     INDEX,
@@ -28,6 +27,7 @@ from spark_cluster.models.safetensors_header import (
     weight_files,
 )
 from spark_cluster.models.shape import Geometry
+from spark_cluster.models.tables import json_object
 from spark_cluster.node.store.hub_problems import HubProblem
 
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
