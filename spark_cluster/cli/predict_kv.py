@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal
 
 import click
@@ -153,7 +153,7 @@ def command(
     if app.as_json:
         figures = _figures(spark if device == "gpu" else single)
         both = None if device else KvFiguresOfBoth(**vars(figures), on_a_spark=_figures(spark))
-        app.print_json(asdict(both or figures))
+        app.print_json(both or figures)
         return
     _show(app, geometry, spark, single, title=f"{kv_gib:g} GiB a GPU, {length:,} tokens a request")
     if spark.max_concurrency < 1:

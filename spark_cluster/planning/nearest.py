@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from spark_cluster.config.launch import Launch, of_recipe
+from spark_cluster.document import Document, Hidden
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
@@ -28,7 +29,7 @@ SHORTEST = 2048
 
 
 @dataclass(frozen=True)
-class Nearest:
+class Nearest(Document):
     """A change after which it works.
 
     Attributes:
@@ -39,11 +40,7 @@ class Nearest:
 
     change: str
     why: str
-    launch: Launch | None = field(default=None, compare=False, repr=False)
-
-    def to_dict(self) -> dict[str, str]:
-        """Return it as `plan --json` prints it."""
-        return {"change": self.change, "why": self.why}
+    launch: Hidden[Launch | None] = field(default=None, compare=False, repr=False)
 
 
 def nearest(

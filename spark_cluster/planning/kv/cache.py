@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
 from spark_cluster.errors import UsageError
@@ -88,10 +88,6 @@ class KvCache:
     max_model_len: int
     rule: str
     block_size: int
-
-    def to_dict(self) -> dict[str, object]:
-        """Return it as `--json` prints it."""
-        return asdict(self)
 
 
 def cache(

@@ -39,14 +39,10 @@ class Estimate:
     high: float
     roofline: float
 
-    def to_dict(self, digits: int = 2) -> dict[str, float]:
-        """Return it as `--json` prints it."""
-        return {
-            "expected": round(self.expected, digits),
-            "low": round(self.low, digits),
-            "high": round(self.high, digits),
-            "roofline": round(self.roofline, digits),
-        }
+    def rounded(self, digits: int = 2) -> Estimate:
+        """Return the estimate as it is printed."""
+        figures = (self.expected, self.low, self.high, self.roofline)
+        return Estimate(*(round(each, digits) for each in figures))
 
     def times(self, factor: float) -> Estimate:
         """Return the estimate with all figures multiplied."""
