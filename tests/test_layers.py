@@ -19,7 +19,7 @@ LAYERS = (
     "config", "facts", "discovery", "models", "topology", "logs", "loader", "importers",
     "known_issues",
     "runner", "planning", "engine",
-    "doctor", "bench", "dashboard", "lab", "cli",
+    "doctor", "bench", "dashboard", "cli", "lab",
     "__main__",
 )  # fmt: skip
 """Of the package, the lowest first; roles and playbooks are above all but the command line."""

@@ -14,7 +14,7 @@ from playbooks.swap import Swapped
 from spark_cluster import errors, resources
 from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.bench.record import Record
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli import (
     bench_results,
@@ -69,8 +69,13 @@ from spark_cluster.engine.copies.caches import CopiedCache
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.image_upkeep import PrunedImages, StoredImages
 from spark_cluster.engine.copies.pull import PulledModel
-from spark_cluster.engine.copies.repair import RepairedModel
-from spark_cluster.engine.copies.upkeep import ModelSizes, Pruned, StoredModels, VerifiedModel
+from spark_cluster.engine.copies.upkeep import (
+    ModelSizes,
+    Pruned,
+    RepairedModel,
+    StoredModels,
+    VerifiedModel,
+)
 from spark_cluster.engine.endpoint_tunnel import TunnelEvent
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import RayJobs
@@ -86,7 +91,7 @@ from spark_cluster.engine.vram import NodeVram, Stopped
 from spark_cluster.facts.model import Facts
 from spark_cluster.importers.update import Update
 from spark_cluster.known_issues.entries import Issue, files, read
-from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.known_issues.explain import Explanation
 from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.lab import documents as lab
 from spark_cluster.loader.project import Project

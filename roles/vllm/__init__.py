@@ -10,9 +10,9 @@ from pydantic.json_schema import SkipJsonSchema
 
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.schema import Schema, handed
+from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import engine
-from spark_cluster.engine.runtime import RUNTIMES
 from spark_cluster.resources import Resource
 from spark_cluster.topology import Node
 
@@ -32,10 +32,9 @@ class Settings(Schema):
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """The server or a rank, kept alive by its runtime; nothing where the engine has neither."""
     server = settings.server
-    runtime = RUNTIMES[server.runtime]
     process = engine(server.engine).server(node, server, settings.master_port)
     if process is None:
-        yield runtime.absent(server.program)
+        yield runtime.without(server.program, server.runtime)
     else:
         process = replace(process, stop_timeout_s=settings.stop_timeout_s)
         yield runtime.resource(process, server)

@@ -69,6 +69,9 @@ COMMANDS = {
 }
 """In the order in which a newcomer meets them. The text is here so that --help imports nothing."""
 
+ELSEWHERE = {"lab": "spark_cluster.lab.commands"}
+"""Modules of commands that are no part of the command line itself."""
+
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
@@ -79,7 +82,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"spark_cluster.cli.{cmd_name}")
+        module = importlib.import_module(ELSEWHERE.get(cmd_name, f"spark_cluster.cli.{cmd_name}"))
         command: click.Command = module.command
         take_globals(command)
         return command

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.bench_measure import RESULTS
 from spark_cluster.errors import UsageError, VerificationFailed
 
@@ -37,7 +37,6 @@ def fabric(
     recipe_name: str | None,
     out: Path | None,
     allow: Allowances,
-    exit_code: bool,
     options: Options,
 ) -> None:
     """Measure all-reduces between the nodes, and the memory bandwidth of each.
@@ -56,7 +55,6 @@ def fabric(
         )
     if out is not None and (out / FILE).exists():
         raise UsageError(f"{out} holds a {FILE} already", hint="give another folder with --out")
-    app.connect_early()
     recipe, size = recipe_for_ray(app.cluster, recipe_name, "bench fabric", allow)
     with app.play("bench fabric", app.nodes, options) as play_run:
         playbook = app.project.load_playbook("fabric")
@@ -74,7 +72,6 @@ def fabric(
             app.show_recap()
             if found is not None:
                 show(app, found, folder / FILE)
-    leave_with(play_run, exit_code=exit_code)
     if found is not None and found.verdict == "slow":
         sys.exit(VerificationFailed.exit_code)
 
@@ -104,7 +101,7 @@ def show(app: App, found: FabricRecord, path: Path) -> None:
 
 
 def _links(found: FabricRecord) -> Table:
-    from spark_cluster.bench.fabric_verdict import EXPECTED_GB_S
+    from spark_cluster.bench.fabric_record import EXPECTED_GB_S
     from spark_cluster.cli.bench_format import figures_table
 
     low, high = EXPECTED_GB_S

@@ -51,8 +51,6 @@ def begin(
     if not trust_recipes and not options.check:
         must_be_trusted(original, app.project, "above")
 
-    app.connect_early()
-
     def before(play: Play) -> None:
         _compare(play, made, original)
         if not options.check:

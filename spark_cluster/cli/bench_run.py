@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.bench_measure import RESULTS, of_folder, of_record, refuse_second_run
 from spark_cluster.errors import UsageError
 
@@ -65,7 +65,6 @@ def run(
     keep: bool,
     stop_at_first_failure: bool,
     allow: Allowances,
-    exit_code: bool,
     options: Options,
 ) -> None:
     """Measure a suite: bring each server up, verify it, measure it, and take it down.
@@ -81,12 +80,11 @@ def run(
             )
         _run_again(
             app, Path(suite), trust_recipes=trust_recipes, out=out, allow=allow,
-            exit_code=exit_code, options=options, keep=keep,
+            options=options, keep=keep,
             stop_at_first_failure=stop_at_first_failure,
         )  # fmt: skip
         return
     refuse_second_run(out)
-    app.connect_early()
     found = app.cluster.bench(
         suite,
         recipes,
@@ -96,7 +94,7 @@ def run(
         allow=allow,
         options=options,
     )
-    _leave(app, found, options, exit_code=exit_code)
+    _leave(app, found, options)
 
 
 @click.command()
@@ -124,14 +122,13 @@ def _run_again(
     trust_recipes: bool,
     out: Path | None,
     allow: Allowances,
-    exit_code: bool,
     options: Options,
     **how: bool,
 ) -> None:
     from spark_cluster.cli.bench_repeat import begin
 
     made, before = begin(app, folder, allow, options, trust_recipes=trust_recipes, out=out)
-    go_on(app, made, options, how, exit_code=exit_code, before=before)
+    go_on(app, made, options, how, before=before)
 
 
 @click.command()
@@ -149,11 +146,9 @@ def attach(
     keep: bool,
     stop_at_first_failure: bool,
     allow: Allowances,
-    exit_code: bool,
     options: Options,
 ) -> None:
     """Continue a run that was interrupted, stopped or has failed; RUN is its folder."""
-    app.connect_early()
     from spark_cluster.bench.run_folder import load_record
 
     record = load_record(folder)
@@ -166,7 +161,7 @@ def attach(
         original = load_original(source, app.allowances(allow))
         must_be_trusted(original, app.project, f"with `bench repeat {source} --check`")
     how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
-    go_on(app, made, options, how, exit_code=exit_code)
+    go_on(app, made, options, how)
 
 
 @click.command()
@@ -264,17 +259,16 @@ def go_on(
     options: Options,
     how: Mapping[str, bool],
     *,
-    exit_code: bool,
     before: Callable[[Play], None] | None = None,
 ) -> None:
     """Measure what has no result yet, and show what came of it; see `measure`."""
     from spark_cluster.cli.bench_measure import measure
 
     found = measure(app.cluster, made, options, how, run_id=app.run_id, before=before)
-    _leave(app, found, options, exit_code=exit_code)
+    _leave(app, found, options)
 
 
-def _leave(app: App, found: BenchResult, options: Options, *, exit_code: bool) -> None:
+def _leave(app: App, found: BenchResult, options: Options) -> None:
     """Show the result, and end with its exit status."""
     if app.as_json:
         app.print_json(found.to_dict())
@@ -282,7 +276,6 @@ def _leave(app: App, found: BenchResult, options: Options, *, exit_code: bool) -
         app.show_recap()
         if not options.check:
             _show(app, found)
-    leave_with(app.last_run, exit_code=exit_code)
     if found.failed:
         sys.exit(1)
 

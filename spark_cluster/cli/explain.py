@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from spark_cluster.known_issues.entries import Issue
-    from spark_cluster.known_issues.explanation import Explanation
+    from spark_cluster.known_issues.explain import Explanation
     from spark_cluster.known_issues.seen import Seen
 
 

@@ -142,7 +142,6 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
     app: App = ctx.obj
     if node is not None:
         app.cluster.limit = node
-    app.connect_early("history")
     jobs = {n.name: partial(_ask, app, n, run_id) for n in app.nodes}
     app.import_meanwhile()
     outcomes = in_parallel(jobs)

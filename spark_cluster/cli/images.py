@@ -30,7 +30,6 @@ def command() -> None:
 @contextlib.contextmanager
 def _sessions(app: App) -> Iterator[Mapping[str, Session]]:
     """Start agents on the selected nodes; they end with the block."""
-    app.connect_early("images")
 
     app.import_meanwhile()
     with app.cluster.dialer.sessions(app.nodes, "images") as found:

@@ -16,7 +16,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
 from spark_cluster.cli.groups import Group
 from spark_cluster.cli.override_options import overriding
-from spark_cluster.cli.predict_options import too_large
+from spark_cluster.cli.predicted_speed import too_large
 from spark_cluster.cli.recipes_to_serve import changed
 from spark_cluster.cli.visible import visible
 from spark_cluster.config.launch import of_recipe as launched

@@ -326,8 +326,7 @@ def _recipe(
     """
     from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
     from spark_cluster.config.overrides import text
-    from spark_cluster.engine.nodes import groups
-    from spark_cluster.engine.resolve import resolve
+    from spark_cluster.engine.resolve import groups, resolve
 
     name = name or opened.inventory.serve.recipe
     if name is None:

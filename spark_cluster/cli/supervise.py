@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal
 
 import click
 
-from spark_cluster.cli.app import App, changing, leave_with
+from spark_cluster.cli.app import App, changing
 from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.groups import Group
 
@@ -27,28 +27,27 @@ def command() -> None:
 @click.option("--at-boot", is_flag=True, help="Start the supervision at boot, too.")
 @changing
 @click.pass_obj
-def install(app: App, at_boot: bool, exit_code: bool, options: Options) -> None:
+def install(app: App, at_boot: bool, options: Options) -> None:
     """Install the supervision on the head, as a systemd unit, and start it.
 
     It asks the server for a real completion, stops a server that gives none, waits until its
     memory is back, and starts it again: after pauses that grow, and five times an hour at most.
     """
-    _apply(app, "present", options, at_boot=at_boot, exit_code=exit_code)
+    _apply(app, "present", options, at_boot=at_boot)
 
 
 @command.command()
 @changing
 @click.pass_obj
-def remove(app: App, exit_code: bool, options: Options) -> None:
+def remove(app: App, options: Options) -> None:
     """Remove the supervision; what serves stays as it is."""
-    _apply(app, "absent", options, at_boot=False, exit_code=exit_code)
+    _apply(app, "absent", options, at_boot=False)
 
 
 @command.command()
 @click.pass_obj
 def status(app: App) -> None:
     """Show what the supervision knows of the server, and what it did last."""
-    app.connect_early("supervise")
     from spark_cluster.engine import supervision
 
     app.import_meanwhile()
@@ -64,9 +63,7 @@ def _apply(
     options: Options,
     *,
     at_boot: bool,
-    exit_code: bool,
 ) -> None:
-    app.connect_early()
     name = "install" if state == "present" else "remove"
     head = app.inventory.head
     with app.play(f"supervise {name}", [head], options, gather_facts=False) as run:
@@ -78,7 +75,6 @@ def _apply(
         app.show_recap()
         if found is not None:
             _show(app, found)
-    leave_with(run, exit_code=exit_code)
 
 
 def _show(app: App, found: Supervision) -> None:

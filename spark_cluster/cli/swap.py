@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.console import painted
 from spark_cluster.cli.override_options import overriding
 from spark_cluster.cli.serving_options import adopting, ending_jobs, forced, sized, unloading
@@ -50,7 +50,6 @@ def command(
     adopt: bool,
     changes: Changes,
     allow: Allowances,
-    exit_code: bool,
     options: Options,
 ) -> None:
     """Serve RECIPE in place of what runs; the old one again if it fails.
@@ -59,7 +58,6 @@ def command(
     is waited for on every node, and RECIPE is started and verified as by `up`. If that fails, the
     old recipe is started again, and the exit status is that of the failure.
     """
-    app.connect_early()
     options.adopt = adopt
     from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
     from spark_cluster.cli.run_record import keep_plot
@@ -100,7 +98,6 @@ def command(
         app.show_recap()
         if swapped is not None:
             _show(app, swapped, memory, plot)
-    leave_with(run, exit_code=exit_code)
 
 
 def _show(app: App, swapped: Any, memory: MemoryPhases, plot: Path | None) -> None:

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.override_options import overriding
+from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
 from spark_cluster.cli.serving_options import sized
 from spark_cluster.errors import UsageError
 
@@ -59,7 +60,6 @@ def command(
     again: bool,
     changes: Changes,
     allow: Allowances,
-    exit_code: bool,
     options: Options,
 ) -> None:
     """Tune vLLM's Triton kernel for the experts of RECIPE's model, on the head's GPU.
@@ -71,9 +71,6 @@ def command(
     from spark_cluster.engine.tuning import SIZES
 
     sizes = SIZES if batch_sizes is None else _sizes(batch_sizes)
-    app.connect_early()
-    from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
-
     recipe = recipe_to_serve(app.cluster, recipe_name, changes, allow)
     size = size_on(app.cluster, recipe, tp)
     with app.play(f"tune {recipe.name} --tp {size}", app.nodes, options) as run:
@@ -93,7 +90,6 @@ def command(
         app.show_recap()
         if done is not None:
             _show(app, done)
-    leave_with(run, exit_code=exit_code)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

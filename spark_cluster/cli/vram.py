@@ -72,7 +72,6 @@ def command(
         _must_stand_alone(watch)
         _show_run(app, run_id or LAST, plot)
         return
-    app.connect_early("vram")
 
     nodes = app.nodes
     app.import_meanwhile(*(("rich.live",) if watch else ()))

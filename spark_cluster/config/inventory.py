@@ -20,9 +20,10 @@ from spark_cluster.config.inventory_schema import (
 from spark_cluster.config.prompts import Prompts
 from spark_cluster.config.schema import validate
 from spark_cluster.config.secret import Secret
-from spark_cluster.config.ssh_settings import CONNECT_TIMEOUT_S, local, ssh_settings
 from spark_cluster.config.yamlfile import Key, Origin, Sourced, load
 from spark_cluster.errors import UsageError
+
+CONNECT_TIMEOUT_S = 10.0
 
 
 def merged(source: Sourced, keys: Sequence[Key]) -> Sourced:
@@ -291,26 +292,34 @@ def _node(
     member_of = [group for group, members in groups.items() if name in members]
     layers: list[Key] = [("settings",), *(("group_settings", group) for group in member_of)]
     become = entry.become
-    ssh = ssh_settings(dict(own), dict(shared), source.path)
+
+    def either(attribute: str) -> Any:
+        return getattr(own, attribute) or getattr(shared, attribute)
+
     return InventoryNode(
         name=name,
-        address=ssh.address,
+        address=own.address,
         index=list(entry.nodes).index(name),
         role="head" if name in groups["head"] else "worker",
         groups=frozenset(member_of),
         connection=own.connection,
-        namespaces_of=local(own.namespaces_of, folder) if own.namespaces_of else None,
-        user=ssh.user,
-        port=ssh.port,
-        identity_file=ssh.identity_file,
-        known_hosts=ssh.known_hosts,
-        jump=ssh.jump,
-        connect_timeout_s=ssh.connect_timeout_s,
+        namespaces_of=_local(own.namespaces_of, folder),
+        user=either("user"),
+        port=either("port"),
+        identity_file=_local(either("identity_file"), folder),
+        known_hosts=_local(either("known_hosts"), folder),
+        jump=either("jump"),
+        connect_timeout_s=either("connect_timeout_s") or CONNECT_TIMEOUT_S,
         become=become.model_copy(update={"password": _secret(become.password, folder)}),
         fabric=_fabric(own),
         _source=source,
         _layers=(*layers, ("nodes", name, "settings")),
     )
+
+
+def _local(path: Path | None, folder: Path) -> Path | None:
+    """A path on the laptop: `~` is the user's home, a relative one starts at `folder`."""
+    return folder / path.expanduser() if path is not None else None
 
 
 def _fabric(entry: NodeEntry) -> tuple[FabricInterface, ...] | Literal["detect"]:
@@ -320,14 +329,14 @@ def _fabric(entry: NodeEntry) -> tuple[FabricInterface, ...] | Literal["detect"]
 def _secret(secret: Secret | None, folder: Path) -> Secret | None:
     if secret is None or secret.file is None:
         return secret
-    return secret.model_copy(update={"file": local(secret.file, folder)})
+    return secret.model_copy(update={"file": _local(secret.file, folder)})
 
 
 def _serve(entry: ServeEntry, folder: Path) -> ServeEntry:
     """Return the entry with the files that it names as absolute paths."""
     tls = entry.tls
     if tls is not None:
-        files = {"certificate": local(tls.certificate, folder), "key": local(tls.key, folder)}
+        files = {"certificate": _local(tls.certificate, folder), "key": _local(tls.key, folder)}
         tls = tls.model_copy(update=files)
     allowed = [folder / path.expanduser() for path in entry.allow_files]
     key = _secret(entry.api_key, folder)

@@ -28,9 +28,10 @@ from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool
 from spark_cluster.bench.report import build, write_report
 from spark_cluster.bench.report.arena import COLUMNS
 from spark_cluster.bench.report.cells import Results, is_noise, speed_up
+from spark_cluster.bench.report.formats import MARK, Table, escape, fenced, tabulate
+from spark_cluster.bench.report.plots_nodes import NodeTelemetry, thin_out
 from spark_cluster.bench.report.run_verdict import answers, headline, verdict
 from spark_cluster.bench.report.sections import sections
-from spark_cluster.bench.report.table import MARK, Table, escape, fenced, tabulate
 from spark_cluster.bench.report.tables import (
     acceptance_table,
     answers_table,
@@ -38,7 +39,6 @@ from spark_cluster.bench.report.tables import (
     served_table,
     sweep_table,
 )
-from spark_cluster.bench.report.telemetry_samples import NodeTelemetry, thin_out
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.cli import take_globals
 from spark_cluster.cli.app import App
@@ -243,7 +243,7 @@ def test_markdown_cannot_be_left():
     table = Table("t", ("a", "b"), (("x|y", "<b>\n[l](u)"),))
     assert table.markdown().splitlines()[2] == r"| x\|y | &lt;b&gt; \[l\](u) |"
     assert escape("![](x)") == r"!\[\](x)"
-    assert fenced("a\n```\nb").startswith("````\n")
+    assert fenced("a\n```\nb").startswith("````sh\n")
 
 
 # -- foreign input ---------------------------------------------------------------------------------
