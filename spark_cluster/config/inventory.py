@@ -123,11 +123,6 @@ class InventoryNode:
     _layers: tuple[Key, ...] = field(default=(), repr=False, compare=False)
 
     @property
-    def roles(self) -> tuple[str, ...]:
-        """Its roles in the cluster."""
-        return (self.role,)
-
-    @property
     def is_local(self) -> bool:
         """True if it is on the machine on which this runs, and is reached without SSH."""
         return self.connection == "local"
@@ -188,11 +183,6 @@ class Inventory:
     def head(self) -> InventoryNode:
         """The head node."""
         return next(node for node in self.nodes.values() if node.is_head)
-
-    @property
-    def workers(self) -> list[InventoryNode]:
-        """The other nodes, in order."""
-        return [node for node in self.nodes.values() if not node.is_head]
 
     @property
     def own_folders(self) -> tuple[str, ...]:

@@ -187,10 +187,10 @@ def test_nodes_are_resolved(tmp_path: Path) -> None:
     assert (head.name, head.user, head.port, head.index, head.is_head) == (
         "spark1", "nvidia", None, 0, True,
     )  # fmt: skip
-    assert (worker.user, worker.port, worker.index, worker.roles) == ("other", 2222, 1, ("worker",))
+    assert (worker.user, worker.port, worker.index, worker.role) == ("other", 2222, 1, "worker")
     assert head.identity_file == tmp_path / "keys/id"
     assert head.known_hosts == Path.home() / "kh"
-    assert (inventory.head, inventory.workers) == (head, [worker])
+    assert (inventory.head, list(inventory.nodes.values())) == (head, [head, worker])
     assert worker.groups == {"all", "worker"}
     assert head.connect_timeout_s == 10
     assert {head: 1, worker: 2}[worker] == 2
@@ -199,7 +199,7 @@ def test_nodes_are_resolved(tmp_path: Path) -> None:
 def test_a_lone_node_is_the_head(tmp_path: Path) -> None:
     inventory = make_inventory(tmp_path, "nodes: {a: {address: x}}")
     assert inventory.head.name == "a"
-    assert inventory.workers == []
+    assert list(inventory.nodes) == [inventory.head.name]
 
 
 def test_same_address_with_another_port_is_another_node(tmp_path: Path) -> None:
