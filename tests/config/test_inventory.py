@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from spark_cluster.config import patterns
-from spark_cluster.config.inventory import fabric_addresses
+from spark_cluster.config.inventory import fabric_addresses, selected
 from spark_cluster.config.schema import validate
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.loader.project import Project
@@ -380,7 +379,7 @@ GROUPS = {
     ],
 )
 def test_patterns(pattern: str, expected: list[str]) -> None:
-    assert patterns.select(pattern, NODES, GROUPS) == expected
+    assert selected(pattern, NODES, GROUPS) == expected
 
 
 @pytest.mark.parametrize(
@@ -396,7 +395,7 @@ def test_patterns(pattern: str, expected: list[str]) -> None:
 )
 def test_wrong_patterns(pattern: str, expected: str) -> None:
     with pytest.raises(UsageError) as caught:
-        patterns.select(pattern, NODES, GROUPS)
+        selected(pattern, NODES, GROUPS)
     assert expected in str(caught.value)
 
 
@@ -427,16 +426,16 @@ def test_select_is_set_algebra_in_any_order(
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     pattern = joint.join(sign + name for sign, name in shuffled)
     if expected:
-        assert patterns.select(pattern, NODES, GROUPS) == [n for n in NODES if n in expected]
+        assert selected(pattern, NODES, GROUPS) == [n for n in NODES if n in expected]
     else:
         with pytest.raises(UsageError):
-            patterns.select(pattern, NODES, GROUPS)
+            selected(pattern, NODES, GROUPS)
 
 
 @given(st.text(max_size=30))
 def test_any_text_selects_or_is_refused(pattern: str) -> None:
     try:
-        chosen = patterns.select(pattern, NODES, GROUPS)
+        chosen = selected(pattern, NODES, GROUPS)
     except UsageError:
         return
     assert chosen and chosen == [n for n in NODES if n in chosen]
