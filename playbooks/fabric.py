@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 
-from spark_cluster.bench import fabric_end, fabric_run
+from spark_cluster.bench import fabric_run
 from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import RAY
-from spark_cluster.engine.ray import dashboard_port
+from spark_cluster.engine.ray import MEASURING, dashboard_port
 from spark_cluster.engine.ray_cluster import prepare_ray
-from spark_cluster.engine.ray_node import MEASURING
-from spark_cluster.engine.ray_start import start_ray_alone
 from spark_cluster.engine.resolve import resolve
+from spark_cluster.engine.start import start_ray_alone
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -60,17 +59,17 @@ def _start(play: Play, deployment: Deployment, name: str) -> None:
     guarded = prepare_ray(play, deployment)
     with play.stage("start"):
         if not play.check:
-            seconds = fabric_end.limit_s(deployment.first.recipe.ray.join_timeout_s)
-            fabric_end.arm(_sessions(play, deployment), name, seconds)
+            seconds = fabric_run.end_limit_s(deployment.first.recipe.ray.join_timeout_s)
+            fabric_run.arm(_sessions(play, deployment), name, seconds)
         start_ray_alone(play, deployment.first, guarded, {MEASURING: name})
         if not play.check:
-            fabric_end.start_no_more(_sessions(play, deployment))
+            fabric_run.start_no_more(_sessions(play, deployment))
 
 
 def _end(play: Play, deployment: Deployment) -> None:
     if not play.check:
         play.project.load_playbook("down").function(play)
-        fabric_end.disarm(_sessions(play, deployment))
+        fabric_run.disarm(_sessions(play, deployment))
 
 
 def _sessions(play: Play, deployment: Deployment) -> list[Session]:

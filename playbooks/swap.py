@@ -13,11 +13,11 @@ from spark_cluster.engine import (
     launches,
     ray_cluster,
     readiness,
-    short_load,
+    ready,
     vram,
 )
 from spark_cluster.engine.copies.fetch import fetch
-from spark_cluster.engine.copies.stored import stored
+from spark_cluster.engine.copies.state import stored
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.former import Former, Load, former_of, keep_logs, plan_again
 from spark_cluster.engine.members import must_serve_one
@@ -100,7 +100,7 @@ def main(
         raise _restored(play, old, former, error) from error
     if served is None:
         return None
-    down_s = time.monotonic() - began - play.seconds.get(short_load.STAGE, 0.0)
+    down_s = time.monotonic() - began - play.seconds.get(ready.STAGE, 0.0)
     return Swapped(served, former, stopped.now if stopped else None, down_s)
 
 

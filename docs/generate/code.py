@@ -14,7 +14,7 @@ from playbooks.swap import Swapped
 from spark_cluster import errors, resources
 from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.bench.record import Record
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli import (
     bench_results,
@@ -58,9 +58,8 @@ from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Versions
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.inventory_schema import InventoryFile
-from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.registries import Registries
+from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.engine.cache_parts import CachePart
@@ -70,8 +69,13 @@ from spark_cluster.engine.copies.caches import CopiedCache
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.image_upkeep import PrunedImages, StoredImages
 from spark_cluster.engine.copies.pull import PulledModel
-from spark_cluster.engine.copies.repair import RepairedModel
-from spark_cluster.engine.copies.upkeep import ModelSizes, Pruned, StoredModels, VerifiedModel
+from spark_cluster.engine.copies.upkeep import (
+    ModelSizes,
+    Pruned,
+    RepairedModel,
+    StoredModels,
+    VerifiedModel,
+)
 from spark_cluster.engine.endpoint_tunnel import TunnelEvent
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import RayJobs
@@ -87,10 +91,11 @@ from spark_cluster.engine.vram import NodeVram, Stopped
 from spark_cluster.facts.model import Facts
 from spark_cluster.importers.update import Update
 from spark_cluster.known_issues.entries import Issue, files, read
-from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.known_issues.explain import Explanation
 from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.lab import documents as lab
 from spark_cluster.loader.project import Project
+from spark_cluster.loader.registries import Registries
 from spark_cluster.models import memory
 from spark_cluster.planning import batch, fit, plan
 from spark_cluster.planning.calibrate import Calibration
@@ -339,10 +344,13 @@ def resource_classes() -> list[type[Resource]]:
     ]
 
 
+SHIPPED = Project(CHECKOUT, CHECKOUT)
+"""The modules of roles, where their settings are described, are there as long as it is."""
+
+
 def roles() -> dict[str, Any]:
     """The shipped roles by name, loaded."""
-    project = Project(CHECKOUT, CHECKOUT)
-    return {name: project.load_role(name) for name in project.list("roles")}
+    return {name: SHIPPED.load_role(name) for name in SHIPPED.list("roles")}
 
 
 def event_classes() -> list[type[events.Event]]:

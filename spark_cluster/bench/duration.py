@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.bench.expansion import Expansion, PlannedCell, PlannedSetup, Step
-from spark_cluster.bench.suite_schema import MeasurementSettings
+from spark_cluster.bench.suite import MeasurementSettings
 
 STARTUP_S = 240.0
 """Seconds until a server is ready, where nothing is known of it: a start with compilation took 3

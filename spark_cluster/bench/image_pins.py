@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_cluster.bench.printable import printable
 from spark_cluster.bench.record import Setup
+from spark_cluster.bench.run_folder import printable
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.images import DockerImage, answered, question

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, TypeVar
 from pydantic import BaseModel, ValidationError
 
 from spark_cluster.bench import image_pins
-from spark_cluster.bench.describe import text_of
-from spark_cluster.bench.expansion import Expansion, Step, expand, measurable
+from spark_cluster.bench.describe import link_mtus, text_of
+from spark_cluster.bench.expansion import Expansion, PlannedSetup, expand, measurable
 from spark_cluster.bench.record import Record, Repeats, Setup
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import RECORD, load_record
+from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.suite import check as suite_problems
-from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.config import recipe_checks
-from spark_cluster.config.allowances import Allowances, Allowed
+from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import Problem, dotted
@@ -116,7 +116,7 @@ def recipe_of(setup: Setup, where: str, allow: Allowances) -> Recipe:
     """
     place = f"recipe_text of {setup.id}"
     recipe = _parsed(Recipe, setup.recipe_text, where, place, recipe_checks.check)
-    return recipe.with_files(Allowed(user=allow))
+    return recipe.with_allowances(allow)
 
 
 def _parsed(
@@ -153,32 +153,15 @@ def expansion_of(original: Original, nodes: int) -> Expansion:
     Args:
         nodes: that there are; servers that need more are left out, with the reason.
     """
-    whole = expand(original.suite, {}, original.record.recipes)
-    by_server = {setup.id: _steps_of(original, setup.id) for setup in whole.setups}
-    steps = []
-    for number, step in enumerate(whole.steps):
-        own = by_server[step.setup.id]
-        found = own.get(number, step)
-        why = ""
-        if not own:
-            why = "the record has no recipe of this server: it was not brought up there"
-        elif step.setup.nodes > nodes:
-            why = f"it needs {step.setup.nodes} nodes; there are {nodes}"
-        setup = replace(found.setup, skip=found.setup.skip or why)
-        cells = tuple(replace(cell, skip=cell.skip or why) for cell in found.cells)
-        steps.append(replace(found, setup=setup, cells=cells))
-    return measurable(original.suite, Expansion(tuple(steps)))
 
+    def reason(setup: PlannedSetup) -> str:
+        if setup.id not in original.recipes:
+            return "the record has no recipe of this server: it was not brought up there"
+        return f"it needs {setup.nodes} nodes; there are {nodes}" if setup.nodes > nodes else ""
 
-def _steps_of(original: Original, server: str) -> dict[int, Step]:
-    """Return the steps of a server by their place in the suite, with the recipe as recorded; none
-    where no recipe was recorded."""
-    recipe = original.recipes.get(server)
-    if recipe is None:
-        return {}
-    name = original.record.setup(server).recipe
-    found = expand(original.suite, {name: recipe}, original.record.recipes).steps
-    return {number: step for number, step in enumerate(found) if step.setup.id == server}
+    names = original.record.recipes
+    found = expand(original.suite, names=names, recorded=original.recipes).without(reason)
+    return measurable(original.suite, found)
 
 
 def continued(record: Record, folder: Path, allow: Allowances, nodes: int) -> BenchRun:
@@ -269,12 +252,7 @@ def differences(record: Record, nodes: Sequence[Node], tool: str) -> Iterator[st
         "driver": (one.gpu.driver if one.gpu else "" for one in facts),
         "kernel": (one.kernel for one in facts),
         "dgx": (one.dgx_version for one in facts),
-        "mtu": (
-            interface.mtu
-            for node in nodes
-            for interface in node.facts.interfaces
-            if interface.name in {link.interface for link in node.links}
-        ),
+        "mtu": (mtu for node in nodes for mtu in link_mtus(node)),
     }
     for name, values in here.items():
         theirs = {str(value) for node in record.nodes if (value := getattr(node, name))}

@@ -12,10 +12,20 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.bench.expansion import REQUESTS, PlannedCell
-from spark_cluster.bench.generator import OFFLINE, RUN_S, At, Generator, Run, Target, last_line
-from spark_cluster.bench.reading import metric, number, read_json, result
+from spark_cluster.bench.generator import (
+    OFFLINE,
+    RUN_S,
+    At,
+    Generator,
+    Run,
+    Target,
+    last_line,
+    metric,
+    result,
+)
 from spark_cluster.bench.record import CellResult, Metric, MetricName, Tool
-from spark_cluster.bench.suite_schema import MeasurementSettings, Slo, Suite
+from spark_cluster.bench.run_folder import number, read_json
+from spark_cluster.bench.suite import MeasurementSettings, Slo, Suite
 from spark_cluster.config.caches import CACHES
 from spark_cluster.engine.deployment import Server
 from spark_cluster.node import confinement

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     )
     from spark_cluster.cli.run import Run
     from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.loader.playbook import Playbook
+    from spark_cluster.loader.role import Playbook
     from spark_cluster.runner.options import Options
     from spark_cluster.runner.play import Play
 
@@ -166,7 +166,7 @@ class Cluster(Serving):
             SparkClusterError: a node is not reached, or its nvidia-smi does not answer.
         """
         from spark_cluster.cli.results import VramResult
-        from spark_cluster.engine.programs import models_by_process
+        from spark_cluster.engine.runtime import models_by_process
         from spark_cluster.engine.vram import sample
 
         with self.dialer.sessions(self.nodes, "vram") as sessions:

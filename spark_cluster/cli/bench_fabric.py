@@ -101,7 +101,7 @@ def show(app: App, found: FabricRecord, path: Path) -> None:
 
 
 def _links(found: FabricRecord) -> Table:
-    from spark_cluster.bench.fabric_verdict import EXPECTED_GB_S
+    from spark_cluster.bench.fabric_record import EXPECTED_GB_S
     from spark_cluster.cli.bench_format import figures_table
 
     low, high = EXPECTED_GB_S

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,13 +16,16 @@ from spark_cluster.errors import UsageError
 if TYPE_CHECKING:
     from spark_cluster.bench.record import CellResult, Record
     from spark_cluster.bench.run import BenchRun
-    from spark_cluster.bench.suite_schema import Suite
+    from spark_cluster.bench.suite import Suite
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.runner.options import Options
     from spark_cluster.runner.play import Play
 
 RESULTS = "bench-results"
 """Folder for runs, below the current one."""
+
+GIT_S = 5.0
+"""Seconds that git may take."""
 
 
 @dataclass(frozen=True)
@@ -92,7 +96,6 @@ def _begin(
     run_id: str,
 ) -> BenchRun:
     """Return a new run of a suite."""
-    from spark_cluster.bench.project_state import commit_of
     from spark_cluster.bench.suite import load_suite
 
     suite = load_suite(name, opened.project)
@@ -117,8 +120,8 @@ def new_record(
     """
     from spark_cluster import __version__
     from spark_cluster.bench import generators
-    from spark_cluster.bench.expansion import canonical
     from spark_cluster.bench.record import Record
+    from spark_cluster.bench.suite import canonical
 
     return Record(
         id=run_id,
@@ -223,3 +226,19 @@ def measure(
         run.finish()
         ok = all(cell.status != "failed" for cell in made.record.cells)
         return BenchResult(run.summary(ok=ok), made.record, made.folder)
+
+
+def commit_of(folder: Path) -> str:
+    """Return the commit of a folder, with ` (changed)` when files differ; empty without git."""
+    try:
+        commit = _git(folder, "rev-parse", "--short", "HEAD")
+        changed = _git(folder, "status", "--porcelain", "--untracked-files=no")
+    except (OSError, subprocess.SubprocessError):
+        return ""
+    return f"{commit} (changed)" if changed else commit
+
+
+def _git(folder: Path, *words: str) -> str:
+    argv = ["git", "-C", str(folder), "--no-optional-locks", *words]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=GIT_S)
+    return done.stdout.strip()

@@ -40,7 +40,7 @@ def begin(
         Refused: a recipe in it is not the user's own, and is not trusted.
     """
     from spark_cluster.bench.repeat import load_original, must_be_trusted
-    from spark_cluster.config.allowance_checks import must_be_allowed
+    from spark_cluster.config.recipe_settings import must_be_allowed
 
     refuse_second_run(out)
     original = load_original(folder, app.allowances(allow))

@@ -11,7 +11,7 @@ from spark_cluster.cli.app import App
 if TYPE_CHECKING:
     from spark_cluster.bench.duration import Duration
     from spark_cluster.bench.expansion import Expansion, Step
-    from spark_cluster.bench.suite_schema import Suite
+    from spark_cluster.bench.suite import Suite
 
 
 @click.command()

@@ -13,8 +13,7 @@ from spark_cluster.cli.findings import show, show_issue
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.known_issues.entries import Issue, catalogue
-from spark_cluster.known_issues.explain import explain
-from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.known_issues.explain import Explanation, explain
 from spark_cluster.known_issues.seen import Seen
 from spark_cluster.logs import reading
 

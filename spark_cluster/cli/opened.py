@@ -107,18 +107,17 @@ class Opened:
     @property
     def inventory_is_missing(self) -> bool:
         """True if none is named and the project has none, which some commands can do without."""
-        from spark_cluster.loader.inventory_source import DEFAULT
+        from spark_cluster.loader.project import INVENTORY
 
-        return self.named is None and not (self.project.folder / DEFAULT).exists()
+        return self.named is None and not (self.project.folder / INVENTORY).exists()
 
     @cached_property
     def _checked(self) -> Inventory:
         from spark_cluster.config.inventory import checked
-        from spark_cluster.loader.inventory_source import load_source
         from spark_cluster.loader.new_inventory import source_of
 
         if self.named is None or isinstance(self.named, str | Path):
-            source = load_source(self.named, self.project)
+            source = self.project.inventory_source(self.named)
         else:
             source = source_of(self.named)
         return replace(checked(source, self.project.list("roles")), prompts=self.prompts)

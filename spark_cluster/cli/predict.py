@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
@@ -12,16 +12,23 @@ from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.groups import Group
 from spark_cluster.cli.hub_option import hub, offline_option
+from spark_cluster.cli.predict_calibrate import calibration
+from spark_cluster.cli.predicted_speed import (
+    PredictedDrafter,
+    PredictedSpeed,
+    evidence_of,
+    served_by,
+    too_large,
+)
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import UsageError
-
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.planning.speed.constants import Constants
-    from spark_cluster.planning.speed.decode import Decode
-    from spark_cluster.planning.speed.estimate import Estimate
-    from spark_cluster.planning.speed.prefill import Prefill
-    from spark_cluster.planning.speed.serving import Serving
-    from spark_cluster.planning.speed.speculative import Speculative
+from spark_cluster.planning.evidence import said
+from spark_cluster.planning.speed.constants import Constants, load_constants
+from spark_cluster.planning.speed.decode import Decode, decode
+from spark_cluster.planning.speed.estimate import Estimate
+from spark_cluster.planning.speed.prefill import Prefill, prefill
+from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.planning.speed.speculative import Speculative, speculative
 
 GB = 1e9
 ANSWER = 1024
@@ -87,7 +94,6 @@ def command(
     if not results:
         click.echo(ctx.get_help())
         ctx.exit(2)
-    from spark_cluster.cli.predict_calibrate import calibration
 
     calibration(app, results, {**given, "tp": str(tp or 1)}, output)
 
@@ -163,14 +169,8 @@ def speed(
     a measured acceptance a drafter's range is wide. The constants are those of calibration.json in
     the project folder, where there is one.
     """
-    from spark_cluster.cli.predicted_speed import PredictedDrafter, PredictedSpeed
-    from spark_cluster.planning.evidence import said
-    from spark_cluster.planning.speed.constants import load_constants
-    from spark_cluster.planning.speed.decode import decode
-    from spark_cluster.planning.speed.prefill import prefill
 
     given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}
-    from spark_cluster.cli.predict_options import evidence_of, served_by, too_large
 
     known, serving = served_by(app, {**given, "tp": str(tp)}, hub(offline=offline))
     constants = load_constants(app.project)
@@ -229,7 +229,6 @@ def _drafted(
     asked: tuple[int | None, list[float], float | None],
 ) -> Speculative | None:
     """Return the speed with the drafter that the options or the recipe name."""
-    from spark_cluster.planning.speed.speculative import speculative
 
     tokens, rates, share = asked
     drafter = recipe.drafter if recipe else None

@@ -12,8 +12,8 @@ from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.recipes_to_serve import Changes
     from spark_cluster.cli.results import DownResult, RayUpResult, UpResult
+    from spark_cluster.config.overrides import Changes
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import EngineValue, Probe
     from spark_cluster.engine.deployment import Deployment
@@ -326,8 +326,7 @@ def _recipe(
     """
     from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
     from spark_cluster.config.overrides import text
-    from spark_cluster.engine.nodes import groups
-    from spark_cluster.engine.resolve import resolve
+    from spark_cluster.engine.resolve import groups, resolve
 
     name = name or opened.inventory.serve.recipe
     if name is None:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
+from spark_cluster import discovery
 from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.setup_flow import Flow, Step
 from spark_cluster.config.allowances import Allowances
-from spark_cluster.discovery import mdns, neighbours
-from spark_cluster.discovery.candidates import Candidate, Found, candidates
+from spark_cluster.discovery import Candidate, Found
 from spark_cluster.errors import Refused, SparkClusterError, UsageError
-from spark_cluster.loader.inventory_source import DEFAULT
 from spark_cluster.loader.new_inventory import DEFAULT_RECIPE, Answers, answers_in
+from spark_cluster.loader.project import INVENTORY
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.planning.planner import Planner
 from spark_cluster.planning.proposal import USERS, Proposal, Speed, Want, propose
@@ -78,7 +78,7 @@ def _nodes(addresses: tuple[str, ...]) -> list[str]:
 
 def inventory_path(flow: Flow) -> Path:
     """Return where the inventory of the project is, or will be."""
-    return flow.app.project.folder / DEFAULT
+    return flow.app.project.folder / INVENTORY
 
 
 def own_answers(flow: Flow) -> Answers | None:
@@ -150,13 +150,15 @@ def _choose(flow: Flow, interface: str | None) -> list[Candidate]:
 
 def find(flow: Flow, interface: str | None) -> Found:
     """Look for Sparks on the local network, and print what was found."""
-    flow.say(painted(f"listening on the local network for {mdns.LISTEN_S:.0f} s (mDNS) ...", "dim"))
+    flow.say(
+        painted(f"listening on the local network for {discovery.LISTEN_S:.0f} s (mDNS) ...", "dim")
+    )
     try:
-        announced = mdns.browse(mdns.LISTEN_S, interface)
+        announced = discovery.browse(discovery.LISTEN_S, interface)
     except UsageError as error:
         flow.note("warn", f"{error.message}")
         announced = []
-    found = candidates(announced, neighbours.of_this_machine(), mdns.networks())
+    found = discovery.candidates(announced, discovery.of_this_machine(), discovery.networks())
     wide = max((len(one.address) for one in found.candidates), default=0)
     also = max((len(one.also) for one in found.candidates), default=0)
     for number, one in enumerate(found.candidates, 1):

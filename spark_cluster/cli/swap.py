@@ -10,12 +10,12 @@ import click
 from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.console import painted
 from spark_cluster.cli.override_options import overriding
-from spark_cluster.cli.recipes_to_serve import Changes, recipe_to_serve, size_on
+from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
 from spark_cluster.cli.run_record import keep_plot
 from spark_cluster.cli.serving_options import adopting, ending_jobs, forced, sized, unloading
 from spark_cluster.cli.up import show_served
 from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.overrides import text
+from spark_cluster.config.overrides import Changes, text
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine.former import Former
 from spark_cluster.engine.memory_phases import MemoryPhases

@@ -17,8 +17,7 @@ from spark_cluster.cli.visible import show_error, visible
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
-    from spark_cluster.bench.live import LiveState
-    from spark_cluster.bench.sampling import Sampling, Update
+    from spark_cluster.bench.sampling import LiveState, Sampling, Update
     from spark_cluster.bench.telemetry_file import JsonLinesWriter
 
 LOOK_S = 0.5
@@ -65,8 +64,7 @@ def command(
     """
     app: App = ctx.obj
     app.as_json = app.as_json or as_json
-    from spark_cluster.bench.live import LiveState
-    from spark_cluster.bench.sampling import Sampling, metrics_url
+    from spark_cluster.bench.sampling import LiveState, Sampling, metrics_url
     from spark_cluster.bench.telemetry_file import writer
 
     nodes = app.nodes

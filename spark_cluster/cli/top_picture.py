@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from spark_cluster.bench.live import LiveState, NodeState, warnings
+from spark_cluster.bench.sampling import LiveState, NodeState, warnings
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.bench.telemetry_flags import size
 from spark_cluster.cli.console import painted

@@ -10,9 +10,10 @@ from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.override_options import overriding
-from spark_cluster.cli.recipes_to_serve import Changes, recipe_to_serve, size_on
+from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
 from spark_cluster.cli.serving_options import sized
 from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.overrides import Changes
 from spark_cluster.engine.tuning import SIZES, Tuning
 from spark_cluster.errors import UsageError
 from spark_cluster.runner.options import Options

@@ -16,7 +16,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.ended_by_signals import ended_by_signals
 from spark_cluster.cli.serving_options import local_port
 from spark_cluster.cli.visible import visible
-from spark_cluster.engine import tunnel_service
+from spark_cluster.engine import endpoint_tunnel
 from spark_cluster.engine.endpoint_tunnel import ask_head, keep_open, url_on_head
 from spark_cluster.errors import UsageError
 
@@ -89,10 +89,10 @@ def _run(app: App, head: InventoryNode, port: int) -> None:
 
 
 def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None:
-    folder = tunnel_service.unit_folder(dict(os.environ), Path.home())
-    name = tunnel_service.unit_name(head.name)
+    folder = endpoint_tunnel.unit_folder(dict(os.environ), Path.home())
+    name = endpoint_tunnel.unit_name(head.name)
     if install:
-        path = tunnel_service.install(folder, head.name, _argv(app, port))
+        path = endpoint_tunnel.install(folder, head.name, _argv(app, port))
         changed, file = True, str(path)
         text = (
             f"{name} is started, now and at each login: http://127.0.0.1:{port}\n"
@@ -100,7 +100,7 @@ def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None
             "`loginctl enable-linger` starts it at boot"
         )
     else:
-        changed, file = tunnel_service.remove(folder, head.name), str(folder / name)
+        changed, file = endpoint_tunnel.remove(folder, head.name), str(folder / name)
         text = f"{name} is stopped and removed" if changed else f"{name} is not installed"
     if app.as_json:
         app.print_json({"changed": changed, "unit": name, "file": file})

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from spark_cluster.cli.recipes_to_serve import Changes
     from spark_cluster.cli.results import UpResult
+    from spark_cluster.config.overrides import Changes
     from spark_cluster.engine.endpoint import Endpoint
     from spark_cluster.engine.memory_phases import MemoryOfNode
     from spark_cluster.engine.result import Served

@@ -86,10 +86,10 @@ def versions(app: App) -> Versions:
 
 
 def _inventory(app: App) -> tuple[str | None, str]:
-    from spark_cluster.loader.inventory_source import DEFAULT
+    from spark_cluster.loader.project import INVENTORY
 
     try:
-        path = app.project.resolve("inventories", str(app.cluster.named or f"./{DEFAULT}"))
+        path = app.project.resolve("inventories", str(app.cluster.named or f"./{INVENTORY}"))
     except SparkClusterError as error:
         return None, error.message
     return str(path.absolute()), ""

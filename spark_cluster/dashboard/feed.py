@@ -9,8 +9,7 @@ from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Any, Protocol
 
-from spark_cluster.bench.live import LiveState, warnings
-from spark_cluster.bench.sampling import Lost, Update
+from spark_cluster.bench.sampling import LiveState, Lost, Update, warnings
 
 KEPT_S = 1800
 """Seconds of samples that a page begins with."""

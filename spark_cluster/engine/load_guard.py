@@ -12,7 +12,7 @@ from typing import Any
 
 from spark_cluster.engine.names import RAY
 from spark_cluster.errors import Failed, SparkClusterError
-from spark_cluster.facts.free_blocks import HIGH_PRESSURE, free_blocks
+from spark_cluster.facts.parsers import HIGH_PRESSURE, free_blocks
 from spark_cluster.node import load_guard, memory
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node

@@ -11,11 +11,9 @@ from spark_cluster.engine import readiness, vram
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import ray_jobs
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.programs import servers_there
-from spark_cluster.engine.ray import RayState, dashboard_port
-from spark_cluster.engine.ray_node import MEASURING
-from spark_cluster.engine.ray_start import ray_would_restart
-from spark_cluster.engine.start import prepare_nodes
+from spark_cluster.engine.ray import MEASURING, RayState, dashboard_port
+from spark_cluster.engine.runtime import servers_there
+from spark_cluster.engine.start import prepare_nodes, ray_would_restart
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.containers import RECIPE
 

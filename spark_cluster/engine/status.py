@@ -15,7 +15,6 @@ from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.play import Play
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.launches import Asked, Upcoming
     from spark_cluster.engine.warmth import Warmth
 
 
@@ -28,7 +27,6 @@ class NodeState:
         proxy: state of the proxy's unit, as systemd calls it.
         loader: that of the unit that loads models on request.
         description: what the proxy's own file says of the endpoint; None without such a file.
-        caches: what it was asked about the next launch; None where it was not.
     """
 
     name: str
@@ -39,7 +37,6 @@ class NodeState:
     proxy: str = ""
     loader: str = ""
     description: str | None = None
-    caches: Asked | None = None
 
     def to_dict(self) -> dict[str, Any]:
         return {
@@ -53,13 +50,12 @@ class NodeState:
         }
 
 
-def ask_nodes(play: Play, upcoming: Upcoming | None) -> list[NodeState]:
+def ask_nodes(play: Play) -> list[NodeState]:
     """Ask all nodes in parallel; one that is not reached has its error."""
     found = []
     here = {node.name for node in play.nodes}
     names = list(play.connections.nodes)
     reachable = [(name, play.connections.session(name)) for name in names if name in here]
-    caches = {name: upcoming.ask(name, s) for name, s in reachable} if upcoming else {}
     asked = {
         name: session.submit(
             "gather",
@@ -88,7 +84,6 @@ def ask_nodes(play: Play, upcoming: Upcoming | None) -> list[NodeState]:
                 proxy=outputs[UNIT].strip(),
                 loader=outputs[LOADER_UNIT].strip(),
                 description=files["endpoint"],
-                caches=caches.get(name),
             )
         )
     return found

@@ -34,7 +34,7 @@ def start_limit_configuration() -> dict[str, Any]:
     """Return what the program of the start limit is told."""
     known = _known()
     wanted = ("server", "unit_folder", "ray_token")
-    return {**{name: known[name] for name in wanted}, "servers": runtime.servers_there()}
+    return {**{name: known[name] for name in wanted}, "servers": runtime.servers_question()}
 
 
 def configuration(limits: Mapping[str, Any], head: Node) -> dict[str, Any]:

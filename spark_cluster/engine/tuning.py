@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.config.flags import words
+from spark_cluster.config.engines import words
 from spark_cluster.engine import readiness, tuned, vram
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused

@@ -7,14 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spark_cluster.config.launch import Launch, finite
-from spark_cluster.models import Geometry, memory
+from spark_cluster.models import memory
 from spark_cluster.models.memory import GIB
-from spark_cluster.planning import batch, data_parallel, kv, stages
-from spark_cluster.planning.disk import disk_gib, lacking_disk
-from spark_cluster.planning.kv.drafter import DrafterLayers, drafter_layers
+from spark_cluster.models.shape import Geometry
+from spark_cluster.planning import batch, kv, whole_model
+from spark_cluster.planning.kv.layers import DrafterLayers, drafter_layers
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.serving import Serving, of_launch
-from spark_cluster.planning.whole_model import whole_gib
 
 SPARE_GIB = 1.0
 """Added to what is needed before a share is chosen: the runtime is an estimate."""
@@ -91,10 +90,10 @@ def fit(
     """
     launch = batch.with_default_batch(launch, rooms)
     serving = of_launch(launch, geometry)
-    held = data_parallel.held(launch, serving)
-    whole = whole_gib(launch, serving) if weights_gib is None else weights_gib
-    weights = held * stages.share(geometry, launch.pp, whole) / launch.tp
-    loading = stages.share(geometry, launch.pp, serving.load_peak_bytes / GIB)
+    held = whole_model.rank_share(launch, serving)
+    whole = whole_model.whole_gib(launch, serving) if weights_gib is None else weights_gib
+    weights = held * whole_model.stage_gib(geometry, launch.pp, whole) / launch.tp
+    loading = whole_model.stage_gib(geometry, launch.pp, serving.load_peak_bytes / GIB)
     peak = max(weights, held * loading / launch.tp + geometry.tables_bytes / GIB)
     runtime = batch.runtime_gib(launch, rooms, runtime_gib)
     highest = min(memory.utilization(room.memory) for room in rooms)
@@ -122,8 +121,12 @@ def fit(
         reasons=(),
         remarks=(),
     )
-    size = disk_gib(launch, serving, peak)
-    reasons = (*_shape(launch, geometry, rooms), *_memory(fitted), *lacking_disk(rooms, size))
+    size = whole_model.disk_gib(launch, serving, peak)
+    reasons = (
+        *_shape(launch, geometry, rooms),
+        *_memory(fitted),
+        *whole_model.lacking_disk(rooms, size),
+    )
     fitted = replace(fitted, reasons=reasons)
     return replace(fitted, remarks=tuple(_remarks(fitted)))
 
@@ -145,7 +148,7 @@ def _asked_gib(launch: Launch, serving: Serving) -> float:
     length = context_length(launch, serving.geometry)
     if length < 1:
         return 0.0
-    held = stages.stage(serving.geometry, launch.pp)
+    held = whole_model.largest_stage(serving.geometry, launch.pp)
     return kv.bytes_for(held, requests, length, **_rule(launch, serving)) / GIB
 
 
@@ -182,7 +185,7 @@ def _cache(launch: Launch, serving: Serving, kv_gib: float) -> kv.KvCache | None
     length = context_length(launch, serving.geometry)
     if kv_gib <= 0 or length < 1:
         return None
-    held = stages.stage(serving.geometry, launch.pp)
+    held = whole_model.largest_stage(serving.geometry, launch.pp)
     return kv.cache(held, kv_gib=kv_gib, max_model_len=length, **_rule(launch, serving))
 
 
@@ -377,7 +380,7 @@ def _parallel_remarks(fitted: Fit) -> list[str]:
             "speed that of one node after the other, without what several requests overlap"
         )
     if launch.dp > 1:
-        found.append(data_parallel.remark(launch, fitted.serving.geometry))
+        found.append(whole_model.ranks_remark(launch, fitted.serving.geometry))
     return found
 
 

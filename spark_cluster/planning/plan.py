@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_cluster.config.launch import Launch
-from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.overrides import Overrides
+from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.known_issues.match import KnownIssueMatch
-from spark_cluster.planning.disk import disk_gib
 from spark_cluster.planning.evidence import Case, Evidence, own_first
 from spark_cluster.planning.fit import Fit, kv_knob_bytes
 from spark_cluster.planning.nearest import Nearest
@@ -18,6 +17,7 @@ from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import Decode, decode
 from spark_cluster.planning.speed.prefill import Prefill, prefill
 from spark_cluster.planning.speed.speculative import Speculative, speculative
+from spark_cluster.planning.whole_model import disk_gib
 
 COPY_GB_S = 0.8
 """Node to node over the fabric, GB/s (parallel plain streams, a 16 GiB file)."""
@@ -51,6 +51,18 @@ class Speed:
     def best(self) -> Decode | Speculative:
         """The speed with the drafter where there is one."""
         return self.drafted or self.decode
+
+    @property
+    def tok_s(self) -> float:
+        """Tokens/s of each request: as measured where it was, else as predicted."""
+        measured = self.evidence
+        return (measured.low + measured.high) / 2 if measured else self.best.request.expected
+
+    @property
+    def range(self) -> tuple[float, float]:
+        """The range that `tok_s` lies in."""
+        each = self.best.request
+        return self.evidence.range if self.evidence else (each.low, each.high)
 
     def to_dict(self, *, fits: bool = True, generates: bool = True) -> dict[str, Any]:
         """Return it as `plan --json` prints it; what does not fit has no speed, and

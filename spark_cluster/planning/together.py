@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.memory import GIB_KIB, Margins, margins
-from spark_cluster.planning.disk import disk_gib
 from spark_cluster.planning.fit import Fit, kv_bytes_given
 from spark_cluster.planning.plan import Plan
 from spark_cluster.planning.planner import Planner, Question
 from spark_cluster.planning.room import NodeMemory
+from spark_cluster.planning.whole_model import disk_gib
 
 if TYPE_CHECKING:
     from spark_cluster.planning.subject import Subject

@@ -55,7 +55,6 @@ def verdicts(recipe: Recipe, planner: Planner, sizes: Sequence[int] = SIZES) -> 
             continue
         errors = (issue.title for issue in plan.issues if issue.severity == "error")
         reason = next(iter([*plan.reasons, *errors]), "")
-        best = plan.speed.drafted or plan.speed.decode
         generates = recipe.kind == "chat"
         shown = plan.feasible and generates and plan.speed.decode.bytes_per_token >= SMALLEST
-        yield Verdict(tp, plan.feasible, reason, best.request if shown else None)
+        yield Verdict(tp, plan.feasible, reason, plan.speed.best.request if shown else None)

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from factories import put
+from parquet_rows import read_parquet
 from waiting import HANG_S, until
 
-from spark_cluster.bench.telemetry_file import lines_path, processes_path, read_parquet, writer
+from spark_cluster.bench.telemetry_file import lines_path, processes_path, writer
 from spark_cluster.errors import UsageError
 
 PROGRAM = """\

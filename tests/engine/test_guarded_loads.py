@@ -16,8 +16,8 @@ from health_server import HealthServer
 from spark_cluster.engine import load_guard, readiness
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine
-from spark_cluster.engine.load_progress import LONGEST
 from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.readiness import LONGEST
 from spark_cluster.errors import Failed, Interrupted
 from spark_cluster.node.load_guard import Reason, reason_file, unit
 from spark_cluster.runner.events import Event, Progress

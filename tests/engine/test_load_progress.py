@@ -12,7 +12,7 @@ from factories import make_node, make_recipe, put
 from scratch_nodes import ScratchNode, play_over
 from serve_plans import server_for
 
-from spark_cluster.engine import load_progress, readiness
+from spark_cluster.engine import readiness
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.vllm import VLLM
 from spark_cluster.errors import VerificationFailed
@@ -80,7 +80,7 @@ class Start:
     def wait(self) -> None:
         readiness.healthy(
             self.play, self.endpoint, VLLM, LIMIT_S,
-            look=lambda: load_progress.look(self.play, self.plan),
+            look=lambda: readiness.progress(self.play, self.plan),
         )  # fmt: skip
 
     def notes(self) -> list[str]:
@@ -106,7 +106,7 @@ def start(tmp_path: Path, server: Server, no_pauses: None) -> Iterator[Start]:
 @pytest.fixture
 def for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What works is waited for as long as this machine may need."""
-    monkeypatch.setattr(load_progress, "LONGEST", 10_000)
+    monkeypatch.setattr(readiness, "LONGEST", 10_000)
 
 
 @pytest.mark.usefixtures("for_long")
@@ -182,5 +182,5 @@ def test_links_of_a_container_are_not_followed(start, server, tmp_path):
 
 def test_what_shows_no_signs_has_a_hard_limit():
     """P12: the proxy in front of replicas loads nothing."""
-    limit = load_progress.TimeLimit(0.0, None, print)
+    limit = readiness.TimeLimit(0.0, None, print)
     assert limit.passed() == "after 0 s"

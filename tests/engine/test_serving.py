@@ -15,8 +15,7 @@ from health_server import HealthServer
 
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import logs, ray, readiness, state, vram
-from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.kind_probe import probe_once
+from spark_cluster.engine.endpoint import Endpoint, probe_once
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, NOT_SERVED, UNIT
 from spark_cluster.engine.ray import RayNode

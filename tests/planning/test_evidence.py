@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_cluster.models import find
+from spark_cluster.models.find import find
 from spark_cluster.planning.evidence import Case, by_others, of_own, own_first, said
 from spark_cluster.planning.speed.decode import decode
 from spark_cluster.planning.speed.estimate import Estimate

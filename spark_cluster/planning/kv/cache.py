@@ -7,10 +7,17 @@ from dataclasses import asdict, dataclass
 from typing import Literal, TypedDict, Unpack
 
 from spark_cluster.errors import UsageError
-from spark_cluster.models import Geometry
-from spark_cluster.planning.kv.drafter import NO_DRAFTER, DrafterLayers
+from spark_cluster.models.shape import Geometry
 from spark_cluster.planning.kv.dtypes import element
-from spark_cluster.planning.kv.layers import KvDemand, KvLayout, Pool, pages, pool
+from spark_cluster.planning.kv.layers import (
+    NO_DRAFTER,
+    DrafterLayers,
+    KvDemand,
+    KvLayout,
+    Pool,
+    pages,
+    pool,
+)
 from spark_cluster.planning.kv.rules import Rule, for_version
 
 GIB = 1024**3

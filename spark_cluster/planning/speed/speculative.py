@@ -17,10 +17,8 @@ from spark_cluster.planning.speed.decode import (
     step,
     step_seconds,
 )
-from spark_cluster.planning.speed.estimate import Estimate, Uncertainty
-from spark_cluster.planning.speed.fitted import usual_range
-from spark_cluster.planning.speed.reading import draft_read
-from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, usual_range
+from spark_cluster.planning.speed.serving import Serving, draft_read
 
 USUAL = (0.82, 0.70, 0.92)
 """Acceptance of a drafted token, given the ones before, when it was not measured: in between, at
