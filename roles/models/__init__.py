@@ -8,8 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field
-
+from spark_cluster.config.schema import Schema
 from spark_cluster.engine.copies.folders import SENT_TO_EACH, is_large, uploads
 from spark_cluster.errors import Refused
 from spark_cluster.node import confinement, paths
@@ -22,26 +21,31 @@ DOWNLOADS = paths.DOWNLOADS
 SCRIPT = Path(__file__).parent / "templates" / "download.sh"
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `models`; `up` gives the first five from the recipe."""
 
-    name: str = Field(description="repository on the hub")
-    revision: str = Field(default="main", description="branch, tag or commit")
-    source: Literal["hub", "directory"] = Field(default="hub", description="source of the model")
-    path: str = Field(description="folder on the node")
-    directory: Path | None = Field(default=None, description="folder on the laptop")
-    image: str = Field(default="", description="image whose `hf` command downloads")
-    venv: str = Field(default="", description="virtual environment whose `hf` does it instead")
-    mounts: tuple[str, ...] = Field(
-        default=(), description="mounts that `hf` needs, SOURCE:TARGET; they are read-only"
-    )
-    endpoint: str = Field(
-        default="", description="address of a mirror of the hub; it gets the hub token, too"
-    )
-    token_env: str = Field(
-        default="HF_TOKEN", description="variable of the laptop with a hub token, when it is set"
-    )
-    download_timeout_s: float = Field(default=6 * 3600.0, description="seconds")
+    name: str
+    """repository on the hub"""
+    revision: str = "main"
+    """branch, tag or commit"""
+    source: Literal["hub", "directory"] = "hub"
+    """source of the model"""
+    path: str
+    """folder on the node"""
+    directory: Path | None = None
+    """folder on the laptop"""
+    image: str = ""
+    """image whose `hf` command downloads"""
+    venv: str = ""
+    """virtual environment whose `hf` does it instead"""
+    mounts: tuple[str, ...] = ()
+    """mounts that `hf` needs, SOURCE:TARGET; they are read-only"""
+    endpoint: str = ""
+    """address of a mirror of the hub; it gets the hub token, too"""
+    token_env: str = "HF_TOKEN"  # noqa: S105  (the name of a variable)
+    """variable of the laptop with a hub token, when it is set"""
+    download_timeout_s: float = 6 * 3600.0
+    """seconds"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001

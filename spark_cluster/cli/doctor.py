@@ -68,9 +68,7 @@ def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
         found = [*examine.judge(nodes, probed), *examination.reachability()]
     diagnosis = examine.Diagnosis(tuple(examine.select(found, only)), examination.unreached)
     if app.as_json:
-        known = [issue.to_dict() for issue in diagnosis.issues]
-        checks = [result.to_dict() for result in diagnosis.results]
-        app.print_json({"checks": checks, "issues": known})
+        app.print_json({"checks": diagnosis.results, "issues": diagnosis.issues})
     else:
         _show(app, diagnosis, process_start.elapsed())
     ctx.exit(diagnosis.exit_code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import queue
 import threading
@@ -18,6 +17,7 @@ import click
 from spark_cluster.cli.app import App
 from spark_cluster.cli.line_printer import LinePrinter
 from spark_cluster.cli.visible import coloured, lines_of
+from spark_cluster.document import as_json
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
@@ -177,14 +177,14 @@ def _write_bundle(app: App, file: str) -> None:
 def _collect(app: App, archive: BundleArchive) -> None:
     from spark_cluster.cli.version import versions
 
-    archive.add_json("versions.json", dataclasses.asdict(versions(app)))
+    archive.add_json("versions.json", as_json(versions(app)))
     _attempt(archive, "doctor", lambda: archive.add_json("doctor.json", _doctor(app)))
     with app.play("logs --bundle", app.nodes, change=False) as run:
         play = run.open(fail_fast=False)
         for name, error in play.out.items():
             archive.add_json(f"nodes/{name}/error.json", error.to_dict())
         for node in play.nodes:
-            facts = {"name": node.name, "links": node.links, **dataclasses.asdict(node.facts)}
+            facts = {"name": node.name, "links": node.links, **as_json(node.facts)}
             archive.add_json(f"nodes/{node.name}/facts.json", facts)
             _attempt(archive, f"nodes/{node.name}/logs", partial(_node, archive, play, node.name))
         _attempt(archive, "status", lambda: archive.add_json("status.json", _status(app, play)))
@@ -219,8 +219,8 @@ def _doctor(app: App) -> dict[str, Any]:
         found = [*examine.judge(nodes), *examination.reachability()]
     diagnosis = examine.Diagnosis(tuple(examine.select(found, ())), examination.unreached)
     return {
-        "checks": [result.to_dict() for result in diagnosis.results],
-        "issues": [issue.to_dict() for issue in diagnosis.issues],
+        "checks": as_json(diagnosis.results),
+        "issues": as_json(diagnosis.issues),
     }
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -109,7 +108,7 @@ def pull(
         run.finish()
         pulled = PulledModel.of(node.name, manifest)
         if app.as_json:
-            app.print_json(run.to_dict(model=vars(pulled)))
+            app.print_json(run.document(model=pulled))
         else:
             app.show_recap()
             app.console.print(str(pulled))
@@ -164,7 +163,7 @@ def copy(
         )
         run.finish()
         if app.as_json:
-            app.print_json(run.to_dict(model=model, copies=[one.to_dict() for one in done]))
+            app.print_json(run.document(model=model, copies=done))
             return
         for one in done:
             app.console.print(str(one), soft_wrap=True)
@@ -183,7 +182,7 @@ def verify(ctx: click.Context, models: tuple[str, ...]) -> None:
     with _nodes(app) as nodes:
         found = upkeep.verify(nodes, models, _progress)
     if app.as_json:
-        app.print_json({"models": [dataclasses.asdict(one) for one in found]})
+        app.print_json({"models": found})
         ctx.exit(0 if all(one.sound for one in found) else VerificationFailed.exit_code)
     for one in found:
         app.console.print(str(one), soft_wrap=True)
@@ -208,7 +207,7 @@ def repair(app: App, models: tuple[str, ...]) -> None:
     with app.play("models repair", app.nodes, Options()) as run:
         found = upkeep.repair(run.open(), _hub_folders(app), models, _progress)
     if app.as_json:
-        app.print_json(run.to_dict(models=[dataclasses.asdict(one) for one in found]))
+        app.print_json(run.document(models=found))
         return
     for one in found:
         app.console.print(str(one), soft_wrap=True)
@@ -296,7 +295,7 @@ def _show(
 ) -> None:
     """Show what was found, node by node, or as one document."""
     if app.as_json:
-        app.print_json({**more, "nodes": [dataclasses.asdict(one) for one in found]})
+        app.print_json({**more, "nodes": found})
         return
     for one in found:
         line(app, one)

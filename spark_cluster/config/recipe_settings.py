@@ -244,7 +244,7 @@ def files_must_be_allowed(recipe: Recipe) -> None:
         Refused: one lies elsewhere, and the user has not named it.
     """
     for key, path in _files(recipe):
-        if not recipe.laptop.holds(path):
+        if not recipe.allowances.holds(path):
             real = path.resolve()
             via = f" (a link to {shown(real)})" if real != path.absolute() else ""
             raise Refused(

@@ -61,7 +61,7 @@ def make_site(
         name = request.path_params["name"]
         if name not in QUESTIONS:
             return _none(f"no such question; there are {', '.join(QUESTIONS)}")
-        return JSONResponse((await questions.ask(name)).to_dict())
+        return JSONResponse(vars(await questions.ask(name)))
 
     async def listed(_request: Request) -> Response:
         found = await run_in_threadpool(runs.list)

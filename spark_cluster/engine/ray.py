@@ -43,6 +43,9 @@ MEASURING = "spark-cluster.fabric"
 RAY_TOKEN = "/run/secrets/ray-token"  # noqa: S105  (a path)
 """Ray's token as its programs see it."""
 
+OF_HEAD = "ray-client-server-port"
+"""Of the services of Ray the one that a worker does not have."""
+
 
 def authentication(server: Server) -> tuple[dict[str, str], dict[str, Secret]]:
     """Return environment and secret files with which a program takes part in an authenticated Ray.
@@ -75,11 +78,12 @@ def ray_node(node: Node, server: Server, engine: Engine) -> Process:
     if node.is_head:
         start += ["--head", f"--port={ports.gcs}", "--dashboard-host=127.0.0.1"]
         start += [f"--dashboard-port={ports.dashboard}"]
-        start += [f"--ray-client-server-port={ports.client_server}"]
+        start += [f"--{OF_HEAD}={ports.services[OF_HEAD]}"]
     else:
         start.append(f"--address={head}:{ports.gcs}")
     variables, secrets = authentication(server)
-    env = {**engine.environment(node, server), **ports.metrics_environment(), **variables}
+    metrics = {name: str(port) for name, port in ports.services.items() if name.isupper()}
+    env = {**engine.environment(node, server), **metrics, **variables}
     # `ray start --block` does not end on SIGTERM, and nothing of it is worth waiting for.
     return Process(
         RAY,
@@ -95,13 +99,9 @@ def ray_node(node: Node, server: Server, engine: Engine) -> Process:
 
 def _ports(ports: EnginePorts) -> list[str]:
     """Return the options that leave no port of a node's Ray to chance."""
+    services = ports.services.items()
     return [
-        f"--node-manager-port={ports.node_manager}",
-        f"--object-manager-port={ports.object_manager}",
-        f"--runtime-env-agent-port={ports.runtime_env_agent}",
-        f"--dashboard-agent-listen-port={ports.agent_http}",
-        f"--dashboard-agent-grpc-port={ports.agent_grpc}",
-        f"--metrics-export-port={ports.metrics}",
+        *(f"--{name}={port}" for name, port in services if name.islower() and name != OF_HEAD),
         f"--min-worker-port={ports.min_worker_port}",
         f"--max-worker-port={ports.max_worker_port}",
     ]

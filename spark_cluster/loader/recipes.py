@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from spark_cluster.config import recipe_checks
-from spark_cluster.config.allowances import NOTHING, Allowances, Allowed
+from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.image_build import Build
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Patch
@@ -48,12 +48,11 @@ def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING)
     directory = recipe.model.directory and folder / recipe.model.directory.expanduser()
     model = recipe.model.model_copy(update={"directory": directory})
     image = recipe.image.model_copy(update={"build": _build(recipe.image.build, folder)})
-    # A recipe of a registry has no files of its own here, and the project's are not its.
-    own = not is_of_registry(path)
-    if path.absolute().parent == project.shipped / "recipes":
+    if folder == project.shipped / "recipes":
         allow += OF_SHIPPED
-    allowed = Allowed(path, project.folder, allow) if own else Allowed(user=allow)
-    return recipe.with_files(allowed, model=model, patches=patches, image=image)
+    if not is_of_registry(path):  # which has no files here, and the project's are not its
+        allow += Allowances(folders=(folder, project.folder))
+    return recipe.with_allowances(allow, model=model, patches=patches, image=image)
 
 
 def _build(build: Build | None, folder: Path) -> Build | None:
