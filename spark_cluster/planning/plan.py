@@ -13,7 +13,7 @@ from spark_cluster.config.overrides import Overrides
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.document import Document, Flat, Hidden, Rounded, derived, printed
 from spark_cluster.known_issues.match import KnownIssueMatch
-from spark_cluster.planning.evidence import Case, Comparison, Evidence, own_first
+from spark_cluster.planning.evidence import Comparison, Evidence, by_others
 from spark_cluster.planning.fit import Fit, kv_knob_bytes
 from spark_cluster.planning.nearest import Nearest
 from spark_cluster.planning.room import NodeMemory
@@ -209,13 +209,13 @@ def speed(
             constants=constants,
         )
     first = prefill(fit.serving, prompt, constants=constants)
-    launch = fit.launch
-    names = (launch.model, launch.base or "")
-    case = Case(names, fit.serving, concurrency, context, drafts or 0)
+    measured = own or by_others(
+        fit.launch, fit.serving, users=concurrency, context=context, drafted=drafts or 0
+    )
     return Speed(
-        *(context, prompt, concurrency, plain, drafted, first, own_first(own, case)),
+        *(context, prompt, concurrency, plain, drafted, first, measured),
         fits=fit.fits,
-        generates=launch.kind == "chat",
+        generates=fit.launch.kind == "chat",
     )
 
 

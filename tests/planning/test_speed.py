@@ -18,10 +18,9 @@ from spark_cluster.models.find import find
 from spark_cluster.models.weights import BYTES
 from spark_cluster.planning.speed.constants import Constants, load_constants
 from spark_cluster.planning.speed.decode import decode, step
-from spark_cluster.planning.speed.of_recipe import expected, serving_of
 from spark_cluster.planning.speed.prefill import prefill, work
-from spark_cluster.planning.speed.serving import Serving, of_launch
-from spark_cluster.planning.speed.speculative import speculative, tokens_per_step
+from spark_cluster.planning.speed.serving import Serving, of_launch, serving_of
+from spark_cluster.planning.speed.speculative import request_speed, speculative, tokens_per_step
 
 contexts = st.integers(0, 200_000)
 requests = st.integers(1, 128)
@@ -264,7 +263,7 @@ def test_every_shipped_recipe_has_a_speed_near_what_was_measured():
         recipe = load_recipe(name, project)
         for tp in recipe.tensor_parallel.usual:
             serving = serving_of(recipe, tp, project.folder)
-            found = expected(recipe, serving)
+            found = request_speed(recipe, serving)
             ordered(found)
             for measured in recipe.measured:
                 if measured.tp == tp and measured.concurrency == 1 and measured.decode_tok_s:
