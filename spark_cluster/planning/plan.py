@@ -22,7 +22,6 @@ from spark_cluster.planning.speed.decode import Decode, decode
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.prefill import Prefill, prefill
 from spark_cluster.planning.speed.speculative import Speculative, speculative
-from spark_cluster.planning.whole_model import disk_gib
 
 COPY_GB_S = 0.8
 """Node to node over the fabric, GB/s (parallel plain streams, a 16 GiB file)."""
@@ -165,11 +164,6 @@ class Plan(Feasibility):
     times_s = derived(dict[str, Annotated[float, Rounded()]], lambda plan: times(plan.fit))
 
     @printed
-    def disk_gib(self) -> Annotated[float, Rounded(1)]:
-        """The disk space that it takes."""
-        return disk_gib(self.fit.launch, self.fit.serving, self.fit.peak_gib)
-
-    @printed
     def nodes(self) -> list[PlannedNode]:
         """The nodes with what is reserved on each."""
         return [PlannedNode(room, self.fit.reserved_gib) for room in self.fit.rooms]
@@ -221,7 +215,7 @@ def speed(
 
 def times(fit: Fit) -> dict[str, float]:
     """Predict how long it takes before it serves, seconds; downloads at an assumed rate."""
-    gb = disk_gib(fit.launch, fit.serving, fit.peak_gib) * 1.0737
+    gb = fit.disk_gib * 1.0737
     found = {"download": gb / DOWNLOAD_GB_S}
     if fit.launch.ranks > 1:
         found["copy"] = gb / COPY_GB_S
