@@ -102,12 +102,9 @@ def _planned(planner: Planner, recipe: Recipe, speed: Speed, nodes: int) -> Prop
         advice = advise(planner, subject, assumed(2), question, speed)
     except (UsageError, Refused):
         return None
-    topology = advice.best or _faster(advice.undecided)
+    faster = max(advice.undecided, key=lambda topology: topology.tok_s_user, default=None)
+    topology = advice.best or faster
     return None if topology is None else _of_topology(recipe, topology)
-
-
-def _faster(undecided: tuple[Topology, ...]) -> Topology | None:
-    return max(undecided, key=lambda topology: topology.tok_s_user, default=None)
 
 
 def _on_one(
