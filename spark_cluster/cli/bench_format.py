@@ -256,8 +256,9 @@ def show_published(app: App, found: PublishedComparison, *, all_figures: bool) -
         console.print(painted(f"{text}: {len(found.others)}", "dim"))
         return
     table = figures_table("figure", "value", "why it is not compared")
-    for one, why in found.others:
-        table.add_row(f"{one.id} {one.metric}", one.shown, why)
+    for other in found.others:
+        figure = other.figure
+        table.add_row(f"{figure.id} {figure.metric}", figure.shown, other.reason)
     console.print(table)
 
 
