@@ -466,6 +466,7 @@ __all__ = [
     "SUITE",
     "WOULD_CHANGE",
     "Document",
+    "ErrorKeys",
     "Flat",
     "Issue",
     "Resource",
