@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "spark_cluster"
 LAYERS = (
     "errors", "node", "resources", "agent",
-    "config", "facts", "discovery", "models", "topology", "logs", "loader", "importers",
+    "document", "config", "facts", "discovery", "models", "topology", "logs", "loader", "importers",
     "known_issues",
     "runner", "planning", "engine",
     "doctor", "bench", "dashboard", "cli", "lab",

@@ -21,7 +21,6 @@ import click
 from spark_cluster import __version__
 from spark_cluster.cli.app import App
 from spark_cluster.cli.visible import show_error
-from spark_cluster.cli.watch import watching
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
@@ -191,6 +190,7 @@ def cli(
     5 verification failed, 130 interrupted.
     """
     from spark_cluster.cli.api import Cluster
+    from spark_cluster.cli.opened import watching
     from spark_cluster.loader.extension import using
 
     cluster = Cluster(inventory, project=project, limit=limit, started=process_start.STARTED)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -171,7 +170,7 @@ class Cluster(Serving):
 
         with self.dialer.sessions(self.nodes, "vram") as sessions:
             readings, models = sample(sessions), models_by_process(sessions)
-        return VramResult(tuple(replace(r, models=models.get(r.name, {})) for r in readings))
+        return VramResult(tuple(one.serving(models.get(one.name, {})) for one in readings))
 
     def provision(
         self,
@@ -331,12 +330,8 @@ def _run(playbook: Playbook, play: Play) -> object:
 
 
 def _provisioned(run: Run, done: Any, failed: dict[str, SparkClusterError]) -> ProvisionResult:
-    from spark_cluster.cli.results import (
-        MeasuredBandwidth,
-        NodeError,
-        ProvisionedNode,
-        ProvisionResult,
-    )
+    from spark_cluster.cli.recap import NodeError
+    from spark_cluster.cli.results import MeasuredBandwidth, ProvisionedNode, ProvisionResult
 
     nodes = {}
     for name, tally in run.recap.nodes.items():

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -22,23 +22,16 @@ if TYPE_CHECKING:
     from spark_cluster.cli.api import Cluster
     from spark_cluster.cli.run import Run
     from spark_cluster.cli.terminal import Console
-    from spark_cluster.cli.watch import WatchedRun
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.loader.project import Project
     from spark_cluster.runner.events import Sink
 
 F = TypeVar("F", bound=Callable[..., Any])
-R = TypeVar("R", bound="Documented")
+R = TypeVar("R")
 
 WOULD_CHANGE = 10
 """Exit status of `--check --exit-code` when something would change."""
-
-
-class Documented(Protocol):
-    """A result that has a JSON document."""
-
-    def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -54,7 +47,7 @@ class App:
     cluster: Cluster
     as_json: bool = field(default=False, kw_only=True)
     verbose: bool = field(default=False, kw_only=True)
-    last_run: WatchedRun | None = field(default=None, init=False)
+    last_run: Run | None = field(default=None, init=False)
 
     @property
     def project(self) -> Project:
@@ -115,16 +108,18 @@ class App:
 
     def print_json(self, document: Any) -> None:
         """The one JSON document."""
-        click.echo(json.dumps(document, indent=2, default=str))
+        from spark_cluster.document import as_json
+
+        click.echo(json.dumps(as_json(document), indent=2, default=str))
 
     def show(self, found: R, show: Callable[[App, R], object]) -> None:
         """Print what a command has found: its JSON document, or what `show` prints for people."""
         if self.as_json:
-            self.print_json(found.to_dict())
+            self.print_json(found)
         else:
             show(self, found)
 
-    def watch(self, run: WatchedRun) -> Sink:
+    def watch(self, run: Run) -> Sink:
         """Return what shows a run of this command; with --step it also asks.
 
         The process is the run's from here on: garbage is collected again, and SIGTERM ends it as
@@ -303,7 +298,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(name.strip() for name in text.split(",") if name.strip())
 
 
-def leave_with(run: WatchedRun | None, *, exit_code: bool) -> None:
+def leave_with(run: Run | None, *, exit_code: bool) -> None:
     """Status 10 when the user asked for it and something would change."""
     if exit_code and run is not None and run.check and run.recap.changed:
         sys.exit(WOULD_CHANGE)

@@ -65,9 +65,8 @@ def fabric(
             save_document(found, folder / FILE)
         play_run.finish()
         if app.as_json:
-            shown = found.model_dump(mode="json") if found is not None else None
             where = str(folder) if found is not None else None
-            app.print_json(play_run.to_dict(folder=where, fabric=shown))
+            app.print_json(play_run.document(folder=where, fabric=found))
         else:
             app.show_recap()
             if found is not None:

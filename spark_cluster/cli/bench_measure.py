@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.cli.opened import Opened, new_run
 from spark_cluster.cli.results import RunSummary
+from spark_cluster.document import Document
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ GIT_S = 5.0
 
 
 @dataclass(frozen=True)
-class BenchResult:
+class BenchResult(Document):
     """The result of measuring a suite.
 
     Attributes:
@@ -47,11 +48,11 @@ class BenchResult:
         """The cells that failed."""
         return tuple(cell for cell in self.record.cells if cell.status == "failed")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `bench run --json` prints it."""
+    def printed_as(self) -> dict[str, Any]:
+        """Return the run's place and how many cells were measured and failed."""
         about = self.record.model_dump(mode="json", include={"id", "suite", "status"})
         count = {"cells": len(self.record.cells), "failed": len(self.failed)}
-        return self.run.to_dict(run=about, folder=str(self.folder), **count)
+        return {**self.run.to_dict(), "run": about, "folder": str(self.folder), **count}
 
 
 def refuse_second_run(out: Path | None) -> None:

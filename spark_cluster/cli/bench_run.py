@@ -271,7 +271,7 @@ def go_on(
 def _leave(app: App, found: BenchResult, options: Options) -> None:
     """Show the result, and end with its exit status."""
     if app.as_json:
-        app.print_json(found.to_dict())
+        app.print_json(found)
     else:
         app.show_recap()
         if not options.check:

@@ -36,7 +36,7 @@ def list_(app: App) -> None:
         found = _parts(app, run.open())
         run.finish()
     if app.as_json:
-        app.print_json({"parts": [part.to_dict() for part in found]})
+        app.print_json({"parts": found})
         return
     app.console.print(table(found))
     _show_sums(app, found)
@@ -79,8 +79,7 @@ def prune(app: App, days: float, kinds: tuple[str, ...], recipe: str | None, act
         run.finish()
     total = sum(part.bytes for part in chosen)
     if app.as_json:
-        listed = [part.to_dict() for part in chosen]
-        app.print_json({"applied": act, "bytes": total, "parts": listed})
+        app.print_json({"applied": act, "bytes": total, "parts": chosen})
         return
     _show_pruned(app, chosen, total, act=act)
 
@@ -104,7 +103,7 @@ def copy(app: App, source: str, targets: tuple[str, ...], no_encrypt: bool) -> N
         done = copy_caches(run.open(), source, targets, encrypt=not no_encrypt)
         run.finish()
     if app.as_json:
-        app.print_json(run.to_dict(copies=[one.to_dict() for one in done]))
+        app.print_json(run.document(copies=done))
         return
     for one in done:
         app.console.print(f"{one.kind}: {one.copied}", soft_wrap=True)

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from spark_cluster.cli.app import App, changing
 from spark_cluster.cli.serving_options import ending_jobs, unloading
-
-if TYPE_CHECKING:
-    from spark_cluster.cli.results import DownResult
+from spark_cluster.cli.serving_results import DownResult
+from spark_cluster.cli.vram import table
 
 
 @click.command()
@@ -33,7 +32,5 @@ def show(app: App, found: DownResult) -> None:
     """Print the recap, and the memory before and after."""
     app.show_recap()
     if found.stopped is not None:
-        from spark_cluster.cli.vram import table
-
         app.console.print()
         app.console.print(table(found.stopped.now, before=found.stopped.before))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +20,7 @@ from spark_cluster.config.allowances import Allowances
 from spark_cluster.engine.caches import root_on
 from spark_cluster.engine.copies import pull as pulling
 from spark_cluster.engine.copies import upkeep
-from spark_cluster.engine.copies.copy_model import copy_model, copy_path
+from spark_cluster.engine.copies.copy_model import copy_model
 from spark_cluster.engine.copies.pull import PulledModel
 from spark_cluster.engine.copies.state import Nodes, Wanted, hub_folder
 from spark_cluster.engine.copies.upkeep import ModelSizes, Need, Pruned, StoredModels, short
@@ -109,7 +108,7 @@ def pull(
         run.finish()
         pulled = PulledModel.of(node.name, manifest)
         if app.as_json:
-            app.print_json(run.to_dict(model=vars(pulled)))
+            app.print_json(run.document(model=pulled))
         else:
             app.show_recap()
             app.console.print(str(pulled))
@@ -154,15 +153,17 @@ def copy(
     files are hashed on the node that sends them, and read again only when they have changed.
     """
     with app.play("models copy", app.nodes, Options()) as run:
-        copying = (
-            partial(copy_path, run.open(), model)
-            if model.startswith("/")
-            else partial(copy_model, run.open(), Wanted.named(model))
+        done = copy_model(
+            run.open(),
+            model,
+            source=source,
+            targets=targets,
+            encrypt=not no_encrypt,
+            streams=streams or 0,
         )
-        done = copying(source=source, targets=targets, encrypt=not no_encrypt, streams=streams or 0)
         run.finish()
         if app.as_json:
-            app.print_json(run.to_dict(model=model, copies=[one.to_dict() for one in done]))
+            app.print_json(run.document(model=model, copies=done))
             return
         for one in done:
             app.console.print(str(one), soft_wrap=True)
@@ -181,7 +182,7 @@ def verify(ctx: click.Context, models: tuple[str, ...]) -> None:
     with _nodes(app) as nodes:
         found = upkeep.verify(nodes, models, _progress)
     if app.as_json:
-        app.print_json({"models": [dataclasses.asdict(one) for one in found]})
+        app.print_json({"models": found})
         ctx.exit(0 if all(one.sound for one in found) else VerificationFailed.exit_code)
     for one in found:
         app.console.print(str(one), soft_wrap=True)
@@ -206,7 +207,7 @@ def repair(app: App, models: tuple[str, ...]) -> None:
     with app.play("models repair", app.nodes, Options()) as run:
         found = upkeep.repair(run.open(), _hub_folders(app), models, _progress)
     if app.as_json:
-        app.print_json(run.to_dict(models=[dataclasses.asdict(one) for one in found]))
+        app.print_json(run.document(models=found))
         return
     for one in found:
         app.console.print(str(one), soft_wrap=True)
@@ -294,7 +295,7 @@ def _show(
 ) -> None:
     """Show what was found, node by node, or as one document."""
     if app.as_json:
-        app.print_json({**more, "nodes": [dataclasses.asdict(one) for one in found]})
+        app.print_json({**more, "nodes": found})
         return
     for one in found:
         line(app, one)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +22,23 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.loader.project import Project
     from spark_cluster.runner.dialer import Dialer
+    from spark_cluster.runner.events import Sink
     from spark_cluster.runner.options import Options
+
+    Watch = Callable[[Run], Sink]
+    """Is given a run before it connects, and returns a sink for its events."""
+
+_watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+@contextlib.contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Have `watch` see each run that this thread begins in the block, in place of any other."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
 
 
 class Opened:
@@ -97,11 +114,12 @@ class Opened:
     @cached_property
     def _checked(self) -> Inventory:
         from spark_cluster.config.inventory import checked
-        from spark_cluster.loader.new_inventory import source_of
 
         if self.named is None or isinstance(self.named, str | Path):
             source = self.project.inventory_source(self.named)
         else:
+            from spark_cluster.loader.new_inventory import source_of
+
             source = source_of(self.named)
         return replace(checked(source, self.project.list("roles")), prompts=self.prompts)
 
@@ -211,6 +229,7 @@ class Opened:
                 change=change,
                 gather_facts=gather_facts,
                 started=time.monotonic() if self._started is None else self._started,
+                watch=_watch.get(),
             )
             with ended(run):
                 self._runs.add(run)

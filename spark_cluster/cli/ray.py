@@ -30,7 +30,7 @@ from spark_cluster.engine.job import Job, must_be_an_id, must_be_sendable
 from spark_cluster.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.results import RayUpResult
+    from spark_cluster.cli.serving_results import RayUpResult
     from spark_cluster.engine.job_client import RayJobs
     from spark_cluster.engine.ray_cluster import RayStatus
     from spark_cluster.runner.options import Options
@@ -116,7 +116,7 @@ def submit(
         except KeyboardInterrupt:
             raise _left(name) from None
     if app.as_json:
-        app.print_json({"job": job.to_dict()})
+        app.print_json({"job": job})
     elif no_wait:
         click.echo(visible(name))
     _leave_as(job)
@@ -144,7 +144,7 @@ def logs(app: App, follow: bool, job_id: str) -> None:
             text = jobs.log(job_id)
     if app.as_json:
         log = {} if follow else {"log": text}
-        app.print_json({"job": job.to_dict(), **log})
+        app.print_json({"job": job, **log})
     elif not follow:
         for line in lines_of(text):
             click.echo(coloured(line))
@@ -159,7 +159,7 @@ def list_(app: App) -> None:
     with app.cluster.ray_jobs(command="ray list") as jobs:
         found = jobs.list()
     if app.as_json:
-        app.print_json({"jobs": [job.to_dict() for job in found]})
+        app.print_json({"jobs": found})
     elif not found:
         app.console.print("there are no jobs; spark-cluster ray submit -- COMMAND runs one")
     else:

@@ -245,9 +245,9 @@ def document(
         "base": recipe.model.base,
         "quantization": recipe.model.quantization,
         "tensor_parallel": recipe.tensor_parallel.model_dump(exclude_none=True),
-        "expected_tok_s": {str(tp): speed.to_dict() for tp, speed in speeds.items()},
+        "expected_tok_s": {str(tp): speed.rounded() for tp, speed in speeds.items()},
         "measured_by_others": {
-            str(tp): one.to_dict(speeds[tp]) for tp, one in (measured or {}).items() if tp in speeds
+            str(tp): one.beside(speeds[tp]) for tp, one in (measured or {}).items() if tp in speeds
         },
         "measured_tok_s": [
             {"tp": m.tp, "decode_tok_s": m.decode_tok_s, "source": m.source, "note": m.note}
@@ -267,7 +267,7 @@ def found_document(one: Candidate, answers: list[Verdict]) -> dict[str, Any]:
         "description": fields.get("description", ""),
         "quantization": fields.get("quantization", ""),
         "tags": fields.get("tags", "").split(),
-        "verdicts": {str(verdict.tp): verdict.to_dict() for verdict in answers},
+        "verdicts": {str(verdict.tp): verdict for verdict in answers},
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import click
 
@@ -98,8 +98,7 @@ def command(
     finally:
         flow.app.cluster.prompts.forget()
     if flow.app.as_json:
-        steps = [asdict(step) for step in flow.steps]
-        flow.app.print_json({"ok": status == 0, "check": check, "steps": steps})
+        flow.app.print_json({"ok": status == 0, "check": check, "steps": flow.steps})
     ctx.exit(status)
 
 

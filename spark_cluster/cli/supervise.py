@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import time
+from typing import Literal
 
 import click
 
 from spark_cluster.cli.app import App, changing
 from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.groups import Group
-
-if TYPE_CHECKING:
-    from spark_cluster.engine.supervision import Supervision
-    from spark_cluster.runner.options import Options
+from spark_cluster.engine import supervision
+from spark_cluster.runner.options import Options
 
 SHOWN = 10
 """Events that are shown; --json has all of them."""
@@ -48,12 +47,10 @@ def remove(app: App, options: Options) -> None:
 @click.pass_obj
 def status(app: App) -> None:
     """Show what the supervision knows of the server, and what it did last."""
-    from spark_cluster.engine import supervision
-
     app.import_meanwhile()
     head = app.inventory.head
-    with app.cluster.dialer.sessions([head], "supervise") as sessions:
-        found = supervision.report(sessions[head.name])
+    with app.cluster.dialer.session(head, "supervise") as session:
+        found = supervision.report(session)
     app.show(found, _show)
 
 
@@ -70,16 +67,14 @@ def _apply(
         playbook = app.project.load_playbook("supervise")
         found = playbook.function(run.open(), state=state, at_boot=at_boot)
     if app.as_json:
-        app.print_json(run.to_dict(**({"supervision": found.to_dict()} if found else {})))
+        app.print_json(run.document(**({"supervision": found} if found else {})))
     else:
         app.show_recap()
         if found is not None:
             _show(app, found)
 
 
-def _show(app: App, found: Supervision) -> None:
-    import time
-
+def _show(app: App, found: supervision.Supervision) -> None:
     console = app.console
     if not found.installed:
         console.print("not installed: `spark-cluster supervise install` installs it on the head")
@@ -90,6 +85,6 @@ def _show(app: App, found: Supervision) -> None:
     console.print(styled("server: [bold]{}[/]{}", found.state.phase, why), soft_wrap=True)
     for problem in found.problems:
         console.print(styled("[yellow]![/] {}", problem), soft_wrap=True)
-    for at, text in found.events[-SHOWN:]:
-        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-        console.print(painted(f"{moment}  {text}", "dim"), soft_wrap=True)
+    for event in found.events[-SHOWN:]:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+        console.print(painted(f"{moment}  {event.text}", "dim"), soft_wrap=True)

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from spark_cluster.cli.results import UpResult
+    from spark_cluster.cli.serving_results import UpResult
     from spark_cluster.config.overrides import Changes
     from spark_cluster.engine.endpoint import Endpoint
     from spark_cluster.engine.memory_phases import MemoryOfNode
@@ -64,8 +64,10 @@ def command(app: App, /, adopt: bool, changes: Changes, options: Options, **give
 
 
 def _show(app: App, found: UpResult) -> None:
+    from spark_cluster.cli.serving_results import UpModelsResult
+
     app.show_recap()
-    if found.served is not None and found.several:
+    if found.served is not None and isinstance(found, UpModelsResult):
         _show_models(app, found.served, found.memory)
     elif found.served is not None:
         show_served(app, found.served, found.memory, found.memory_plot)

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spark_cluster.document import Document
 from spark_cluster.engine import runtime
 from spark_cluster.engine.names import PROGRAMS, instance_of
 from spark_cluster.node import unit_state
@@ -30,7 +31,7 @@ COMPILED = f"vllm/{COMPILED_IN}/"
 
 
 @dataclass(frozen=True)
-class CachePart:
+class CachePart(Document):
     """A part of a node's caches that can be removed by itself.
 
     Attributes:
@@ -54,10 +55,6 @@ class CachePart:
     last_used: float
     idle_days: float
     kept: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `caches list --json` prints it."""
-        return {**vars(self), "recipes": list(self.recipes)}
 
 
 _STATES = {

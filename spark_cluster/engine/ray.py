@@ -46,6 +46,9 @@ MEASURING = "spark-cluster.fabric"
 RAY_TOKEN = "/run/secrets/ray-token"  # noqa: S105  (a path)
 """Ray's token as its programs see it."""
 
+OF_HEAD = "ray-client-server-port"
+"""Of the services of Ray the one that a worker does not have."""
+
 
 def authentication(server: Server) -> tuple[dict[str, str], dict[str, Secret]]:
     """Return environment and secret files with which a program takes part in an authenticated Ray.

@@ -19,7 +19,7 @@ from spark_cluster.engine.endpoint import ANSWERS, Endpoint, probe_once, short
 from spark_cluster.engine.engine import Engine, ask_health, engine
 from spark_cluster.engine.members import Member, chains
 from spark_cluster.engine.names import SERVER
-from spark_cluster.engine.readiness import Again, container_state
+from spark_cluster.engine.readiness import Again, container_state, healthy
 from spark_cluster.engine.result import Served
 from spark_cluster.engine.start import Starting, begin_one, end_server
 from spark_cluster.errors import VerificationFailed
@@ -58,7 +58,7 @@ def ready(play: Play, now: Starting) -> list[vram.NodeVram]:
             if number:
                 begin_one(now, one)
             if not one.server.on_request:
-                seen = healthy(one, now.begun[one.server.key])
+                seen = healthy(one.play, one.server, now.begun[one.server.key])
                 peak = vram.peak(peak, seen) if peak else seen
         return peak
 
@@ -71,22 +71,6 @@ def ready(play: Play, now: Starting) -> list[vram.NodeVram]:
     if deployment.endpoint.models:
         model_loading.start_loader(play, deployment)
     return [reading for peak in peaks for reading in peak]
-
-
-def healthy(one: Member, again: Again) -> list[vram.NodeVram]:
-    """Wait until a server is healthy; see `readiness.healthy`."""
-    server = one.server
-    return readiness.healthy(
-        one.play,
-        server.endpoint,
-        engine(server.engine),
-        server.recipe.ready_timeout_s,
-        server.ranks,
-        server=server.program,
-        nodes=server.nodes,
-        again=again,
-        look=partial(readiness.progress, one.play, server),
-    )
 
 
 def _until_behind_proxy(play: Play, endpoint: Endpoint, serving: Engine) -> None:
@@ -161,7 +145,7 @@ def _climb(one: Member, again: Again) -> str:
         one.play.note(f"the server that ran already fails: {error.message}; it is started again")
     end_server(one.play, one.server)
     again.start()
-    healthy(one, again)
+    healthy(one.play, one.server, again)
     return readiness_checks.climb(one.play, one.server)
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from spark_cluster.document import Rounded
 from spark_cluster.models.tables import table
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.serving import Serving
@@ -30,8 +31,8 @@ class Comparison:
     """
 
     own: bool
-    low: float
-    high: float
+    low: Annotated[float, Rounded(2)]
+    high: Annotated[float, Rounded(2)]
     contradicts_prediction: bool
     sources: tuple[Source, ...]
 
@@ -70,15 +71,9 @@ class Evidence:
         """Return whether nothing that was measured lies in the predicted range."""
         return self.high < predicted.low or self.low > predicted.high
 
-    def to_dict(self, predicted: Estimate) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
-        return {
-            "own": self.own,
-            "low": round(self.low, 2),
-            "high": round(self.high, 2),
-            "contradicts_prediction": self.contradicts(predicted),
-            "sources": [{"key": s.key, "title": s.title, "link": s.link} for s in self.sources],
-        }
+    def beside(self, predicted: Estimate) -> Comparison:
+        """Return it next to a prediction."""
+        return Comparison(self.own, self.low, self.high, self.contradicts(predicted), self.sources)
 
 
 @dataclass(frozen=True)

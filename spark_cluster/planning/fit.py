@@ -5,8 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from spark_cluster.config.launch import Launch, finite
+from spark_cluster.document import Document, Hidden, Rounded, derived, printed
 from spark_cluster.models import memory
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.shape import Geometry
@@ -23,7 +27,7 @@ BUSY_GIB = 8.0
 
 
 @dataclass(frozen=True)
-class Fit:
+class Fit(Document):
     """The memory that a launch takes on each of its nodes, GiB a node unless said otherwise.
 
     Attributes:
@@ -37,20 +41,30 @@ class Fit:
         remarks: what to know when it does.
     """
 
-    launch: Launch
-    serving: Serving
-    rooms: tuple[NodeMemory, ...]
-    whole_gib: float
-    weights_gib: float
-    peak_gib: float
-    runtime_gib: float
-    share: float | None
-    needed: float
-    highest: float
-    kv_gib: float
-    cache: kv.KvCache | None
-    reasons: tuple[str, ...]
+    launch: Hidden[Launch]
+    serving: Hidden[Serving]
+    rooms: Hidden[tuple[NodeMemory, ...]]
+    whole_gib: Hidden[float]
+    weights_gib: Annotated[float, Rounded(2)]
+    peak_gib: Annotated[float, Rounded(2), Field(serialization_alias="load_peak_gib")]
+    runtime_gib: Annotated[float, Rounded(2)]
+    share: Annotated[float | None, Field(serialization_alias="gpu_memory_utilization")]
+    needed: Annotated[float, Field(serialization_alias="gpu_memory_utilization_needed")]
+    highest: Annotated[float, Field(serialization_alias="gpu_memory_utilization_highest")]
+    kv_gib: Annotated[float, Rounded(2), Field(serialization_alias="kv_cache_gib")]
+    cache: Hidden[kv.KvCache | None]
+    reasons: Hidden[tuple[str, ...]]
     remarks: tuple[str, ...]
+    tp = derived(int, "launch.tp")
+    pipeline_parallel = derived(int, "launch.pp")
+    data_parallel = derived(int, "launch.dp")
+    kv_tokens = derived(int, lambda fit: fit.cache.tokens if fit.cache else 0)
+    kv_rule = derived(str | None, lambda fit: fit.cache and fit.cache.rule)
+
+    @printed
+    def max_concurrency(self) -> Annotated[float, Rounded(2)]:
+        """Requests of full length that the cache holds at a time."""
+        return self.cache.max_concurrency if self.cache else 0
 
     @property
     def fits(self) -> bool:
@@ -61,7 +75,7 @@ class Fit:
         """The memory that a server holds on each node."""
         return self.weights_gib + self.kv_gib + self.runtime_gib
 
-    @property
+    @printed
     def max_model_len(self) -> int:
         """Tokens a request may have."""
         return context_length(self.launch, self.serving.geometry)

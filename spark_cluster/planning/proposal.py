@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.recipe import Recipe
@@ -43,15 +43,6 @@ class Proposal:
     high: float
     total_tok_s: float
     context: int | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `setup --json` prints it."""
-        return {
-            "recipe": self.recipe,
-            "up_option": self.option,
-            "tok_s_per_user": round(self.tok_s, 2),
-            "tok_s_total": round(self.total_tok_s, 2),
-        }
 
 
 def suits(recipe: Recipe, want: Want) -> bool:

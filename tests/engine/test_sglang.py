@@ -161,7 +161,7 @@ def test_up_waits_asks_and_reads_the_version(port: int, fake_cluster: Make) -> N
     cluster.head.held = [ProcessHeld(7, "sglang::scheduler", 1024)]
     play = cluster.play
     endpoint = Endpoint("127.0.0.1", port, "m")
-    (vram,) = readiness.healthy(play, endpoint, SGLANG, 60)
+    (vram,) = readiness.healthy(play, bare_server(*play.nodes, engine="sglang", port=port))
     assert vram.used_mib == 1024
     told = [event for event in cluster.events if isinstance(event, Progress)]
     assert [event.resource for event in told] == ["SGLang", "SGLang"]

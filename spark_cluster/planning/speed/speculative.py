@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import Annotated
 
+from spark_cluster.document import Document, Hidden, Rounded, derived
 from spark_cluster.errors import UsageError
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import (
@@ -28,7 +30,7 @@ the text is easy to foresee, which is a little more either way (source: sovgrid-
 
 
 @dataclass(frozen=True)
-class Speculative:
+class Speculative(Document):
     """Tokens/s with a drafter.
 
     Attributes:
@@ -40,11 +42,13 @@ class Speculative:
         basis: what the figures rest on.
     """
 
-    request: Estimate
-    total: Estimate
-    tokens_per_step: float
-    gain: float
-    basis: str
+    request: Hidden[Estimate]
+    total: Hidden[Estimate]
+    tokens_per_step: Annotated[float, Rounded(2)]
+    gain: Annotated[float, Rounded(2)]
+    basis: Hidden[str]
+    decode_tok_s = derived(Estimate, lambda found: found.request.rounded())
+    total_tok_s = derived(Estimate, lambda found: found.total.rounded())
 
 
 def tokens_per_step(acceptance: Sequence[float], drafted: int) -> float:
@@ -118,13 +122,13 @@ def speculative(
     constants = constants or Constants()
     gained = _gained(drafted, acceptance, accepted_share)
     usual = known(serving, constants, "drafter")
-    doubt = _doubts(serving, concurrency, known_model=usual.known)
+    doubt = _doubts(serving, concurrency, known_model=usual is not None)
     verified = step(serving, context, concurrency, sharing=constants.sharing, drafted=drafted)
     over_switch(doubt, serving, verified, constants)
     is_known = len(set(gained)) == 1
     if not is_known:
         doubt.why.append("an acceptance that was not measured")
-    seconds = drafting_seconds(serving, context, drafted, concurrency, constants) / usual.factor
+    seconds = drafting_seconds(serving, context, drafted, concurrency, constants) / (usual or 1.0)
     best = gained[0] if is_known else 1 + drafted
     roofline = best / shortest(serving, context, concurrency, constants)
     speeds = [min(tokens / seconds, roofline) for tokens in gained]
