@@ -14,21 +14,19 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
+
+import paramiko
 
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.loader import programs
 from spark_cluster.node import own_program, paths, safe_paths
 from spark_cluster.node.bench import measure
 from spark_cluster.resources import Command, Directory, File, Resource
+from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh import Connection, limited
-
-if TYPE_CHECKING:
-    import paramiko
-
-    from spark_cluster.runner.connections import Connections
 
 FOLDER = paths.BENCH
 """On the node; each run has a folder of its own, each server of it one below."""

@@ -11,7 +11,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
@@ -29,12 +29,10 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import Problem, dotted
 from spark_cluster.errors import InvalidFile, Refused, UsageError
+from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.durable import write_file
-
-if TYPE_CHECKING:
-    from spark_cluster.loader.project import Project
-    from spark_cluster.topology import Node
+from spark_cluster.topology import Node
 
 M = TypeVar("M", bound=BaseModel)
 
