@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import paramiko
 
@@ -160,26 +160,8 @@ def fetch(files: NodeFiles, folder: str, into: Path) -> list[str]:
 # -- files of a node -------------------------------------------------------------------------------
 
 
-class NodeFiles(Protocol):
-    """The files of a node that its login user may read."""
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return the regular files of a folder, by name, with their bytes; none without a folder.
-
-        Raises:
-            Failed: it cannot be read, or the answer is not a listing.
-        """
-
-    def read(self, path: str, size: int) -> bytes:
-        """Return up to `size` bytes of a regular file.
-
-        Raises:
-            Failed: it cannot be read.
-        """
-
-
 class LocalFiles:
-    """The files of a node on this machine.
+    """The files of a node on this machine, as far as its login user may read them.
 
     Args:
         node: its name in the inventory.
@@ -191,6 +173,11 @@ class LocalFiles:
         self._root = root
 
     def sizes(self, folder: str) -> dict[str, int]:
+        """Return the regular files of a folder, by name, with their bytes; none without a folder.
+
+        Raises:
+            Failed: it cannot be read, or the answer is not a listing.
+        """
         with (
             _named(self._node, folder),
             contextlib.suppress(FileNotFoundError),
@@ -202,12 +189,17 @@ class LocalFiles:
         return {}
 
     def read(self, path: str, size: int) -> bytes:
+        """Return up to `size` bytes of a regular file.
+
+        Raises:
+            Failed: it cannot be read.
+        """
         with _named(self._node, path), safe_paths.file(Path(path), self._root) as file:
             return file.read(size)
 
 
 class SftpFiles:
-    """The files of a node over SSH.
+    """The files of a node over SSH, as `LocalFiles`.
 
     Args:
         node: its name in the inventory.
@@ -230,6 +222,9 @@ class SftpFiles:
         with _named(self._node, path), self._sftp.open(path, "rb") as file:
             file.prefetch(size)
             return file.read(size)
+
+
+NodeFiles = LocalFiles | SftpFiles
 
 
 @contextlib.contextmanager

@@ -47,6 +47,9 @@ VariantValue = Annotated[EngineValue, BeforeValidator(_variant_value)]
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 Depth = Annotated[int, Field(ge=0, le=10_000_000)]
 Rate = Annotated[float, Field(gt=0, le=10_000)]
+Levels = Annotated[list[Tokens], Field(min_length=1), AfterValidator(_unique)]
+Depths = Annotated[list[Depth], Field(min_length=1), AfterValidator(_unique)]
+Rates = Annotated[list[Rate], Field(min_length=1), AfterValidator(_unique)]
 Milliseconds = Annotated[float, Field(gt=0)]
 
 
@@ -128,21 +131,16 @@ class MeasurementSettings(Schema):
 class Load(Schema):
     """The shapes of load, which a stage may give for itself."""
 
-    prompt: Annotated[list[Tokens], AfterValidator(_unique)] | None = Field(
-        default=None, min_length=1, description="tokens of the prompt (default: 2048)"
+    prompt: Levels | None = Field(default=None, description="tokens of the prompt (default: 2048)")
+    output: Levels | None = Field(default=None, description="tokens of the answer (default: 128)")
+    depth: Depths | None = Field(
+        default=None, description="tokens in the context before it (default: 0)"
     )
-    output: Annotated[list[Tokens], AfterValidator(_unique)] | None = Field(
-        default=None, min_length=1, description="tokens of the answer (default: 128)"
+    concurrency: Levels | None = Field(
+        default=None, description="requests at once (closed loop; default: 1)"
     )
-    depth: Annotated[list[Depth], AfterValidator(_unique)] | None = Field(
-        default=None, min_length=1, description="tokens in the context before it (default: 0)"
-    )
-    concurrency: Annotated[list[Tokens], AfterValidator(_unique)] | None = Field(
-        default=None, min_length=1, description="requests at once (closed loop; default: 1)"
-    )
-    request_rate: Annotated[list[Rate], AfterValidator(_unique)] | None = Field(
+    request_rate: Rates | None = Field(
         default=None,
-        min_length=1,
         description="requests a second (open loop, tool: vllm-bench or guidellm); takes the place "
         "of concurrency",
     )
@@ -160,8 +158,8 @@ class Stage(Load):
     """A part of a suite, measured in order; what it does not say is the suite's."""
 
     name: str = Field(min_length=1, max_length=60, description="what it is, for people")
-    tp: Annotated[list[Tokens], AfterValidator(_unique)] | None = Field(
-        default=None, min_length=1, description="tensor-parallel sizes (default: the suite's)"
+    tp: Levels | None = Field(
+        default=None, description="tensor-parallel sizes (default: the suite's)"
     )
     replicas: int | None = Field(
         default=None, ge=1, le=64, description="servers at once (default: the suite's)"
@@ -188,9 +186,7 @@ class Suite(Load):
     recipes: Annotated[list[Word], AfterValidator(_unique)] = Field(
         default=[], description="what is served, by name; none: the one that the command names"
     )
-    tp: Annotated[list[Tokens], AfterValidator(_unique)] = Field(
-        default=[1], min_length=1, description="tensor-parallel sizes, a node each"
-    )
+    tp: Levels = Field(default=[1], description="tensor-parallel sizes, a node each")
     replicas: int = Field(
         default=1,
         ge=1,

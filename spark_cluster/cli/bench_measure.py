@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -67,43 +67,27 @@ def refuse_second_run(out: Path | None) -> None:
         raise UsageError(f"{out} holds a run already", hint=hint)
 
 
-def bench(
-    opened: Opened,
-    suite: str,
-    recipes: Sequence[str],
-    *,
-    out: Path | None,
-    keep: bool,
-    stop_at_first_failure: bool,
-    allow: Allowances,
-    options: Options,
-) -> BenchResult:
-    """Measure a suite; see `Cluster.bench`."""
-    refuse_second_run(out)
-    run_id = opened.take_run_id()
-    made = _begin(opened, suite, tuple(recipes), allow, out=out, run_id=run_id)
-    how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
-    return measure(opened, made, options, how, run_id=run_id)
-
-
-def _begin(
-    opened: Opened,
-    name: str,
-    names: tuple[str, ...],
-    allow: Allowances,
-    *,
-    out: Path | None,
-    run_id: str,
+def begun(
+    opened: Opened, name: str, names: tuple[str, ...], allow: Allowances, out: Path | None
 ) -> BenchRun:
-    """Return a new run of a suite."""
+    """Return a new run of a suite.
+
+    Args:
+        names: of recipes, to measure instead of the suite's.
+        out: folder for the results; by default one of the run's id.
+
+    Raises:
+        UsageError: `out` holds a run already.
+    """
     from spark_cluster.bench.suite import load_suite
 
+    refuse_second_run(out)
     suite = load_suite(name, opened.project)
     opened.project.must_be_own(opened.project.resolve("suites", name), f"suite {name}")
     served = opened.inventory.serve.recipe
     chosen = names or tuple(suite.recipes) or ((served,) if served else ())
     words = (name, *(word for recipe in chosen for word in ("--recipe", recipe)))
-    record = new_record(opened, suite, chosen, ("run", *words), run_id)
+    record = new_record(opened, suite, chosen, ("run", *words), opened.take_run_id())
     commit = commit_of(opened.project.folder)
     record = record.model_copy(update={"project_commit": commit})
     return of_record(opened, record, out or Path(RESULTS) / record.id, allow)

@@ -56,18 +56,7 @@ RUN = click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, ex
 @allowing
 @changing
 @click.pass_obj
-def run(
-    app: App,
-    suite: str,
-    recipes: tuple[str, ...],
-    trust_recipes: bool,
-    out: Path | None,
-    keep: bool,
-    stop_at_first_failure: bool,
-    allow: Allowances,
-    exit_code: bool,
-    options: Options,
-) -> None:
+def run(app: App, /, suite: str, recipes: tuple[str, ...], **how: Any) -> None:
     """Measure a suite: bring each server up, verify it, measure it, and take it down.
 
     The cells are measured by a systemd unit on the head, which goes on without this laptop; `bench
@@ -79,24 +68,12 @@ def run(
             raise UsageError(
                 f"{suite} is a recorded run, which has recipes of its own", hint="omit --recipe"
             )
-        _run_again(
-            app, Path(suite), trust_recipes=trust_recipes, out=out, allow=allow,
-            exit_code=exit_code, options=options, keep=keep,
-            stop_at_first_failure=stop_at_first_failure,
-        )  # fmt: skip
+        _run_again(app, Path(suite), **how)
         return
-    refuse_second_run(out)
+    refuse_second_run(how["out"])
     app.connect_early()
-    found = app.cluster.bench(
-        suite,
-        recipes,
-        out=out,
-        keep=keep,
-        stop_at_first_failure=stop_at_first_failure,
-        allow=allow,
-        options=options,
-    )
-    _leave(app, found, options, exit_code=exit_code)
+    exit_code, _ = how.pop("exit_code"), how.pop("trust_recipes")
+    _leave(app, app.cluster.bench(suite, recipes, **how), how["options"], exit_code=exit_code)
 
 
 @click.command()
