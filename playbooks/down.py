@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from spark_cluster.engine import admission, holders, ray_cluster, vram
+from spark_cluster.engine import admission, ray_cluster, vram
 from spark_cluster.engine.names import RAY
-from spark_cluster.engine.programs import programs_there
-from spark_cluster.engine.ray_node import RAY_HOME
-from spark_cluster.engine.runtime import absent
+from spark_cluster.engine.ray import RAY_HOME
+from spark_cluster.engine.runtime import absent, programs_there
 from spark_cluster.engine.vram import Stopped
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import kernel_tuner
@@ -37,7 +36,7 @@ def main(
     """Stop load and server with its proxy first, then Ray; None in check mode.
 
     Args:
-        unload: programs whose loaded models are unloaded, too (of `holders.HOLDERS`).
+        unload: programs whose loaded models are unloaded, too (`ollama`).
         keep_others: the memory of programs that are not ours need not be free.
         end_jobs: end Ray although jobs are running on it; None where the command has no flag for
             it.
@@ -66,8 +65,8 @@ def main(
             play.role("start_limit", state="absent"),
             play.role("firewall", state="absent"),
         )
-        for name in unload:
-            play.on_each(play.nodes, partial(_unload, play, holders.HOLDERS[name]))
+        if "ollama" in unload:
+            play.on_each(play.nodes, partial(_unload_ollama, play))
     if play.check:
         return None
     with play.stage("prove"):
@@ -100,18 +99,18 @@ def _others(
     }
 
 
-def _unload(play: Play, holder: holders.Holder, node: Node) -> None:
-    """Unload what another program has loaded on a node, and say what that was."""
+def _unload_ollama(play: Play, node: Node) -> None:
+    """Unload what Ollama has loaded on a node, and say what that was."""
     session = play.session(node)
-    models = holder.models(session, node.name)
+    models = vram.ollama_models(session, node.name)
     shown = ", ".join(map(str, models))
     if not models:
-        play.note(f"{holder.title} has no model loaded, or is not running", node=node)
+        play.note("Ollama has no model loaded, or is not running", node=node)
     elif play.check:
-        play.note(f"{holder.title}: would unload {shown}", node=node)
+        play.note(f"Ollama: would unload {shown}", node=node)
     else:
-        holder.unload(session, node.name, models)
-        play.note(f"{holder.title}: unloaded {shown}", node=node)
+        vram.unload_ollama(session, node.name, models)
+        play.note(f"Ollama: unloaded {shown}", node=node)
 
 
 def _must_be_free(
@@ -122,10 +121,10 @@ def _must_be_free(
     Raises:
         VerificationFailed: a process does; each with its id, its program and its node.
     """
-    held = holders.held_by(now, others)
+    held = vram.held_by(now, others)
     if held:
         raise VerificationFailed(
-            f"memory is still held: {holders.described(held)}", hint=holders.advice(held)
+            f"memory is still held: {vram.described(held)}", hint=vram.advice(held)
         )
     known = {reading.name: reading for reading in before}
     for reading in now:

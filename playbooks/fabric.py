@@ -10,11 +10,10 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import RAY
-from spark_cluster.engine.ray import dashboard_port
+from spark_cluster.engine.ray import MEASURING, dashboard_port
 from spark_cluster.engine.ray_cluster import prepare_ray
-from spark_cluster.engine.ray_node import MEASURING
-from spark_cluster.engine.ray_start import start_ray_alone
 from spark_cluster.engine.resolve import resolve
+from spark_cluster.engine.start import start_ray_alone
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.play import Play
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from spark_cluster.engine.firmware import update_firmware
 from spark_cluster.engine.provisioning import (
     Provisioned,
     apply_until_settled,
@@ -12,6 +11,7 @@ from spark_cluster.engine.provisioning import (
     read_applied,
     report,
     roles_of_link,
+    update_firmware,
     verify_nodes,
 )
 from spark_cluster.runner.host_key_change import replace_shared_keys

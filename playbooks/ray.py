@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import ray_cluster
-from spark_cluster.engine.ray_node import ALONE
-from spark_cluster.engine.ray_start import start_ray_alone
+from spark_cluster.engine.ray import ALONE
 from spark_cluster.engine.resolve import resolve
+from spark_cluster.engine.start import start_ray_alone
 from spark_cluster.runner.play import Play
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from spark_cluster.engine import launches, ray_cluster, short_load, start, taken_ports, tuned
+from spark_cluster.engine import launches, ray_cluster, start, taken_ports, tuned
 from spark_cluster.engine.admission import admit
 from spark_cluster.engine.copies.fetch import fetch
-from spark_cluster.engine.copies.hub_models import mark_used
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.look import look
 from spark_cluster.engine.members import with_servers
-from spark_cluster.engine.ready import ready, verify
+from spark_cluster.engine.ready import ready, under_load, verify
 from spark_cluster.engine.result import Served, served
 from spark_cluster.engine.start import announce, prepare
 from spark_cluster.runner.play import Play
@@ -64,8 +63,6 @@ def main(
             lambda: launches.unrecorded(play, members, answers),
         )
     if load and new and not deployment.endpoint.models:
-        result = short_load.under_load(play, result)
+        result = under_load(play, result)
     launches.record(new, {part.server.key: part.version for part in result.parts})
-    if new or not deployment.is_one:
-        mark_used(play, deployment)
     return result

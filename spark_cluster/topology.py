@@ -9,13 +9,13 @@ from functools import cached_property, partial
 from ipaddress import IPv4Interface
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.config.inventory import Inventory, InventoryNode, fabric_addresses
+from spark_cluster.config.inventory_checks import FIRST_HOST
 from spark_cluster.errors import Refused
 from spark_cluster.facts.model import Facts, Hca
 
 if TYPE_CHECKING:
     from fabric import Connection
-
-    from spark_cluster.config.inventory import Inventory, InventoryNode
 
 
 @dataclass(frozen=True)
@@ -191,8 +191,6 @@ def _joined(
     inventory: Inventory, facts: Mapping[str, Facts], name: str, link: Link, peers: list[Link]
 ) -> Link:
     """Return a link with the address that fits the same twins of the other nodes."""
-    from spark_cluster.config.inventory_checks import FIRST_HOST
-
     node, interface = inventory.nodes[name], facts[name].interface(link.interface)
     if not link.ours or node.fabric != "detect":
         return link
@@ -225,8 +223,6 @@ def links(inventory: Inventory, node: InventoryNode, facts: Facts) -> tuple[Link
     pool. Named interfaces get what the inventory says, unless it says that they have it already
     (`configure: false`), or the user's netplan gives it.
     """
-    from spark_cluster.config.inventory import fabric_addresses
-
     if node.fabric != "detect":
         hcas = {h.interface: h.name for h in facts.hcas}
         return tuple(

@@ -11,7 +11,7 @@ from fake_cluster import FakeCluster, Make
 from fake_programs import Said
 from serve_plans import served_by
 
-from spark_cluster.config.flags import words
+from spark_cluster.config.engines import words
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.result import Served

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from spark_cluster.agent.apply import Document
-from spark_cluster.config.inventory import Inventory, read_inventory
+from spark_cluster.config.inventory import Inventory, checked, read_inventory
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import InvalidFile
 from spark_cluster.facts.model import Facts, Interface, Memory
@@ -42,6 +42,11 @@ def put(path: Path, content: str | bytes = "", mode: int = 0o644) -> Path:
 def make_inventory(folder: Path, text: str) -> Inventory:
     """The inventory of this text, as `inventory.yaml` of a folder."""
     return read_inventory(put(folder / "inventory.yaml", dedent(text)))
+
+
+def load_inventory(name: str | Path | None, project: Project) -> Inventory:
+    """An inventory as a command reads it: by name or path, or the project's own."""
+    return checked(project.inventory_source(name), project.list("roles"))
 
 
 def error_of(read: Callable[..., object], *args: Any, folder: Path) -> str:

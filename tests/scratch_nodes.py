@@ -8,12 +8,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from factories import put
+from factories import load_inventory, put
 from pipe_channel import PipeChannel
 
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Unreachable
-from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.project import Project
 from spark_cluster.runner import payload
 from spark_cluster.runner.connections import Connections

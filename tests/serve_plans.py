@@ -26,7 +26,7 @@ from spark_cluster.node.store.layout import snapshot_folder
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 
-OF_RECIPE = {"engine", "runtime", "executor", "ray"}
+OF_RECIPE = {"engine", "runtime", "executor", "ray", "ready_timeout_s"}
 
 
 def inventory_of(*nodes: Node, **serve: Any) -> Inventory:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
+from factories import load_inventory
 from hypothesis import given
 from hypothesis import strategies as st
 from json_schema import document as fits
@@ -14,7 +15,6 @@ from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import App
 from spark_cluster.cli.init import command
 from spark_cluster.errors import UsageError
-from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.new_inventory import Answers, write
 from spark_cluster.loader.project import Project
 

@@ -12,7 +12,7 @@ from typing import Any
 import factories
 import pytest
 
-from spark_cluster.engine import link_cabling, link_check
+from spark_cluster.engine import link_check
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.facts.model import Facts, Hca
 from spark_cluster.topology import Node, topology_of
@@ -88,7 +88,7 @@ class Listener:
         self.heard, self.asked = heard, 0
 
     def submit(self, op: str, *, program: str, argv: list[str], timeout: float) -> Any:
-        assert (op, program) == ("run", link_cabling.LISTENER)
+        assert (op, program) == ("run", link_check.LISTENER)
         self.asked += 1
         if isinstance(self.heard, str):
             reply = {"stdout": "", "stderr": self.heard}
@@ -106,7 +106,7 @@ def ring(number: int) -> Listener:
 
 def refused(nodes: list[Node], agents: list[Any]) -> None:
     by_name: Any = dict(zip((node.name for node in nodes), agents, strict=True))
-    link_cabling.must_be_switched(nodes, lambda node: by_name[node.name])
+    link_check.must_be_switched(nodes, lambda node: by_name[node.name])
 
 
 def test_three_nodes_in_a_ring_are_refused(tmp_path: Any) -> None:

@@ -15,10 +15,9 @@ from rich.table import Table
 
 from benchmarks.commands.commands import Command, commands
 from benchmarks.commands.timing import CommandError, Cost, Row, measure, rows
+from spark_cluster.cli.opened import Opened
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.loader.inventories import load_inventory
-from spark_cluster.loader.project import Project
 
 
 def nodes_of(inventory: Inventory) -> list[object]:
@@ -54,7 +53,7 @@ def main(
     with tempfile.TemporaryDirectory(prefix="scbench-") as folder:
         nodes_file = Path(folder) / "nodes.json"
         try:
-            found = nodes_of(load_inventory(inventory, Project()))
+            found = nodes_of(Opened(inventory).inventory)
             nodes_file.write_text(json.dumps(found), encoding="utf-8")
             chosen = _chosen(commands(inventory, nodes_file), only, skip)
             costs = measure(chosen, runs, lambda cost: console.print(_line(cost), style="dim"))

@@ -12,7 +12,7 @@ from benchmarks.predictions.fit import Equations
 from benchmarks.predictions.points import Measured, measured
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import step, step_seconds
-from spark_cluster.planning.speed.fitted import layout
+from spark_cluster.planning.speed.estimate import layout
 from spark_cluster.planning.speed.prefill import expected_seconds
 from spark_cluster.planning.speed.speculative import drafting_seconds
 

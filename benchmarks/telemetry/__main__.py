@@ -18,8 +18,7 @@ import click
 
 from spark_cluster.node import telemetry
 from spark_cluster.node.engine_metrics import figures
-from spark_cluster.node.system_readings import SystemReader
-from spark_cluster.node.telemetry import Settings
+from spark_cluster.node.telemetry import Settings, SystemReader
 
 TICKS = os.sysconf("SC_CLK_TCK")
 WARM_UP_S = 8.0

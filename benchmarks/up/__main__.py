@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.up.bare import BareScript
-from spark_cluster.loader.inventories import load_inventory
+from spark_cluster.cli.opened import Opened
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 
@@ -66,7 +66,7 @@ def _inventory(folder: Path) -> Path:
 
 
 def _script(inventory: Path) -> BareScript:
-    found = load_inventory(str(inventory), Project())
+    found = Opened(str(inventory)).inventory
     recipe = load_recipe(found.serve.recipe or "", Project())
     nodes = sorted(found.nodes.values(), key=lambda node: not node.is_head)
     ray = recipe.ray.dashboard_port

@@ -36,31 +36,30 @@ from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
 from spark_cluster.cli.recipes_import import NotUpdated
 from spark_cluster.cli.results import (
-    DownResult,
     FactsResult,
-    MeasuredBandwidth,
     PingResult,
-    PlaybookError,
     PlaybookResult,
     PlayedNode,
     ProvisionedNode,
     ProvisionResult,
-    RayUpResult,
     Reached,
     RunSummary,
-    UpResult,
     VramResult,
-    pinged,
 )
 from spark_cluster.cli.revert import RevertedNode
+from spark_cluster.cli.serving_results import (
+    DownResult,
+    RayUpResult,
+    UpModelsResult,
+    UpResult,
+)
 from spark_cluster.cli.setup_flow import Step
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Versions
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.inventory_schema import InventoryFile
-from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.registries import Registries
+from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.engine.cache_parts import CachePart
@@ -70,27 +69,32 @@ from spark_cluster.engine.copies.caches import CopiedCache
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.image_upkeep import PrunedImages, StoredImages
 from spark_cluster.engine.copies.pull import PulledModel
-from spark_cluster.engine.copies.repair import RepairedModel
-from spark_cluster.engine.copies.upkeep import ModelSizes, Pruned, StoredModels, VerifiedModel
+from spark_cluster.engine.copies.upkeep import (
+    ModelSizes,
+    Pruned,
+    RepairedModel,
+    StoredModels,
+    VerifiedModel,
+)
 from spark_cluster.engine.endpoint_tunnel import TunnelEvent
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import RayJobs
 from spark_cluster.engine.memory_phases import MemoryOfNode
 from spark_cluster.engine.named_keys import NamedKey
 from spark_cluster.engine.ray_cluster import RayMember, RayStatus
-from spark_cluster.engine.result import Served, ServedModels
+from spark_cluster.engine.result import Served
 from spark_cluster.engine.status import Status
 from spark_cluster.engine.supervision import Supervision
 from spark_cluster.engine.tuning import Tuning
 from spark_cluster.engine.verify import CheckVerdict, Verification
 from spark_cluster.engine.vram import NodeVram, Stopped
-from spark_cluster.facts.model import Facts
 from spark_cluster.importers.update import Update
 from spark_cluster.known_issues.entries import Issue, files, read
-from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.known_issues.explain import Explanation
 from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.lab import documents as lab
 from spark_cluster.loader.project import Project
+from spark_cluster.loader.registries import Registries
 from spark_cluster.models import memory
 from spark_cluster.planning import batch, fit, plan
 from spark_cluster.planning.calibrate import Calibration
@@ -103,7 +107,6 @@ from spark_cluster.planning.together import PlanTogether
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
 from spark_cluster.runner.options import Options, Selection
-from spark_cluster.topology import Link
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -170,8 +173,8 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "setup": ("setup", {"ok": bool, "check": bool, "steps": [Step]}),
     "init": ("init", Written),
     "trust": ("trust", {"nodes": [NodeKey | UnreadKey], "jump_hosts": [JumpHostKey]}),
-    "ping": ("ping", {"nodes": [pinged]}),
-    "facts": ("facts", {"nodes": [(Facts, {"name": str, "address": str, "links": [Link]})]}),
+    "ping": ("ping", PingResult),
+    "facts": ("facts", FactsResult),
     "doctor": ("doctor", {"checks": [CheckResult], "issues": [KnownIssueMatch]}),
     "recipes-list": ("recipes list", {"recipes": [recipes.document]}),
     "recipes-search": ("recipes search", {"found": int, "recipes": [recipes.found_document]}),
@@ -221,14 +224,8 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         "predict --calibrate RESULTS",
         (Calibration, {"files": list[str], "file": str, "left_out": list[str]}),
     ),
-    "provision": (
-        "provision",
-        {**_RUN, "nodes": dict[str, ProvisionedNode], "bandwidth": [MeasuredBandwidth]},
-    ),
-    "playbook": (
-        "playbook",
-        {**_RUN, "error": PlaybookError | None, "result": Any, "nodes": dict[str, PlayedNode]},
-    ),
+    "provision": ("provision", ProvisionResult),
+    "playbook": ("playbook", PlaybookResult),
     "models-pull": ("models pull", {**_RUN, "model": PulledModel}),
     "models-copy": ("models copy", {**_RUN, "model": str, "copies": [Copied]}),
     "images-list": ("images list", {"nodes": [StoredImages]}),
@@ -240,18 +237,15 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "models-prune": ("models prune", {"applied": bool, "nodes": [Pruned]}),
     "models-pin": ("models pin", {"model": str, "changed": dict[str, bool]}),
     "models-unpin": ("models unpin", {"model": str, "changed": dict[str, bool]}),
-    "up": ("up", (Served | None, _STARTED)),
-    "up-several": (
-        "up, of several models",
-        (ServedModels | None, {**_RUN, "memory": [MemoryOfNode]}),
-    ),
+    "up": ("up", UpResult),
+    "up-several": ("up, of several models", UpModelsResult),
     "swap": ("swap", (Swapped | None, _STARTED)),
     "supervise-install": ("supervise install", {**_RUN, "supervision": Supervision}),
     "supervise-remove": ("supervise remove", {**_RUN, "supervision": Supervision}),
     "supervise-status": ("supervise status", Supervision),
     "tune": ("tune RECIPE", {**_RUN, "tuned": Tuning | None}),
-    "down": ("down", (Stopped | None, _RUN)),
-    "ray-up": ("ray up", {**_RUN, "cluster": RayStatus | None}),
+    "down": ("down", DownResult),
+    "ray-up": ("ray up", RayUpResult),
     "ray-status": ("ray status", RayStatus),
     "ray-submit": ("ray submit", {"job": Job}),
     "ray-logs": ("ray logs JOB", {"job": Job, "log": str}),
@@ -260,7 +254,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "ray-stop": ("ray stop JOB", {"job": str, "changed": bool}),
     "ray-dashboard": ("ray dashboard", {"url": str}),
     "ray-dashboard-token": ("ray dashboard --token", {"url": str, "token": str}),
-    "ray-down": ("ray down", (Stopped | None, _RUN)),
+    "ray-down": ("ray down", DownResult),
     "verify": ("verify", Verification),
     "status": ("status", Status),
     "tunnel": ("tunnel", TunnelEvent),
@@ -280,7 +274,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "caches-list": ("caches list", {"parts": [CachePart]}),
     "caches-prune": ("caches prune", {"applied": bool, "bytes": int, "parts": [CachePart]}),
     "caches-copy": ("caches copy", {**_RUN, "copies": [CopiedCache]}),
-    "vram": ("vram", {"nodes": [NodeVram]}),
+    "vram": ("vram", VramResult),
     "vram-run": (
         "vram --run RUN",
         {"run": str, "command": str, "memory": [MemoryOfNode], "plot": str | None},
@@ -339,10 +333,13 @@ def resource_classes() -> list[type[Resource]]:
     ]
 
 
+SHIPPED = Project(CHECKOUT, CHECKOUT)
+"""The modules of roles, where their settings are described, are there as long as it is."""
+
+
 def roles() -> dict[str, Any]:
     """The shipped roles by name, loaded."""
-    project = Project(CHECKOUT, CHECKOUT)
-    return {name: project.load_role(name) for name in project.list("roles")}
+    return {name: SHIPPED.load_role(name) for name in SHIPPED.list("roles")}
 
 
 def event_classes() -> list[type[events.Event]]:

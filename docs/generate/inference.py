@@ -18,7 +18,10 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from pydantic import PydanticUserError, TypeAdapter
+from pydantic import PydanticUserError
+
+from docs.generate.result_schema import schema_of
+from spark_cluster.document import Document
 
 Schema = dict[str, Any]
 
@@ -40,6 +43,8 @@ class Inference:
 
     def of(self, kind: Any) -> Schema:
         """The schema of a type as `--json` writes it."""
+        if isinstance(kind, type) and issubclass(kind, Document):
+            return self._document(kind)
         if method_of(kind) is not None:
             return self._reference(kind)
         members = typing.get_args(kind)
@@ -58,12 +63,19 @@ class Inference:
         if kind is Any:
             return {}
         try:
-            schema = TypeAdapter(kind).json_schema(mode="serialization")
+            schema = schema_of(kind)
         except (PydanticUserError, TypeError):
             return {}
         for name, definition in schema.pop("$defs", {}).items():
             self.definitions.setdefault(name, _closed(definition))
         return _closed(schema)
+
+    def _document(self, kind: type) -> Schema:
+        if kind.__name__ not in self.definitions:
+            schema = schema_of(kind)
+            self.definitions.update(schema.pop("$defs", {}))
+            self.definitions[kind.__name__] = schema
+        return {"$ref": f"#/$defs/{kind.__name__}"}
 
     def _reference(self, kind: type) -> Schema:
         if kind.__name__ not in self.definitions:
@@ -154,7 +166,7 @@ class _Method:
                 return self.inference.of(type(value)) if value is not None else {"type": "null"}
             case ast.Call(func=ast.Attribute(value=owner, attr=name)) if name in METHODS:
                 return self.inference.of(self._type(owner))
-            case ast.Call(func=ast.Name(id="asdict"), args=[plain]):
+            case ast.Call(func=ast.Name(id="asdict" | "as_json"), args=[plain]):
                 return self.inference.of(self._type(plain))
             case ast.Compare() | ast.UnaryOp(op=ast.Not()):
                 return {"type": "boolean"}

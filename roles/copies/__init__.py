@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel
-
+from spark_cluster.config.schema import Schema
 from spark_cluster.resources import Package, Resource
 from spark_cluster.topology import Node
 
@@ -13,7 +12,7 @@ TAGS = ("images", "models")
 """`--tags models` copies, too."""
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `copies`: none."""
 
 

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, InstanceOf
+from pydantic import InstanceOf
 from pydantic.json_schema import SkipJsonSchema
 
-from spark_cluster.config.schema import handed
+from spark_cluster.config.schema import Schema, handed
+from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY
-from spark_cluster.engine.ray_node import RAY_HOME, ray_node
-from spark_cluster.engine.runtime import RUNTIMES, pause
+from spark_cluster.engine.ray import RAY_HOME, ray_node
 from spark_cluster.resources import Directory, Resource
 from spark_cluster.topology import Node
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `ray`."""
 
     server: SkipJsonSchema[InstanceOf[Server]] = handed("the server to start; `up` sets it")
@@ -26,13 +26,12 @@ class Settings(BaseModel):
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """The head or a worker, kept alive by its runtime."""
     server = settings.server
-    runtime = RUNTIMES[server.runtime]
     if not server.on_ray:
-        yield runtime.absent(RAY)
-        yield from pause(server)
+        yield runtime.without(RAY, server.runtime)
+        yield from runtime.pause(server)
         return
     process = ray_node(node, server, engine(server.engine))
     if node.is_head:
         yield Directory(RAY_HOME)  # Ray sets the mode itself
-        yield from pause(server)
+        yield from runtime.pause(server)
     yield runtime.resource(process, server)

@@ -7,8 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field
-
+from spark_cluster.config.schema import Schema
 from spark_cluster.engine import supervision
 from spark_cluster.loader import programs
 from spark_cluster.loader.template import render
@@ -21,12 +20,11 @@ UNIT = "spark-cluster-start-limit"
 UNIT_FILE = f"{paths.SYSTEMD_UNITS}/{UNIT}.service"
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `start_limit`."""
 
-    state: Literal["present", "absent"] = Field(
-        default="present", description="`absent` removes the unit and its program"
-    )
+    state: Literal["present", "absent"] = "present"
+    """`absent` removes the unit and its program"""
 
 
 def role(_node: Node, settings: Settings) -> Iterator[Resource]:

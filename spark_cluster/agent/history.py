@@ -8,8 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.durable import read_lines
-from spark_cluster.node.journal import CONTENTS_GONE, CONTENTS_LIMIT, Journal, runs_in_order
-from spark_cluster.node.secret_paths import SecretPaths
+from spark_cluster.node.journal import (
+    CONTENTS_GONE,
+    CONTENTS_LIMIT,
+    Journal,
+    SecretPaths,
+    runs_in_order,
+)
 from spark_cluster.node.values import ResourceError
 
 FOLDER = "var/lib/spark-cluster/journal"

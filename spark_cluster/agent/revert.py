@@ -12,9 +12,16 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from spark_cluster.agent.changed_paths import matches, on_the_way, same
 from spark_cluster.agent.history import History
-from spark_cluster.agent.revert_plan import Plan, Planner, Step, irrecoverable_last
+from spark_cluster.agent.revert_plan import (
+    Plan,
+    Planner,
+    Step,
+    irrecoverable_last,
+    matches,
+    on_the_way,
+    same,
+)
 from spark_cluster.node import safe_paths
 from spark_cluster.node.durable import sync_folder
 from spark_cluster.node.faults import explain

@@ -412,4 +412,4 @@ def varied(recipe: Recipe, variant: Variant) -> Recipe:
                 hint="give a recipe with a drafter, such as gemma4-26b-a4b-fp8-mtp",
             )
         changed["drafter"] = recipe.drafter.model_copy(update={"tokens": tokens})
-    return recipe.with_files(recipe.laptop, **changed) if changed else recipe
+    return recipe.model_copy(update=changed) if changed else recipe

@@ -25,7 +25,7 @@ from spark_cluster.engine import ray_cluster, vram
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.job_client import ray_jobs
 from spark_cluster.engine.names import RAY
-from spark_cluster.engine.ray_node import MEASURING
+from spark_cluster.engine.ray import MEASURING
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
 from spark_cluster.planning.batch import batched_tokens
 from spark_cluster.planning.speed.of_recipe import serving_of

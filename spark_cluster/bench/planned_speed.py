@@ -31,6 +31,7 @@ from spark_cluster.bench.record import (
 from spark_cluster.bench.run_folder import RECORD, load_record
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.document import Document, Hidden
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
 from spark_cluster.loader.project import Project
 from spark_cluster.planning.calibrate import Calibration, Point, calibrate, is_read_bound
@@ -202,7 +203,7 @@ def _is_alike(setup: Setup, launch: Launch) -> bool:
 
 
 @dataclass(frozen=True)
-class Preview:
+class Preview(Document):
     """A calibration by a run, as it would be.
 
     Attributes:
@@ -216,7 +217,7 @@ class Preview:
         far_off: figures that the fit does not describe.
     """
 
-    found: Calibration | None
+    found: Hidden[Calibration | None]
     why: str = ""
     left_out: tuple[str, ...] = ()
     constants: dict[str, dict[str, float]] | None = None
@@ -224,18 +225,6 @@ class Preview:
     points: int | None = None
     mean_error: dict[str, float | None] | None = None
     far_off: list[str] | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in `bench compare --json`."""
-        return {
-            "constants": self.constants,
-            "kept": self.kept,
-            "points": self.points,
-            "mean_error": self.mean_error,
-            "far_off": self.far_off,
-            "why": self.why,
-            "left_out": list(self.left_out),
-        }
 
 
 def preview(record: Record, *folders: Path) -> Preview:
@@ -265,7 +254,7 @@ def preview(record: Record, *folders: Path) -> Preview:
         fit = calibrate(points, Constants())
     except (UsageError, Failed) as error:
         return Preview(None, error.message, tuple(left_out))
-    was, now, document = Constants().to_dict(), fit.constants.to_dict(), fit.to_dict()
+    was, now, document = Constants().figures(), fit.constants.figures(), fit.to_dict()
     told: dict[str, Any] = {
         name: document[name] for name in ("kept", "points", "mean_error", "far_off")
     }

@@ -8,7 +8,6 @@ a run can be compared with them.
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -22,24 +21,6 @@ DATA = Path(__file__).with_name("published.json")
 
 ANY_OUTPUT = 0
 """Output of a `CellKey` whose source does not say it: of a prefill, which does not depend on it."""
-
-_NAMES: dict[str, MetricName] = {
-    "pp_tps": "pp_tps",
-    "pp_tps_total": "pp_tps",
-    "pp_tps_per_request": "pp_tps_request",
-    "tg_tps": "tg_tps",
-    "tg_tps_total": "tg_tps",
-    "tg_tps_per_request": "tg_tps_request",
-    "peak_tps": "peak_tps",
-    "peak_tps_total": "peak_tps",
-    "peak_tps_per_request": "peak_tps_request",
-    "ttfr": "ttfr_ms",
-    "est_ppt": "est_ppt_ms",
-    "e2e_ttft": "e2e_ttft_ms",
-}
-_PREFILL = {"pp_tps", "ttfr_ms", "est_ppt_ms", "e2e_ttft_ms"}
-_IN_NAME = re.compile(r"pp(\d+)_prefill_t_s|ttft_pp(\d+)_ms")
-"""Of a table that names the prompt in the row: prefill tokens/s, ms to the first response."""
 
 
 class _Part(BaseModel):
@@ -74,6 +55,10 @@ class Figure(_Part):
         config: id of its `Configuration`; None for a figure about something else.
         kind: measured, summary (the author's rounding), cited, log, theoretical, stated, claim,
             quality (passed or failed), derived_by_author, spec or measured_elsewhere.
+        pp: tokens of the prompt; `tg` of the output, None where the source does not say it, as of
+            a prefill, which does not depend on it.
+        name: the metric as records have it; None where the source does not say the load, or
+            records have no such metric.
     """
 
     id: str
@@ -89,27 +74,20 @@ class Figure(_Part):
     depth: int | None = None
     concurrency: int | None = None
     std: float | None = None
+    name: MetricName | None = None
 
     @property
     def cell(self) -> tuple[CellKey, MetricName, Metric] | None:
-        """The load and the figure; None where the source does not say the load, or records have no
-        such metric."""
-        in_name = _IN_NAME.fullmatch(self.metric)
-        if in_name:
-            name: MetricName | None = "pp_tps" if in_name[1] else "ttfr_ms"
-        else:
-            name = _NAMES.get(self.metric)
-        prompt = int(in_name[1] or in_name[2]) if in_name else self.pp
-        output = self.tg if self.tg is not None else ANY_OUTPUT
-        if name is None or prompt is None or self.concurrency is None:
+        """The load and the figure; None for a figure without a `name`."""
+        if self.name is None or not isinstance(self.value, int | float):
             return None
-        if not isinstance(self.value, int | float):
-            return None
-        if output == ANY_OUTPUT and name not in _PREFILL:
-            return None
-        depth = self.depth or 0
-        key = CellKey(prompt=prompt, output=output, depth=depth, concurrency=self.concurrency)
-        return key, name, Metric(mean=self.value, std=self.std)
+        key = CellKey(
+            prompt=self.pp or 0,
+            output=ANY_OUTPUT if self.tg is None else self.tg,
+            depth=self.depth or 0,
+            concurrency=self.concurrency or 1,
+        )
+        return key, self.name, Metric(mean=self.value, std=self.std)
 
     @property
     def shown(self) -> str:
@@ -122,7 +100,7 @@ class Figure(_Part):
     def to_dict(self) -> dict[str, Any]:
         """As in `--json`: the figure, and its load and metric where it has them."""
         found = self.cell
-        load = {"key": found[0].model_dump(mode="json"), "name": found[1]} if found else {}
+        load = {"key": found[0].model_dump(mode="json")} if found else {}
         return {**self.model_dump(mode="json", exclude_defaults=True), **load}
 
 

@@ -24,7 +24,7 @@ from spark_cluster.bench.run_folder import RECORD, load_record
 from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.suite import check as suite_problems
 from spark_cluster.config import recipe_checks
-from spark_cluster.config.allowances import Allowances, Allowed
+from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import Problem, dotted
@@ -114,7 +114,7 @@ def recipe_of(setup: Setup, where: str, allow: Allowances) -> Recipe:
     """
     place = f"recipe_text of {setup.id}"
     recipe = _parsed(Recipe, setup.recipe_text, where, place, recipe_checks.check)
-    return recipe.with_files(Allowed(user=allow))
+    return recipe.with_allowances(allow)
 
 
 def _parsed(

@@ -11,7 +11,7 @@ from spark_cluster.bench.head import is_done_there, load_base, measure, settings
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.run import BenchRun
-from spark_cluster.config.flags import words
+from spark_cluster.config.engines import words
 from spark_cluster.engine import runtime
 from spark_cluster.engine.former import former_of
 from spark_cluster.engine.names import SERVER

@@ -17,7 +17,7 @@ from spark_cluster.bench.record import CheckResult
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import printable
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.engine import startup_log, verify
+from spark_cluster.engine import logs, verify
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.resolve import resolve
@@ -166,7 +166,7 @@ def _read(play: Play, node: Node, program: str) -> str:
     """Return the beginning of a log; empty where there is none."""
     text = ""
     with contextlib.suppress(SparkClusterError):  # no reason not to measure
-        text = startup_log.read(play.session(node), program, LOG_BYTES)
+        text = logs.read_beginning(play.session(node), program, LOG_BYTES)
     if _NOTHING.fullmatch(text):
         return ""
     return printable(str(mask(text, play.secrets)))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
     )
     from spark_cluster.cli.run import Run
     from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.loader.playbook import Playbook
+    from spark_cluster.loader.role import Playbook
     from spark_cluster.runner.options import Options
     from spark_cluster.runner.play import Play
 
@@ -166,12 +165,12 @@ class Cluster(Serving):
             SparkClusterError: a node is not reached, or its nvidia-smi does not answer.
         """
         from spark_cluster.cli.results import VramResult
-        from spark_cluster.engine.programs import models_by_process
+        from spark_cluster.engine.runtime import models_by_process
         from spark_cluster.engine.vram import sample
 
         with self.dialer.sessions(self.nodes, "vram") as sessions:
             readings, models = sample(sessions), models_by_process(sessions)
-        return VramResult(tuple(replace(r, models=models.get(r.name, {})) for r in readings))
+        return VramResult(tuple(one.serving(models.get(one.name, {})) for one in readings))
 
     def provision(
         self,
@@ -324,12 +323,8 @@ def _run(playbook: Playbook, play: Play) -> object:
 
 
 def _provisioned(run: Run, done: Any, failed: dict[str, SparkClusterError]) -> ProvisionResult:
-    from spark_cluster.cli.results import (
-        MeasuredBandwidth,
-        NodeError,
-        ProvisionedNode,
-        ProvisionResult,
-    )
+    from spark_cluster.cli.recap import NodeError
+    from spark_cluster.cli.results import MeasuredBandwidth, ProvisionedNode, ProvisionResult
 
     nodes = {}
     for name, tally in run.recap.nodes.items():

@@ -20,8 +20,8 @@ from spark_cluster.bench.references import (
 )
 from spark_cluster.bench.report import Report
 from spark_cluster.bench.report.cells import Results
+from spark_cluster.bench.report.formats import Table as Figures
 from spark_cluster.bench.report.formats import number
-from spark_cluster.bench.report.table import Table as Figures
 from spark_cluster.bench.report.tables import OPEN_LOOP, answers_table, mean
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled

@@ -7,19 +7,25 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spark_cluster import __version__
+from spark_cluster.bench import generators
+from spark_cluster.bench.expansion import expand, measurable
+from spark_cluster.bench.record import CellResult, Record
+from spark_cluster.bench.repeat import continued, suite_of
+from spark_cluster.bench.run import BenchRun
+from spark_cluster.bench.run_folder import RECORD, load_record, save_record
+from spark_cluster.bench.suite import Suite, canonical, load_suite
+from spark_cluster.bench.telemetry_file import need_pyarrow
+from spark_cluster.cli.opened import Opened, new_run
 from spark_cluster.cli.results import RunSummary
+from spark_cluster.config.allowances import Allowances
+from spark_cluster.document import Document
 from spark_cluster.errors import UsageError
-
-if TYPE_CHECKING:
-    from spark_cluster.bench.record import CellResult, Record
-    from spark_cluster.bench.run import BenchRun
-    from spark_cluster.bench.suite import Suite
-    from spark_cluster.cli.opened import Opened
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.runner.options import Options
-    from spark_cluster.runner.play import Play
+from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.runner.options import Options
+from spark_cluster.runner.play import Play
 
 RESULTS = "bench-results"
 """Folder for runs, below the current one."""
@@ -29,7 +35,7 @@ GIT_S = 5.0
 
 
 @dataclass(frozen=True)
-class BenchResult:
+class BenchResult(Document):
     """The result of measuring a suite.
 
     Attributes:
@@ -47,11 +53,11 @@ class BenchResult:
         """The cells that failed."""
         return tuple(cell for cell in self.record.cells if cell.status == "failed")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `bench run --json` prints it."""
+    def printed_as(self) -> dict[str, Any]:
+        """Return the run's place and how many cells were measured and failed."""
         about = self.record.model_dump(mode="json", include={"id", "suite", "status"})
         count = {"cells": len(self.record.cells), "failed": len(self.failed)}
-        return self.run.to_dict(run=about, folder=str(self.folder), **count)
+        return {**self.run.to_dict(), "run": about, "folder": str(self.folder), **count}
 
 
 def refuse_second_run(out: Path | None) -> None:
@@ -60,8 +66,6 @@ def refuse_second_run(out: Path | None) -> None:
     Raises:
         UsageError: it has one.
     """
-    from spark_cluster.bench.run_folder import RECORD
-
     if out is not None and (out / RECORD).exists():
         hint = f"`spark-cluster bench attach {out}` continues it; or give another folder with --out"
         raise UsageError(f"{out} holds a run already", hint=hint)
@@ -79,15 +83,13 @@ def begun(
     Raises:
         UsageError: `out` holds a run already.
     """
-    from spark_cluster.bench.suite import load_suite
-
     refuse_second_run(out)
     suite = load_suite(name, opened.project)
     opened.project.must_be_own(opened.project.resolve("suites", name), f"suite {name}")
     served = opened.inventory.serve.recipe
     chosen = names or tuple(suite.recipes) or ((served,) if served else ())
     words = (name, *(word for recipe in chosen for word in ("--recipe", recipe)))
-    record = new_record(opened, suite, chosen, ("run", *words), opened.take_run_id())
+    record = new_record(opened, suite, chosen, ("run", *words), new_run())
     commit = commit_of(opened.project.folder)
     record = record.model_copy(update={"project_commit": commit})
     return of_record(opened, record, out or Path(RESULTS) / record.id, allow)
@@ -102,11 +104,6 @@ def new_record(
         recipes: their names.
         words: of the command after `bench` that repeats it.
     """
-    from spark_cluster import __version__
-    from spark_cluster.bench import generators
-    from spark_cluster.bench.record import Record
-    from spark_cluster.bench.suite import canonical
-
     return Record(
         id=run_id,
         suite=suite.name,
@@ -125,8 +122,6 @@ def new_record(
 
 def of_folder(opened: Opened, folder: Path) -> BenchRun:
     """Return a run to look at, or to end."""
-    from spark_cluster.bench.run_folder import load_record
-
     return of_record(opened, load_record(folder), folder, known=False)
 
 
@@ -146,13 +141,6 @@ def of_record(
     Raises:
         InvalidFile: the record's suite is none.
     """
-    from spark_cluster.bench.expansion import expand, measurable
-    from spark_cluster.bench.repeat import continued, suite_of
-    from spark_cluster.bench.run import BenchRun
-    from spark_cluster.bench.run_folder import RECORD
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.loader.recipes import load_recipe
-
     allowed = opened.allowances(allow or Allowances())
     if record.repeats is not None:
         # All, whatever --limit selects: cells that are left out now have a result for good.
@@ -189,9 +177,6 @@ def measure(
         UsageError: a selection of roles would bring up part of a server.
         SparkClusterError: a node is not reached, or a server does not start where that ends it.
     """
-    from spark_cluster.bench.run_folder import save_record
-    from spark_cluster.bench.telemetry_file import need_pyarrow
-
     if options.selection.partial and not options.check:
         raise UsageError(
             "--tags, --skip-tags and --start-at would bring up part of a server only",

@@ -21,8 +21,8 @@ from spark_cluster.bench.run import BenchRun
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_measure import RESULTS, new_record, refuse_second_run
 from spark_cluster.cli.console import painted, styled
-from spark_cluster.config.allowance_checks import must_be_allowed
 from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.play import Play
 
@@ -57,8 +57,6 @@ def begin(
         must_be_allowed(recipe)
     if not trust_recipes and not options.check:
         must_be_trusted(original, app.project, "above")
-
-    app.connect_early()
 
     def before(play: Play) -> None:
         _compare(play, made, original)

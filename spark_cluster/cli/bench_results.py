@@ -3,18 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from spark_cluster.bench.compare import Comparison, part_of
+from spark_cluster.bench.compare import compare as compare_runs
+from spark_cluster.bench.planned_speed import Preview, preview
+from spark_cluster.bench.record import Record
+from spark_cluster.bench.references import (
+    PredictedFigure,
+    PublishedComparison,
+    against_plan,
+    against_published,
+    coverage,
+    mean_error,
+)
+from spark_cluster.bench.report import write_report
+from spark_cluster.bench.run_folder import REPORT, load_record
 from spark_cluster.cli.app import App
+from spark_cluster.cli.bench_format import (
+    show_comparison,
+    show_predicted,
+    show_published,
+    show_report,
+    show_run,
+)
 from spark_cluster.errors import UsageError
-
-if TYPE_CHECKING:
-    from spark_cluster.bench.compare import Comparison
-    from spark_cluster.bench.planned_speed import Preview
-    from spark_cluster.bench.record import Record
-    from spark_cluster.bench.references import PredictedFigure, PublishedComparison
 
 
 @click.command()
@@ -25,8 +40,6 @@ def show(app: App, folder: Path) -> None:
 
     RUN is its folder, or its run.json.
     """
-    from spark_cluster.bench.run_folder import load_record
-    from spark_cluster.cli.bench_format import show_run
 
     record = load_record(folder)
     if app.as_json:
@@ -67,10 +80,6 @@ def compare(
     side of a pair. B is judged against A. Only cells that were measured alike are compared, the
     others are listed with the reason.
     """
-    from spark_cluster.bench.compare import compare as compare_runs
-    from spark_cluster.bench.planned_speed import preview
-    from spark_cluster.bench.references import against_plan, against_published
-    from spark_cluster.cli.bench_format import show_comparison, show_predicted, show_published
 
     app: App = ctx.obj
     if b is None and not (with_published or predicted):
@@ -98,8 +107,6 @@ def compare(
 
 
 def _record(name: str) -> Record:
-    from spark_cluster.bench.compare import part_of
-    from spark_cluster.bench.run_folder import load_record
 
     folder, mark, setup = name.rpartition("#")
     if not mark or Path(name).exists():
@@ -114,7 +121,6 @@ def compare_document(
     fit: Preview | None = None,
 ) -> dict[str, Any]:
     """As in `bench compare --json`."""
-    from spark_cluster.bench.references import coverage, mean_error
 
     return {
         "comparison": found.to_dict() if found else None,
@@ -145,9 +151,6 @@ def report(app: App, run: Path, out: Path | None) -> None:
     RUN is the run's folder, with its run.json. The page loads nothing and can be sent as it is;
     the folder also holds report.md and, for each setup, the files that Spark Arena takes.
     """
-    from spark_cluster.bench.report import write_report
-    from spark_cluster.bench.run_folder import REPORT
-    from spark_cluster.cli.bench_format import show_report
 
     written = write_report(run, out or run / REPORT)
     if not app.as_json:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
+from rich.table import Table
 
+from spark_cluster.bench.duration import Duration, estimate
+from spark_cluster.bench.expansion import Expansion, Step, expand, measurable
+from spark_cluster.bench.planned_speed import planned_speeds
+from spark_cluster.bench.suite import Suite, load_suite
 from spark_cluster.cli.app import App
-
-if TYPE_CHECKING:
-    from spark_cluster.bench.duration import Duration
-    from spark_cluster.bench.expansion import Expansion, Step
-    from spark_cluster.bench.suite import Suite
+from spark_cluster.cli.console import painted, styled
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.loader.recipes import load_recipe
 
 
 @click.command()
@@ -30,10 +33,6 @@ def suites(app: App, name: str | None, recipes: tuple[str, ...]) -> None:
     if name is None:
         _list(app)
         return
-    from spark_cluster.bench.duration import estimate
-    from spark_cluster.bench.planned_speed import planned_speeds
-    from spark_cluster.bench.suite import load_suite
-
     suite = load_suite(name, app.project)
     found = _expanded(app, suite, recipes)
     speeds = planned_speeds(app.project)
@@ -57,9 +56,6 @@ def suite_document(suite: Suite, found: Expansion, expected: Duration) -> dict[s
 
 
 def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
-    from spark_cluster.bench.expansion import expand, measurable
-    from spark_cluster.loader.recipes import load_recipe
-
     chosen = names or tuple(suite.recipes)
     if not chosen and not app.inventory_is_missing and app.inventory.serve.recipe:
         chosen = (app.inventory.serve.recipe,)
@@ -68,12 +64,6 @@ def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
 
 
 def _list(app: App) -> None:
-    from rich.table import Table
-
-    from spark_cluster.bench.suite import load_suite
-    from spark_cluster.cli.console import painted, styled
-    from spark_cluster.errors import SparkClusterError
-
     rows = []
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     table.add_column("suite", no_wrap=True)
@@ -98,10 +88,6 @@ def _list(app: App) -> None:
 
 
 def _show(app: App, suite: Suite, found: Expansion, expected: Duration) -> None:
-    from rich.table import Table
-
-    from spark_cluster.cli.console import painted, styled
-
     console = app.console
     measured = [cell for cell in found.cells if not cell.skip]
     cells = _count(len(measured), "cell")

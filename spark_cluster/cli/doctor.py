@@ -44,7 +44,6 @@ def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
     Exit status 5 when something fails, 3 when a node cannot be reached.
     """
     app: App = ctx.obj
-    app.connect_early("doctor")
     from spark_cluster.config.ports import EnginePorts
     from spark_cluster.doctor import examine
     from spark_cluster.doctor.probing import Question

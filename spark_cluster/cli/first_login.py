@@ -9,15 +9,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from spark_cluster import discovery
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import Secret
-from spark_cluster.discovery import cable
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.parallel import in_parallel
 
 _COMMANDS: dict[str, Any] = {
-    **cable.COMMANDS,
+    **discovery.COMMANDS,
     "sudo": ("sh", "-c", '[ "$(id -u)" = 0 ] || exec sudo -n true'),
 }
 
@@ -35,7 +35,7 @@ class FirstLogin:
     """
 
     sudo_asks: bool
-    peers: tuple[cable.Peer, ...]
+    peers: tuple[discovery.Peer, ...]
 
 
 def log_in(
@@ -57,7 +57,7 @@ def _ask(dialer: Dialer, node: InventoryNode) -> FirstLogin:
     with dialer.session(node, "setup", become=False) as session:
         answer = session.request("gather", commands=_COMMANDS)
     sudo = answer["commands"].get("sudo")
-    return FirstLogin(sudo is None or sudo["status"] != 0, tuple(cable.peers(answer)))
+    return FirstLogin(sudo is None or sudo["status"] != 0, tuple(discovery.peers(answer)))
 
 
 def with_keys(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -30,7 +29,6 @@ def command() -> None:
 @contextlib.contextmanager
 def _sessions(app: App) -> Iterator[Mapping[str, Session]]:
     """Start agents on the selected nodes; they end with the block."""
-    app.connect_early("images")
 
     app.import_meanwhile()
     with app.cluster.dialer.sessions(app.nodes, "images") as found:
@@ -59,7 +57,7 @@ def list_images(app: App) -> None:
     with _sessions(app) as sessions:
         found = stored_images(sessions, needs)
     if app.as_json:
-        app.print_json({"nodes": [dataclasses.asdict(one) for one in found]})
+        app.print_json({"nodes": found})
         return
     for one in found:
         _show(app, one)
@@ -107,7 +105,7 @@ def prune(ctx: click.Context, images: tuple[str, ...], free: float, *, apply: bo
         if apply:
             found = remove(sessions, found)
     if app.as_json:
-        app.print_json({"applied": apply, "nodes": [dataclasses.asdict(one) for one in found]})
+        app.print_json({"applied": apply, "nodes": found})
     else:
         for one in found:
             _show_pruned(app, one, apply=apply)

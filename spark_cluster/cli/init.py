@@ -10,7 +10,9 @@ from pathlib import Path
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.config.fields import env_name
 from spark_cluster.errors import UsageError
+from spark_cluster.loader.new_inventory import DEFAULT_RECIPE, Answers, write
 
 
 @dataclass(frozen=True)
@@ -68,8 +70,6 @@ def command(
     yes: bool,
 ) -> None:
     """Write a commented inventory.yaml for one or more Sparks into the project folder."""
-    from spark_cluster.loader.new_inventory import DEFAULT_RECIPE, Answers, write
-
     app: App = ctx.obj
     project = app.project
     path = project.folder / "inventory.yaml"
@@ -105,8 +105,6 @@ def _source(text: str | None) -> str | None:
     """Raises:
     UsageError: it is neither `prompt` nor the name of a variable; it could be the password.
     """
-    from spark_cluster.config.fields import env_name
-
     if text in (None, "prompt"):
         return text
     try:

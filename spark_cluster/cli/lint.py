@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from rich.text import Text
 
 from spark_cluster.cli.app import App, allowing
 from spark_cluster.cli.console import joined, mark, painted, styled
+from spark_cluster.cli.findings import show
 from spark_cluster.cli.hub_option import hub, offline_option
 from spark_cluster.cli.recipes_to_serve import changed_launch
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.visible import visible
+from spark_cluster.config.allowances import Allowances
+from spark_cluster.engine import firewall
 from spark_cluster.errors import UsageError
-
-if TYPE_CHECKING:
-    from rich.text import Text
-
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.known_issues.lint_target import Fixed, LintTarget
-    from spark_cluster.known_issues.match import KnownIssueMatch
+from spark_cluster.known_issues import fix_recipe, lint_target
+from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.known_issues.lint_target import Fixed, LintTarget
+from spark_cluster.known_issues.match import KnownIssueMatch
+from spark_cluster.loader.registries import is_of_registry
 
 
 @click.command()
@@ -77,8 +78,6 @@ def command(
 
     Exit status 1 when there is an error (with --fix: one that remains).
     """
-    from spark_cluster.known_issues import lint_target
-
     app: App = ctx.obj
     if output is not None and not fix:
         raise UsageError("--output needs --fix", hint="--output FILE is where --fix writes")
@@ -96,7 +95,7 @@ def command(
     else:
         found = lint_target.findings(chosen, chosen.text, app.project, asked)
         if app.as_json:
-            issues = [finding.to_dict() for finding in found]
+            issues = found
             lacking = [entry.model_dump() for entry in chosen.not_carried_over]
             asks = {"variables": list(chosen.variables), "builds": list(chosen.builds)}
             app.print_json({"issues": issues, **asks, "not_carried_over": lacking})
@@ -134,8 +133,6 @@ def _say_what_is_asked_for(app: App, chosen: LintTarget, allow: Allowances) -> N
 
 def _say_what_is_open(app: App) -> None:
     """Print what the inventory leaves open, if there is one: a recipe does not show its network."""
-    from spark_cluster.engine import firewall
-
     if not app.inventory_is_missing and app.inventory.trusted_network:
         app.console.print(styled("{} {}", mark("warn"), firewall.OPEN), soft_wrap=True)
 
@@ -143,8 +140,6 @@ def _say_what_is_open(app: App) -> None:
 def _target(
     app: App, target: str | None, text: str | None, tp: int | None, allow: Allowances
 ) -> LintTarget:
-    from spark_cluster.known_issues import lint_target
-
     if text is not None:
         if target is not None:
             raise UsageError("give a recipe or --command, not both")
@@ -164,8 +159,6 @@ def _place(app: App, chosen: LintTarget, output: Path | None) -> Path | None:
     Raises:
         UsageError: it cannot be fixed, or what is shipped or a registry's would be overwritten.
     """
-    from spark_cluster.loader.registries import is_of_registry
-
     if not chosen.text:
         raise UsageError(
             f"{chosen.title} is another tool's file and cannot be fixed here",
@@ -188,15 +181,13 @@ def _place(app: App, chosen: LintTarget, output: Path | None) -> Path | None:
 
 
 def _write(app: App, chosen: LintTarget, done: Fixed, place: Path | None) -> None:
-    from spark_cluster.known_issues import lint_target
-
     if place is not None:
         place.parent.mkdir(parents=True, exist_ok=True)
         lint_target.write(place, _named(chosen, done, place))
     if app.as_json:
         document = {
-            "issues": [finding.to_dict() for finding in done.remaining],
-            "fixed": [finding.to_dict() for finding in done.fixed],
+            "issues": done.remaining,
+            "fixed": done.fixed,
             "output": str(place) if place is not None else None,
             "text": done.text if place is None else None,
         }
@@ -218,8 +209,6 @@ def _write(app: App, chosen: LintTarget, done: Fixed, place: Path | None) -> Non
 
 def _named(chosen: LintTarget, done: Fixed, place: Path) -> str:
     """The text; a recipe's name follows its file."""
-    from spark_cluster.known_issues import fix_recipe
-
     is_recipe = chosen.path is not None and chosen.path.suffix.lower() in (".yaml", ".yml")
     if is_recipe and chosen.path is not None and place.stem != chosen.path.stem:
         return fix_recipe.fixed(done.text, [], place.stem)
@@ -229,9 +218,6 @@ def _named(chosen: LintTarget, done: Fixed, place: Path) -> str:
 def _show(console: Console, title: str, found: list[KnownIssueMatch], *, verbose: bool) -> None:
     """The verdict first, then errors and warnings in full, then notes in a line each, then what
     holds for nearly every launch in one line."""
-    from spark_cluster.cli.findings import show
-    from spark_cluster.known_issues.entries import catalogue
-
     known = catalogue()
     hygiene = [f for f in found if f.id in known and known[f.id].hygiene]
     main = [f for f in found if f not in hygiene]

@@ -66,10 +66,9 @@ def command(app: App, follow: bool, tail: int, only: str | None, bundle: str | N
             raise UsageError("--bundle cannot be combined with --follow or --container")
         _write_bundle(app, "" if bundle == AUTOMATIC else bundle)
         return
-    app.connect_early()
     from spark_cluster.engine import logs
     from spark_cluster.engine.names import RAY
-    from spark_cluster.engine.programs import programs_there
+    from spark_cluster.engine.runtime import programs_there
 
     with app.play("logs", app.nodes, change=False, gather_facts=False) as run:
         play = run.open()
@@ -135,10 +134,10 @@ def _follow(play: Play, found: dict[tuple[str, str], Name], tail: int) -> None:
             outcomes.put(None)
 
     threads = []
-    from spark_cluster.engine.runtime import RUNTIMES
+    from spark_cluster.engine.runtime import follow
 
     for (node, name), runtime in found.items():
-        argv = RUNTIMES[runtime].follow(name, tail)
+        argv = follow(name, tail, runtime)
         pending = play.connections.session(node).submit("stream", argv=argv)
         printer = LinePrinter(f"{node} {name.removeprefix('spark-')}: ")
         threads.append(threading.Thread(target=stream, args=(pending, printer), daemon=True))
@@ -202,7 +201,7 @@ def _attempt(archive: BundleArchive, name: str, part: Callable[[], None]) -> Non
 
 
 def _node(archive: BundleArchive, play: Play, name: str) -> None:
-    from spark_cluster.doctor.bundle_questions import ask
+    from spark_cluster.doctor.bundle_archive import ask
 
     for file, text in ask(play.connections.session(name)).items():
         archive.add(f"nodes/{name}/{file}", text)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from spark_cluster.cli.app import App, with_options
-from spark_cluster.cli.recipes_to_serve import Changes
 from spark_cluster.errors import UsageError
+
+if TYPE_CHECKING:
+    from spark_cluster.config.overrides import Changes
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,7 +51,7 @@ def _changes(given: dict[str, Any]) -> Changes:
     changes = list(given.pop("options_given"))
     variables, image = given.pop("env_given"), given.pop("image")
     if variables or image is not None:  # otherwise nothing needs pydantic yet
-        from spark_cluster.config.container_overrides import ENV, IMAGE
+        from spark_cluster.config.overrides import ENV, IMAGE
 
         for text in variables:
             if "=" not in text:

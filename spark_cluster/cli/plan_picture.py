@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rich.table import Table
 from rich.text import Text
 
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
+from spark_cluster.cli.terminal import Console
 from spark_cluster.config.engines import dialect
 from spark_cluster.config.overrides import text
-from spark_cluster.planning.speed.estimate import SHOWN_FROM, range_text
-
-if TYPE_CHECKING:
-    from spark_cluster.cli.terminal import Console
-    from spark_cluster.planning.fit import Fit
-    from spark_cluster.planning.plan import Plan, Speed
-    from spark_cluster.planning.purpose import Advice, Topology
-    from spark_cluster.planning.room import NodeMemory
-    from spark_cluster.planning.speed.estimate import Estimate
+from spark_cluster.planning.evidence import said
+from spark_cluster.planning.fit import Fit
+from spark_cluster.planning.plan import Plan, Speed, times
+from spark_cluster.planning.purpose import Advice, Topology
+from spark_cluster.planning.room import NodeMemory
+from spark_cluster.planning.speed.estimate import SHOWN_FROM, Estimate, range_text
+from spark_cluster.planning.together import NodeTogether, PlanTogether
+from spark_cluster.planning.whole_model import disk_gib
 
 WIDTH = 48
 BRICKS = {"in use now": "■", "weights": "█", "KV cache": "▒", "runtime": "▓", "left": "░"}
@@ -31,11 +29,8 @@ def show(console: Console, plan: Plan) -> None:
     nodes = "1 node" if launch.ranks == 1 else f"{launch.ranks} nodes"
     is_assumed = any(room.assumed for room in plan.fit.rooms)
     assumed = " (assumed: idle Sparks, no node was asked)" if is_assumed else ""
-    verdict = styled("{} [bold green]go[/]", mark("ok"))
-    if not plan.feasible:
-        verdict = styled("{} [bold red]no-go[/]", mark("fail"))
     title = styled("  [bold]{}[/]  --tp {}, {}", plan.title, launch.tp, nodes)
-    console.print(verdict + title + painted(assumed, "dim"))
+    console.print(_verdict(feasible=plan.feasible) + title + painted(assumed, "dim"))
     if plan.overrides:
         console.print(styled("  changed: [cyan]{}[/]", text(plan.overrides)), soft_wrap=True)
     _reasons(console, plan)
@@ -51,6 +46,12 @@ def show(console: Console, plan: Plan) -> None:
         console.print()
     for remark in plan.fit.remarks:
         console.print(painted(remark, "dim"))
+
+
+def _verdict(*, feasible: bool) -> Text:
+    if feasible:
+        return styled("{} [bold green]go[/]", mark("ok"))
+    return styled("{} [bold red]no-go[/]", mark("fail"))
 
 
 def _parts(fit: Fit, room: NodeMemory) -> list[tuple[str, str, float]]:
@@ -113,7 +114,6 @@ def _figures(plan: Plan) -> Table:
 
 def _speeds(table: Table, speed: Speed) -> None:
     """Add the rows of decoding, and of what was measured."""
-    from spark_cluster.planning.evidence import said
 
     best = speed.best
     each = f" for each of {speed.concurrency}" if speed.concurrency > 1 else ""
@@ -181,8 +181,6 @@ def _cache(fit: Fit) -> Text:
 
 
 def _before(plan: Plan) -> str:
-    from spark_cluster.planning.disk import disk_gib
-    from spark_cluster.planning.plan import times
 
     fit = plan.fit
     size = disk_gib(fit.launch, fit.serving, fit.peak_gib)
@@ -302,3 +300,40 @@ def show_advice(console: Console, title: str, advice: Advice, *, is_recipe: bool
         if is_recipe:
             command = f"{one.title}: spark-cluster up --recipe {title} {one.up_option}"
             console.print(painted(command, "cyan"), soft_wrap=True)
+
+
+def show_together(console: Console, plan: PlanTogether) -> None:
+    """Show the sum of each node, then each model's own plan."""
+
+    names = ", ".join(one.title for one in plan.plans)
+    title = styled("  [bold]{} models next to each other[/]: {}", len(plan.plans), names)
+    console.print(_verdict(feasible=plan.feasible) + title)
+    for reason in (*plan.reasons, *plan.obstacles):
+        console.print(styled("  {}", reason), soft_wrap=True)
+    for node in plan.nodes:
+        console.print()
+        _show_node(console, node)
+    if plan.on_request:
+        each = ", ".join(f"{one.title} {one.reserved_gib:.1f} GiB" for one in plan.on_request)
+        largest = "; the largest of them is above" if len(plan.on_request) > 1 else ""
+        console.print(f"loaded on request: {each}{largest}", soft_wrap=True)
+    for one in plan.plans:
+        console.print(painted("\n" + "─" * 78, "dim"))
+        show(console, one)
+
+
+def _show_node(console: Console, node: NodeTogether) -> None:
+    name, gib = (node.room.name,), ("GiB",)
+    table = plain_table(*name, *gib, fold=name, right=gib, whole=gib, wide=True)
+    table.add_row("available", f"{node.room.available_gib:.1f}")
+    for one in node.models:
+        table.add_row(one.title, f"-{one.reserved_gib:.1f}")
+    kept, count = node.margins, len(node.models)
+    in_addition = f"taken by {count} servers in addition, {kept.outside_gib:g} each"
+    table.add_row(in_addition, f"-{kept.outside_gib * count:.1f}")
+    style = "green" if not node.reason else "red"
+    table.add_row(
+        painted(f"left (the system keeps {kept.reserve_gib:g})", style),
+        painted(f"{node.left_gib:.1f}", style),
+    )
+    console.print(table)

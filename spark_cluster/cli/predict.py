@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -12,16 +11,22 @@ from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.groups import Group
 from spark_cluster.cli.hub_option import hub, offline_option
+from spark_cluster.cli.predict_calibrate import calibration
+from spark_cluster.cli.predicted_speed import (
+    PredictedSpeed,
+    evidence_of,
+    served_by,
+    too_large,
+)
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import UsageError
-
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.planning.speed.constants import Constants
-    from spark_cluster.planning.speed.decode import Decode
-    from spark_cluster.planning.speed.estimate import Estimate
-    from spark_cluster.planning.speed.prefill import Prefill
-    from spark_cluster.planning.speed.serving import Serving
-    from spark_cluster.planning.speed.speculative import Speculative
+from spark_cluster.planning.evidence import said
+from spark_cluster.planning.speed.constants import Constants, load_constants
+from spark_cluster.planning.speed.decode import decode
+from spark_cluster.planning.speed.estimate import Estimate
+from spark_cluster.planning.speed.prefill import prefill
+from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.planning.speed.speculative import Speculative, speculative
 
 GB = 1e9
 ANSWER = 1024
@@ -87,7 +92,6 @@ def command(
     if not results:
         click.echo(ctx.get_help())
         ctx.exit(2)
-    from spark_cluster.cli.predict_calibrate import calibration
 
     calibration(app, results, {**given, "tp": str(tp or 1)}, output)
 
@@ -163,14 +167,8 @@ def speed(
     a measured acceptance a drafter's range is wide. The constants are those of calibration.json in
     the project folder, where there is one.
     """
-    from spark_cluster.cli.predicted_speed import PredictedDrafter, PredictedSpeed
-    from spark_cluster.planning.evidence import said
-    from spark_cluster.planning.speed.constants import load_constants
-    from spark_cluster.planning.speed.decode import decode
-    from spark_cluster.planning.speed.prefill import prefill
 
     given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}
-    from spark_cluster.cli.predict_options import evidence_of, served_by, too_large
 
     known, serving = served_by(app, {**given, "tp": str(tp)}, hub(offline=offline))
     constants = load_constants(app.project)
@@ -192,17 +190,16 @@ def speed(
         concurrency=concurrency,
         plain=plain,
         first=first,
-        drafted=PredictedDrafter(drafted) if drafted else None,
+        drafted=drafted,
         evidence=evidence_of(app, known, serving, many=concurrency, context=seen, drafts=drafts),
         too_large=too_large(serving),
     )
-    document = found.to_dict()
     if app.as_json:
-        app.print_json(document)
+        app.print_json(found)
     elif found.too_large:
         app.console.print(styled("[red]does not fit[/]: {}", found.too_large), soft_wrap=True)
     else:
-        _show(app, document, (plain, first, drafted))
+        _show(app, found)
         if found.evidence:
             best = (drafted or plain).request
             app.console.print(painted(said(found.evidence, best)), soft_wrap=True)
@@ -229,7 +226,6 @@ def _drafted(
     asked: tuple[int | None, list[float], float | None],
 ) -> Speculative | None:
     """Return the speed with the drafter that the options or the recipe name."""
-    from spark_cluster.planning.speed.speculative import speculative
 
     tokens, rates, share = asked
     drafter = recipe.drafter if recipe else None
@@ -255,11 +251,9 @@ def _drafted(
     )
 
 
-def _show(
-    app: App, document: dict[str, Any], found: tuple[Decode, Prefill, Speculative | None]
-) -> None:
-    plain, first, drafted = found
-    many, prompt = document["concurrency"], document["prompt"]
+def _show(app: App, found: PredictedSpeed) -> None:
+    plain, first, drafted = found.plain, found.first, found.drafted
+    many, prompt = found.concurrency, found.prompt
     titles = ("expected", "low", "high", "roofline")
     table = plain_table("", *titles, right=titles, wide=True)
 
@@ -277,10 +271,10 @@ def _show(
     row(f"prefill of {prompt:,}, tok/s", first.tokens_s, 0)
     alone = " (alone)" if many > 1 else ""
     row(f"first response{alone}, ms", first.seconds.times(1e3), 0)
-    name = document["recipe"] or document["model"]
+    name = found.recipe or found.model
     about = (
-        f"{document['quantization']} weights, {_kv(document)} KV cache, TP {document['tp']}, "
-        f"{document['context']:,} tokens of context"
+        f"{found.quantization} weights, {_kv(found)} KV cache, TP {found.tp}, "
+        f"{found.context:,} tokens of context"
     )
     app.console.print(styled("[bold]{}[/]: {}", name, about), soft_wrap=True)
     app.console.print(table)
@@ -291,15 +285,15 @@ def _show(
             f"{drafted.gain:.2f} times as fast"
         )
     by_basis: dict[str, list[str]] = {}
-    for what, basis in document["basis"].items():
+    for what, basis in found.basis.items():
         by_basis.setdefault(basis, []).append(what)
     for basis, whats in by_basis.items():
         app.console.print(painted(f"{', '.join(whats)}: {basis}", "dim"), soft_wrap=True)
 
 
-def _kv(document: dict[str, Any]) -> str:
+def _kv(document: PredictedSpeed) -> str:
     """In words: without quantization the cache is what the model computes in."""
-    found = str(document["kv_dtype"])
+    found = str(document.kv_dtype)
     return "unquantized" if found == "auto" else found
 
 

@@ -3,23 +3,22 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from spark_cluster.bench.fabric_record import FabricRecord, is_fabric, load_fabric
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.cli.predict_options import served_by
+from spark_cluster.cli.predicted_speed import served_by
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Failed, UsageError
+from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.logs.memory_account import ANCHORS, MemoryAccount, account_in
 from spark_cluster.logs.reading import Reader, of_file
+from spark_cluster.node.durable import write_file
 from spark_cluster.planning.calibrate import Calibration, Point, is_read_bound
-from spark_cluster.planning.link import MeasuredLink, fitted
+from spark_cluster.planning.link import UNFITTED, MeasuredLink, fitted, implausible, with_runtime
 from spark_cluster.planning.runs import read_runs
-from spark_cluster.planning.runtime_memory import UNFITTED, implausible, with_runtime
 from spark_cluster.planning.speed import allreduce
 from spark_cluster.planning.speed.constants import CALIBRATION, Constants
 from spark_cluster.planning.speed.serving import Serving
@@ -51,8 +50,9 @@ def calibration(
         InvalidFile: a file of results is wrong.
         Failed: no sensible constants describe the runs, or the file cannot be written.
     """
-    logs, others = split_logs(results)
-    links, runs = split(others)
+    logs = [path for path in results if path.name.endswith(ENDINGS)]
+    links = [path for path in results if path not in logs and is_fabric(path)]
+    runs = [path for path in results if path not in (*logs, *links)]
     for path in runs:
         if path.is_dir():
             raise UsageError(
@@ -70,18 +70,23 @@ def calibration(
     found = with_runtime(fit, accounts)
     path = output or app.project.folder / CALIBRATION
     document = {**found.to_dict(), "files": [result.name for result in results]}
-    _write(path, document)
+    try:
+        write_file(path, f"{json.dumps(document, indent=2)}\n".encode(), 0o644)
+    except OSError as error:
+        raise Failed(f"cannot write: {error.strerror}", where=shown(path)) from None
     if app.as_json:
         app.print_json({**document, "file": str(path), "left_out": left_out})
     else:
-        _show(app, found, path, left_out)
+        show_fit(app, found, left_out)
+        app.console.print(f"written to {shown(path)}", soft_wrap=True)
 
 
 def _points(
-    app: App, results: tuple[Path, ...], given: Mapping[str, str | None]
+    app: App, results: Sequence[Path], given: Mapping[str, str | None]
 ) -> tuple[list[Point], list[str]]:
     """Return the usable points, and those that are not, with reasons."""
-    has_drafter = _has_drafter(app, given.get("recipe"))
+    recipe = given.get("recipe")
+    has_drafter = recipe is not None and load_recipe(recipe, app.project).drafter is not None
 
     def ask(row: Mapping[str, str]) -> Serving:
         """Return the serving configuration of a row, else that of the command line."""
@@ -104,40 +109,16 @@ def _points(
     return points, left_out
 
 
-def _has_drafter(app: App, recipe: str | None) -> bool:
-    from spark_cluster.loader.recipes import load_recipe
-
-    return recipe is not None and load_recipe(recipe, app.project).drafter is not None
-
-
-def _write(path: Path, document: dict[str, Any]) -> None:
-    """Write to a temporary file and rename it, so that the file is never incomplete."""
-    staged = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        staged.write_text(json.dumps(document, indent=2) + "\n")
-        staged.replace(path)
-    except OSError as error:
-        staged.unlink(missing_ok=True)
-        raise Failed(f"cannot write: {error.strerror}", where=shown(path)) from None
-
-
-def _show(app: App, found: Calibration, path: Path, left_out: list[str]) -> None:
-    show_fit(app, found, left_out)
-    app.console.print(f"written to {shown(path)}", soft_wrap=True)
-
-
 def show_fit(app: App, found: Calibration, left_out: Sequence[str]) -> None:
     """Print the constants, the errors before and after, and what does not fit."""
     titles = ("constant", "was", "is", "")
     table = plain_table(*titles, right=("was", "is"), fold=titles, wide=True)
-    before, after = Constants().to_dict(), found.constants.to_dict()
-    for name in found.fitted:
-        was, now = f"{before[name]:.3g}", f"{after[name]:.3g}"
-        table.add_row(name, was, painted(now, "bold"), UNITS.get(name, ""))
-    for name in found.measured:
-        was, now = f"{before[name]:.3g}", f"{after[name]:.3g}"
-        unit = " ".join(filter(None, (UNITS.get(name, ""), "measured")))
-        table.add_row(name, was, painted(now, "bold"), unit)
+    before, after = Constants().figures(), found.constants.figures()
+    for how, names in (("", found.fitted), ("measured", found.measured)):
+        for name in names:
+            was, now = f"{before[name]:.3g}", f"{after[name]:.3g}"
+            unit = " ".join(filter(None, (UNITS.get(name, ""), how)))
+            table.add_row(name, was, painted(now, "bold"), unit)
     for name, why in found.kept.items():
         stays = painted(f"stays: {why}", "dim")
         table.add_row(painted(name, "dim"), f"{before[name]:.3g}", "", stays)
@@ -171,12 +152,6 @@ def _show_errors(app: App, found: Calibration) -> None:
             "at it before you rely on the fit",
             soft_wrap=True,
         )
-
-
-def split(results: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the results of `bench fabric`, and the others."""
-    links = tuple(path for path in results if is_fabric(path))
-    return links, tuple(path for path in results if path not in links)
 
 
 def measured_link(paths: Sequence[Path]) -> tuple[MeasuredLink | None, list[str]]:
@@ -216,12 +191,6 @@ def _why_not(record: FabricRecord) -> str:
     if record.backend != "nccl":
         return "measured with gloo on CPUs"
     return "the message sizes of its model were not measured"
-
-
-def split_logs(results: Sequence[Path]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
-    """Return the logs, and the others."""
-    logs = tuple(path for path in results if path.name.endswith(ENDINGS))
-    return logs, tuple(path for path in results if path not in logs)
 
 
 def memory_accounts(paths: Sequence[Path]) -> tuple[list[MemoryAccount], list[str]]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Literal
+from dataclasses import dataclass
+from typing import Literal
 
 import click
+from rich.table import Table
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.hub_option import hub, offline_option
-
-if TYPE_CHECKING:
-    from spark_cluster.models import Geometry
-    from spark_cluster.planning.kv import KvCache, Options
+from spark_cluster.errors import UsageError
+from spark_cluster.models.find import find
+from spark_cluster.models.shape import Geometry
+from spark_cluster.planning import kv
+from spark_cluster.planning.kv import KvCache, Options
 
 
 @dataclass(frozen=True)
@@ -130,9 +132,6 @@ def command(
 
     The arithmetic is that of the vLLM version asked for; it gives the figures that its log prints.
     """
-    from spark_cluster.errors import UsageError
-    from spark_cluster.models import find
-    from spark_cluster.planning import kv
 
     app: App = ctx.obj
     geometry = find(model, app.project.folder, hub=hub(offline=offline))
@@ -154,7 +153,7 @@ def command(
     if app.as_json:
         figures = _figures(spark if device == "gpu" else single)
         both = None if device else KvFiguresOfBoth(**vars(figures), on_a_spark=_figures(spark))
-        app.print_json(asdict(both or figures))
+        app.print_json(both or figures)
         return
     _show(app, geometry, spark, single, title=f"{kv_gib:g} GiB a GPU, {length:,} tokens a request")
     if spark.max_concurrency < 1:
@@ -176,7 +175,6 @@ def _figures(cache: KvCache) -> KvFigures:
 
 
 def _show(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, title: str) -> None:
-    from rich.table import Table
 
     console = app.console
     console.print(styled("[bold]{}[/]  {}", geometry.name, title))

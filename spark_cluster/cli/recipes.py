@@ -16,18 +16,18 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
 from spark_cluster.cli.groups import Group
 from spark_cluster.cli.override_options import overriding
-from spark_cluster.cli.predict_options import too_large
-from spark_cluster.cli.recipes_to_serve import Changes, changed
+from spark_cluster.cli.predicted_speed import too_large
+from spark_cluster.cli.recipes_to_serve import changed
 from spark_cluster.cli.visible import visible
 from spark_cluster.config.launch import of_recipe as launched
+from spark_cluster.config.overrides import Changes
 from spark_cluster.config.overrides import text as overrides_text
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Measured
 from spark_cluster.errors import SparkClusterError, UsageError
-from spark_cluster.loader import recipe_search, saved_recipe
+from spark_cluster.loader import saved_recipe
 from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipe_search import Candidate
-from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.loader.recipes import Candidate, load_recipe, search_recipes
 from spark_cluster.planning.evidence import Case, Evidence, by_others
 from spark_cluster.planning.planner import Planner
 from spark_cluster.planning.speed import of_recipe
@@ -115,7 +115,7 @@ def search(app: App, words: tuple[str, ...], most: int) -> None:
     All words must occur; the best match comes first. For each: whether it works on one and on two
     idle Sparks, and the expected tokens/s of one request.
     """
-    found = recipe_search.search(words, app.project)
+    found = search_recipes(words, app.project)
     rows = [(one, _verdicts(app, one)) for one in found[:most]]
     if app.as_json:
         recipes = [found_document(one, answers) for one, answers in rows]
@@ -245,9 +245,9 @@ def document(
         "base": recipe.model.base,
         "quantization": recipe.model.quantization,
         "tensor_parallel": recipe.tensor_parallel.model_dump(exclude_none=True),
-        "expected_tok_s": {str(tp): speed.to_dict() for tp, speed in speeds.items()},
+        "expected_tok_s": {str(tp): speed.rounded() for tp, speed in speeds.items()},
         "measured_by_others": {
-            str(tp): one.to_dict(speeds[tp]) for tp, one in (measured or {}).items() if tp in speeds
+            str(tp): one.beside(speeds[tp]) for tp, one in (measured or {}).items() if tp in speeds
         },
         "measured_tok_s": [
             {"tp": m.tp, "decode_tok_s": m.decode_tok_s, "source": m.source, "note": m.note}
@@ -267,7 +267,7 @@ def found_document(one: Candidate, answers: list[Verdict]) -> dict[str, Any]:
         "description": fields.get("description", ""),
         "quantization": fields.get("quantization", ""),
         "tags": fields.get("tags", "").split(),
-        "verdicts": {str(verdict.tp): verdict.to_dict() for verdict in answers},
+        "verdicts": {str(verdict.tp): verdict for verdict in answers},
     }
 
 

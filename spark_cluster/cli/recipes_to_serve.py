@@ -6,21 +6,30 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, TypeAlias
 
+from spark_cluster.cli.opened import Opened
+from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.launch import Launch
+from spark_cluster.config.model_kind import must_be_served
+from spark_cluster.config.overrides import (
+    DATA_PARALLEL,
+    EXPERT_PARALLEL,
+    Changes,
+    Overrides,
+    apply,
+    apply_to_launch,
+    read,
+)
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.config.recipe_settings import must_be_allowed
+from spark_cluster.engine.models import ServedModel, must_be_on_head, must_go_together
+from spark_cluster.engine.ray_cluster import must_suit
+from spark_cluster.engine.resolve import serving
 from spark_cluster.errors import InvalidFile, UsageError
-
-if TYPE_CHECKING:
-    from spark_cluster.cli.opened import Opened
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.config.launch import Launch
-    from spark_cluster.config.overrides import Overrides
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.config.recipe_schema import EngineValue
-    from spark_cluster.engine.models import ServedModel
-
-Changes: TypeAlias = tuple[str, ...]
-"""KEY=VALUE texts; of two with one key the later one holds."""
+from spark_cluster.importers.vllm_flags import kinds
+from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.models.find import find
 
 OVERRIDE = "an override such as -o, -e or --max-model-len"
 
@@ -31,8 +40,6 @@ def _own_recipe(opened: Opened, name: str, changes: Changes, allow: Allowances) 
     Raises:
         SparkClusterError: it is wrong, or others can write it.
     """
-    from spark_cluster.loader.recipes import load_recipe
-
     recipe = changed(load_recipe(name, opened.project, opened.allowances(allow)), changes)
     opened.project.must_be_own(opened.project.resolve("recipes", name), f"recipe {recipe.name}")
     return recipe
@@ -44,9 +51,6 @@ def recipe_to_serve(opened: Opened, name: str, changes: Changes, allow: Allowanc
     Raises:
         SparkClusterError: it is wrong, is another's, or asks for what is not allowed.
     """
-    from spark_cluster.config.allowance_checks import must_be_allowed
-    from spark_cluster.config.model_kind import must_be_served
-
     recipe = _own_recipe(opened, name, changes, allow)
     must_be_served(recipe.kind, f"recipe {recipe.name}")
     must_be_allowed(recipe)
@@ -59,8 +63,6 @@ def size_on(opened: Opened, recipe: Recipe, tp: int | None) -> int:
     Raises:
         Refused: the recipe does not do this size, or there are too few nodes.
     """
-    from spark_cluster.engine.nodes import serving
-
     nodes = opened.nodes
     size = tp if tp is not None else recipe.size_for(len(nodes))
     recipe.check_size(size)
@@ -81,10 +83,6 @@ def recipe_for_ray(
         UsageError: there is no recipe.
         SparkClusterError: it may not be used, or joins no nodes over Ray.
     """
-    from spark_cluster.config.allowance_checks import must_be_allowed
-    from spark_cluster.engine.nodes import serving
-    from spark_cluster.engine.ray_cluster import must_suit
-
     name = name or opened.inventory.serve.recipe
     if name is None:
         raise UsageError(
@@ -148,8 +146,6 @@ def models_to_serve(opened: Opened, allow: Allowances) -> tuple[ServedModel, ...
     Raises:
         SparkClusterError: a recipe is wrong, or they cannot be served next to each other.
     """
-    from spark_cluster.engine.models import ServedModel, must_be_on_head, must_go_together
-
     head = opened.inventory.head.name
     found = tuple(
         ServedModel(
@@ -194,8 +190,6 @@ def changed(recipe: Recipe, changes: Changes) -> Recipe:
     """
     if not changes:
         return recipe
-    from spark_cluster.config.overrides import apply
-
     found = _read(changes, recipe.engine, set(recipe.engine_args))
     return apply(recipe, _with_whole_experts(recipe, found))
 
@@ -207,8 +201,6 @@ def _with_whole_experts(recipe: Recipe, given: Overrides) -> Overrides:
     start with it (0.32, `ModelConfig.verify_with_parallel_config`), so it is left out where nothing
     at hand says that the model has experts, and where the user or the recipe names it.
     """
-    from spark_cluster.config.overrides import DATA_PARALLEL, EXPERT_PARALLEL
-
     ranks = given.get(DATA_PARALLEL)
     named = {*given, *recipe.engine_args} & {EXPERT_PARALLEL, f"no-{EXPERT_PARALLEL}"}
     if not isinstance(ranks, int) or ranks < 2 or named or not _has_experts(recipe):
@@ -218,8 +210,6 @@ def _with_whole_experts(recipe: Recipe, given: Overrides) -> Overrides:
 
 def _has_experts(recipe: Recipe) -> bool:
     """True if the shape of the model says so, as far as it is known without asking the hub."""
-    from spark_cluster.models import find
-
     model = recipe.model
     with contextlib.suppress(UsageError, InvalidFile):
         if model.directory is not None:
@@ -236,14 +226,9 @@ def changed_launch(launch: Launch, changes: Changes) -> Launch:
     """
     if not changes:
         return launch
-    from spark_cluster.config.overrides import apply_to_launch
-
     return apply_to_launch(launch, _read(changes, launch.engine, set(launch.args)))
 
 
 def _read(changes: Changes, engine: str, own: set[str]) -> Overrides:
     """The changes; a flag that is given already is known, whatever the tables say."""
-    from spark_cluster.config.overrides import read
-    from spark_cluster.importers.vllm_flags import kinds
-
     return read(changes, engine, {**dict.fromkeys(own, ""), **kinds(engine)})

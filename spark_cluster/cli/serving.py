@@ -12,8 +12,8 @@ from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.recipes_to_serve import Changes
-    from spark_cluster.cli.results import DownResult, RayUpResult, UpResult
+    from spark_cluster.cli.serving_results import DownResult, RayUpResult, UpResult
+    from spark_cluster.config.overrides import Changes
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import EngineValue, Probe
     from spark_cluster.engine.deployment import Deployment
@@ -66,8 +66,8 @@ class Serving(Opened):
             SparkClusterError: a node is not reached, or a part of it failed.
         """
         from spark_cluster.cli.recipes_to_serve import serves_several, texts
-        from spark_cluster.cli.results import UpResult
         from spark_cluster.cli.run_record import keep_plot
+        from spark_cluster.cli.serving_results import UpModelsResult, UpResult
         from spark_cluster.engine.memory_phases import MemoryPhases
 
         changes = texts(overrides)
@@ -88,7 +88,8 @@ class Serving(Opened):
                 play, deployment=resolve(play), force=force, offline=offline, end_jobs=end_jobs
             )
             plot = None if several else keep_plot(run.id, run.bus, memory)
-        return UpResult(run.summary(), served, tuple(memory.nodes.values()), plot, several)
+        kind = UpModelsResult if several else UpResult
+        return kind(run.summary(), served, tuple(memory.nodes.values()), plot)
 
     def status(self) -> Status:
         """Return what serves and what is wrong, after a real completion; nothing is changed.
@@ -187,7 +188,7 @@ class Serving(Opened):
             VerificationFailed: a process still holds GPU memory; with its id, program and node.
             SparkClusterError: a node is not reached.
         """
-        from spark_cluster.cli.results import DownResult
+        from spark_cluster.cli.serving_results import DownResult
 
         with self.play("down", self.nodes, options, gather_facts=False) as run:
             stopped = self.project.load_playbook("down").function(
@@ -218,7 +219,7 @@ class Serving(Opened):
             SparkClusterError: a node is not reached, or Ray's nodes do not join.
         """
         from spark_cluster.cli.recipes_to_serve import recipe_for_ray
-        from spark_cluster.cli.results import RayUpResult
+        from spark_cluster.cli.serving_results import RayUpResult
 
         found, size = recipe_for_ray(self, recipe, "ray up", allow)
         with self.play("ray up", self.nodes, options) as run:
@@ -280,7 +281,7 @@ class Serving(Opened):
             VerificationFailed: a process still holds GPU memory.
             SparkClusterError: a node is not reached.
         """
-        from spark_cluster.cli.results import DownResult
+        from spark_cluster.cli.serving_results import DownResult
 
         with self.play("ray down", self.nodes, options, gather_facts=False) as run:
             from spark_cluster.engine.ray_cluster import must_serve_nothing
@@ -326,8 +327,7 @@ def _recipe(
     """
     from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
     from spark_cluster.config.overrides import text
-    from spark_cluster.engine.nodes import groups
-    from spark_cluster.engine.resolve import resolve
+    from spark_cluster.engine.resolve import groups, resolve
 
     name = name or opened.inventory.serve.recipe
     if name is None:

@@ -64,7 +64,6 @@ def command(
     """
     app: App = ctx.obj
     app.as_json = app.as_json or as_json
-    app.connect_early("top")
     from spark_cluster.bench.sampling import LiveState, Sampling, metrics_url
     from spark_cluster.bench.telemetry_file import writer
 

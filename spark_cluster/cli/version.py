@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 import shutil
 import subprocess
@@ -60,7 +59,7 @@ def command(app: App) -> None:
     """
     found = versions(app)
     if app.as_json:
-        app.print_json(dataclasses.asdict(found))
+        app.print_json(found)
     else:
         click.echo(visible("\n".join(_lines(found))))
 
@@ -86,10 +85,10 @@ def versions(app: App) -> Versions:
 
 
 def _inventory(app: App) -> tuple[str | None, str]:
-    from spark_cluster.loader.inventory_source import DEFAULT
+    from spark_cluster.loader.project import INVENTORY
 
     try:
-        path = app.project.resolve("inventories", str(app.cluster.named or f"./{DEFAULT}"))
+        path = app.project.resolve("inventories", str(app.cluster.named or f"./{INVENTORY}"))
     except SparkClusterError as error:
         return None, error.message
     return str(path.absolute()), ""

@@ -8,6 +8,7 @@ the group `spark_cluster.engines`, whose name is the engine's and whose object i
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -122,3 +123,22 @@ def dialect(name: str) -> Dialect:
 @cache
 def _plug_ins() -> dict[str, EntryPoint]:
     return {point.name: point for point in entry_points(group=GROUP)}
+
+
+def words(flags: Mapping[str, EngineValue]) -> tuple[str, ...]:
+    """Return the command line's words for flags that are given without dashes.
+
+    Sorted by flag: vLLM's compile cache is keyed by them, and a line moved in the recipe shall not
+    throw it away.
+    """
+    return tuple(word for flag in sorted(flags) for word in _words(flag, flags[flag]))
+
+
+def _words(flag: str, value: EngineValue) -> list[str]:
+    if value is True:
+        return [f"--{flag}"]
+    if isinstance(value, list):
+        return [f"--{flag}", *map(str, value)]
+    if isinstance(value, dict):
+        return [f"--{flag}", json.dumps(value, sort_keys=True, separators=(",", ":"))]
+    return [f"--{flag}", str(value)]

@@ -7,15 +7,18 @@ container before it serves. Here it is run once, in a build, with what they give
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.fields import NodePath
 from spark_cluster.config.schema import Schema
+from spark_cluster.errors import Refused
 
 MODS = "/workspace/mods"
 """Folder of the steps in the image, as sparkrun (core/mods.py) and spark-vllm-docker have it."""
@@ -47,24 +50,29 @@ Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 class BuildFile(Schema):
     """A file of a step, which must be exactly the one that was imported."""
 
-    path: PartOfFolder = Field(description="where the step has it, in its folder")
-    file: str = Field(min_length=1, description="where it is on the laptop, next to the recipe")
-    sha256: str = Field(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of its content")
+    path: PartOfFolder
+    """where the step has it, in its folder"""
+    file: str = Field(min_length=1)
+    """where it is on the laptop, next to the recipe"""
+    sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    """SHA-256 of its content"""
 
 
 class BuildStep(Schema):
     """A script that changes the image, with its files; it runs as root in the build."""
 
-    name: str = Field(pattern=rf"^{_PART.pattern}$", description="name of the mod")
-    script: PartOfFolder = Field(default="run.sh", description="file that is run, by bash's rules")
-    files: list[BuildFile] = Field(min_length=1, description="all files of its folder")
-    env: dict[Variable, str] = Field(
-        default={}, description="variables that the script sees; no secret"
-    )
-    origin: str = Field(default="", description="address of the repository that it comes from")
-    commit: str | None = Field(
-        default=None, pattern=r"^[0-9a-f]{7,64}$", description="commit of that repository"
-    )
+    name: str = Field(pattern=rf"^{_PART.pattern}$")
+    """name of the mod"""
+    script: PartOfFolder = "run.sh"
+    """file that is run, by bash's rules"""
+    files: list[BuildFile] = Field(min_length=1)
+    """all files of its folder"""
+    env: dict[Variable, str] = Field(default={})
+    """variables that the script sees; no secret"""
+    origin: str = ""
+    """address of the repository that it comes from"""
+    commit: str | None = Field(default=None, pattern=r"^[0-9a-f]{7,64}$")
+    """commit of that repository"""
 
     @model_validator(mode="after")
     def _script_is_there(self) -> BuildStep:
@@ -84,11 +92,12 @@ class BuildStep(Schema):
 class Base(Schema):
     """The image that a build stands on."""
 
-    ref: str = Field(pattern=r"^[^\s$-][^\s$]*$", description="name and tag")
-    digest: Digest | None = Field(default=None, description="sha256:..., of the registry")
-    archive: NodePath | None = Field(
-        default=None, description="file on the nodes to `docker load` instead of pulling"
-    )
+    ref: str = Field(pattern=r"^[^\s$-][^\s$]*$")
+    """name and tag"""
+    digest: Digest | None = None
+    """sha256:..., of the registry"""
+    archive: NodePath | None = None
+    """file on the nodes to `docker load` instead of pulling"""
 
     @property
     def reference(self) -> str:
@@ -113,22 +122,18 @@ def bases(dockerfile: str) -> list[str]:
 class Build(Schema):
     """An image made on the nodes on top of another one: a Dockerfile, or base and steps."""
 
-    dockerfile: str | None = Field(
-        default=None,
-        pattern=r"^\s*FROM\s",
-        description="text of the Dockerfile; it begins with FROM",
-    )
-    base: Base | None = Field(default=None, description="the image that the steps change")
-    steps: list[BuildStep] = Field(
-        default=[], description="scripts that change it, in this order (mods of other tools)"
-    )
-    network: bool = Field(
-        default=False, description="whether the steps may fetch something; a Dockerfile always may"
-    )
-    timeout_s: float = Field(
-        default=1800, gt=0, le=14_400, description="longest time for all steps, seconds"
-    )
-    why: str = Field(min_length=1, description="what the image lacks")
+    dockerfile: str | None = Field(default=None, pattern=r"^\s*FROM\s")
+    """text of the Dockerfile; it begins with FROM"""
+    base: Base | None = None
+    """the image that the steps change"""
+    steps: list[BuildStep] = Field(default=[])
+    """scripts that change it, in this order (mods of other tools)"""
+    network: bool = False
+    """whether the steps may fetch something; a Dockerfile always may"""
+    timeout_s: float = Field(default=1800, gt=0, le=14_400)
+    """longest time for all steps, seconds"""
+    why: str = Field(min_length=1)
+    """what the image lacks"""
 
     @model_validator(mode="after")
     def _one_way(self) -> Build:
@@ -208,3 +213,52 @@ def _lines(step: BuildStep) -> str:
     env = [f"{name}={value}" for name, value in step.env.items()]
     run = ["env", *env, "bash", "-c", _RUN, step.name, folder, step.script]
     return "\n".join([*copies, f"RUN {json.dumps(run)}"])
+
+
+LARGEST_STEP_FILE = 16 << 20
+"""Bytes of one file of a step; patches and Python files have a thousandth of it."""
+
+
+def build_settings(build: Build) -> dict[str, Any]:
+    """Return what the role `images` gets for a build with steps.
+
+    Raises:
+        Refused: a file is missing, or is another one than the recipe says.
+    """
+    files = {
+        context_path(step, file): {"file": _checked(step, file), "sha256": file.sha256}
+        for step in build.steps
+        for file in step.files
+    }
+    return {
+        "base_archive": build.base.archive if build.base else None,
+        "files": files,
+        "network": build.network,
+        "timeout_s": build.timeout_s,
+    }
+
+
+def _checked(step: BuildStep, file: BuildFile) -> Path:
+    path = Path(file.file)
+    where = f"step {step.name} of image.build"
+    if not path.is_file():
+        raise Refused(
+            f"the file {path} is not on this machine",
+            where=where,
+            hint="`file` is relative to the recipe; spark-cluster recipes import writes it there",
+        )
+    size = path.stat().st_size
+    if size > LARGEST_STEP_FILE:
+        raise Refused(
+            f"the file {path} has {size >> 20} MiB, expected at most {LARGEST_STEP_FILE >> 20}",
+            where=where,
+        )
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != file.sha256:
+        raise Refused(
+            f"the file {path} has the SHA-256 {found[:12]}..., expected {file.sha256[:12]}...",
+            where=where,
+            hint="it was changed after the import: read it, and write its own sha256 into the "
+            "recipe (sha256sum) if that is what should run",
+        )
+    return path

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from spark_cluster.config import patterns
 from spark_cluster.config.inventory_checks import FIRST_HOST, check, unknown_role_settings
@@ -20,10 +20,67 @@ from spark_cluster.config.inventory_schema import (
 from spark_cluster.config.prompts import Prompts
 from spark_cluster.config.schema import validate
 from spark_cluster.config.secret import Secret
-from spark_cluster.config.settings import merged
-from spark_cluster.config.ssh_settings import CONNECT_TIMEOUT_S, local, ssh_settings
-from spark_cluster.config.yamlfile import Key, Sourced, load
+from spark_cluster.config.yamlfile import Key, Origin, Sourced, load
 from spark_cluster.errors import UsageError
+
+CONNECT_TIMEOUT_S = 10.0
+
+
+def merged(source: Sourced, keys: Sequence[Key]) -> Sourced:
+    """The mappings at `keys` laid over each other, the last one on top.
+
+    Mappings are merged key by key; anything else, lists too, is replaced as a whole. A key that
+    does not exist is skipped. What is missing altogether is reported at the last of the keys.
+    """
+    merger = _Merger(source)
+    if keys:
+        merger.origins[()] = source.origin(keys[-1])
+    for key in keys:
+        layer = _at(source.data, key)
+        if isinstance(layer, dict):
+            merger.origins[()] = source.origin(key)
+            merger.lay(merger.data, layer, (), key)
+    return Sourced(source.path, merger.data, merger.origins)
+
+
+class _Merger:
+    def __init__(self, source: Sourced) -> None:
+        self.source = source
+        self.data: dict[str, Any] = {}
+        self.origins: dict[Key, Origin] = {}
+
+    def lay(self, below: dict[str, Any], layer: dict[str, Any], at: Key, written: Key) -> None:
+        """Lay a mapping, written at a key of the file, over the one at a key of the result."""
+        for name, value in layer.items():
+            here, there = (*at, name), (*written, name)
+            self.origins[here] = self.source.origin(there)
+            if isinstance(value, dict):
+                inner = below.get(name)
+                # Never the layer's own mapping: other nodes are made from it too.
+                below[name] = inner if isinstance(inner, dict) else {}
+                self.lay(below[name], value, here, there)
+            else:
+                below[name] = value
+                self._trace(value, here, there)
+
+    def _trace(self, value: object, at: Key, written: Key) -> None:
+        """Note the places of the values inside a list."""
+        pairs: list[tuple[str | int, object]] = []
+        if isinstance(value, list):
+            pairs = list(enumerate(value))
+        elif isinstance(value, dict):
+            pairs = list(value.items())
+        for part, inner in pairs:
+            self.origins[(*at, part)] = self.source.origin((*written, part))
+            self._trace(inner, (*at, part), (*written, part))
+
+
+def _at(data: Any, key: Key) -> Any:
+    for part in key:
+        if not isinstance(data, dict) or part not in data:
+            return None
+        data = data[part]
+    return data
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,26 +292,34 @@ def _node(
     member_of = [group for group, members in groups.items() if name in members]
     layers: list[Key] = [("settings",), *(("group_settings", group) for group in member_of)]
     become = entry.become
-    ssh = ssh_settings(dict(own), dict(shared), source.path)
+
+    def either(attribute: str) -> Any:
+        return getattr(own, attribute) or getattr(shared, attribute)
+
     return InventoryNode(
         name=name,
-        address=ssh.address,
+        address=own.address,
         index=list(entry.nodes).index(name),
         role="head" if name in groups["head"] else "worker",
         groups=frozenset(member_of),
         connection=own.connection,
-        namespaces_of=local(own.namespaces_of, folder) if own.namespaces_of else None,
-        user=ssh.user,
-        port=ssh.port,
-        identity_file=ssh.identity_file,
-        known_hosts=ssh.known_hosts,
-        jump=ssh.jump,
-        connect_timeout_s=ssh.connect_timeout_s,
+        namespaces_of=_local(own.namespaces_of, folder),
+        user=either("user"),
+        port=either("port"),
+        identity_file=_local(either("identity_file"), folder),
+        known_hosts=_local(either("known_hosts"), folder),
+        jump=either("jump"),
+        connect_timeout_s=either("connect_timeout_s") or CONNECT_TIMEOUT_S,
         become=become.model_copy(update={"password": _secret(become.password, folder)}),
         fabric=_fabric(own),
         _source=source,
         _layers=(*layers, ("nodes", name, "settings")),
     )
+
+
+def _local(path: Path | None, folder: Path) -> Path | None:
+    """A path on the laptop: `~` is the user's home, a relative one starts at `folder`."""
+    return folder / path.expanduser() if path is not None else None
 
 
 def _fabric(entry: NodeEntry) -> tuple[FabricInterface, ...] | Literal["detect"]:
@@ -264,15 +329,41 @@ def _fabric(entry: NodeEntry) -> tuple[FabricInterface, ...] | Literal["detect"]
 def _secret(secret: Secret | None, folder: Path) -> Secret | None:
     if secret is None or secret.file is None:
         return secret
-    return secret.model_copy(update={"file": local(secret.file, folder)})
+    return secret.model_copy(update={"file": _local(secret.file, folder)})
 
 
 def _serve(entry: ServeEntry, folder: Path) -> ServeEntry:
     """Return the entry with the files that it names as absolute paths."""
     tls = entry.tls
     if tls is not None:
-        files = {"certificate": local(tls.certificate, folder), "key": local(tls.key, folder)}
+        files = {"certificate": _local(tls.certificate, folder), "key": _local(tls.key, folder)}
         tls = tls.model_copy(update=files)
     allowed = [folder / path.expanduser() for path in entry.allow_files]
     key = _secret(entry.api_key, folder)
     return entry.model_copy(update={"api_key": key, "tls": tls, "allow_files": allowed})
+
+
+PRIVATE = {"bind": "loopback", "api_key": None, "tls": None, "open": False}
+"""How a cluster serves that the inventory says nothing of: to its own head alone."""
+
+
+def part_of(inventory: Inventory, names: Sequence[str]) -> Inventory:
+    """Return the inventory of some nodes, which keep their settings and their addresses.
+
+    Where the first of them is not the whole inventory's head, the endpoint is on its loopback: the
+    address, key and certificate of `serve` are the head's.
+
+    Args:
+        names: of the nodes; the first one becomes the head.
+    """
+    head, *workers = names
+    nodes = {
+        name: replace(inventory.nodes[name], role="head" if name == head else "worker")
+        for name in names
+    }
+    groups = {name: members & set(names) for name, members in inventory.groups.items()}
+    groups |= {"head": frozenset({head}), "worker": frozenset(workers)}
+    serve = inventory.serve
+    if head != inventory.head.name:
+        serve = serve.model_copy(update=PRIVATE)
+    return replace(inventory, nodes=nodes, groups=groups, serve=serve)

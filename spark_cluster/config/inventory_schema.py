@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ssl
+import stat
 from ipaddress import IPv4Interface, IPv4Network
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
@@ -22,7 +25,86 @@ from spark_cluster.config.fields import (
 )
 from spark_cluster.config.schema import Schema
 from spark_cluster.config.secret import OptionalSecret
-from spark_cluster.config.tls import OptionalTls
+from spark_cluster.errors import UsageError
+
+SELF_SIGNED = "self-signed"
+_EXPECTED = "expected self-signed, or {certificate: FILE, key: FILE}"
+
+
+class Tls(Schema):
+    """A certificate of the user's, or one that is made on the node."""
+
+    self_signed: bool = False
+    """make one on the node"""
+    certificate: Path | None = None
+    """PEM file on the laptop: the certificate, then its chain"""
+    key: Path | None = None
+    """PEM file on the laptop: the private key, for its owner only"""
+
+    @model_validator(mode="after")
+    def _both(self) -> Tls:
+        files = [file for file in (self.certificate, self.key) if file is not None]
+        if len(files) != (0 if self.self_signed else 2):
+            raise ValueError(_EXPECTED)
+        return self
+
+    def read(self) -> str | None:
+        """PEM text of certificate and private key; None for one that is made on the node.
+
+        Raises:
+            UsageError: a file cannot be read, others can read the key, it has a passphrase, or it
+                is another certificate's.
+        """
+        if self.certificate is None or self.key is None:
+            return None
+        certificate, key = _text(self.certificate), _text(self.key)
+        mode = stat.S_IMODE(self.key.stat().st_mode)
+        if mode & 0o077:
+            raise UsageError(
+                f"serve.tls.key: others can read {self.key} (mode {mode:04o})",
+                hint=f"chmod 600 {self.key}",
+            )
+        if "ENCRYPTED" in key:
+            raise UsageError(
+                f"serve.tls.key: {self.key} has a passphrase, which cannot be entered at boot",
+                hint="openssl pkey writes one without it",
+            )
+        try:
+            ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(self.certificate, self.key)
+        except (ssl.SSLError, ValueError) as error:
+            raise UsageError(
+                f"serve.tls: {self.certificate} and {self.key} are not a certificate and its key: "
+                f"{getattr(error, 'reason', None) or error}",
+                hint="both must be PEM text, and belong together",
+            ) from None
+        return f"{certificate.strip()}\n{key.strip()}\n"
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii")
+    except OSError as error:
+        raise UsageError(f"serve.tls: {path} cannot be read: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise UsageError(f"serve.tls: {path} is not PEM text") from None
+
+
+def _tls(value: Any) -> Any:
+    if value is None or value == "none":
+        return None
+    if value == SELF_SIGNED:
+        return {"self_signed": True}
+    if isinstance(value, Tls | dict):
+        return value
+    raise ValueError(f"found {value!r}, {_EXPECTED}")
+
+
+OptionalTls = Annotated[
+    Tls | None,
+    BeforeValidator(_tls, json_schema_input_type=Tls | Literal["self-signed", "none"] | None),
+]
+"""`self-signed`, `{certificate: FILE, key: FILE}` or `none`."""
+
 
 NodeRole = Literal["head", "worker"]
 RoleSettings = dict[Word, dict[str, Any]]
@@ -31,39 +113,37 @@ RoleSettings = dict[Word, dict[str, Any]]
 class SshEntry(Schema):
     """The SSH settings of nodes. What is not given is taken from the user's ~/.ssh/config."""
 
-    user: UserName | None = Field(default=None, description="user to log in as; sudo makes it root")
-    port: Port | None = Field(default=None, description="port of sshd")
-    identity_file: LaptopPath | None = Field(default=None, description="private key on the laptop")
-    known_hosts: LaptopPath | None = Field(
-        default=None, description="file with the nodes' host keys"
-    )
-    jump: Jump | None = Field(default=None, description="jump host, [user@]host[:port]")
-    connect_timeout_s: float | None = Field(
-        default=None,
-        gt=0,
-        le=600,
-        description="longest wait for a connection, seconds (default 10)",
-    )
+    user: UserName | None = None
+    """user to log in as; sudo makes it root"""
+    port: Port | None = None
+    """port of sshd"""
+    identity_file: LaptopPath | None = None
+    """private key on the laptop"""
+    known_hosts: LaptopPath | None = None
+    """file with the nodes' host keys"""
+    jump: Jump | None = None
+    """jump host, [user@]host[:port]"""
+    connect_timeout_s: float | None = Field(default=None, gt=0, le=600)
+    """longest wait for a connection, seconds (default 10)"""
 
 
 class FabricInterface(Schema):
     """A ConnectX-7 network interface (a twin) and its address."""
 
-    name: str = Field(min_length=1, max_length=15, description="interface name such as enp1s0f1np1")
-    address: IPv4Interface = Field(description="address with prefix such as 192.168.177.11/24")
-    configure: bool = Field(
-        default=True,
-        description="whether spark-cluster gives it the address; false where it has it by the "
-        "node's own configuration",
-    )
+    name: str = Field(min_length=1, max_length=15)
+    """interface name such as enp1s0f1np1"""
+    address: IPv4Interface
+    """address with prefix such as 192.168.177.11/24"""
+    configure: bool = True
+    """whether spark-cluster gives it the address; false where it has it by the node's own
+    configuration"""
 
 
 class FabricEntry(Schema):
     """The link of one node, given by hand."""
 
-    interfaces: list[FabricInterface] = Field(
-        min_length=1, max_length=4, description="the twins that carry the link, in order"
-    )
+    interfaces: list[FabricInterface] = Field(min_length=1, max_length=4)
+    """the twins that carry the link, in order"""
 
 
 def _detect_or_entry(value: Any) -> Any:
@@ -78,26 +158,24 @@ def _detect_or_entry(value: Any) -> Any:
 class NodeEntry(SshEntry):
     """A node: one Spark."""
 
-    address: Address = Field(description="management address: an IP address or a host name")
-    connection: Literal["ssh", "local"] = Field(
-        default="ssh",
-        description="how it is reached: local where it is the machine on which spark-cluster runs",
-    )
-    namespaces_of: LaptopPath | None = Field(
-        default=None,
-        description="with connection: local, a file with the number of a process of this machine, "
-        "whose namespaces are the node: a container, or a node of `lab up --gpus`",
-    )
-    roles: list[NodeRole] = Field(
-        default=[], max_length=1, description="[head] or [worker]; worker when not given"
-    )
+    address: Address
+    """management address: an IP address or a host name"""
+    connection: Literal["ssh", "local"] = "ssh"
+    """how it is reached: local where it is the machine on which spark-cluster runs"""
+    namespaces_of: LaptopPath | None = None
+    """with connection: local, a file with the number of a process of this machine, whose namespaces
+    are the node: a container, or a node of `lab up --gpus`"""
+    roles: list[NodeRole] = Field(default=[], max_length=1)
+    """[head] or [worker]; worker when not given"""
     fabric: Annotated[
         FabricEntry | None,
         BeforeValidator(
             _detect_or_entry, json_schema_input_type=FabricEntry | Literal["detect"] | None
         ),
-    ] = Field(default=None, description="'detect', or {interfaces: [{name, address}, ...]}")
-    settings: RoleSettings = Field(default={}, description="settings of roles on this node")
+    ] = None
+    """'detect', or {interfaces: [{name, address}, ...]}"""
+    settings: RoleSettings = Field(default={})
+    """settings of roles on this node"""
 
 
 def _recipe_or_entry(value: Any) -> Any:
@@ -108,18 +186,15 @@ def _recipe_or_entry(value: Any) -> Any:
 class ModelEntry(Schema):
     """One of several models that are served next to each other."""
 
-    recipe: str = Field(min_length=1, description="name or path of a recipe")
-    aliases: list[Annotated[str, Field(min_length=1)]] = Field(
-        default=[], description="further names by which clients may ask for it"
-    )
-    node: HostName | None = Field(
-        default=None, description="node that it is served on (default: the head)"
-    )
-    on_request: bool = Field(
-        default=False,
-        description="load it when it is asked for, and unload it when another one needs the "
-        "memory; only on the head",
-    )
+    recipe: str = Field(min_length=1)
+    """name or path of a recipe"""
+    aliases: list[Annotated[str, Field(min_length=1)]] = Field(default=[])
+    """further names by which clients may ask for it"""
+    node: HostName | None = None
+    """node that it is served on (default: the head)"""
+    on_request: bool = False
+    """load it when it is asked for, and unload it when another one needs the memory; only on the
+    head"""
 
 
 MODELS_AT_MOST = 8
@@ -131,69 +206,46 @@ class ServeEntry(Schema):
 
     list_is: ClassVar[str] = "recipes"
 
-    recipe: str | None = Field(default=None, min_length=1, description="name or path of a recipe")
+    recipe: str | None = Field(default=None, min_length=1)
+    """name or path of a recipe"""
     recipes: list[
         Annotated[
             ModelEntry,
             BeforeValidator(_recipe_or_entry, json_schema_input_type=ModelEntry | str),
         ]
-    ] = Field(
-        default=[],
-        max_length=MODELS_AT_MOST,
-        description="several recipes instead of one, served next to each other behind one "
-        "endpoint: names, or {recipe, aliases, node, on_request}",
-    )
-    bind: Bind = Field(
-        default="loopback",
-        description="address of the endpoint: the head's loopback, its management address, or "
-        "another IPv4 address of its own",
-    )
-    port: Port = Field(default=8000, description="port of the endpoint on the head")
-    api_key: OptionalSecret = Field(
-        default=None, description="key that requests must carry: {env: NAME}, {file: PATH} or none"
-    )
-    allow_files: list[LaptopPath] = Field(
-        default=[],
-        description="files and folders of the laptop that recipes may have sent to the nodes, "
-        "in addition to those next to the recipe and in the project",
-    )
-    allow_env: list[EnvName] = Field(
-        default=[],
-        description="variables of the laptop's environment that recipes may have given to their "
-        "containers",
-    )
-    allow_mounts: list[NodePath] = Field(
-        default=[],
-        description="folders of the nodes that recipes may write to, in addition to the "
-        "caches of their image and the folder of models (/srv/models)",
-    )
-    allow_venv: bool = Field(
-        default=False,
-        description="recipes may run their engine outside a container (runtime: venv), as root "
-        "on the nodes",
-    )
-    allow_build: bool = Field(
-        default=False,
-        description="commands of recipes may run as root in the build of their image, without a "
-        "network (image.build)",
-    )
-    allow_build_network: bool = Field(
-        default=False, description="such commands may also fetch something from the network"
-    )
-    open: bool = Field(
-        default=False,
-        description="serve off the loopback without an api_key: anyone on that network may use it",
-    )
-    tls: OptionalTls = Field(
-        default=None,
-        description="HTTPS: self-signed, {certificate: FILE, key: FILE} or none",
-    )
-    engine_port: Port = Field(
-        default=18000,
-        description="vLLM's own port on the head's loopback, when a proxy has the endpoint's: off "
-        "the loopback, with an api_key, with tls, or with replicas, which have it on the fabric; "
-        "of several models the first one's, the others have the ports after it",
-    )
+    ] = Field(default=[], max_length=MODELS_AT_MOST)
+    """several recipes instead of one, served next to each other behind one endpoint: names, or
+    {recipe, aliases, node, on_request}"""
+    bind: Bind = "loopback"
+    """address of the endpoint: the head's loopback, its management address, or another IPv4 address
+    of its own"""
+    port: Port = 8000
+    """port of the endpoint on the head"""
+    api_key: OptionalSecret = None
+    """key that requests must carry: {env: NAME}, {file: PATH} or none"""
+    allow_files: list[LaptopPath] = Field(default=[])
+    """files and folders of the laptop that recipes may have sent to the nodes, in addition to those
+    next to the recipe and in the project"""
+    allow_env: list[EnvName] = Field(default=[])
+    """variables of the laptop's environment that recipes may have given to their containers"""
+    allow_mounts: list[NodePath] = Field(default=[])
+    """folders of the nodes that recipes may write to, in addition to the caches of their image and
+    the folder of models (/srv/models)"""
+    allow_venv: bool = False
+    """recipes may run their engine outside a container (runtime: venv), as root on the nodes"""
+    allow_build: bool = False
+    """commands of recipes may run as root in the build of their image, without a network
+    (image.build)"""
+    allow_build_network: bool = False
+    """such commands may also fetch something from the network"""
+    open: bool = False
+    """serve off the loopback without an api_key: anyone on that network may use it"""
+    tls: OptionalTls = None
+    """HTTPS: self-signed, {certificate: FILE, key: FILE} or none"""
+    engine_port: Port = 18000
+    """vLLM's own port on the head's loopback, when a proxy has the endpoint's: off the loopback,
+    with an api_key, with tls, or with replicas, which have it on the fabric; of several models the
+    first one's, the others have the ports after it"""
 
     @model_validator(mode="after")
     def _one_or_several(self) -> ServeEntry:
@@ -239,43 +291,43 @@ class FabricPoolEntry(Schema):
         default=[IPv4Network("192.168.177.0/24"), IPv4Network("192.168.178.0/24")],
         min_length=1,
         max_length=4,
-        description="one subnet for each twin",
     )
-    mtu: int = Field(
-        default=9000, ge=1280, le=9216, description="MTU of the link, bytes; the same on all nodes"
-    )
+    """one subnet for each twin"""
+    mtu: int = Field(default=9000, ge=1280, le=9216)
+    """MTU of the link, bytes; the same on all nodes"""
 
 
 class BecomeEntry(Schema):
     """The way in which the login user becomes root."""
 
-    method: Literal["sudo"] = Field(default="sudo", description="program that becomes root")
-    password: OptionalSecret = Field(
-        default=None, description="sudo password: {env: NAME}, {file: PATH}, prompt or none"
-    )
+    method: Literal["sudo"] = "sudo"
+    """program that becomes root"""
+    password: OptionalSecret = None
+    """sudo password: {env: NAME}, {file: PATH}, prompt or none"""
 
 
 class InventoryFile(Schema):
     """The whole file."""
 
-    ssh: SshEntry = Field(default=SshEntry(), description="defaults of all nodes")
-    nodes: dict[HostName, NodeEntry] = Field(min_length=1, description="the Sparks, by name")
-    groups: dict[Word, list[str]] = Field(default={}, description="names for several nodes")
+    ssh: SshEntry = SshEntry()
+    """defaults of all nodes"""
+    nodes: dict[HostName, NodeEntry] = Field(min_length=1)
+    """the Sparks, by name"""
+    groups: dict[Word, list[str]] = Field(default={})
+    """names for several nodes"""
     serve: Annotated[
         ServeEntry,
         BeforeValidator(_list_or_entry, json_schema_input_type=ServeEntry | list[ModelEntry | str]),
-    ] = Field(
-        default=ServeEntry(),
-        description="what is served; a list is short for {recipes: [...]}",
-    )
-    fabric: FabricPoolEntry = Field(default=FabricPoolEntry(), description="the link's addresses")
-    trusted_network: bool = Field(
-        default=False,
-        description="serve without a firewall around Ray and vLLM's ranks: "
-        "whoever reaches the nodes can then run anything there as root",
-    )
-    become: BecomeEntry = Field(default=BecomeEntry(), description="how to become root")
-    settings: RoleSettings = Field(default={}, description="settings of roles on all nodes")
-    group_settings: dict[str, RoleSettings] = Field(
-        default={}, description="settings of roles on the nodes of a group"
-    )
+    ] = ServeEntry()
+    """what is served; a list is short for {recipes: [...]}"""
+    fabric: FabricPoolEntry = FabricPoolEntry()
+    """the link's addresses"""
+    trusted_network: bool = False
+    """serve without a firewall around Ray and vLLM's ranks: whoever reaches the nodes can then run
+    anything there as root"""
+    become: BecomeEntry = BecomeEntry()
+    """how to become root"""
+    settings: RoleSettings = Field(default={})
+    """settings of roles on all nodes"""
+    group_settings: dict[str, RoleSettings] = Field(default={})
+    """settings of roles on the nodes of a group"""

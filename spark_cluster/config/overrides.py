@@ -13,25 +13,130 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TypeAlias
 
-from spark_cluster.config import container_overrides, recipe_checks
-from spark_cluster.config.container_overrides import ENV, IMAGE
+from pydantic import TypeAdapter, ValidationError
+
+from spark_cluster.config import recipe_checks
 from spark_cluster.config.engines import Dialect, dialect
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.parallelism import MOST_NODES
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import (
     LARGEST,
     EngineValue,
+    EnvironmentValue,
+    Image,
     Quantization,
+    Variable,
     why_no_engine_value,
 )
+from spark_cluster.config.secret_text import is_secret_setting
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import UsageError
 
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
+ENV = "env."
+"""Before the name of a variable of the containers; no flag begins so."""
+
+IMAGE = "image.ref"
+"""The image, with or without a digest."""
+
+
+def _put_in_container(
+    recipe: Recipe, key: str, value: EngineValue | None, changed: dict[str, object]
+) -> bool:
+    """Put a variable or the image into `changed`; False when the recipe has it already.
+
+    Raises:
+        UsageError: it is none that a recipe can have. The message never repeats a variable's value.
+    """
+    if key == IMAGE:
+        return _put_image(recipe, value, changed)
+    name = key.removeprefix(ENV)
+    env = dict(_changed_env(recipe, changed))
+    if value is None:
+        if name not in env:
+            return False
+        del env[name]
+    else:
+        given = _variable(name, str(value))
+        if env.get(name) == given:
+            return False
+        env[name] = given
+    changed["env"] = env
+    return True
+
+
+def _changed_env(recipe: Recipe, changed: Mapping[str, object]) -> Mapping[str, EnvironmentValue]:
+    found = changed.get("env")
+    return found if isinstance(found, dict) else recipe.env
+
+
+def _put_image(recipe: Recipe, value: EngineValue | None, changed: dict[str, object]) -> bool:
+    image = _image(value)
+    if recipe.image.build is None and image.reference == recipe.image.reference:
+        return False
+    changed["image"] = image
+    # What the recipe says of vLLM's version is true of its own image.
+    changed["vllm"] = recipe.vllm.model_copy(update={"version": None, "tested": []})
+    return True
+
+
+def _variable(name: str, value: str) -> EnvironmentValue:
+    """Raises:
+    UsageError: no variable of a recipe, or a secret.
+    """
+    if is_secret_setting(name, value):
+        raise UsageError(
+            f"-e {name}: the value looks like a secret, which labels and records would keep",
+            hint=f"write `env: {{{name}: {{env: {name}}}}}` into a recipe, which takes it from "
+            "this machine's environment",
+        )
+    try:
+        found = TypeAdapter(dict[Variable, EnvironmentValue]).validate_python({name: value})
+    except ValidationError as error:
+        raise UsageError(f"-e {name}: {_why(error)}") from None
+    return found[name]
+
+
+def _image(value: EngineValue | None) -> Image:
+    """Raises:
+    UsageError: the text is no reference of an image.
+    """
+    ref, _, digest = str(value or "").partition("@")
+    try:
+        return Image.model_validate({"ref": ref, "digest": digest or None})
+    except ValidationError as error:
+        raise UsageError(
+            f"--image {value or ''}: {_why(error)}",
+            hint="name and tag, as `docker pull` takes it, or NAME@sha256:...",
+        ) from None
+
+
+def _why(error: ValidationError) -> str:
+    return error.errors(include_url=False)[0]["msg"].removeprefix("Value error, ")
+
+
+def _container_of_launch(launch: Launch, overrides: Mapping[str, EngineValue | None]) -> Launch:
+    """Return a pasted command's launch with these variables and this image.
+
+    Raises:
+        UsageError: as `put`.
+    """
+    env = dict(launch.env)
+    for key, value in overrides.items():
+        name = key.removeprefix(ENV)
+        if key == IMAGE:
+            image = _image(value)
+            digest = image.digest or ""
+            launch = replace(launch, image=image.ref, digest=digest, dockerfile="", vllm=None)
+        elif key.startswith(ENV) and value is None:
+            env.pop(name, None)
+        elif key.startswith(ENV):
+            env[name] = str(_variable(name, str(value)))
+    return replace(launch, env=env)
+
 
 SHARE = "gpu-memory-utilization"
 DRAFTED = "num-speculative-tokens"
@@ -47,6 +152,9 @@ _OFF = ("false", "no", "off", "0")
 _COUNTS = ("max-num-seqs", "block-size")
 """Numbers that are whole and at least 1; sizes are, too."""
 
+
+Changes: TypeAlias = tuple[str, ...]
+"""KEY=VALUE texts; of two with one key the later one holds."""
 
 Overrides = Mapping[str, EngineValue | None]
 """Flag without dashes, `env.NAME` or `image.ref` to its value; None takes it away."""
@@ -227,7 +335,7 @@ def _put(
 ) -> bool:
     """Put one override into the engine's arguments or another field; False when it is no change."""
     if flag == IMAGE or flag.startswith(ENV):
-        return container_overrides.put(recipe, flag, value, changed)
+        return _put_in_container(recipe, flag, value, changed)
     if flag == DRAFTED:
         return _drafted(recipe, value, changed)
     if flag == recipe.dialect.own(SHARE):
@@ -276,7 +384,7 @@ def _quantization(native: Quantization | None, given: EngineValue | None) -> Qua
 
 def apply_to_launch(launch: Launch, overrides: Overrides) -> Launch:
     """Return a pasted command's launch with these flags, under vLLM's names."""
-    launch = container_overrides.of_launch(launch, overrides)
+    launch = _container_of_launch(launch, overrides)
     overrides = {k: v for k, v in overrides.items() if not (k == IMAGE or k.startswith(ENV))}
     args = dialect(launch.engine).common({k: v for k, v in overrides.items() if v is not None})
     away = dialect(launch.engine).common(

@@ -40,20 +40,17 @@ def why_not_data_parallel(
 class TensorParallel(Schema):
     """The tensor-parallel sizes: the numbers of nodes that can share each layer."""
 
-    min: int = Field(default=1, ge=1, le=MOST_NODES, description="fewest nodes it fits on")
+    min: int = Field(default=1, ge=1, le=MOST_NODES)
+    """fewest nodes it fits on"""
     max: int = Field(
         default=2,
         ge=1,
         le=MOST_NODES,
         description=f"most nodes it can be split over; {MOST_NODES}: no limit is known",
     )
-    default: int | None = Field(
-        default=None,
-        ge=1,
-        le=MOST_NODES,
-        description="size when --tp is not given (default: the largest power of two, or `max`, "
-        "that there are nodes for)",
-    )
+    default: int | None = Field(default=None, ge=1, le=MOST_NODES)
+    """size when --tp is not given (default: the largest power of two, or `max`, that there are
+    nodes for)"""
 
     @model_validator(mode="after")
     def _ordered(self) -> TensorParallel:

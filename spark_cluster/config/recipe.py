@@ -8,11 +8,10 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from spark_cluster.config import engines
-from spark_cluster.config.allowances import Allowances, Allowed
+from spark_cluster.config.allowances import NOTHING, Allowances
+from spark_cluster.config.engines import words
 from spark_cluster.config.fields import Word
-from spark_cluster.config.flags import words
 from spark_cluster.config.model_kind import ModelKind, first_rung, inferred
-from spark_cluster.config.not_carried_over import NotCarriedOver
 from spark_cluster.config.parallelism import MOST_NODES, TensorParallel
 from spark_cluster.config.recipe_schema import (
     Drafter,
@@ -25,6 +24,7 @@ from spark_cluster.config.recipe_schema import (
     Measured,
     Model,
     Mount,
+    NotCarriedOver,
     Patch,
     Probe,
     Ray,
@@ -71,86 +71,69 @@ Share = Annotated[float, Field(ge=0.05, le=0.95)]
 class Recipe(Schema):
     """The whole file."""
 
-    name: Word = Field(description="the file's name without .yaml")
-    description: str = Field(default="", description="what it is good for, in a line or two")
-    model: Model = Field(description="the model")
-    kind: ModelKind = Field(
-        default="chat",
-        description="what the model answers (default: as its flags and its name show, else chat); "
-        "speech, image and video are known and not served",
+    name: Word
+    """the file's name without .yaml"""
+    description: str = ""
+    """what it is good for, in a line or two"""
+    model: Model
+    """the model"""
+    kind: ModelKind = "chat"
+    """what the model answers (default: as its flags and its name show, else chat); speech, image
+    and video are known and not served"""
+    image: Image = Image.model_construct(ref="")
+    """the container image (runtime docker)"""
+    tensor_parallel: TensorParallel = TensorParallel()
+    """node counts"""
+    pipeline_parallel: int = Field(default=1, ge=1, le=MOST_NODES)
+    """stages that the layers are split into, each on as many nodes as --tp says"""
+    data_parallel: int = Field(default=1, ge=1, le=MOST_NODES)
+    """ranks of vLLM's data parallel mode in one server over Ray, each on a node of its own with the
+    whole model; experts are divided among them"""
+    engine: Annotated[str, AfterValidator(_engine)] = engines.DEFAULT
+    """the inference engine: vllm or sglang (experimental)"""
+    runtime: Literal["docker", "venv"] = "docker"
+    """where the engine lives: a container, or a virtual environment on the node"""
+    venv: Venv | None = None
+    """the virtual environment (runtime venv)"""
+    executor: Literal["ray", "mp"] = "ray"
+    """executor that joins the nodes: ray, or mp (vLLM's own multi-node mode)"""
+    engine_args: dict[Flag, EngineArg] = Field(default={})
+    """flags of the engine, without dashes; true for a bare one"""
+    env: dict[Variable, EnvironmentValue] = Field(default={})
+    """environment of every container; a secret as {env: NAME}, which is the laptop's variable"""
+    mounts: list[Mount] = Field(default=[])
+    """folders the containers see"""
+    patches: list[Patch] = Field(default=[])
+    """files mounted over the image's own"""
+    drafter: Drafter | None = None
+    """speculative decoding"""
+    vllm: Vllm = Vllm()
+    """versions of vLLM"""
+    ray: Ray = Ray()
+    """how Ray is started"""
+    probe: Probe = Probe(
+        question="What is the capital of France? Please reply with one word only",
+        expect="Paris",
     )
-    image: Image = Field(
-        default=Image.model_construct(ref=""), description="the container image (runtime docker)"
-    )
-    tensor_parallel: TensorParallel = Field(default=TensorParallel(), description="node counts")
-    pipeline_parallel: int = Field(
-        default=1,
-        ge=1,
-        le=MOST_NODES,
-        description="stages that the layers are split into, each on as many nodes as --tp says",
-    )
-    data_parallel: int = Field(
-        default=1,
-        ge=1,
-        le=MOST_NODES,
-        description="ranks of vLLM's data parallel mode in one server over Ray, each on a "
-        "node of its own with the whole model; experts are divided among them",
-    )
-    engine: Annotated[str, AfterValidator(_engine)] = Field(
-        default=engines.DEFAULT, description="the inference engine: vllm or sglang (experimental)"
-    )
-    runtime: Literal["docker", "venv"] = Field(
-        default="docker",
-        description="where the engine lives: a container, or a virtual environment on the node",
-    )
-    venv: Venv | None = Field(default=None, description="the virtual environment (runtime venv)")
-    executor: Literal["ray", "mp"] = Field(
-        default="ray",
-        description="executor that joins the nodes: ray, or mp (vLLM's own multi-node mode)",
-    )
-    engine_args: dict[Flag, EngineArg] = Field(
-        default={}, description="flags of the engine, without dashes; true for a bare one"
-    )
-    env: dict[Variable, EnvironmentValue] = Field(
-        default={},
-        description="environment of every container; a secret as {env: NAME}, which is the "
-        "laptop's variable",
-    )
-    mounts: list[Mount] = Field(default=[], description="folders the containers see")
-    patches: list[Patch] = Field(default=[], description="files mounted over the image's own")
-    drafter: Drafter | None = Field(default=None, description="speculative decoding")
-    vllm: Vllm = Field(default=Vllm(), description="versions of vLLM")
-    ray: Ray = Field(default=Ray(), description="how Ray is started")
-    probe: Probe = Field(
-        default=Probe(
-            question="What is the capital of France? Please reply with one word only",
-            expect="Paris",
-        ),
-        description="the question that verifies that it works",
-    )
-    readiness: Readiness = Field(
-        default=Readiness(), description="further conditions before it is called ready"
-    )
+    """the question that verifies that it works"""
+    readiness: Readiness = Readiness()
+    """further conditions before it is called ready"""
     gpu_memory_utilization: Annotated[
         Share | None,
         BeforeValidator(_share, json_schema_input_type=Share | Literal["auto"] | None),
-    ] = Field(
-        default=None,
-        description="share of the node's memory, or 'auto': computed from what the node has",
-    )
-    ready_timeout_s: float = Field(
-        default=1800,
-        gt=0,
-        description="seconds until it must answer; three times as long at most while its nodes "
-        "show that it compiles, tunes or loads",
-    )
-    measured: list[Measured] = Field(default=[], description="what this configuration measured")
-    sources: list[str] = Field(default=[], description="where the configuration comes from")
-    not_carried_over: list[NotCarriedOver] = Field(
-        default=[], description="what an import could not take over from its source"
-    )
+    ] = None
+    """share of the node's memory, or 'auto': computed from what the node has"""
+    ready_timeout_s: float = Field(default=1800, gt=0)
+    """seconds until it must answer; three times as long at most while its nodes show that it
+    compiles, tunes or loads"""
+    measured: list[Measured] = Field(default=[])
+    """what this configuration measured"""
+    sources: list[str] = Field(default=[])
+    """where the configuration comes from"""
+    not_carried_over: list[NotCarriedOver] = Field(default=[])
+    """what an import could not take over from its source"""
 
-    _laptop: Allowed = PrivateAttr(default=Allowed())
+    _allowances: Allowances = PrivateAttr(default=NOTHING)
     _overrides: dict[str, EngineValue | None] = PrivateAttr(default={})
 
     @model_validator(mode="before")
@@ -180,14 +163,9 @@ class Recipe(Schema):
         return engines.dialect(self.engine)
 
     @property
-    def laptop(self) -> Allowed:
-        """The files of the laptop that the recipe may send to the nodes."""
-        return self._laptop
-
-    @property
     def allowances(self) -> Allowances:
-        """The permissions that the user gives the recipe in addition."""
-        return self._laptop.user
+        """What the recipe may do, and send of the laptop to the nodes."""
+        return self._allowances
 
     @property
     def overrides(self) -> Mapping[str, EngineValue | None]:
@@ -196,14 +174,14 @@ class Recipe(Schema):
 
     def with_overrides(self, overrides: Mapping[str, EngineValue | None], **changed: Any) -> Recipe:
         """The recipe with changed fields, and what the command line changed by them."""
-        copy = self.with_files(self.laptop, **changed)
+        copy = self.model_copy(update=changed)
         copy._overrides = dict(overrides)
         return copy
 
-    def with_files(self, allowed: Allowed, **changed: Any) -> Recipe:
-        """The recipe with changed fields, and with what it may have sent of the laptop."""
+    def with_allowances(self, allowances: Allowances, **changed: Any) -> Recipe:
+        """The recipe with changed fields, and with what it may do."""
         copy = self.model_copy(update=changed)
-        copy._laptop = allowed
+        copy._allowances = allowances
         return copy
 
     def located(self, folders: Mapping[str, str]) -> Recipe:

@@ -8,18 +8,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from spark_cluster.config import engines, node_paths
 from spark_cluster.config.model_kind import RUNGS
 from spark_cluster.config.ports import vllm_ports
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.secret_text import is_secret_setting, looks_secret
 from spark_cluster.config.yamlfile import Problem
 from spark_cluster.errors import UsageError
 from spark_cluster.node.store.manifest import is_repository
-
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
 
 ADVICE = "put what is needed into a folder of its own, such as /srv/NAME"
 

@@ -70,7 +70,8 @@ def _variable(text: str) -> str:
 class FromLaptop(Schema):
     """A secret that a recipe refers to: the value is a variable of the laptop's environment."""
 
-    env: str = Field(description="environment variable of the laptop")
+    env: str
+    """environment variable of the laptop"""
 
 
 def _as_text(value: Any) -> Any:
@@ -112,31 +113,25 @@ Quantization = Literal["bf16", "fp8", "fp8-online", "nvfp4", "mxfp4", "awq-int4"
 class Model(Schema):
     """The model and where it lies."""
 
-    name: str = Field(min_length=1, description="repository on the hub, or a name of your own")
-    source: Literal["hub", "directory"] = Field(
-        default="hub", description="hub: downloaded; directory: copied from the laptop"
-    )
-    revision: str = Field(default="main", min_length=1, description="branch, tag or commit")
-    path: NodePath | None = Field(
-        default=None,
-        description="folder on the nodes (default: the hub cache of the nodes; of a directory "
-        "/srv/models/ and the name)",
-    )
-    directory: Path | None = Field(
-        default=None, description="folder on the laptop, for source: directory"
-    )
-    served_name: str = Field(min_length=1, description="name that clients ask for")
-    base: str | None = Field(
-        default=None,
-        min_length=1,
-        description="the model that this is a build of, when its geometry is to be known by it",
-    )
-    quantization: Quantization | None = Field(
-        default=None, description="how the weights lie in memory (default: as its config says)"
-    )
-    weights_gib: float | None = Field(
-        default=None, gt=0, description="memory of the weights as a server logged it, GiB, TP=1"
-    )
+    name: str = Field(min_length=1)
+    """repository on the hub, or a name of your own"""
+    source: Literal["hub", "directory"] = "hub"
+    """hub: downloaded; directory: copied from the laptop"""
+    revision: str = Field(default="main", min_length=1)
+    """branch, tag or commit"""
+    path: NodePath | None = None
+    """folder on the nodes (default: the hub cache of the nodes; of a directory /srv/models/ and the
+    name)"""
+    directory: Path | None = None
+    """folder on the laptop, for source: directory"""
+    served_name: str = Field(min_length=1)
+    """name that clients ask for"""
+    base: str | None = Field(default=None, min_length=1)
+    """the model that this is a build of, when its geometry is to be known by it"""
+    quantization: Quantization | None = None
+    """how the weights lie in memory (default: as its config says)"""
+    weights_gib: float | None = Field(default=None, gt=0)
+    """memory of the weights as a server logged it, GiB, TP=1"""
 
     _folder: str = PrivateAttr(default="")
 
@@ -177,17 +172,14 @@ BUILT = ("spark-cluster/", "local/")
 class Image(Schema):
     """The container image."""
 
-    ref: str = Field(
-        pattern=r"^[^\s-]\S*$",
-        description="name and tag, as `docker pull` takes it; with build, the name of the result",
-    )
-    digest: Digest | None = Field(
-        default=None, description="sha256:..., so that all nodes run the same"
-    )
-    archive: NodePath | None = Field(
-        default=None, description="file on the nodes to `docker load` instead of pulling"
-    )
-    build: Build | None = Field(default=None, description="how to build it, instead of pulling")
+    ref: str = Field(pattern=r"^[^\s-]\S*$")
+    """name and tag, as `docker pull` takes it; with build, the name of the result"""
+    digest: Digest | None = None
+    """sha256:..., so that all nodes run the same"""
+    archive: NodePath | None = None
+    """file on the nodes to `docker load` instead of pulling"""
+    build: Build | None = None
+    """how to build it, instead of pulling"""
 
     @model_validator(mode="after")
     def _one_origin(self) -> Image:
@@ -209,13 +201,12 @@ class Image(Schema):
 class Venv(Schema):
     """The virtual environment of the runtime `venv`, on each node."""
 
-    path: NodePath = Field(description="folder on the nodes")
-    requirements: list[str] = Field(
-        default=[], description="what it is made of, pinned; without any it must be there"
-    )
-    python: str = Field(
-        default="python3", pattern=r"^[A-Za-z0-9/][\w./-]*$", description="what it is made with"
-    )
+    path: NodePath
+    """folder on the nodes"""
+    requirements: list[str] = Field(default=[])
+    """what it is made of, pinned; without any it must be there"""
+    python: str = Field(default="python3", pattern=r"^[A-Za-z0-9/][\w./-]*$")
+    """what it is made with"""
 
     @field_validator("requirements")
     @classmethod
@@ -229,9 +220,12 @@ class Venv(Schema):
 class Mount(Schema):
     """A folder of the nodes that the containers see."""
 
-    source: NodePath = Field(description="folder or file on the node")
-    target: NodePath = Field(description="where the containers see it")
-    read_only: bool = Field(default=True, description="whether they may only read it")
+    source: NodePath
+    """folder or file on the node"""
+    target: NodePath
+    """where the containers see it"""
+    read_only: bool = True
+    """whether they may only read it"""
 
     @property
     def volume(self) -> str:
@@ -242,26 +236,23 @@ class Mount(Schema):
 class Ray(Schema):
     """The settings of the Ray nodes."""
 
-    port: Port = Field(default=PORTS.gcs, description="of the head's control service")
-    dashboard_port: Port = Field(
-        default=PORTS.dashboard, description="of the dashboard, on loopback"
-    )
-    first_port: Port = Field(
-        default=PORTS.first_port,
-        description="first of nine that follow each other, for Ray's services on each node",
-    )
-    min_worker_port: Port = Field(
-        default=PORTS.min_worker_port, description="first port of workers"
-    )
-    max_worker_port: Port = Field(default=PORTS.max_worker_port, description="last port of workers")
-    object_store_memory: int | None = Field(
-        default=None, ge=80_000_000, description="bytes for the object store of each node"
-    )
-    num_cpus: int | None = Field(default=None, ge=1, description="CPUs to declare on each node")
+    port: Port = PORTS.gcs
+    """of the head's control service"""
+    dashboard_port: Port = PORTS.dashboard
+    """of the dashboard, on loopback"""
+    first_port: Port = PORTS.first_port
+    """first of nine that follow each other, for Ray's services on each node"""
+    min_worker_port: Port = PORTS.min_worker_port
+    """first port of workers"""
+    max_worker_port: Port = PORTS.max_worker_port
+    """last port of workers"""
+    object_store_memory: int | None = Field(default=None, ge=80_000_000)
+    """bytes for the object store of each node"""
+    num_cpus: int | None = Field(default=None, ge=1)
+    """CPUs to declare on each node"""
     # 10 to 20 seconds were measured for two nodes.
-    join_timeout_s: float = Field(
-        default=120, gt=0, description="longest wait until all nodes have joined Ray, seconds"
-    )
+    join_timeout_s: float = Field(default=120, gt=0)
+    """longest wait until all nodes have joined Ray, seconds"""
 
     @model_validator(mode="after")
     def _range(self) -> Ray:
@@ -286,36 +277,44 @@ class Ray(Schema):
 class Probe(Schema):
     """A question whose answer shows that the model is really working."""
 
-    question: str = Field(min_length=1, description="what is asked, at temperature 0")
-    expect: str = Field(min_length=1, description="what the answer must contain, in any case")
-    max_tokens: int = Field(default=16, ge=1, description="longest answer, tokens")
+    question: str = Field(min_length=1)
+    """what is asked, at temperature 0"""
+    expect: str = Field(min_length=1)
+    """what the answer must contain, in any case"""
+    max_tokens: int = Field(default=16, ge=1)
+    """longest answer, tokens"""
 
 
 class Patch(Schema):
     """A file that is mounted over one of the image's own."""
 
-    file: str = Field(min_length=1, description="its path, in the model's folder or on the laptop")
-    origin: Literal["model", "laptop"] = Field(
-        default="model", description="model: comes with the model; laptop: next to the recipe"
-    )
-    target: NodePath = Field(description="the file of the image that it replaces")
-    why: str = Field(min_length=1, description="what it repairs")
+    file: str = Field(min_length=1)
+    """its path, in the model's folder or on the laptop"""
+    origin: Literal["model", "laptop"] = "model"
+    """model: comes with the model; laptop: next to the recipe"""
+    target: NodePath
+    """the file of the image that it replaces"""
+    why: str = Field(min_length=1)
+    """what it repairs"""
 
 
 class Drafter(Schema):
     """Speculative decoding with a small model, or with the model's own extra head."""
 
-    method: str = Field(min_length=1, description="as vLLM calls it: mtp, eagle3, ngram ...")
-    name: str | None = Field(default=None, description="repository of the small model on the hub")
-    revision: str = Field(default="main", min_length=1, description="branch, tag or commit")
-    path: NodePath | None = Field(default=None, description="folder on the nodes")
-    tokens: int = Field(ge=1, le=32, description="tokens drafted in each step")
-    options: dict[str, EngineValue] = Field(
-        default={}, description="further settings for vLLM, such as moe_backend: triton"
-    )
-    acceptance: list[Annotated[float, Field(ge=0, le=1)]] = Field(
-        default=[], description="measured acceptance of each position, given the ones before"
-    )
+    method: str = Field(min_length=1)
+    """as vLLM calls it: mtp, eagle3, ngram ..."""
+    name: str | None = None
+    """repository of the small model on the hub"""
+    revision: str = Field(default="main", min_length=1)
+    """branch, tag or commit"""
+    path: NodePath | None = None
+    """folder on the nodes"""
+    tokens: int = Field(ge=1, le=32)
+    """tokens drafted in each step"""
+    options: dict[str, EngineValue] = Field(default={})
+    """further settings for vLLM, such as moe_backend: triton"""
+    acceptance: list[Annotated[float, Field(ge=0, le=1)]] = Field(default=[])
+    """measured acceptance of each position, given the ones before"""
 
     _folder: str = PrivateAttr(default="")
 
@@ -354,17 +353,12 @@ class Drafter(Schema):
 class Readiness(Schema):
     """The conditions for calling it ready, beyond the right answer."""
 
-    rungs: list[Rung] = Field(
-        default=["answer"],
-        min_length=1,
-        description="what is asked, in this order (default: the first of the kind)",
-    )
-    log_expect: list[Pattern] = Field(
-        default=[], description="regular expressions that the engine's log must match"
-    )
-    log_forbid: list[Pattern] = Field(
-        default=[], description="regular expressions that it must not match"
-    )
+    rungs: list[Rung] = Field(default=["answer"], min_length=1)
+    """what is asked, in this order (default: the first of the kind)"""
+    log_expect: list[Pattern] = Field(default=[])
+    """regular expressions that the engine's log must match"""
+    log_forbid: list[Pattern] = Field(default=[])
+    """regular expressions that it must not match"""
 
 
 def _specifier(text: str) -> str:
@@ -381,26 +375,52 @@ Versions = Annotated[str, AfterValidator(_specifier)]
 class Vllm(Schema):
     """The versions of vLLM."""
 
-    version: str | None = Field(
-        default=None, min_length=1, description="what the image has, such as 0.19.0"
-    )
-    supported: Versions = Field(
-        default="", description="versions that can serve it, such as '>=0.19,!=0.23.*'"
-    )
-    tested: list[str] = Field(default=[], description="versions that are known to have served it")
+    version: str | None = Field(default=None, min_length=1)
+    """what the image has, such as 0.19.0"""
+    supported: Versions = ""
+    """versions that can serve it, such as '>=0.19,!=0.23.*'"""
+    tested: list[str] = Field(default=[])
+    """versions that are known to have served it"""
 
 
 class Measured(Schema):
     """A published or own measurement of this very configuration."""
 
-    source: str = Field(min_length=1, description="who measured it")
-    tp: int = Field(default=1, ge=1, description="tensor-parallel size")
-    concurrency: int = Field(default=1, ge=1, description="requests at a time")
-    prompt_tokens: int | None = Field(default=None, ge=1, description="tokens of the prompt")
-    depth: int = Field(default=0, ge=0, description="tokens that were in the cache before")
-    decode_tok_s: float | None = Field(default=None, gt=0, description="tokens/s of one request")
-    total_tok_s: float | None = Field(default=None, gt=0, description="tokens/s of all requests")
-    prefill_tok_s: float | None = Field(default=None, gt=0, description="prompt tokens/s")
-    ttfr_ms: float | None = Field(default=None, gt=0, description="ms to the first response")
-    vram_mib: list[int] = Field(default=[], description="MiB held on each node, the head first")
-    note: str = Field(default="", description="what to know about it")
+    source: str = Field(min_length=1)
+    """who measured it"""
+    tp: int = Field(default=1, ge=1)
+    """tensor-parallel size"""
+    concurrency: int = Field(default=1, ge=1)
+    """requests at a time"""
+    prompt_tokens: int | None = Field(default=None, ge=1)
+    """tokens of the prompt"""
+    depth: int = Field(default=0, ge=0)
+    """tokens that were in the cache before"""
+    decode_tok_s: float | None = Field(default=None, gt=0)
+    """tokens/s of one request"""
+    total_tok_s: float | None = Field(default=None, gt=0)
+    """tokens/s of all requests"""
+    prefill_tok_s: float | None = Field(default=None, gt=0)
+    """prompt tokens/s"""
+    ttfr_ms: float | None = Field(default=None, gt=0)
+    """ms to the first response"""
+    vram_mib: list[int] = Field(default=[])
+    """MiB held on each node, the head first"""
+    note: str = ""
+    """what to know about it"""
+
+
+class NotCarriedOver(Schema):
+    """A part of the source that the recipe does not have."""
+
+    what: str = Field(min_length=1)
+    """the part, as the source has it"""
+    why: str = Field(min_length=1)
+    """why the recipe does not have it"""
+    consequence: str = Field(min_length=1)
+    """what does not work, or is different"""
+    blocks: bool = False
+    """it cannot work without: `plan` says no-go and `up` refuses until the entry is removed"""
+
+    def __str__(self) -> str:
+        return f"not carried over: {self.what} ({self.why}); {self.consequence}"

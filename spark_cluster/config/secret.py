@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, model_validator
 
 from spark_cluster.config.fields import EnvName, LaptopPath
 from spark_cluster.config.schema import Schema
@@ -21,11 +21,12 @@ _ADVICE = "expected {env: NAME} or {file: PATH}"
 class Secret(Schema):
     """The source of a secret's value. Exactly one of the three is given."""
 
-    env: EnvName | None = Field(default=None, description="environment variable of the laptop")
-    file: LaptopPath | None = Field(
-        default=None, description="file on the laptop; its first line is the secret"
-    )
-    prompt: bool = Field(default=False, description="ask on the terminal")
+    env: EnvName | None = None
+    """environment variable of the laptop"""
+    file: LaptopPath | None = None
+    """file on the laptop; its first line is the secret"""
+    prompt: bool = False
+    """ask on the terminal"""
 
     @model_validator(mode="after")
     def _one_source(self) -> Secret:

@@ -111,15 +111,17 @@ ProbeCheck = Check[Probed]
 def check(
     id: str,
     *,
-    title: str,
     needs: tuple[str, ...],
     effect: Effect,
+    title: str = "",
     link: bool = False,
     sources: Mapping[str, NodeSource] | None = None,
 ) -> Callable[[Look[S]], Check[S]]:
-    """Turn a function into a check; see `Check`."""
+    """Turn a function into a check; see `Check`. The function's docstring is its title, where none
+    is given.
+    """
 
     def made(look: Look[S]) -> Check[S]:
-        return Check(id, title, look, needs, effect, link, sources or {})
+        return Check(id, title or look.__doc__ or id, look, needs, effect, link, sources or {})
 
     return made

@@ -5,16 +5,20 @@ from __future__ import annotations
 import csv
 import json
 import re
+from collections import Counter
+from dataclasses import dataclass
 
 from spark_cluster.doctor.check import check
-from spark_cluster.doctor.kernel import fault_in
 from spark_cluster.doctor.observations import Observations, Ran
+from spark_cluster.doctor.question import KEPT_LINES
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.facts import pins
-from spark_cluster.facts.gpu_load import BUSY_PERCENT, LOW_MHZ, LOW_W
+from spark_cluster.facts.model import BUSY_PERCENT, LOW_MHZ, LOW_W
 from spark_cluster.facts.pins import Pins
-from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.known_issues.entries import Issue, catalogue
+from spark_cluster.known_issues.log_matching import recognise
 from spark_cluster.known_issues.match import ORDER
+from spark_cluster.logs import lines
 
 KHO = "kernel-kho"
 XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+)")
@@ -30,13 +34,9 @@ FAILED_STATE = 3
 """Of fwupd's UpdateState (0 unknown, 1 pending, 2 success, 3 failed, 4 needs reboot)."""
 
 
-@check(
-    "driver.library-match",
-    title="driver and library have the same version",
-    needs=("gpu", "nvrm"),
-    effect="blocks",
-)
+@check("driver.library-match", needs=("gpu", "nvrm"), effect="blocks")
 def library_match(seen: Observations) -> Verdict:
+    """driver and library have the same version"""
     smi = seen.ran("gpu")
     if "version mismatch" in smi.output:
         return fail(smi.output)
@@ -49,13 +49,9 @@ def library_match(seen: Observations) -> Verdict:
     return ok(shown) if loaded[1] == seen.facts.gpu.driver else fail(shown)
 
 
-@check(
-    "driver.gpu-present",
-    title="nvidia-smi sees the GPU",
-    needs=("gpu", "kernel_log"),
-    effect="blocks",
-)
+@check("driver.gpu-present", needs=("gpu", "kernel_log"), effect="blocks")
 def gpu_present(seen: Observations) -> Verdict:
+    """nvidia-smi sees the GPU"""
     if seen.hangs("gpu"):
         return fail(seen.hangs("gpu"), "gpu-hangs")
     smi = seen.ran("gpu")
@@ -72,26 +68,18 @@ def gpu_present(seen: Observations) -> Verdict:
     return ok(f"{seen.facts.gpu.name}, driver {seen.facts.gpu.driver}")
 
 
-@check(
-    "driver.xid",
-    title="the kernel's log has no GPU error",
-    needs=("kernel_log",),
-    effect="risks",
-)
+@check("driver.xid", needs=("kernel_log",), effect="risks")
 def xid(seen: Observations) -> Verdict:
+    """the kernel's log has no GPU error"""
     numbers = sorted({int(n) for n in xids(seen) if n != GSP_TIMEOUT})
     if numbers:
         return warn(f"Xid {', '.join(map(str, numbers))} since boot")
     return ok("no Xid since boot")
 
 
-@check(
-    "driver.kho",
-    title="memory can be registered for RDMA under this kernel",
-    needs=("kernel", "cmdline", "meminfo"),
-    effect="blocks",
-)
+@check("driver.kho", needs=("kernel", "cmdline", "meminfo"), effect="blocks")
 def kho(seen: Observations) -> Verdict:
+    """memory can be registered for RDMA under this kernel"""
     kernel, off = seen.kernel, "kho=off" in seen.text("cmdline").split()
     total, free = (_meminfo(seen, name) for name in ("CmaTotal", "CmaFree"))
     if total is not None and free is not None and free > total:
@@ -101,13 +89,9 @@ def kho(seen: Observations) -> Verdict:
     return ok(f"kernel {kernel}{' with kho=off' if off else ''}")
 
 
-@check(
-    "driver.known-bad",
-    title="kernel and driver are not a known bad combination",
-    needs=("kernel", "cmdline", "gpu", "dpkg"),
-    effect="blocks",
-)
+@check("driver.known-bad", needs=("kernel", "cmdline", "gpu", "dpkg"), effect="blocks")
 def known_bad(seen: Observations) -> Verdict:
+    """kernel and driver are not a known bad combination"""
     smi = seen.ran("gpu")
     seen.ran("dpkg")
     shown = f"kernel {seen.kernel}, driver {pins.driver(seen.facts) or smi.output[:80]}"
@@ -120,13 +104,10 @@ def known_bad(seen: Observations) -> Verdict:
     return (fail if worst.severity == "error" else warn)(shown, worst.id)
 
 
-@check(
-    "driver.reboot",
-    title="no reboot is pending",
-    needs=("os",),  # a node that shows its files shows this one too
-    effect="risks",
-)
+# A node that shows its release file shows what is looked for, too.
+@check("driver.reboot", needs=("os",), effect="risks")
 def reboot(seen: Observations) -> Verdict:
+    """no reboot is pending"""
     seen.text("os")
     if not seen.there("reboot_required"):
         return ok("/var/run/reboot-required is not there")
@@ -135,13 +116,9 @@ def reboot(seen: Observations) -> Verdict:
     return warn(f"/var/run/reboot-required is there{names}")
 
 
-@check(
-    "driver.clocks",
-    title="the GPU clocks up under load",
-    needs=("load",),
-    effect="slows",
-)
+@check("driver.clocks", needs=("load",), effect="slows")
 def clocks(seen: Observations) -> Verdict:
+    """the GPU clocks up under load"""
     row = next(csv.reader(seen.output("load").splitlines(), skipinitialspace=True), [])
     figures = [_number(cell) for cell in row[:3]]
     if len(row) < 7 or figures[0] is None or figures[1] is None:
@@ -161,13 +138,9 @@ def clocks(seen: Observations) -> Verdict:
     return fail(f"{shown}, and nvidia-smi reports no throttling", "gpu-at-low-clock")
 
 
-@check(
-    "driver.power-off",
-    title="the last boot ended with a clean shutdown, not with a fault of the kernel",
-    needs=("previous", "previous_kernel", "pstore"),
-    effect="risks",
-)
+@check("driver.power-off", needs=("previous", "previous_kernel", "pstore"), effect="risks")
 def power_off(seen: Observations) -> Verdict:
+    """the last boot ended with a clean shutdown, not with a fault of the kernel"""
     crashed = fault_in(
         seen.ran("previous_kernel").stdout + seen.output("pstore"), "driver.power-off"
     )
@@ -189,13 +162,9 @@ def power_off(seen: Observations) -> Verdict:
     return warn(f"{found}; the clocks are capped at boot", "power-cut-at-capped-clocks")
 
 
-@check(
-    "driver.firmware-update",
-    title="no firmware update failed",
-    needs=("history",),
-    effect="risks",
-)
+@check("driver.firmware-update", needs=("history",), effect="risks")
 def firmware_update(seen: Observations) -> Verdict:
+    """no firmware update failed"""
     done = seen.ran("history")
     if done.status != 0 and "No history" in done.output:
         return ok("no update is on record")
@@ -207,13 +176,9 @@ def firmware_update(seen: Observations) -> Verdict:
     return ok(f"{len(devices)} updates on record, none failed")
 
 
-@check(
-    "driver.mlnx-hold",
-    title="mlnx-fw-updater cannot flash the ConnectX-7",
-    needs=("dpkg",),
-    effect="risks",
-)
+@check("driver.mlnx-hold", needs=("dpkg",), effect="risks")
 def mlnx_hold(seen: Observations) -> Verdict:
+    """mlnx-fw-updater cannot flash the ConnectX-7"""
     seen.ran("dpkg")
     version = seen.facts.packages.get(FLASHER)
     if FLASHER in seen.facts.held:
@@ -265,3 +230,119 @@ def _number(cell: str) -> float | None:
         return float(cell)
     except ValueError:
         return None
+
+
+# Checks of what the kernel itself logged, and of what it kept of a crash: faults, PCIe errors.
+
+LONGEST = 160
+"""Characters of a line of the kernel that are shown."""
+
+MANY_CORRECTED = KEPT_LINES
+"""Corrected errors of one device since boot: a few come with each training of a link."""
+
+_PCIE_ERROR = re.compile(
+    r"AER: (?:Multiple )?(?P<kind>(?:Unc|C)orrect\w+(?: \([\w-]+\))?) error (?:message )?received"
+    r"(?: from|:) (?P<device>[0-9a-f:.]+)"
+    r"|(?P<device2>[0-9a-f:.]+): PCIe Bus Error: severity=(?P<kind2>\w+(?: \([\w-]+\))?)"
+)
+"""The root port's line, as newer and older kernels have it, and the device's own (source:
+linux-docs-aer)."""
+
+_CONNECTX = re.compile(r"pci ([0-9a-f:.]+): \[15b3:[0-9a-f]{4}\] type 00")
+_RECORD = re.compile(r"^<\d+>\[ *[\d.]+\] ")
+"""Level and time before a line of a record in pstore."""
+
+_WHERE = re.compile(r"\bpc : (\S+(?: \[\w+\])?)")
+_WHOSE = re.compile(r"\bComm: (\S+)")
+
+
+@dataclass(frozen=True)
+class KernelFault:
+    """A fault in the kernel's log: what it is, and where the kernel was."""
+
+    issue: Issue
+    found: str
+
+
+def fault_in(log: str, check: str) -> KernelFault | None:
+    """Return the fault that explains a log of the kernel, what is worse and more specific first.
+
+    Args:
+        check: only faults that it is about.
+    """
+    rows = [lines.read(_RECORD.sub("", raw)).text for raw in log.splitlines()]
+    found = [
+        (ORDER[issue.severity], issue.broad, place, issue)
+        for place, row in enumerate(rows)
+        for issue in recognise(row)
+        if check in issue.checks
+    ]
+    if not found:
+        return None
+    *_, issue = min(found, key=lambda one: one[:3])
+    first = min(place for _, _, place, _ in found)
+    text = "\n".join(rows[first:])
+    where, whose = _WHERE.search(text), _WHOSE.search(text)
+    shown = rows[first][:LONGEST]
+    shown += f"; in {where[1][:LONGEST]}" if where else ""
+    shown += f"; process {whose[1][:LONGEST]}" if whose else ""
+    return KernelFault(issue, shown)
+
+
+@check("kernel.fault", needs=("kernel_log",), effect="risks")
+def fault(seen: Observations) -> Verdict:
+    """the kernel reported no crash, lockup or disk error"""
+    found = fault_in(seen.output("kernel_log"), "kernel.fault")
+    if found is None:
+        return ok("none since boot")
+    judged = fail if found.issue.severity == "error" else warn
+    return judged(found.found, found.issue.id)
+
+
+@check("kernel.pcie", needs=("kernel_log",), effect="risks")
+def pcie(seen: Observations) -> Verdict:
+    """PCIe devices report no errors"""
+    counts = _pcie_errors(seen.output("kernel_log"))
+    shown = "; ".join(f"{device}: {kind} {_times(n)}" for (device, kind), n in counts.items())
+    if any(kind.endswith("(Fatal)") for _, kind in counts):
+        return fail(shown, "pcie-fatal-error")
+    if any(kind.startswith("Unc") for _, kind in counts):
+        return warn(shown, "pcie-fatal-error")
+    if max(counts.values(), default=0) >= MANY_CORRECTED:
+        return warn(shown, "pcie-corrected-errors")
+    return ok(shown or "none since boot")
+
+
+@check("kernel.mstflint", needs=("units", "kernel_log", "pci"), effect="risks")
+def mstflint(seen: Observations) -> Verdict:
+    """mstflint does not read a ConnectX-7 that left the PCI bus"""
+    # A function that was enumerated twice since boot, or is gone, left the bus.
+    there = {path.split("/")[-2] for path in seen.tree("pci")}
+    if not there:
+        raise NotSeen("the PCI bus lists no device")
+    runs = seen.units.get("dgx-dashboard-admin", {}).get("ActiveState") == "active"
+    if not seen.there("mstflint_access"):
+        return ok("the module mstflint_access is not loaded")
+    times = Counter(_CONNECTX.findall(seen.output("kernel_log")))
+    moved = sorted(device for device, n in times.items() if n > 1 or device not in there)
+    if not moved:
+        return ok("no function of the ConnectX-7 left the PCI bus since boot")
+    shown = f"{', '.join(moved)} left the PCI bus since boot, and mstflint_access is loaded"
+    return warn(shown + ("; dgx-dashboard-admin runs mstflint every hour" if runs else ""))
+
+
+def _pcie_errors(log: str) -> dict[tuple[str, str], int]:
+    """Return how often each device reported each severity; two lines may tell of one error."""
+    told: tuple[Counter[tuple[str, str]], ...] = (Counter(), Counter())
+    for line in log.splitlines():
+        if found := _PCIE_ERROR.search(line):
+            by_port = found["device"] is not None
+            device = found["device"] if by_port else found["device2"]
+            told[by_port][device, found["kind"] if by_port else found["kind2"]] += 1
+    return dict(sorted((told[0] | told[1]).items()))
+
+
+def _times(count: int) -> str:
+    if count == 1:
+        return "once"
+    return f"{count} times" + (" or more" if count >= KEPT_LINES else "")

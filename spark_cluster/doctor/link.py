@@ -23,14 +23,9 @@ BRICKS = ("28.47.1088", "NVD0000000087")
 """Firmware reported to brick the ConnectX-7 of this PSID (community report)."""
 
 
-@check(
-    "link.connectx-present",
-    title="all four functions of the ConnectX-7 are present",
-    needs=("hcas",),
-    effect="blocks",
-    link=True,
-)
+@check("link.connectx-present", needs=("hcas",), effect="blocks", link=True)
 def connectx_present(seen: Observations) -> Verdict:
+    """all four functions of the ConnectX-7 are present"""
     hcas = seen.hcas
     if len(hcas) >= FUNCTIONS:
         return ok(f"{len(hcas)} functions: {', '.join(h.name for h in hcas)}")
@@ -48,14 +43,9 @@ def connectx_present(seen: Observations) -> Verdict:
     return fail("no RDMA device, and none of its functions on the PCI bus", "connectx-off-the-bus")
 
 
-@check(
-    "link.port-up",
-    title="both twins of the cabled port are up",
-    needs=("hcas",),
-    effect="blocks",
-    link=True,
-)
+@check("link.port-up", needs=("hcas",), effect="blocks", link=True)
 def port_up(seen: Observations) -> Verdict:
+    """both twins of the cabled port are up"""
     up = [h.interface for h in seen.hcas if h.up]
     shown = ", ".join(up)
     if not seen.hcas:
@@ -83,14 +73,9 @@ def _must_be_a_spark(seen: Observations) -> None:
         raise NotSeen(f"{gpu.name}: this is no Spark, and has no RDMA device")
 
 
-@check(
-    "link.rate",
-    title="the port runs at 200 Gb/s",
-    needs=("hcas", "speed"),
-    effect="slows",
-    link=True,
-)
+@check("link.rate", needs=("hcas", "speed"), effect="slows", link=True)
 def rate(seen: Observations) -> Verdict:
+    """the port runs at 200 Gb/s"""
     speeds = {path.split("/")[4]: text for path, text in seen.tree("speed").items()}
     twins = [twin.interface for twin in seen.twins]
     known = {name: int(speeds[name]) for name in twins if speeds.get(name, "-1").isdigit()}
@@ -102,14 +87,9 @@ def rate(seen: Observations) -> Verdict:
     return fail(shown) if slow else ok(shown or "no function is up")
 
 
-@check(
-    "link.pcie-width",
-    title="both PCIe paths of the ConnectX-7 have four lanes",
-    needs=("width",),
-    effect="slows",
-    link=True,
-)
+@check("link.pcie-width", needs=("width",), effect="slows", link=True)
 def pcie_width(seen: Observations) -> Verdict:
+    """both PCIe paths of the ConnectX-7 have four lanes"""
     widths = of_hca(seen.tree("width"))
     if not widths:
         raise NotSeen("/sys/class/infiniband/*/device/current_link_width: not there")
@@ -118,14 +98,9 @@ def pcie_width(seen: Observations) -> Verdict:
     return warn(shown) if narrow else ok(shown)
 
 
-@check(
-    "link.twin-address",
-    title="both twins have an address",
-    needs=("hcas", "ip"),
-    effect="slows",
-    link=True,
-)
+@check("link.twin-address", needs=("hcas", "ip"), effect="slows", link=True)
 def twin_address(seen: Observations) -> Verdict:
+    """both twins have an address"""
     bare = [i.name for i in seen.twin_interfaces if not i.addresses]
     if len(bare) > 1:
         return fail(f"{' and '.join(bare)} have no IPv4 address", "link-not-configured")
@@ -134,14 +109,9 @@ def twin_address(seen: Observations) -> Verdict:
     return ok(_addresses(seen.twin_interfaces) or "no function is up")
 
 
-@check(
-    "link.twins-one-subnet",
-    title="the twins are in different subnets",
-    needs=("hcas", "ip"),
-    effect="slows",
-    link=True,
-)
+@check("link.twins-one-subnet", needs=("hcas", "ip"), effect="slows", link=True)
 def twins_one_subnet(seen: Observations) -> Verdict:
+    """the twins are in different subnets"""
     twins = seen.twin_interfaces
     for one, other in combinations(twins, 2):
         for address in one.addresses:
@@ -150,14 +120,9 @@ def twins_one_subnet(seen: Observations) -> Verdict:
     return ok(_addresses(twins) or "no twin has an address")
 
 
-@check(
-    "link.mtu",
-    title="the twins have the MTU that the inventory sets",
-    needs=("hcas", "ip"),
-    effect="slows",
-    link=True,
-)
+@check("link.mtu", needs=("hcas", "ip"), effect="slows", link=True)
 def mtu(seen: Observations) -> Verdict:
+    """the twins have the MTU that the inventory sets"""
     twins = seen.twin_interfaces
     shown = ", ".join(f"{i.name} {i.mtu}" for i in twins)
     if any(i.mtu != seen.mtu for i in twins):
@@ -165,14 +130,9 @@ def mtu(seen: Observations) -> Verdict:
     return ok(shown or "no function is up")
 
 
-@check(
-    "link.gid",
-    title="each twin has a RoCE v2 entry of its IPv4 address in its GID table",
-    needs=("hcas", "ip", GID_TYPES),
-    effect="blocks",
-    link=True,
-)
+@check("link.gid", needs=("hcas", "ip", GID_TYPES), effect="blocks", link=True)
 def gid(seen: Observations) -> Verdict:
+    """each twin has a RoCE v2 entry of its IPv4 address in its GID table"""
     addresses = {i.name: i.addresses for i in seen.twin_interfaces}
     twins = [twin for twin in seen.twins if addresses.get(twin.interface)]
     if twins and not seen.tree(GID_TYPES):
@@ -185,14 +145,9 @@ def gid(seen: Observations) -> Verdict:
     return ok(shown or "no twin has an address")
 
 
-@check(
-    "link.subnet-overlap",
-    title="no other network of the node overlaps with the link's",
-    needs=("hcas", "ip"),
-    effect="blocks",
-    link=True,
-)
+@check("link.subnet-overlap", needs=("hcas", "ip"), effect="blocks", link=True)
 def subnet_overlap(seen: Observations) -> Verdict:
+    """no other network of the node overlaps with the link's"""
     fabric = {h.interface for h in seen.hcas}
     ours = [(i.name, a) for i in seen.interfaces if i.name in fabric for a in i.addresses]
     others = [(i.name, a) for i in seen.interfaces if i.name not in fabric for a in i.addresses]
@@ -203,14 +158,9 @@ def subnet_overlap(seen: Observations) -> Verdict:
     return ok(", ".join(sorted({str(a.network) for _, a in ours})) or "no address on the link")
 
 
-@check(
-    "link.firmware",
-    title="the ConnectX-7 has no firmware that is known to be bad",
-    needs=("fw_ver", "board_id"),
-    effect="risks",
-    link=True,
-)
+@check("link.firmware", needs=("fw_ver", "board_id"), effect="risks", link=True)
 def firmware(seen: Observations) -> Verdict:
+    """the ConnectX-7 has no firmware that is known to be bad"""
     versions, boards = of_hca(seen.tree("fw_ver")), of_hca(seen.tree("board_id"))
     if not versions or set(boards) != set(versions):
         raise NotSeen("/sys/class/infiniband/*/fw_ver and board_id: not there")

@@ -9,8 +9,7 @@ from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.engine.names import RAY, SERVER, TITLE
-from spark_cluster.facts.free_blocks import free_blocks
-from spark_cluster.facts.parsers import compute_apps
+from spark_cluster.facts.parsers import compute_apps, free_blocks
 from spark_cluster.node.memory import SSH_STOPS_KIB
 
 WARN_KIB = 6 * 2**20
@@ -21,13 +20,9 @@ OWN_UNIT = re.compile(rf"/({SERVER}|{RAY})\.service$")
 CONTAINER_ID = re.compile(r"[0-9a-f]{64}")
 
 
-@check(
-    "memory.available",
-    title="there is memory left for the system",
-    needs=("meminfo",),
-    effect="risks",
-)
+@check("memory.available", needs=("meminfo",), effect="risks")
 def available(seen: Observations) -> Verdict:
+    """there is memory left for the system"""
     memory = seen.memory
     if not memory.total_kib:
         raise NotSeen("/proc/meminfo has no MemTotal")
@@ -37,13 +32,9 @@ def available(seen: Observations) -> Verdict:
     return warn(shown) if memory.available_kib < WARN_KIB else ok(shown)
 
 
-@check(
-    "memory.orphan",
-    title="no orphaned engine process holds memory",
-    needs=("apps", "holders", "containers"),
-    effect="blocks",
-)
+@check("memory.orphan", needs=("apps", "holders", "containers"), effect="blocks")
 def orphan(seen: Observations) -> Verdict:
+    """no orphaned engine process holds memory"""
     processes = {p.pid: p for p in compute_apps(seen.output("apps"))}
     running = {e.id for e in seen.engines if e.running}
     left = []
@@ -67,13 +58,9 @@ def orphan(seen: Observations) -> Verdict:
     return ok(f"{len(processes)} processes hold {held} MiB" if processes else "nothing is held")
 
 
-@check(
-    "memory.swap",
-    title="the node does not thrash in swap when memory runs out",
-    needs=("swaps", "swappiness"),
-    effect="risks",
-)
+@check("memory.swap", needs=("swaps", "swappiness"), effect="risks")
 def swap(seen: Observations) -> Verdict:
+    """the node does not thrash in swap when memory runs out"""
     devices = _swap_devices(seen)
     swappiness = seen.text("swappiness").strip()
     if not devices:
@@ -85,11 +72,11 @@ def swap(seen: Observations) -> Verdict:
 
 @check(
     "memory.fragmentation",
-    title="free memory has large blocks, as a load needs them",
     needs=("buddyinfo", "page_size", "meminfo", "containers"),
     effect="risks",
 )
 def fragmentation(seen: Observations) -> Verdict:
+    """free memory has large blocks, as a load needs them"""
     memory, serving = seen.memory, any(engine.running for engine in seen.engines)
     size = seen.output("page_size").strip()
     blocks = free_blocks(seen.text("buddyinfo"), int(size)) if size.isdecimal() else None
@@ -105,13 +92,9 @@ def fragmentation(seen: Observations) -> Verdict:
     return warn(str(blocks))
 
 
-@check(
-    "memory.earlyoom",
-    title="earlyoom ends the engine before the node freezes",
-    needs=("units", "swaps"),
-    effect="risks",
-)
+@check("memory.earlyoom", needs=("units", "swaps"), effect="risks")
 def earlyoom(seen: Observations) -> Verdict:
+    """earlyoom ends the engine before the node freezes"""
     unit = seen.units.get("earlyoom", {})
     if not unit:
         raise NotSeen("systemctl reports nothing about earlyoom")
@@ -148,13 +131,9 @@ def _swap_devices(seen: Observations) -> list[str]:
     return [line.split()[0] for line in seen.text("swaps").splitlines()[1:] if line.split()]
 
 
-@check(
-    "memory.refused",
-    title="no allocation of the driver failed, and the kernel killed no process",
-    needs=("kernel_log",),
-    effect="risks",
-)
+@check("memory.refused", needs=("kernel_log",), effect="risks")
 def refused(seen: Observations) -> Verdict:
+    """no allocation of the driver failed, and the kernel killed no process"""
     log = seen.output("kernel_log")
     refusals = log.count("NV_ERR_NO_MEMORY")
     killed = re.findall(r"Out of memory: Killed process \d+ \(([^)]*)\)", log)

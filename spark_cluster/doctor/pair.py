@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
-from itertools import combinations
+from itertools import combinations, permutations
 
+from spark_cluster.discovery import COUNT
 from spark_cluster.doctor.check import Pair, check
 from spark_cluster.doctor.driver import fwupd_devices
 from spark_cluster.doctor.observations import Observations, of_hca
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
+from spark_cluster.node.containers import ContainerState, read_sections
 
 CLOCK_S = 10.0
 OWN_FLAGS = (
@@ -19,13 +21,10 @@ OWN_FLAGS = (
 """ContainerState arguments in which ranks may differ."""
 
 
-@check(
-    "pair.os",
-    title="the nodes have the same system",
-    needs=("os", "dgx"),
-    effect="risks",
-)
+@check("pair.os", needs=("os", "dgx"), effect="risks")
 def system(nodes: Pair) -> Verdict:
+    """the nodes have the same system"""
+
     def value(seen: Observations) -> str:
         seen.text("os")
         return f"{seen.facts.os}, DGX OS {seen.facts.dgx_version or 'none'}"
@@ -33,23 +32,16 @@ def system(nodes: Pair) -> Verdict:
     return _same(nodes, value)
 
 
-@check(
-    "pair.kernel",
-    title="the nodes run the same kernel",
-    needs=("kernel",),
-    effect="risks",
-)
+@check("pair.kernel", needs=("kernel",), effect="risks")
 def kernel(nodes: Pair) -> Verdict:
+    """the nodes run the same kernel"""
     return _same(nodes, lambda seen: seen.kernel)
 
 
-@check(
-    "pair.driver",
-    title="the nodes have the same driver",
-    needs=("gpu",),
-    effect="risks",
-)
+@check("pair.driver", needs=("gpu",), effect="risks")
 def driver(nodes: Pair) -> Verdict:
+    """the nodes have the same driver"""
+
     def value(seen: Observations) -> str:
         seen.output("gpu")
         if seen.facts.gpu is None:
@@ -59,13 +51,10 @@ def driver(nodes: Pair) -> Verdict:
     return _same(nodes, value)
 
 
-@check(
-    "pair.firmware",
-    title="the nodes' ConnectX-7 have the same firmware",
-    needs=("fw_ver",),
-    effect="risks",
-)
+@check("pair.firmware", needs=("fw_ver",), effect="risks")
 def firmware(nodes: Pair) -> Verdict:
+    """the nodes' ConnectX-7 have the same firmware"""
+
     def value(seen: Observations) -> str:
         versions = sorted(set(of_hca(seen.tree("fw_ver")).values()))
         if not versions:
@@ -75,13 +64,9 @@ def firmware(nodes: Pair) -> Verdict:
     return _same(nodes, value)
 
 
-@check(
-    "pair.system-firmware",
-    title="the nodes have the same system firmware",
-    needs=("devices",),
-    effect="risks",
-)
+@check("pair.system-firmware", needs=("devices",), effect="risks")
 def system_firmware(nodes: Pair) -> Verdict:
+    """the nodes have the same system firmware"""
     versions = [_versions(seen) for seen in nodes]
     common = sorted(set.intersection(*(set(devices) for devices in versions)))
     differ = [
@@ -94,13 +79,9 @@ def system_firmware(nodes: Pair) -> Verdict:
     return ok(f"{len(common)} devices have the same versions")
 
 
-@check(
-    "pair.machine-id",
-    title="each node has a machine id of its own",
-    needs=("machine_id",),
-    effect="risks",
-)
+@check("pair.machine-id", needs=("machine_id",), effect="risks")
 def machine_id(nodes: Pair) -> Verdict:
+    """each node has a machine id of its own"""
     ids = {seen.node: seen.text("machine_id").strip() for seen in nodes}
     for one, other in combinations(ids, 2):
         if ids[one] == ids[other]:
@@ -108,13 +89,9 @@ def machine_id(nodes: Pair) -> Verdict:
     return ok("all different")
 
 
-@check(
-    "pair.host-keys",
-    title="each node has SSH host keys of its own",
-    needs=("host_keys",),
-    effect="risks",
-)
+@check("pair.host-keys", needs=("host_keys",), effect="risks")
 def host_keys(nodes: Pair) -> Verdict:
+    """each node has SSH host keys of its own"""
     keys = {seen.node: _host_keys(seen) for seen in nodes}
     for one, other in combinations(keys, 2):
         shared = sorted(kind for kind, key in keys[one].items() if keys[other].get(kind) == key)
@@ -123,39 +100,29 @@ def host_keys(nodes: Pair) -> Verdict:
     return ok("all different")
 
 
-@check(
-    "pair.mtu",
-    title="the nodes have the same MTU on the link",
-    needs=("hcas", "ip"),
-    effect="blocks",
-)
+@check("pair.mtu", needs=("hcas", "ip"), effect="blocks")
 def mtu(nodes: Pair) -> Verdict:
+    """the nodes have the same MTU on the link"""
+
     def value(seen: Observations) -> str:
         return ", ".join(sorted({str(i.mtu) for i in seen.twin_interfaces})) or "no link"
 
     return _same(nodes, value, problem=fail)
 
 
-@check(
-    "pair.same-port",
-    title="the cable is in the same port of both nodes",
-    needs=("hcas",),
-    effect="blocks",
-)
+@check("pair.same-port", needs=("hcas",), effect="blocks")
 def same_port(nodes: Pair) -> Verdict:
+    """the cable is in the same port of both nodes"""
+
     def value(seen: Observations) -> str:
         return ", ".join(twin.interface for twin in seen.twins) or "no function is up"
 
     return _same(nodes, value, problem=fail)
 
 
-@check(
-    "pair.subnets",
-    title="each twin shares a subnet with the same twin of the other node",
-    needs=("hcas", "ip"),
-    effect="blocks",
-)
+@check("pair.subnets", needs=("hcas", "ip"), effect="blocks")
 def subnets(nodes: Pair) -> Verdict:
+    """each twin shares a subnet with the same twin of the other node"""
     places = {seen.node: {i.name: i.addresses for i in seen.twin_interfaces} for seen in nodes}
     for one, other in combinations(places, 2):
         for name in (name for name in places[one] if name in places[other]):
@@ -170,13 +137,9 @@ def subnets(nodes: Pair) -> Verdict:
     return ok(f"{', '.join(names)}: joined" if names else "no function is up")
 
 
-@check(
-    "pair.images",
-    title="the nodes serve from the same image",
-    needs=("tools", "containers", "logs"),
-    effect="blocks",
-)
+@check("pair.images", needs=("tools", "containers", "logs"), effect="blocks")
 def images(nodes: Pair) -> Verdict:
+    """the nodes serve from the same image"""
     used = {s.node: {e.image for e in s.engines if e.running and e.tp > 1} for s in nodes}
     serving = {node: ids for node, ids in used.items() if ids}
     if len(serving) < 2:
@@ -185,13 +148,10 @@ def images(nodes: Pair) -> Verdict:
     return ok(shown) if len(set().union(*serving.values())) == 1 else fail(shown)
 
 
-@check(
-    "pair.ray-version",
-    title="the nodes have the same Ray and vLLM",
-    needs=("tools", "containers", "logs", "versions"),
-    effect="blocks",
-)
+@check("pair.ray-version", needs=("tools", "containers", "logs", "versions"), effect="blocks")
 def ray_version(nodes: Pair) -> Verdict:
+    """the nodes have the same Ray and vLLM"""
+
     def value(seen: Observations) -> str:
         if not any(e.running and e.tp > 1 for e in seen.engines):
             return ""
@@ -210,13 +170,9 @@ def ray_version(nodes: Pair) -> Verdict:
     return ok(shown) if len(set(told_of.values())) == 1 else fail(shown)
 
 
-@check(
-    "pair.engine-args",
-    title="all ranks have the same engine arguments",
-    needs=("tools", "containers", "logs"),
-    effect="blocks",
-)
+@check("pair.engine-args", needs=("tools", "containers", "logs"), effect="blocks")
 def engine_args(nodes: Pair) -> Verdict:
+    """all ranks have the same engine arguments"""
     ranks = {
         f"{seen.node} {e.name}": {k: v for k, v in e.arguments().items() if k not in OWN_FLAGS}
         for seen in nodes
@@ -234,13 +190,9 @@ def engine_args(nodes: Pair) -> Verdict:
     return ok(f"{len(ranks)} ranks, {len(wanted)} arguments")
 
 
-@check(
-    "pair.clock",
-    title="the nodes' clocks agree",
-    needs=("clock",),
-    effect="risks",
-)
+@check("pair.clock", needs=("clock",), effect="risks")
 def clock(nodes: Pair) -> Verdict:
+    """the nodes' clocks agree"""
     times = [seen.time for seen in nodes]
     apart = max(times) - min(times)
     return warn(f"{apart:.0f} s apart") if apart > CLOCK_S else ok(f"within {CLOCK_S:g} s")
@@ -282,3 +234,110 @@ def _host_keys(seen: Observations) -> dict[str, str]:
     if not found:
         raise NotSeen(f"{seen.node}: no /etc/ssh/ssh_host_*_key.pub can be read")
     return found
+
+
+# Checks of what a node needs of the others to serve with them: names, the same model.
+
+_AVAHI_NAME = re.compile(r's "([\w-]{1,63})"')
+
+
+@check("pair.names", needs=("hosts", "ip", "units"), effect="risks")
+def names(nodes: Pair) -> Verdict:
+    """each node finds the others by name"""
+    renamed = [f"avahi announces {s.node} as {name}.local" for s in nodes if (name := _renamed(s))]
+    if renamed:
+        return warn("; ".join(renamed), "mdns-name-counts-up")
+    lost = []
+    for seen, peer in permutations(nodes, 2):
+        addresses = {str(a.ip) for i in peer.interfaces for a in i.addresses}
+        known = [
+            line.split()
+            for line in seen.text("hosts").split("\n")
+            if not line.lstrip().startswith("#")
+        ]
+        if not any(w and w[0] in addresses and not w[0].startswith("127.") for w in known):
+            lost.append(f"{seen.node} has no name for {peer.node}")
+    if not lost:
+        return ok("in /etc/hosts")
+    _link_is_up(nodes)
+    avahi = [seen.units.get("avahi-daemon", {}).get("ActiveState") for seen in nodes]
+    if set(avahi) == {"active"}:
+        return ok("through avahi")
+    return warn("; ".join(lost), "peer-without-name")
+
+
+def _renamed(seen: Observations) -> str:
+    """Return the name to which avahi counted a node's own up after a conflict; empty without one.
+
+    Raises:
+        NotSeen: avahi runs, and does not answer.
+    """
+    if seen.units.get("avahi-daemon", {}).get("ActiveState") != "active":
+        return ""
+    answered = _AVAHI_NAME.fullmatch(seen.output("avahi").strip())
+    if answered is None:
+        raise NotSeen(f"{seen.node}: avahi does not tell its host name")
+    name, own = answered[1].lower(), seen.facts.hostname.partition(".")[0].lower()
+    return name if name != own and COUNT.sub("", name) == COUNT.sub("", own) else ""
+
+
+def _link_is_up(nodes: Pair) -> None:
+    """Raise NotSeen when it is not: with it go the addresses that names may lead to."""
+    for seen in nodes:
+        if seen.hcas and not seen.twins:
+            raise NotSeen(f"the link of {seen.node} is down, and has no address to find a name of")
+
+
+@check("pair.model-files", needs=("tools", "containers", "logs", "models"), effect="blocks")
+def model_files(nodes: Pair) -> Verdict:
+    """each node that serves has the whole model"""
+    serving = {
+        seen.node: (seen, [e for e in seen.engines if e.running and e.tp > 1]) for seen in nodes
+    }
+    serving = {node: pair for node, pair in serving.items() if pair[1]}
+    if len(serving) < 2:
+        return ok("no engine runs over two nodes")
+    kept = {node: _kept(seen) for node, (seen, _) in serving.items()}
+    used = sorted(
+        {
+            folder
+            for folders in kept.values()
+            for folder in folders
+            if any(_uses(e, folder) for _, engines in serving.values() for e in engines)
+        }
+    )
+    if not used:
+        raise NotSeen("none of the engine's folders is one where models are looked for")
+    for folder in used:
+        listings = {node: folders.get(folder, {}) for node, folders in kept.items()}
+        every = set().union(*(listing.items() for listing in listings.values()))
+        for node, listing in listings.items():
+            lacking = sorted({path for path, _ in every - set(listing.items())})
+            if lacking:
+                return fail(
+                    f"{node}: {len(lacking)} files of {folder} are missing or another size: "
+                    f"{', '.join(lacking[:3])}"
+                )
+    return ok(f"{', '.join(used)}: the same files")
+
+
+def _kept(seen: Observations) -> dict[str, dict[str, str]]:
+    """Folder of each model to its files and their sizes; what begins with a dot is left out."""
+    found: dict[str, dict[str, str]] = {}
+    for folder, lines in read_sections(seen.output("models")).items():
+        rows = (line.partition(" ") for line in lines)
+        found[folder] = {
+            path: size
+            for size, _, path in rows
+            if not any(part.startswith(".") for part in path.split("/"))
+        }
+    return found
+
+
+def _uses(engine: ContainerState, folder: str) -> bool:
+    """Return True when a container has this model: mounted itself, or in a hub's cache."""
+    if folder in engine.mounts:
+        return True
+    name = folder.rpartition("models--")[2].replace("--", "/")
+    above = any(folder.startswith(f"{source}/") for source in engine.mounts)
+    return above and "models--" in folder and name in engine.words

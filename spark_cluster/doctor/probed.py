@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_cluster.engine.link_cabling import Cabling
+from spark_cluster.engine.link_check import Cabling
 from spark_cluster.node.health import Completion
 
 

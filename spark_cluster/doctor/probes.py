@@ -10,8 +10,7 @@ from typing import TypeVar
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.probed import Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
-from spark_cluster.engine.link_cabling import without_switch
-from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS
+from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS, without_switch
 from spark_cluster.node.health import judge
 
 T = TypeVar("T")
@@ -20,13 +19,9 @@ OF_OWN = 0.33
 """A link that carries less than this share of what the node does to itself is the limit."""
 
 
-@check(
-    "link.cabling",
-    title="all ports of a node lead to the same nodes",
-    needs=("frames",),
-    effect="blocks",
-)
+@check("link.cabling", needs=("frames",), effect="blocks")
 def cabling(probed: Probed) -> Verdict:
+    """all ports of a node lead to the same nodes"""
     found = _tried(probed, "cabling", probed.cabling)
     split = without_switch(found)
     if split:
@@ -34,13 +29,9 @@ def cabling(probed: Probed) -> Verdict:
     return ok(". ".join(map(str, found)) or "no third node, or one port of each is up")
 
 
-@check(
-    "link.full-size-ping",
-    title="full-size frames pass over the link, both ways",
-    needs=("pings",),
-    effect="blocks",
-)
+@check("link.full-size-ping", needs=("pings",), effect="blocks")
 def full_size_ping(probed: Probed) -> Verdict:
+    """full-size frames pass over the link, both ways"""
     pings = _tried(probed, "pings", probed.pings)
     untried = [ping for ping in pings if ping.small is None]
     if untried:
@@ -55,13 +46,9 @@ def full_size_ping(probed: Probed) -> Verdict:
     return ok(f"{probed.full_size} bytes pass on {len(pings)} ways")
 
 
-@check(
-    "link.transfer-rate",
-    title="each twin reaches its expected bandwidth",
-    needs=("transfers",),
-    effect="slows",
-)
+@check("link.transfer-rate", needs=("transfers",), effect="slows")
 def transfer_rate(probed: Probed) -> Verdict:
+    """each twin reaches its expected bandwidth"""
     transfers = _tried(probed, "transfers", probed.transfers)
     failed = [t for t in transfers if t.rate is None]
     if failed:
@@ -81,13 +68,9 @@ def transfer_rate(probed: Probed) -> Verdict:
     return ok(shown)
 
 
-@check(
-    "link.rdma-rate",
-    title="each twin reaches its expected bandwidth over RDMA",
-    needs=("ib_write_bw",),
-    effect="slows",
-)
+@check("link.rdma-rate", needs=("ib_write_bw",), effect="slows")
 def rdma_rate(probed: Probed) -> Verdict:
+    """each twin reaches its expected bandwidth over RDMA"""
     tries = _tried(probed, "rdma", probed.rdma)
     failed = [t for t in tries if t.rate is None]
     if failed:
@@ -101,13 +84,9 @@ def rdma_rate(probed: Probed) -> Verdict:
     return ok(shown)
 
 
-@check(
-    "serving.completion",
-    title="the endpoint answers a question correctly",
-    needs=("a completion",),
-    effect="blocks",
-)
+@check("serving.completion", needs=("a completion",), effect="blocks")
 def completion(probed: Probed) -> Verdict:
+    """the endpoint answers a question correctly"""
     answer = _tried(probed, "answer", probed.answer)
     if not judge(None, answer.health).serves:
         return fail(f"/health returns {answer.health or 'nothing'}", "server-not-up")
@@ -128,13 +107,9 @@ ENGINE = re.compile(r"ray|vllm|gcs_server|EngineCor", re.IGNORECASE)
 """Programs of the engine, as the kernel cuts their names off."""
 
 
-@check(
-    "network.open-ports",
-    title="only sshd and the endpoint are reachable from this laptop",
-    needs=("every TCP port, tried from here",),
-    effect="risks",
-)
+@check("network.open-ports", needs=("every TCP port, tried from here",), effect="risks")
 def open_ports(probed: Probed) -> Verdict:
+    """only sshd and the endpoint are reachable from this laptop"""
     scan = _tried(probed, "ports", probed.ports)
     shown = ", ".join(
         f"{p.node} {p.port}{f' ({p.program})' if p.program else ''}" for p in scan.open

@@ -5,19 +5,7 @@ from __future__ import annotations
 from types import ModuleType
 from typing import Any
 
-from spark_cluster.doctor import (
-    containers,
-    driver,
-    kernel,
-    link,
-    logs,
-    memory,
-    pair,
-    peers,
-    probes,
-    serving,
-    system,
-)
+from spark_cluster.doctor import driver, link, logs, memory, pair, probes, serving, system
 from spark_cluster.doctor.check import Check, NodeCheck, PairCheck, ProbeCheck
 
 
@@ -29,11 +17,11 @@ def _of(*modules: ModuleType) -> tuple[Any, ...]:
 
 
 NODE: tuple[NodeCheck, ...] = (
-    *_of(link, driver, kernel, memory, containers, serving),
+    *_of(link, driver, memory, serving),
     *logs.CHECKS,
     *_of(system),
 )
-PAIR: tuple[PairCheck, ...] = _of(pair, peers)
+PAIR: tuple[PairCheck, ...] = _of(pair)
 PROBES: tuple[ProbeCheck, ...] = _of(probes)
 ALL: tuple[Check[Any], ...] = (*NODE, *PAIR, *PROBES)
 

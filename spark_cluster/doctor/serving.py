@@ -12,8 +12,72 @@ from spark_cluster.engine import firewall
 from spark_cluster.engine.ray import parse_nodes
 from spark_cluster.facts.parsers import compute_apps
 from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.node import container_gpu
 from spark_cluster.node.containers import FIREWALL, ContainerState
 from spark_cluster.node.images import parse_images
+from spark_cluster.resources.docker import CONTAINERD_STORE
+
+# Checks of how Docker gives containers the GPU, and of where it keeps images.
+
+NGC_FAILS_FROM = (29, 5)
+"""Version of Docker from which on tags of nvcr.io fail (source: nvidia-vss-572)."""
+
+
+@check("driver.cdi", needs=("cdi",), effect="blocks")
+def cdi(seen: Observations) -> Verdict:
+    """the CDI specifications describe the GPU and its driver"""
+    rows = [line.partition("\t") for line in seen.output("cdi").splitlines() if line.strip()]
+    found = {spec for spec, tab, _ in rows if not tab}
+    if not found:
+        return ok("no CDI specification describes the GPU")
+    stale: dict[str, list[str]] = {}
+    for spec, tab, path in rows:
+        if tab and spec:
+            stale.setdefault(spec, []).append(path[:200])
+    shown = [f"{spec} names {_and_more(paths)}, not there" for spec, paths in stale.items()]
+    first, second = ({s for s in found if s.startswith(f)} for f in container_gpu.FOLDERS)
+    if stale and stale.keys() <= first and second:
+        return warn(f"{'; '.join(shown)}; {', '.join(sorted(second))} goes before it")
+    if stale:
+        return fail("; ".join(shown))
+    if missing := [path[:200] for spec, tab, path in rows if tab and not spec]:
+        return warn(f"no CDI specification names {', '.join(missing)}")
+    return ok(f"{', '.join(sorted(found))}: all that is named is there")
+
+
+@check("serving.gpu-access", needs=("tools", "gpu_access"), effect="blocks")
+def gpu_access(seen: Observations) -> Verdict:
+    """running containers can open the GPU and keep it"""
+    if not seen.has("docker"):
+        return ok("Docker is not installed")
+    rows = container_gpu.states(seen.output("gpu_access"))
+    names = {state: ", ".join(n for n, s, _ in rows if s == state) for _, state, _ in rows}
+    if "lost" in names:
+        return fail(f"{names['lost']}: started with the GPU, and may not open it")
+    if "unknown-to-systemd" in names:
+        return warn(f"{names['unknown-to-systemd']}: loses the GPU when systemd next reloads")
+    return ok(f"{names['kept']}: may open it" if names else "no container runs with the GPU")
+
+
+@check("serving.image-store", needs=("tools", "docker", "image_store"), effect="risks")
+def image_store(seen: Observations) -> Verdict:
+    """Docker pulls images of nvcr.io by their tags"""
+    if not seen.has("docker"):
+        return ok("Docker is not installed")
+    version = seen.output("docker").strip()
+    numbers = re.match(r"(\d+)\.(\d+)", version)
+    if numbers is None:
+        raise NotSeen(f"docker version: {version[:80]!r} is not a version")
+    containerd = CONTAINERD_STORE in seen.output("image_store")
+    shown = f"Docker {version[:80]} with {'containerd' if containerd else 'its own'} image store"
+    affected = containerd and (int(numbers[1]), int(numbers[2])) >= NGC_FAILS_FROM
+    return warn(shown) if affected else ok(shown)
+
+
+def _and_more(paths: list[str]) -> str:
+    """`/a`, or `/a and 2 other paths`."""
+    return paths[0] + (f" and {len(paths) - 1} other paths" if paths[1:] else "")
+
 
 NONE = "there is no engine container on this node"
 ARCHITECTURES = {"aarch64": "arm64", "x86_64": "amd64"}
@@ -24,13 +88,9 @@ LOADED = re.compile(r"Loading weights took ([\d.]+) seconds")
 STARTED = "Application startup complete"
 
 
-@check(
-    "serving.docker",
-    title="Docker answers",
-    needs=("docker", "tools"),
-    effect="blocks",
-)
+@check("serving.docker", needs=("docker", "tools"), effect="blocks")
 def docker(seen: Observations) -> Verdict:
+    """Docker answers"""
     if not seen.has("docker"):
         return warn("Docker is not installed", "docker-missing")
     done = seen.ran("docker")
@@ -39,13 +99,9 @@ def docker(seen: Observations) -> Verdict:
     return ok(f"Docker {done.stdout.strip()}")
 
 
-@check(
-    "serving.docker-group",
-    title="the login user is in the group docker only where the inventory says so",
-    needs=("group",),
-    effect="blocks",
-)
+@check("serving.docker-group", needs=("group",), effect="blocks")
 def docker_group(seen: Observations) -> Verdict:
+    """the login user is in the group docker only where the inventory says so"""
     rows = (line.split(":") for line in seen.text("group").splitlines())
     groups = {row[0]: row[3].split(",") for row in rows if len(row) == 4}
     if seen.user == "root":
@@ -67,13 +123,9 @@ def docker_group(seen: Observations) -> Verdict:
     return ok(f"{seen.user} is not in the group docker; `sudo docker` works")
 
 
-@check(
-    "serving.containers",
-    title="the engine's containers run",
-    needs=("tools", "containers", "logs"),
-    effect="blocks",
-)
+@check("serving.containers", needs=("tools", "containers", "logs"), effect="blocks")
 def containers(seen: Observations) -> Verdict:
+    """the engine's containers run"""
     engines = seen.engines
     down = [e for e in engines if not e.running and _is_a_fault(e)]
     if down:
@@ -89,13 +141,10 @@ def containers(seen: Observations) -> Verdict:
 
 
 @check(
-    "serving.rdma-device",
-    title="the containers have the RDMA devices",
-    needs=("tools", "containers", "logs", "hcas"),
-    effect="slows",
-    link=True,
+    "serving.rdma-device", needs=("tools", "containers", "logs", "hcas"), effect="slows", link=True
 )
 def rdma_device(seen: Observations) -> Verdict:
+    """the containers have the RDMA devices"""
     engines = _linked(seen)
     if not engines or not seen.hcas:
         return ok(NONE if not engines else "the node has no RDMA device")
@@ -105,14 +154,9 @@ def rdma_device(seen: Observations) -> Verdict:
     return ok(f"{', '.join(e.name for e in engines)}: /dev/infiniband is there")
 
 
-@check(
-    "serving.memlock",
-    title="the containers may lock memory",
-    needs=("tools", "containers", "logs"),
-    effect="blocks",
-    link=True,
-)
+@check("serving.memlock", needs=("tools", "containers", "logs"), effect="blocks", link=True)
 def memlock(seen: Observations) -> Verdict:
+    """the containers may lock memory"""
     engines = [e for e in _linked(seen) if _has_rdma(e) or e.privileged]
     low = [e for e in engines if e.memlock != -1]
     if low:
@@ -121,14 +165,9 @@ def memlock(seen: Observations) -> Verdict:
     return ok(", ".join(f"{e.name}: no limit" for e in engines) or NONE)
 
 
-@check(
-    "serving.hcas",
-    title="NCCL_IB_HCA names both twins",
-    needs=("tools", "containers", "logs", "hcas"),
-    effect="slows",
-    link=True,
-)
+@check("serving.hcas", needs=("tools", "containers", "logs", "hcas"), effect="slows", link=True)
 def hcas(seen: Observations) -> Verdict:
+    """NCCL_IB_HCA names both twins"""
     up = [twin.name for twin in seen.twins]
     shown = []
     for engine in _linked(seen):
@@ -145,14 +184,9 @@ def hcas(seen: Observations) -> Verdict:
     return ok(", ".join(shown) or NONE)
 
 
-@check(
-    "serving.gid-index",
-    title="NCCL chooses the GID index itself",
-    needs=("tools", "containers", "logs"),
-    effect="blocks",
-    link=True,
-)
+@check("serving.gid-index", needs=("tools", "containers", "logs"), effect="blocks", link=True)
 def gid_index(seen: Observations) -> Verdict:
+    """NCCL chooses the GID index itself"""
     pinned = {
         e.name: e.env["NCCL_IB_GID_INDEX"] for e in _linked(seen) if "NCCL_IB_GID_INDEX" in e.env
     }
@@ -173,12 +207,12 @@ def gid_index(seen: Observations) -> Verdict:
 
 @check(
     "serving.address",
-    title="the engine uses the link's address and interface",
     needs=("tools", "containers", "logs", "ip", "hcas"),
     effect="slows",
     link=True,
 )
 def address(seen: Observations) -> Verdict:
+    """the engine uses the link's address and interface"""
     fabric = {h.interface for h in seen.hcas}
     own = {str(a.ip) for i in seen.interfaces if i.name in fabric for a in i.addresses}
     others = {str(a.ip) for i in seen.interfaces if i.name not in fabric for a in i.addresses}
@@ -204,13 +238,10 @@ def address(seen: Observations) -> Verdict:
 
 
 @check(
-    "serving.ray-nodes",
-    title="Ray shows every node that serves",
-    needs=("tools", "containers", "logs", "ray"),
-    effect="blocks",
-    link=True,
+    "serving.ray-nodes", needs=("tools", "containers", "logs", "ray"), effect="blocks", link=True
 )
 def ray_nodes(seen: Observations) -> Verdict:
+    """Ray shows every node that serves"""
     heads = [e for e in seen.engines if e.is_ray and e.running and "--head" in e.words]
     if not heads:
         return ok("there is no Ray head on this node")
@@ -220,13 +251,9 @@ def ray_nodes(seen: Observations) -> Verdict:
     return ok(shown) if len(alive) >= tp else fail(shown)
 
 
-@check(
-    "serving.firewall",
-    title="the engine's ports are open to its own nodes only",
-    needs=("tools", "containers", "logs", "firewall"),
-    effect="risks",
-)
+@check("serving.firewall", needs=("tools", "containers", "logs", "firewall"), effect="risks")
 def guarded(seen: Observations) -> Verdict:
+    """the engine's ports are open to its own nodes only"""
     engines = [e for e in seen.engines if e.running and e.ours]
     if not engines:
         return ok("no container of the engine runs")
@@ -243,13 +270,9 @@ def guarded(seen: Observations) -> Verdict:
     )
 
 
-@check(
-    "serving.ray-monitor",
-    title="Ray does not end workers at 95 % of memory",
-    needs=("tools", "containers", "logs"),
-    effect="risks",
-)
+@check("serving.ray-monitor", needs=("tools", "containers", "logs"), effect="risks")
 def ray_monitor(seen: Observations) -> Verdict:
+    """Ray does not end workers at 95 % of memory"""
     rays = [e for e in seen.engines if e.is_ray and e.running]
     on = [e.name for e in rays if e.env.get("RAY_memory_monitor_refresh_ms") != "0"]
     if on:
@@ -257,13 +280,9 @@ def ray_monitor(seen: Observations) -> Verdict:
     return ok(", ".join(f"{e.name}: off" for e in rays) or "no Ray is here")
 
 
-@check(
-    "serving.image-arch",
-    title="the images are made for this processor",
-    needs=("tools", "containers", "logs", "images"),
-    effect="blocks",
-)
+@check("serving.image-arch", needs=("tools", "containers", "logs", "images"), effect="blocks")
 def image_arch(seen: Observations) -> Verdict:
+    """the images are made for this processor"""
     engines = [e for e in seen.engines if e.runtime == "docker"]
     if not engines:
         return ok(NONE)
@@ -281,13 +300,9 @@ def image_arch(seen: Observations) -> Verdict:
     return ok(f"{', '.join(e.name for e in engines)}: {here}")
 
 
-@check(
-    "serving.vram-visible",
-    title="the GPU's processes are seen while the engine serves",
-    needs=("tools", "containers", "logs", "apps"),
-    effect="risks",
-)
+@check("serving.vram-visible", needs=("tools", "containers", "logs", "apps"), effect="risks")
 def vram_visible(seen: Observations) -> Verdict:
+    """the GPU's processes are seen while the engine serves"""
     serving = [e for e in seen.engines if e.running and _ready(e)]
     if not serving:
         return ok("no engine serves here")
@@ -299,13 +314,9 @@ def vram_visible(seen: Observations) -> Verdict:
     return fail(f"{serving[0].name} serves, but nvidia-smi lists no process{where}")
 
 
-@check(
-    "serving.load-time",
-    title="the weights are loaded quickly",
-    needs=("tools", "containers", "logs"),
-    effect="slows",
-)
+@check("serving.load-time", needs=("tools", "containers", "logs"), effect="slows")
 def load_time(seen: Observations) -> Verdict:
+    """the weights are loaded quickly"""
     found = {e.name: [m for line in e.log if (m := LOADED.search(line.text))] for e in seen.engines}
     timed = {name: lines[-1] for name, lines in found.items() if lines}
     (pattern,) = catalogue()["slow-loading"].log

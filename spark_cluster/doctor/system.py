@@ -14,13 +14,9 @@ LOW_DISK = 50 * GIB
 FULL_DISK = 5 * GIB
 
 
-@check(
-    "system.disk",
-    title="there is room on the disk",
-    needs=("os",),
-    effect="risks",
-)
+@check("system.disk", needs=("os",), effect="risks")
 def disk(seen: Observations) -> Verdict:
+    """there is room on the disk"""
     seen.text("os")
     free, total = seen.facts.disk_free_bytes, seen.facts.disk_total_bytes
     shown = f"{free / GIB:.0f} of {total / GIB:.0f} GiB free"
@@ -29,13 +25,9 @@ def disk(seen: Observations) -> Verdict:
     return warn(shown) if free < min(LOW_DISK, total // 20) else ok(shown)
 
 
-@check(
-    "system.tailscale-ssh",
-    title="nothing stands between the nodes and their sshd",
-    needs=("tools", "tailscale"),
-    effect="risks",
-)
+@check("system.tailscale-ssh", needs=("tools", "tailscale"), effect="risks")
 def tailscale_ssh(seen: Observations) -> Verdict:
+    """nothing stands between the nodes and their sshd"""
     if not seen.has("tailscale"):
         return ok("Tailscale is not installed")
     done = seen.ran("tailscale")
@@ -46,14 +38,9 @@ def tailscale_ssh(seen: Observations) -> Verdict:
     return warn("Tailscale SSH is on") if on else ok("Tailscale SSH is off")
 
 
-@check(
-    "system.ssh-folder",
-    title="the login user can keep keys",
-    needs=("ssh_folder",),
-    effect="blocks",
-    link=True,
-)
+@check("system.ssh-folder", needs=("ssh_folder",), effect="blocks", link=True)
 def ssh_folder(seen: Observations) -> Verdict:
+    """the login user can keep keys"""
     done = seen.ran("ssh_folder")
     if done.status != 0 and "No such file" in done.output:
         return fail(f"{seen.user} has no ~/.ssh")
@@ -66,13 +53,9 @@ def ssh_folder(seen: Observations) -> Verdict:
     return ok(f"~/.ssh of {owner}, mode {mode}")
 
 
-@check(
-    "system.remove-ipc",
-    title="no engine loses its semaphores when a user logs out",
-    needs=("remove_ipc", "holders"),
-    effect="risks",
-)
+@check("system.remove-ipc", needs=("remove_ipc", "holders"), effect="risks")
 def remove_ipc(seen: Observations) -> Verdict:
+    """no engine loses its semaphores when a user logs out"""
     said = seen.output("remove_ipc").split()
     if said == ["b", "false"]:
         return ok("RemoveIPC=no")

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 
 from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.document import Document
 from spark_cluster.engine.client_target import ClientTarget
 from spark_cluster.loader.template import render
 
@@ -30,7 +31,7 @@ OUTPUT_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class Snippet:
+class Snippet(Document):
     """A ready-made text for one client.
 
     Attributes:
@@ -46,10 +47,6 @@ class Snippet:
     file: str
     text: str
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        """Return it as `clients --json` prints it."""
-        return {**vars(self), "notes": list(self.notes)}
 
 
 QUESTION = "Say hello in one sentence."

@@ -6,11 +6,12 @@ import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.document import Document, Hidden
 from spark_cluster.engine import runtime
 from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.names import SERVER
@@ -36,7 +37,7 @@ _HOST = re.compile(r"[\w.:-]+")
 
 
 @dataclass(frozen=True)
-class ClientTarget:
+class ClientTarget(Document):
     """What a client has to know of the endpoint.
 
     Attributes:
@@ -56,15 +57,10 @@ class ClientTarget:
     kind: ModelKind = "chat"
     context: int | None = None
     key_variable: str = ""
-    key: str = field(default="", repr=False)
+    key: Hidden[str] = field(default="", repr=False)
     ca_file: str = ""
     tunnel: bool = False
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `clients --json` prints it; the key is in the snippets only."""
-        shown = {name: value for name, value in vars(self).items() if name != "key"}
-        return {**shown, "notes": list(self.notes)}
 
 
 def target_of(

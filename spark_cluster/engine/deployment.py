@@ -7,18 +7,17 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
-from spark_cluster.config.flags import words
+from spark_cluster.config.engines import words
 from spark_cluster.config.launch import of_recipe
-from spark_cluster.config.patches import mounted_patches
-from spark_cluster.config.recipe_settings import mounts_of
+from spark_cluster.config.recipe_settings import mounted_patches, mounts_of
 from spark_cluster.engine.names import server_name
 from spark_cluster.node.containers import FIREWALL
 
 if TYPE_CHECKING:
     from spark_cluster.config.launch import Launch
-    from spark_cluster.config.patches import MountedPatch
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import EngineValue, Ray
+    from spark_cluster.config.recipe_settings import MountedPatch
     from spark_cluster.engine.endpoint import Endpoint
     from spark_cluster.planning.subject import Subject
     from spark_cluster.topology import Node

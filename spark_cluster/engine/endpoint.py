@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import socket
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass, field, replace
+from typing import Any, cast
 from urllib.parse import urlsplit
 
 from spark_cluster.config.inventory import Inventory
-from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.config.inventory_schema import ServeEntry, Tls
+from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.config.tls import Tls
+from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import Access, ModelServer, Replica, TlsKind
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.node.containers import ENDPOINT, MODEL
-from spark_cluster.runner.session import Answer
+from spark_cluster.node.containers import ENDPOINT, MODEL, Kind
+from spark_cluster.node.health import Completion
+from spark_cluster.node.supervision.model_probe import completion_of, request_of
+from spark_cluster.runner.session import Answer, Session
 from spark_cluster.topology import Node
-
-
-class Asker(Protocol):
-    """A client that makes requests: a node's session."""
-
-    def http(
-        self,
-        url: str,
-        *,
-        method: str,
-        headers: dict[str, str],
-        body: str | bytes | None,
-        timeout: float,
-        certificate: str | None,
-    ) -> Answer: ...
 
 
 @dataclass(frozen=True)
@@ -96,7 +85,7 @@ class Endpoint:
 
     def request(
         self,
-        session: Asker,
+        session: Session,
         path: str,
         *,
         method: str = "GET",
@@ -231,3 +220,38 @@ def _tls_kind(tls: Tls | None) -> TlsKind | None:
     if tls is None:
         return None
     return "self-signed" if tls.self_signed else "certificate"
+
+
+ANSWERS: Mapping[ModelKind, str] = {
+    "chat": "a completion",
+    "embedding": "an embedding",
+    "reranking": "a score",
+    "transcription": "a transcript",
+}
+"""What a server of each kind answers with, in a sentence."""
+
+FEW_TOKENS = 16
+"""Tokens that show that answers come; `verify` and `up` wait for a whole one."""
+
+
+def probe_once(
+    session: Session, endpoint: Endpoint, kind: ModelKind, probe: Probe, *, timeout: float
+) -> Completion:
+    """Return the answer to one request of the kind, made by a node, within `timeout` seconds.
+
+    Args:
+        probe: the question for a chat model.
+    """
+    asked = cast("Kind", kind)
+    path, body, content_type = request_of(asked, endpoint.model, probe.question, probe.max_tokens)
+    began = time.monotonic()
+    answer = endpoint.request(
+        session, path, method="POST", body=body, timeout=timeout, content_type=content_type
+    )
+    late = answer.status != 200 and time.monotonic() - began >= timeout
+    return replace(completion_of(asked, answer.status, answer.body, answer.reason), late=late)
+
+
+def short(probe: Probe) -> Probe:
+    """Return the question with an answer of a few tokens."""
+    return probe.model_copy(update={"max_tokens": min(probe.max_tokens, FEW_TOKENS)})

@@ -6,23 +6,29 @@ The endpoint's address as the head sees it is asked over SSH alone: no agent, no
 from __future__ import annotations
 
 import contextlib
+import shutil
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.proxy import DESCRIPTION, Access, described
-from spark_cluster.errors import Unreachable, UsageError
+from spark_cluster.errors import Failed, Unreachable, UsageError
+from spark_cluster.node import durable
+from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.tunnel import carried
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.inventory_schema import ServeEntry
-    from spark_cluster.runner.dialer import SshConnection
     from spark_cluster.runner.ssh_route import Target
+
 
 PAUSES_S = (1.0, 30.0)
 """Seconds between two tries to connect again: at first, and at most; each is twice the last."""
@@ -34,7 +40,7 @@ LARGEST = 16 * 1024
 """Bytes of it that are read."""
 
 
-Find = Callable[["SshConnection"], str]
+Find = Callable[[SshConnection], str]
 """Asks the node for the endpoint's base URL, as the node reaches it."""
 
 
@@ -61,15 +67,18 @@ class TunnelEvent:
     retry_s: float | None = None
     hint: str = ""
 
+    def __str__(self) -> str:
+        if self.event == "open":
+            return f"{self.url} leads to {self.to} of {self.node}"
+        retry = "" if self.retry_s is None else f"; the next try is in {self.retry_s:g} s"
+        return f"{self.node}: {self.message}{retry}"
 
-def keep_open(
-    target: Target, dial: Callable[[Target], SshConnection], find: Find, port: int
-) -> Iterator[TunnelEvent]:
+
+def keep_open(target: Target, find: Find, port: int) -> Iterator[TunnelEvent]:
     """Carry connections to an endpoint until the program is interrupted; again when it is cut.
 
     Args:
         target: the node that it goes through.
-        dial: makes a connection to the node, not opened.
         find: asks a connected node where the endpoint is.
         port: of this machine's loopback.
 
@@ -83,7 +92,7 @@ def keep_open(
     pause, event = 0.0, partial(TunnelEvent, node=target.name)
     while True:
         try:
-            with contextlib.closing(dial(target)) as connection:
+            with contextlib.closing(SshConnection(target)) as connection:
                 connection.open()
                 to, told = find(connection), ""
             there = urlsplit(to)
@@ -151,3 +160,123 @@ def _has_port(url: str) -> bool:
         return bool(parts.hostname and parts.port)
     except ValueError:
         return False
+
+
+SYSTEMCTL_S = 30.0
+"""Seconds that systemctl has: it starts nothing that it waits for."""
+
+UNIT = """\
+[Unit]
+Description=Tunnel of spark-cluster to the endpoint of {node}
+Documentation=https://www.freedesktop.org/software/systemd/man/systemd.service.html
+StartLimitIntervalSec=0
+
+[Service]
+ExecStart={command}
+# Connections that are cut are made again by the program itself; this is for the first one.
+Restart=on-failure
+RestartSec=10
+
+[Install]
+WantedBy=default.target
+"""
+
+
+def unit_name(node: str) -> str:
+    """Return the unit's name: one tunnel for each head."""
+    return f"spark-cluster-tunnel-{node}.service"
+
+
+def unit_folder(environment: dict[str, str], home: Path) -> Path:
+    """Return the folder of the user's own units (systemd.unit(5))."""
+    configured = environment.get("XDG_CONFIG_HOME", "")
+    base = Path(configured) if configured.startswith("/") else home / ".config"
+    return base / "systemd" / "user"
+
+
+def unit_text(node: str, argv: Sequence[str]) -> str:
+    """Return the unit's file.
+
+    Args:
+        argv: the command, its program as an absolute path.
+    """
+    return UNIT.format(node=node, command=" ".join(_quoted(word) for word in argv))
+
+
+def _quoted(word: str) -> str:
+    """Return a word as ExecStart= reads it literally (systemd.service(5), "Command lines").
+
+    Raises:
+        UsageError: it has a control character.
+    """
+    if not word.isprintable():
+        raise UsageError(f"{word!r} cannot stand in a systemd unit: it has a control character")
+    escaped = word.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%").replace("$", "$$")
+    return f'"{escaped}"'
+
+
+def install(folder: Path, node: str, argv: Sequence[str]) -> Path:
+    """Write the unit, start it now and at each login; return its file.
+
+    Raises:
+        UsageError: this machine has no systemd.
+        Failed: systemctl failed.
+    """
+    _require_systemd()
+    path = folder / unit_name(node)
+    durable.make_folder(folder, 0o755)
+    durable.write_file(path, unit_text(node, argv).encode(), 0o644)
+    _systemctl("daemon-reload")
+    _systemctl("enable", path.name)
+    _systemctl("restart", path.name)
+    return path
+
+
+def remove(folder: Path, node: str) -> bool:
+    """Stop the service and remove its file; return False when there was none.
+
+    Raises:
+        UsageError: this machine has no systemd.
+        Failed: systemctl failed.
+    """
+    path = folder / unit_name(node)
+    if not path.exists():
+        return False
+    _require_systemd()
+    _systemctl("disable", "--now", path.name)
+    path.unlink(missing_ok=True)
+    _systemctl("daemon-reload")
+    return True
+
+
+def _require_systemd() -> None:
+    if shutil.which("systemctl") is None:
+        what = "macOS has launchd instead" if sys.platform == "darwin" else "found no systemctl"
+        raise UsageError(
+            f"--install makes a service of systemd: {what}",
+            hint="docs/how-to/reach-the-endpoint.md has the file for launchd; "
+            "in a terminal, `spark-cluster tunnel` needs neither",
+        )
+
+
+def _systemctl(*words: str) -> None:
+    argv = ["systemctl", "--user", *words]
+    try:
+        done = subprocess.run(
+            argv,
+            check=False,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=SYSTEMCTL_S,
+            stdin=subprocess.DEVNULL,
+        )
+    except subprocess.TimeoutExpired:
+        raise Failed(f"{' '.join(argv)}: not done within {SYSTEMCTL_S:g} s") from None
+    if done.returncode:
+        lines = done.stderr.strip().splitlines() or ["it printed nothing"]
+        raise Failed(
+            f"{' '.join(argv)} ended with status {done.returncode}: {lines[-1]}",
+            hint="it needs a login session of systemd (not `su` or `sudo`); "
+            "`loginctl enable-linger` keeps one without a login",
+        )

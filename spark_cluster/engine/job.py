@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.document import Document
 from spark_cluster.errors import UsageError
 from spark_cluster.node.replies import at, short, text_of
 
@@ -27,7 +28,7 @@ IGNORING = {".gitignore", ".rayignore"}
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Document):
     """A job that was submitted.
 
     Attributes:
@@ -65,10 +66,6 @@ class Job:
     def why(self) -> str:
         """Why it ended as it did, in a line."""
         return short(" ".join(self.message.partition(", last available logs")[0].split()))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `ray list --json` prints it."""
-        return dict(vars(self))
 
 
 def must_be_an_id(name: str) -> None:

@@ -10,14 +10,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import os
-import queue
 import re
 import shlex
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -44,9 +44,6 @@ SILENT_S = 30.0
 
 LARGEST = 64 << 20
 """Bytes of an answer; a job's whole log is one."""
-
-CHUNKS = 64
-"""Parts of a log that are received ahead of who reads them."""
 
 TOKEN = re.compile(r"[0-9A-Za-z_.~+/=-]{16,512}")
 
@@ -179,7 +176,7 @@ class RayJobs:
         what = f"Ray did not stop job {name}"
         return bool(self._asked(lambda: self._client.stop_job(name), what))
 
-    def follow(self, name: str, limit_s: float | None = None) -> Iterator[str]:
+    def follow(self, name: str, limit_s: float | None = None) -> Generator[str]:
         """Return what a job prints, from its beginning to its end.
 
         Args:
@@ -191,31 +188,30 @@ class RayJobs:
             Failed: Ray does not answer any more.
         """
         self.job(name)
-        until = None if limit_s is None else time.monotonic() + limit_s
-        parts: queue.Queue[str | None] = queue.Queue(CHUNKS)
-        left = threading.Event()
-        tail = start(lambda: asyncio.run(self._tail(name, parts, left)))
-        try:
+        until = math.inf if limit_s is None else time.monotonic() + limit_s
+        why = ""
+        log, coming = self._client.tail_job_logs(name), None
+        with asyncio.Runner() as runner:
             while True:
-                wait_s = SILENT_S if until is None else min(SILENT_S, until - time.monotonic())
+                coming = coming or runner.get_loop().create_task(_next(log))
+                wait_s = min(SILENT_S, until - time.monotonic())
                 if wait_s <= 0:
                     raise TimeoutError
-                try:
-                    part = parts.get(timeout=wait_s)
-                except queue.Empty:
+                if not runner.run(asyncio.wait({coming}, timeout=wait_s))[0]:
                     self.job(name)  # raises where there is no Ray any more
                     continue
+                try:
+                    part = coming.result()
+                except Exception as error:  # noqa: BLE001  (what a head can make Ray's client raise)
+                    why = f": {short(str(error))}"
+                    break
                 if part is None:
                     break
+                coming = None
                 yield part
-        finally:
-            left.set()
-        why: BaseException | None = None
         if not self.job(name).has_ended:
-            with contextlib.suppress(TimeoutError):
-                why = tail.exception(1.0)
             raise Unreachable(
-                f"the log was cut while the job goes on{f': {short(str(why))}' if why else ''}",
+                f"the log was cut while the job goes on{why}",
                 where=self._where,
                 hint=f"spark-cluster ray logs -f {name}",
             )
@@ -232,10 +228,11 @@ class RayJobs:
         """
         log = ""
         try:
-            for part in self.follow(name, limit_s):
-                log = (log + part)[-LARGEST:]
-                if line := last_line(part):
-                    on_line(line)
+            with contextlib.closing(self.follow(name, limit_s)) as parts:
+                for part in parts:
+                    log = (log + part)[-LARGEST:]
+                    if line := last_line(part):
+                        on_line(line)
         except TimeoutError:
             self.stop(name)
             raise Failed(
@@ -247,15 +244,6 @@ class RayJobs:
             why = last_line(log) or job.why
             raise Failed(f"the job on Ray {job.status.lower()}: {why}", where=self._where)
         return log
-
-    async def _tail(self, name: str, parts: queue.Queue[str | None], left: threading.Event) -> None:
-        """Hand over a job's log; None at its end. Nothing else runs in this thread's loop."""
-        try:
-            async for part in self._client.tail_job_logs(name):
-                if not _put(parts, part, left):
-                    return
-        finally:
-            _put(parts, None, left)
 
     def _asked(
         self,
@@ -290,13 +278,9 @@ def last_line(text: str) -> str:
     return lines[-1][:200] if lines else ""
 
 
-def _put(parts: queue.Queue[str | None], part: str | None, left: threading.Event) -> bool:
-    """Hand over a part; False where nobody reads them any more."""
-    while not left.is_set():
-        with contextlib.suppress(queue.Full):
-            parts.put(part, timeout=0.2)
-            return True
-    return False
+async def _next(log: AsyncIterator[str]) -> str | None:
+    """Return the next part of a log; None at its end."""
+    return await anext(log, None)
 
 
 def _of_details(details: Any) -> Job | None:

@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.engine import logs, runtime, tuned, warmth
 from spark_cluster.engine.caches import root_on
-from spark_cluster.engine.startup_log import BEGINNING
+from spark_cluster.engine.logs import BEGINNING
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node import images, launch_records, unit_state
 from spark_cluster.node.engine_caches import of_environment
 from spark_cluster.node.launch_records import LaunchRecord
+from spark_cluster.node.store.layout import revision_of
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
@@ -230,7 +231,12 @@ def _unrecorded(session: Session, server: Server) -> LaunchRecord | None:
     )
     if answer["known"]:
         return None
-    made = replace(wanted(server.recipe, server.tp), image=state.image, run=run)
+    models = tuple(
+        revision_of(str(model.node_path))
+        for model in (server.recipe.model, server.recipe.drafter)
+        if model is not None and model.in_hub_cache
+    )
+    made = replace(wanted(server.recipe, server.tp), image=state.image, models=models, run=run)
     return replace(made, **logged(answer["found"]))
 
 

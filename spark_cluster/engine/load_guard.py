@@ -10,9 +10,11 @@ import contextlib
 from collections.abc import Sequence
 from typing import Any
 
+from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY
 from spark_cluster.errors import Failed, SparkClusterError
-from spark_cluster.facts.free_blocks import HIGH_PRESSURE, free_blocks
+from spark_cluster.facts.parsers import HIGH_PRESSURE, free_blocks
 from spark_cluster.node import load_guard, memory
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
@@ -48,18 +50,13 @@ class LoadGuard:
     """The guard of the nodes of one server, from when it is seen to load until it is ready.
 
     Args:
-        nodes: that serve it; none where nothing is loaded.
-        server: name of its program.
-        health: its URL on the head that answers 200 when it is ready.
         limit_s: seconds after which the guard ends by itself.
     """
 
-    def __init__(
-        self, play: Play, nodes: Sequence[Node], server: str, health: str, limit_s: float
-    ) -> None:
-        self._play, self._nodes, self._server = play, nodes, server
-        self._health, self._limit_s = health, limit_s
-        self._begun = False
+    def __init__(self, play: Play, server: Server, limit_s: float) -> None:
+        self._play, self._nodes, self._server = play, server.nodes, server.program
+        self._health = server.endpoint.of_engine.path(engine(server.engine).health)
+        self._limit_s, self._begun = limit_s, False
 
     def begin(self) -> None:
         """Start it on each node, once; it goes on when the laptop is gone."""
@@ -67,10 +64,10 @@ class LoadGuard:
             return
         self._begun = True
         told = {"server": self._server, "programs": [self._server, RAY], "limit_s": self._limit_s}
-        heads = [node for node in self._nodes if node.name == self._play.head.name]
+        head, *others = self._nodes
         try:
-            _ask(self._play, heads, "begin", health=self._health, **told)
-            _ask(self._play, [n for n in self._nodes if n not in heads], "begin", **told)
+            _ask(self._play, [head], "begin", health=self._health, **told)
+            _ask(self._play, others, "begin", **told)
         except Failed as error:
             what = "memory is not guarded while weights load"
             self._play.note(f"{error.where}: {what}: {error.message}", warning=True)

@@ -7,16 +7,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from spark_cluster.engine import admission, proxy, runtime, supervision, vram
+from spark_cluster.engine import admission, proxy, supervision, vram
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.kind_probe import probe_once
+from spark_cluster.engine.endpoint import Endpoint, probe_once
 from spark_cluster.engine.members import Member
 from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.models.memory import RESERVE_GIB
 from spark_cluster.node import paths
 from spark_cluster.node.health import judge
+from spark_cluster.node.supervision.look import stop
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 
@@ -84,7 +84,7 @@ def unload(play: Play, found: Sequence[Member]) -> None:
     session = play.session(play.head)
     session.run(["systemctl", "stop", proxy.LOADER_UNIT])  # or it loads them; the role starts it
     for name in there:  # which of them run may have changed since they were looked at
-        session.run(runtime.RUNTIMES["docker"].stop(name), timeout=STOP_S)
+        session.run(stop(name, "docker"), timeout=STOP_S)
     stays = [one.server.program for one in found if not one.server.on_request]
     nodes = [node.name for node in play.nodes]
     vram.until_free(play.sessions, ignored=admission.our_processes(play, nodes, stays))

@@ -15,8 +15,9 @@ import hashlib
 import re
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from spark_cluster.document import Document
 from spark_cluster.engine.proxy import (
     ADMIN_SOCKET,
     DESCRIPTION,
@@ -57,7 +58,7 @@ FILE = Line(NAMED_KEYS, line=NAMED_HEADER, create=True, mode=0o600)
 
 
 @dataclass(frozen=True)
-class NamedKey:
+class NamedKey(Document):
     """A key of the endpoint, by its name.
 
     Attributes:
@@ -71,10 +72,6 @@ class NamedKey:
     added: str
     in_force: bool
     kept: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `keys --json` prints it."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from spark_cluster.resources import Directory, File, LaptopFile, Resource
 from spark_cluster.runner.play import Play
 
 if TYPE_CHECKING:
-    from spark_cluster.config.patches import MountedPatch
+    from spark_cluster.config.recipe_settings import MountedPatch
     from spark_cluster.topology import Node
 
 

@@ -2,18 +2,82 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.engine import firmware, link_check
-from spark_cluster.engine.link_cabling import must_be_switched
+from spark_cluster.engine import link_check
+from spark_cluster.engine.link_check import must_be_switched
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.facts import pins
 from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.resources import Command, File, Reboot
 from spark_cluster.runner.play import Applied, Play, RoleCall
 from spark_cluster.topology import Node
+
+NEVER_FLASHED = re.compile("ConnectX|MT2910", re.IGNORECASE)
+"""Devices whose firmware is not for us to update: DGX OS does, and others have bricked it."""
+
+
+def devices(text: str) -> list[dict[str, Any]]:
+    """Return the devices in fwupd's JSON; none when it is not what was expected."""
+    try:
+        found = json.loads(text).get("Devices", [])
+    except (ValueError, AttributeError):
+        return []
+    return [d for d in found if isinstance(d, dict) and d.get("Name") and d.get("DeviceId")]
+
+
+def updates(text: str) -> list[Command]:
+    """Return the firmware that fwupd offers, one command a device; the ConnectX-7 is left out."""
+    found = []
+    for device in devices(text):
+        releases = device.get("Releases") or []
+        if not releases or NEVER_FLASHED.search(device["Name"]):
+            continue
+        old, new = device.get("Version", "?"), releases[0].get("Version", "?")
+        options = ("--assume-yes", "--no-reboot-check", "--json")
+        found.append(
+            Command(
+                f"firmware of {device['Name']}: {old} to {new}",
+                ("fwupdmgr", "update", device["DeviceId"], *options),
+                long=True,
+                timeout_s=3600,
+                also_ok=(2,),
+            )
+        )
+    return found
+
+
+def update_firmware(play: Play, *, allow_reboot: bool) -> None:
+    """Install what fwupd offers, node by node; then reboot, which flashes most of it.
+
+    Check mode uses what fwupd knows already: fetching its lists again would be a change.
+    """
+    for node in play.nodes:
+        if "fwupd" not in node.facts.packages:
+            play.note(
+                "fwupd is not installed: its firmware was not checked", warning=True, node=node
+            )
+            continue
+        session = play.session(node)
+        if play.check:
+            play.note("firmware updates are those of the last `fwupdmgr refresh` there", node=node)
+        else:
+            session.run(["fwupdmgr", "refresh", "--json"], timeout=300)  # fails when it is fresh
+        wanted = updates(session.run(["fwupdmgr", "get-updates", "--json"], timeout=120).stdout)
+        if not wanted:
+            play.note("no firmware update is offered", node=node)
+            continue
+        if not play.check:
+            play.note("do not unplug it until it is back: firmware is being written", node=node)
+        marker = File("/run/reboot-required", content="*** System restart required ***\n")
+        reboot = Reboot("new firmware", allowed=allow_reboot, required=False, timeout_s=1200)
+        play.apply(node, [*wanted, marker, reboot], fail_fast=False)
+
 
 Roles = Sequence[str | RoleCall]
 
@@ -90,7 +154,7 @@ def read_applied(play: Play, applied: Applied, done: Provisioned) -> None:
                 done.notes[node].append(text)
         result = results.get("Command:firmware state")
         if result is not None and result.output:
-            found = firmware.devices(result.output)
+            found = devices(result.output)
             done.firmware[node] = {d["Name"]: d.get("Version", "") for d in found}
     missing = [node.name for node in play.nodes if not node.facts.mesh_key]
     if play.check and missing and len(play.inventory.nodes) > 1:

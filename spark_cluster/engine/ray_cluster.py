@@ -5,17 +5,16 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from spark_cluster.document import Document
 from spark_cluster.engine import readiness, vram
 from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import ray_jobs
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.programs import servers_there
-from spark_cluster.engine.ray import RayState, dashboard_port
-from spark_cluster.engine.ray_node import MEASURING
-from spark_cluster.engine.ray_start import ray_would_restart
-from spark_cluster.engine.start import prepare_nodes
+from spark_cluster.engine.ray import MEASURING, RayState, dashboard_port
+from spark_cluster.engine.runtime import servers_there
+from spark_cluster.engine.start import prepare_nodes, ray_would_restart
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.containers import RECIPE
 
@@ -32,7 +31,7 @@ POLL_S = 0.5
 
 
 @dataclass(frozen=True)
-class RayMember:
+class RayMember(Document):
     """A node of a Ray cluster.
 
     Attributes:
@@ -49,19 +48,9 @@ class RayMember:
     gpus: float
     vram: vram.NodeVram
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `ray status --json` prints it."""
-        return {
-            "name": self.name,
-            "address": self.address,
-            "alive": self.alive,
-            "gpus": self.gpus,
-            "vram": self.vram.to_dict(),
-        }
-
 
 @dataclass(frozen=True)
-class RayStatus:
+class RayStatus(Document):
     """A Ray cluster.
 
     Attributes:
@@ -80,17 +69,6 @@ class RayStatus:
     recipe: str = ""
     version: str = ""
     model: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `ray status --json` prints it."""
-        return {
-            "state": self.state,
-            "recipe": self.recipe,
-            "version": self.version,
-            "model": self.model,
-            "nodes": [node.to_dict() for node in self.nodes],
-            "jobs": [job.to_dict() for job in self.jobs],
-        }
 
 
 def must_suit(recipe: Recipe, nodes: int, command: str) -> None:

@@ -2,28 +2,161 @@
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
-from typing import Any
+from collections.abc import Callable, Mapping
 
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import load_guard, logs, runtime, vram
-from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.engine import Engine, ask_health
-from spark_cluster.engine.kind_probe import probe_once
+from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.endpoint import Endpoint, probe_once
+from spark_cluster.engine.engine import ask_health, engine
 from spark_cluster.engine.load_guard import LoadGuard
-from spark_cluster.engine.load_progress import LONGEST, Seen, TimeLimit
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.node import replies, unit_state
 from spark_cluster.node.containers import ContainerState
+from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.node.health import Life, judge
-from spark_cluster.node.load_guard import Reason
+from spark_cluster.node.supervision.look import stop
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
+
+LONGEST = 3
+"""Times its limit that a start is waited for at most: a container can pretend to be at work."""
+
+QUIET = 1 / 6
+"""Share of its limit in which something must move: 300 s of the usual 1800."""
+
+LOOKS = 10
+"""Looks within that time, so that a short pause between two compilers is no end."""
+
+COMPILERS = frozenset(
+    [
+        "nvcc",
+        "cicc",
+        "ptxas",
+        "cudafe++",
+        "fatbinary",
+        "nvlink",
+        "ninja",
+        "cc1plus",
+        "gcc",
+        "g++",
+        "clang",
+        "clang++",
+    ]
+)
+"""Programs that CUDA, Triton, FlashInfer and torch.compile run to compile kernels. The engine's own
+processes are left out: they wait with a busy CPU, also for a peer that never comes."""
+
+MOST = 8
+"""Compilers of a node that are compared; more say no more."""
+
+WORKING = re.compile(
+    r"checkpoint shards|[Ll]oad(ing)? weight|torch\.compile|[Cc]ompil(ed|ing) |Dynamo bytecode"
+    r"|[Cc]aptur\w+ (CUDA|cuda) graph|[Aa]utotun|\[AutoTuner\]|[Ww]arm(ing)?[ -]?up|DeepGEMM|JIT "
+)
+"""Lines of vLLM, SGLang, FlashInfer and DeepGEMM about work. vLLM's own "No available shared memory
+broadcast block found in 60 seconds", which names compilation as one of its reasons, is none: it
+comes each minute of a hang, too."""
+
+Seen = Mapping[str, str]
+"""What may move, to how it is now: one that differs from the progress before has moved."""
+
+
+class TimeLimit:
+    """The time limit of one start; the user is told once that it has passed, and what is awaited.
+
+    Args:
+        server: whose `ready_timeout_s` is the time until it is looked whether anything moves.
+    """
+
+    def __init__(self, play: Play, server: Server) -> None:
+        self.limit_s = server.recipe.ready_timeout_s
+        self._play, self._server = play, server
+        self._began = time.monotonic()
+        self._next = self._moved = self._began + self.limit_s
+        self._before: Seen | None = None
+        self._told = False
+
+    def passed(self) -> str:
+        """Return why it is not waited for any longer; empty while it is."""
+        if time.monotonic() <= self._next:
+            return ""
+        now, before = progress(self._play, self._server), self._before
+        at = time.monotonic()
+        self._before, self._next = now, at + self.limit_s * QUIET / LOOKS
+        if before is None:
+            self._moved = at
+            return ""
+        moved = [f"{what} ({how})" for what, how in now.items() if how and how != before.get(what)]
+        waited = at - self._began
+        if moved:
+            self._moved = at
+            self._say(moved)
+        elif at - self._moved > self.limit_s * QUIET:
+            quiet = f"nothing has moved for {at - self._moved:.0f} s"
+            return f"after {waited:.0f} s, and {quiet}: no compiler, no cache, no line about work"
+        if waited > self.limit_s * LONGEST:
+            return f"after {waited:.0f} s, {LONGEST} times its limit, though something still moves"
+        return ""
+
+    def _say(self, moved: list[str]) -> None:
+        if not self._told:
+            self._told = True
+            self._play.note(
+                f"not healthy after {self.limit_s:g} s (ready_timeout_s), but at work: "
+                f"{'; '.join(moved)}; it is waited for while that goes on, "
+                f"{self.limit_s * LONGEST:g} s at most",
+                node=self._play.head,
+            )
+
+
+def progress(play: Play, server: Server) -> Seen:
+    """Look at the log, at compilers and at the caches of each node that serves."""
+    found: dict[str, str] = {}
+    programs = (server.program, RAY)
+    for node in play.nodes:
+        if node.name not in server.node_names:
+            continue
+        session = play.session(node)
+        asked = {
+            **{name: runtime.question(name) for name in programs},
+            **{f"cpu {name}": runtime.cpu_seconds(name) for name in programs},
+        }
+        told = session.request("gather", commands=asked)["commands"]
+        printed = {name: done["stdout"] if done else "" for name, done in told.items()}
+        found[f"compilers on {node.name}"] = _compilers([printed[f"cpu {n}"] for n in programs])
+        states = [unit_state.answered(told[name]) for name in programs]
+        image = next((state.image for state in states if state.image), "")
+        folder = short(image) if image else of_environment(server.venv)
+        root = server.cache_root
+        cache = session.request("caches", what="written", folder=root, name=folder)
+        if cache["files"]:
+            size = f"{cache['files']} files, {cache['bytes']} bytes"
+            found[f"compiled code on {node.name}"] = size
+        found[f"log on {node.name}"] = _working(logs.read(session, server.program, lines=20))
+    return found
+
+
+def _compilers(tables: list[str]) -> str:
+    """Return the compilers in tables of process id, CPU seconds and name."""
+    rows = [line.split() for table in tables for line in table.splitlines()]
+    known = [f"{row[2]} {row[0]}: {row[1]} s" for row in rows if len(row) == 3 and _compiles(row)]
+    return ", ".join(known[:MOST])
+
+
+def _compiles(row: list[str]) -> bool:
+    return row[2] in COMPILERS and row[0].isdecimal() and row[1].isdecimal()
+
+
+def _working(log: str) -> str:
+    """Return the last line of a log that is about work."""
+    found = (line for line in reversed(log.splitlines()) if WORKING.search(line))
+    return logs.last_line(next(found, ""))[:200]
+
 
 POLL_S = 1.0
 
@@ -74,7 +207,7 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
 def _ray_ended(play: Play, state: ContainerState, name: str) -> Failed:
     fault = logs.first_error({f"{name} {RAY}": logs.read(play.connections.session(name), RAY)})
     # Docker would start it again and again; what it said stays to be read.
-    play.connections.session(name).run(runtime.RUNTIMES[state.runtime].stop(RAY))
+    play.connections.session(name).run(stop(RAY, state.runtime))
     return Failed(
         f"Ray on {name} ended {state.restarts} times: "
         f"{fault.text if fault else 'its log has no error'}",
@@ -122,28 +255,15 @@ class NoCompletion(VerificationFailed):
     """The server says that it is healthy, and its engine fails: it may have died a moment ago."""
 
 
-def healthy(
-    play: Play,
-    endpoint: Endpoint,
-    serving: Engine,
-    timeout: float,
-    ranks: Sequence[str] = (),
-    *,
-    server: str = SERVER,
-    nodes: Sequence[Node] = (),
-    again: Again | None = None,
-    look: Callable[[], Seen] | None = None,
-) -> list[vram.NodeVram]:
-    """Wait until the engine is healthy: `timeout` seconds, and longer while it is seen to work.
+def healthy(play: Play, server: Server, again: Again | None = None) -> list[vram.NodeVram]:
+    """Wait until a server is healthy: `ready_timeout_s`, and longer while it is seen to work.
+
+    The memory of its nodes is guarded while it loads; where this is cut off, the guard stays.
 
     Args:
-        serving: the engine that is waited for.
-        ranks: names of the nodes other than the head that have a rank of their own (executor mp).
-        server: name of its program.
-        nodes: whose memory is guarded while it loads; none where nothing is loaded.
+        play: over its nodes.
         again: starts a server that this run found running and left as it was. Its engine may have
             died a moment ago, and its API ends only now: it is started again, once.
-        look: as `TimeLimit` takes it.
 
     Returns:
         The largest VRAM seen meanwhile.
@@ -153,63 +273,37 @@ def healthy(
         LoadEnded: a node was short of memory, so that its guard ended the load.
         VerificationFailed: it is not healthy in time.
     """
-    health = endpoint.of_engine.path(serving.health)
-    guard = LoadGuard(play, nodes, server, health, LONGEST * timeout)
-    limit = partial(TimeLimit, timeout, look, lambda text: play.note(text, node=play.head))
-    wait = partial(_guarded, guard, play, endpoint, serving, limit, ranks=ranks, server=server)
     try:
-        return wait()
+        return _until_healthy(play, server)
     except ServerEnded as error:
         if not again:
             raise
         play.note(f"the server that ran already has ended: {error.message}; it is started again")
-    load_guard.prepare(play, nodes)
+    load_guard.prepare(play, server.nodes)
     again.start()
-    return wait()
+    return _until_healthy(play, server)
 
 
-def _guarded(guard: LoadGuard, *told: Any, **more: Any) -> list[vram.NodeVram]:
-    """Wait until the engine is healthy; where that is cut off, its guard stays with the load."""
-    try:
-        peak = _until_healthy(guard, *told, **more)
-    except (ServerEnded, LoadEnded):
-        guard.end()
-        raise
-    guard.end()
-    return peak
-
-
-def _until_healthy(
-    guard: LoadGuard,
-    play: Play,
-    endpoint: Endpoint,
-    serving: Engine,
-    begin: Callable[[], TimeLimit],
-    *,
-    ranks: Sequence[str],
-    server: str,
-) -> list[vram.NodeVram]:
-    session = play.session(play.head)
-    sessions = {node.name: play.session(node) for node in play.nodes}
-    limit = begin()
+def _until_healthy(play: Play, server: Server) -> list[vram.NodeVram]:
+    session, serving = play.session(play.head), engine(server.engine)
+    limit = TimeLimit(play, server)
+    guard = LoadGuard(play, server, LONGEST * limit.limit_s)
     peak: list[vram.NodeVram] = []
     course = vram.Course(play.bus, "loading")
     first: dict[str, ContainerState] = {}
     while True:
-        life, _ = ask_health(serving, endpoint, session)
-        now = vram.sample(sessions)
+        life, _ = ask_health(serving, server.endpoint, session)
+        now = vram.sample(play.sessions)
         course.take(now)
         peak = vram.peak(peak, now)
         if life.serves:
+            guard.end()
             return peak
         guard.begin()
-        states = {name: container_state(play, server, name) for name in (play.head.name, *ranks)}
-        if ended := guard.ended():  # asked last: it may be the reason for a state
-            raise _short_of_memory(play, states, server, *ended)
-        for name, state in states.items():
-            if judge(state.watched(first.setdefault(name, state))).gone:
-                raise _ended(play, state, name, server)
-        log = logs.read(session, server, lines=20)
+        if failed := _ended(play, server, guard, first):
+            guard.end()
+            raise failed
+        log = logs.read(session, server.program, lines=20)
         if passed := limit.passed():
             raise VerificationFailed(
                 f"the server is not healthy {passed}; its log ends with: {logs.last_line(log)}",
@@ -264,32 +358,44 @@ def container_state(play: Play, name: str, node: str | None = None) -> Container
     return unit_state.answered(session.request("gather", commands=asked)["commands"]["inspect"])
 
 
-def _ended(play: Play, state: ContainerState, name: str, server: str) -> ServerEnded:
-    fault = first_fault(play, server)
+def _ended(
+    play: Play, server: Server, guard: LoadGuard, first: dict[str, ContainerState]
+) -> ServerEnded | LoadEnded | None:
+    """Return why the load has ended, and stop what is left of it, or its runtime would start it
+    again and again; its log stays to be read.
+
+    Args:
+        first: the state of each rank's program at the first look, which is kept here.
+    """
+    names = (play.head.name, *server.ranks)
+    states = {name: container_state(play, server.program, name) for name in names}
+    if short := guard.ended():  # asked last: it may be the reason for a state
+        node, reason = short
+        for name, state in states.items():
+            play.connections.session(name).run(stop(server.program, state.runtime))
+        return LoadEnded(
+            f"the load was ended before the node ran out of memory: {reason}",
+            where=f"{node} {server.program}",
+            hint="`spark-cluster vram` shows what else holds memory, `spark-cluster plan` what it "
+            "needs: a smaller share or context, or more nodes",
+        )
+    for name, state in states.items():
+        if judge(state.watched(first.setdefault(name, state))).gone:
+            return _rank_ended(play, server, state, name)
+    return None
+
+
+def _rank_ended(play: Play, server: Server, state: ContainerState, name: str) -> ServerEnded:
+    fault = first_fault(play, server.program)
     session = play.connections.session(name)
-    last = logs.last_line(logs.read(session, server, lines=20))
+    last = logs.last_line(logs.read(session, server.program, lines=20))
     who = "the server" if name == play.head.name else f"the rank on {name}"
     what = "restarted" if state.status == "running" else f"is {state.status}"
-    # Docker would start it again and again; what it said stays to be read.
-    session.run(runtime.RUNTIMES[state.runtime].stop(server))
+    session.run(stop(server.program, state.runtime))
     return ServerEnded(
         f"{who} {what} while loading: {fault.text if fault else last or state.error}",
-        where=fault.where if fault else f"{name} {server}",
+        where=fault.where if fault else f"{name} {server.program}",
         hint=logs.advice(fault, f"{who} was stopped, its log stays: spark-cluster logs shows more"),
-    )
-
-
-def _short_of_memory(
-    play: Play, states: Mapping[str, ContainerState], server: str, node: str, reason: Reason
-) -> LoadEnded:
-    """Stop what is left of a server whose load was ended, or its runtime would start it again."""
-    for name, state in states.items():
-        play.connections.session(name).run(runtime.RUNTIMES[state.runtime].stop(server))
-    return LoadEnded(
-        f"the load was ended before the node ran out of memory: {reason}",
-        where=f"{node} {server}",
-        hint="`spark-cluster vram` shows what else holds memory, `spark-cluster plan` what it "
-        "needs: a smaller share or context, or more nodes",
     )
 
 

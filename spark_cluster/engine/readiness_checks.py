@@ -72,9 +72,9 @@ def client_for(play: Play, endpoint: Endpoint, recipe: Recipe, server: str = SER
 
 def with_known(error: VerificationFailed, rung: str, launch: Launch) -> VerificationFailed:
     """Return the error with the known issues of the launch that this rung shows in its hint."""
-    from spark_cluster.known_issues import live_issues
+    from spark_cluster.known_issues import rules
 
-    known = live_issues.live(rungs={rung: error.message}, launch=launch)
+    known = rules.live(rungs={rung: error.message}, launch=launch)
     lines = [f"known: {f.title} ({f.id}): {f.fix}" for f in known]
     error.hint = "\n  ".join([error.hint, *lines] if error.hint else lines)
     return error

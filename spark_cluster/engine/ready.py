@@ -11,24 +11,20 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from functools import partial
 
-from spark_cluster.engine import (
-    load_progress,
-    model_loading,
-    readiness,
-    readiness_checks,
-    startup_log,
-    vram,
-)
-from spark_cluster.engine.deployment import Key, Server
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.engine import logs, model_loading, readiness, readiness_checks, vram
+from spark_cluster.engine.checks.texts import filler
+from spark_cluster.engine.deployment import Deployment, Key, Server
+from spark_cluster.engine.endpoint import ANSWERS, Endpoint, probe_once, short
 from spark_cluster.engine.engine import Engine, ask_health, engine
-from spark_cluster.engine.kind_probe import ANSWERS, probe_once, short
 from spark_cluster.engine.members import Member, chains
-from spark_cluster.engine.readiness import Again, container_state
+from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.readiness import Again, container_state, healthy
+from spark_cluster.engine.result import Served
 from spark_cluster.engine.start import Starting, begin_one, end_server
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
-from spark_cluster.node.health import Life, judge
+from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Completion, Life, judge
 from spark_cluster.runner.play import Play
 
 BEHIND_PROXY_S = 30.0
@@ -62,7 +58,7 @@ def ready(play: Play, now: Starting) -> list[vram.NodeVram]:
             if number:
                 begin_one(now, one)
             if not one.server.on_request:
-                seen = healthy(one, now.begun[one.server.key])
+                seen = healthy(one.play, one.server, now.begun[one.server.key])
                 peak = vram.peak(peak, seen) if peak else seen
         return peak
 
@@ -75,22 +71,6 @@ def ready(play: Play, now: Starting) -> list[vram.NodeVram]:
     if deployment.endpoint.models:
         model_loading.start_loader(play, deployment)
     return [reading for peak in peaks for reading in peak]
-
-
-def healthy(one: Member, again: Again) -> list[vram.NodeVram]:
-    """Wait until a server is healthy; see `readiness.healthy`."""
-    server = one.server
-    return readiness.healthy(
-        one.play,
-        server.endpoint,
-        engine(server.engine),
-        server.recipe.ready_timeout_s,
-        server.ranks,
-        server=server.program,
-        nodes=server.nodes,
-        again=again,
-        look=partial(load_progress.look, one.play, server),
-    )
 
 
 def _until_behind_proxy(play: Play, endpoint: Endpoint, serving: Engine) -> None:
@@ -152,7 +132,7 @@ def verify(play: Play, now: Starting) -> list[str]:
 
 def _log_must_fit(one: Member) -> None:
     server = one.server
-    startup_log.must_fit(one.play, server.nodes, server.recipe.readiness, server.program)
+    logs.must_fit(one.play, server.nodes, server.recipe.readiness, server.program)
 
 
 def _climb(one: Member, again: Again) -> str:
@@ -165,7 +145,7 @@ def _climb(one: Member, again: Again) -> str:
         one.play.note(f"the server that ran already fails: {error.message}; it is started again")
     end_server(one.play, one.server)
     again.start()
-    healthy(one, again)
+    healthy(one.play, one.server, again)
     return readiness_checks.climb(one.play, one.server)
 
 
@@ -244,3 +224,90 @@ def is_dead(play: Play, server: Server) -> bool:
             return True
         time.sleep(EVERY_S)
     return False
+
+
+STAGE = "under load"
+"""Of `up`; a user's requests are answered meanwhile."""
+
+AT_ONCE = 4
+"""Requests at a time to each server."""
+
+MAX_TOKENS = 32
+"""Of an answer: at 7 tok/s, the slowest recipe that ships, under five seconds."""
+
+LASTS_S = 3.0
+"""Seconds in which new requests are sent."""
+
+LIMIT_S = 10.0
+"""Seconds after which an answer is not awaited any more."""
+
+SAMPLE_S = 0.5
+"""Seconds between two readings of GPU memory."""
+
+PROMPT = Probe(
+    question=f"{filler(30)}\nSay in a few sentences what is in each room.",
+    expect="room",
+    max_tokens=MAX_TOKENS,
+)
+"""Of a chat model; what it answers is not judged."""
+
+
+def under_load(play: Play, result: Served) -> Served:
+    """Return the result with the GPU memory of each node under a short load.
+
+    The load lasts `LASTS_S`, and at most `LIMIT_S`. Answers are not judged: that is done before.
+
+    Raises:
+        VerificationFailed: the server is gone after it.
+    """
+    deployment = result.deployment
+    course = vram.Course(play.bus, "under_load")
+    play.note(f"{deployment.endpoint.url} answers: {result.answer}")
+    with play.stage(STAGE):
+        load = partial(_load, play, deployment)
+        sent, peak = vram.peak_while(play, load, SAMPLE_S, course.take)
+        _must_be_there(play, deployment, sent)
+    return replace(result, under_load=peak)
+
+
+def _load(play: Play, deployment: Deployment) -> list[Completion]:
+    """Send requests from several threads until `LASTS_S` are over."""
+    began = time.monotonic()
+    session, endpoint = play.session(play.head), deployment.endpoint
+    kind = deployment.first.recipe.kind
+
+    def ask() -> Completion:
+        left = max(0.5, began + LIMIT_S - time.monotonic())
+        return probe_once(session, endpoint, kind, PROMPT, timeout=left)
+
+    def one_after_the_other() -> list[Completion]:
+        found = [ask()]
+        while found[-1].came and time.monotonic() < began + LASTS_S:
+            found.append(ask())
+        return found
+
+    count = AT_ONCE * len(deployment.servers)
+    rounds: list[list[Completion]] = play.together(*[one_after_the_other] * count)
+    return [sent for found in rounds for sent in found]
+
+
+def _must_be_there(play: Play, deployment: Deployment, sent: Sequence[Completion]) -> None:
+    failed = [one for one in sent if not (one.came or one.late)]
+    if not failed:
+        return
+    session, why = play.session(play.head), failed[0].fault
+    serving, endpoint = engine(deployment.first.engine), deployment.endpoint
+    if ask_health(serving, endpoint, session, timeout=HEALTH_UNDER_LOAD_S)[0].serves:
+        play.note(
+            f"{len(failed)} of {len(sent)} requests of a short load were not answered: {why}; "
+            "spark-cluster verify looks closer",
+            warning=True,
+        )
+        return
+    fault = readiness.first_fault(play, SERVER)
+    raise VerificationFailed(
+        f"every answer was right, but the server ended under {AT_ONCE} requests at once: "
+        f"{fault.text if fault else why}",
+        where=fault.where if fault else play.head.name,
+        hint=logs.advice(fault, "spark-cluster logs shows more"),
+    )

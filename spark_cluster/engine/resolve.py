@@ -11,27 +11,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeVar
 
-from spark_cluster.config.inventory import Inventory
+from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.overrides import text
-from spark_cluster.config.patches import mounted_patches
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import (
     image_settings,
     model_settings,
+    mounted_patches,
     mounts_of,
     must_be_servable,
+    secrets_of_laptop,
 )
-from spark_cluster.config.secret_env import secrets_of_laptop
 from spark_cluster.engine import caches, firewall
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import Endpoint, endpoint_of
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.models import ServedModel, must_go_together
-from spark_cluster.engine.nodes import groups, serving
 from spark_cluster.engine.proxy import ModelServer, Replica
 from spark_cluster.errors import Refused
 from spark_cluster.node.containers import (
@@ -48,6 +47,57 @@ from spark_cluster.node.containers import (
     TP,
 )
 from spark_cluster.topology import Node
+
+M = TypeVar("M", Node, InventoryNode)
+
+
+def serving(nodes: Iterable[M], tp: int, count: int | None = None) -> tuple[list[M], list[M]]:
+    """Return the nodes that serve, the head first, and those that do not.
+
+    Args:
+        count: nodes that serve, where that is not the tensor-parallel size.
+
+    Raises:
+        Refused: there are fewer than those, or the head is not among them.
+    """
+    chosen = sorted(nodes, key=lambda node: not node.is_head)
+    if not chosen or not chosen[0].is_head:
+        raise Refused("the head is not among the chosen nodes", hint="widen --limit")
+    wanted = tp if count is None else count
+    if len(chosen) < wanted:
+        names = ", ".join(node.name for node in chosen)
+        what = (
+            f"--tp {tp}"
+            if wanted == tp
+            else f"--tp {tp} with pipeline stages or data-parallel ranks"
+        )
+        halved = 1 << (len(chosen).bit_length() - 1)  # of three nodes two: heads divide by it
+        smaller = f", or use --tp {halved}" if wanted == tp else ""
+        raise Refused(
+            f"{what} needs {wanted} nodes; there {'is' if len(chosen) == 1 else 'are'} "
+            f"{len(chosen)} ({names})",
+            hint=f"add another Spark to the inventory, widen --limit{smaller}",
+        )
+    return chosen[:wanted], chosen[wanted:]
+
+
+def groups(names: Sequence[str], tp: int, replicas: int) -> list[list[str]]:
+    """Return the nodes of each replica.
+
+    Args:
+        names: of the nodes, the head first.
+
+    Raises:
+        Refused: there are too few.
+    """
+    if len(names) < tp * replicas:
+        raise Refused(
+            f"{replicas} replicas at TP={tp} need {tp * replicas} nodes; there are {len(names)} "
+            f"({', '.join(names)})",
+            hint="add another Spark to the inventory, or widen --limit",
+        )
+    return [list(names[at : at + tp]) for at in range(0, tp * replicas, tp)]
+
 
 NO_LINK = "add the cable, then `spark-cluster provision`; `spark-cluster doctor --only link` checks"
 

@@ -6,11 +6,12 @@ it again when it ends and after a reboot, and are asked for their state and log 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, Protocol
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Literal, get_args
 
+from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV, Process
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
-from spark_cluster.engine.process import SECRET_ENV, WITH_SECRET_ENV, Process
+from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.node import confinement, unit_state
 from spark_cluster.node.containers import RECIPE
 from spark_cluster.node.engine_caches import of_environment
@@ -18,9 +19,12 @@ from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
 from spark_cluster.resources.unit import FOLDER
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
     from spark_cluster.engine.deployment import Server
+
 
 Name = Literal["docker", "venv"]
 
@@ -46,107 +50,81 @@ if test -e "$1"; then {JOURNAL} --output cat; else docker logs "$2" 2>&1; fi | h
 """
 
 
-class Runtime(Protocol):
-    """A way to run an engine's programs on a node."""
-
-    def resource(self, process: Process, server: Server) -> Resource:
-        """Return the desired state: the program runs exactly so."""
-        ...
-
-    def absent(self, name: str, stop_timeout_s: int = 10) -> Resource:
-        """Return the desired state: there is no program of this name."""
-        ...
-
-    def stop(self, name: str) -> list[str]:
-        """Return the command that ends a program and leaves its log to be read."""
-        ...
-
-    def follow(self, name: str, lines: int) -> list[str]:
-        """Return the command that prints the end of a log, and what is added to it."""
-        ...
+def resource(process: Process, server: Server) -> Container | Unit:
+    """Return the desired state: the program runs exactly so, in the server's runtime."""
+    return (_unit if server.runtime == "venv" else _container)(process, server)
 
 
-class Docker:
-    """Containers of the deployment's image, with what RDMA needs.
+def _container(process: Process, server: Server) -> Container:
+    """Return a container of the deployment's image, with what RDMA needs.
 
     The image's own entry point is left out: that of vllm/vllm-openai is `vllm serve`, others have
     none, and the command is to be the same. A default memlock of 8 MB breaks RDMA.
     """
+    command, secrets = _with_secrets(process, server)
+    return Container(
+        process.name,
+        server.image,
+        command,
+        entrypoint="",
+        env=dict(process.env),
+        secret_files=secrets,
+        mounts=_mounts(process, server),
+        caches=server.cache_root,
+        network="host",
+        ipc="host",
+        pid=f"container:{PAUSE}" if process.sees_ray else None,
+        gpus="all",
+        devices=(INFINIBAND,) if process.rdma else (),
+        cap_add=confinement.ENGINE,
+        cap_drop=confinement.DROPPED,
+        security_opt=confinement.SECURITY,
+        ulimits={"memlock": -1, "stack": STACK},
+        # After status 0 too, with which vLLM ends when a rank died. The role start_limit stops a
+        # server that ends again and again; not Ray, which holds no GPU memory and waits for its
+        # peers. The model loader starts its servers itself, when there is memory: not Docker, all
+        # of them when the node boots.
+        restart="no" if server.on_request else "unless-stopped",
+        labels=dict(server.labels),
+        stays_s=0,  # who starts it watches it until it is ready
+        stop_timeout_s=process.stop_timeout_s,
+        state="created" if server.on_request else "running",
+    )
 
-    def resource(self, process: Process, server: Server) -> Container:
-        command, secrets = _with_secrets(process, server)
-        return Container(
-            process.name,
-            server.image,
-            command,
-            entrypoint="",
-            env=dict(process.env),
-            secret_files=secrets,
-            mounts=_mounts(process, server),
-            caches=server.cache_root,
-            network="host",
-            ipc="host",
-            pid=f"container:{PAUSE}" if process.sees_ray else None,
-            gpus="all",
-            devices=(INFINIBAND,) if process.rdma else (),
-            cap_add=confinement.ENGINE,
-            cap_drop=confinement.DROPPED,
-            security_opt=confinement.SECURITY,
-            ulimits={"memlock": -1, "stack": STACK},
-            # After status 0 too, with which vLLM ends when a rank died. The role start_limit stops
-            # a server that ends again and again; not Ray, which holds no GPU memory and waits for
-            # its peers. The model loader starts its servers itself, when there is memory: not
-            # Docker, all of them when the node boots.
-            restart="no" if server.on_request else "unless-stopped",
-            labels=dict(server.labels),
-            stays_s=0,  # who starts it watches it until it is ready
-            stop_timeout_s=process.stop_timeout_s,
-            state="created" if server.on_request else "running",
-        )
 
-    def absent(self, name: str, stop_timeout_s: int = 10) -> Container:
-        return Container(name, state="absent", stop_timeout_s=stop_timeout_s)
+def _unit(process: Process, server: Server) -> Unit:
+    """Return a systemd unit that runs a program of the virtual environment."""
+    command, secrets = _with_secrets(process, server)
+    return Unit(
+        process.name,
+        command,
+        search_path=(f"{server.venv}/bin",),
+        env={"VIRTUAL_ENV": server.venv, **process.env},
+        secret_files=secrets,
+        mounts=_mounts(process, server),
+        caches=(server.cache_root, of_environment(server.venv)),
+        devices=DEVICES,
+        limits={"MEMLOCK": "infinity", "STACK": str(STACK), "NOFILE": "1048576"},
+        restart="always",  # as above
+        labels=dict(server.labels),
+        description=f"{process.name} of spark-cluster",
+        stop_timeout_s=process.stop_timeout_s,
+    )
 
-    def stop(self, name: str) -> list[str]:
-        return ["docker", "stop", "-t", "5", name]
 
-    def follow(self, name: str, lines: int) -> list[str]:
+def without(name: str, runtime: Name, stop_timeout_s: int = 10) -> Container | Unit:
+    """Return the desired state: there is no program of this name in a runtime."""
+    kind = Unit if runtime == "venv" else Container
+    return kind(name, state="absent", stop_timeout_s=stop_timeout_s)
+
+
+def follow(name: str, lines: int, runtime: Name) -> list[str]:
+    """Return the command that prints the end of a log, and what is added to it."""
+    if runtime == "docker":
         return ["docker", "logs", "--follow", "--tail", str(lines), name]
+    end = ["--lines", str(lines), "--output", "cat", "--quiet"]
+    return ["journalctl", "--follow", *end, "--unit", f"{name}.service"]
 
-
-class Venv:
-    """Systemd units that run the programs of a virtual environment."""
-
-    def resource(self, process: Process, server: Server) -> Unit:
-        command, secrets = _with_secrets(process, server)
-        return Unit(
-            process.name,
-            command,
-            search_path=(f"{server.venv}/bin",),
-            env={"VIRTUAL_ENV": server.venv, **process.env},
-            secret_files=secrets,
-            mounts=_mounts(process, server),
-            caches=(server.cache_root, of_environment(server.venv)),
-            devices=DEVICES,
-            limits={"MEMLOCK": "infinity", "STACK": str(STACK), "NOFILE": "1048576"},
-            restart="always",  # as above
-            labels=dict(server.labels),
-            description=f"{process.name} of spark-cluster",
-            stop_timeout_s=process.stop_timeout_s,
-        )
-
-    def absent(self, name: str, stop_timeout_s: int = 10) -> Unit:
-        return Unit(name, state="absent", stop_timeout_s=stop_timeout_s)
-
-    def stop(self, name: str) -> list[str]:
-        return ["systemctl", "stop", f"{name}.service"]
-
-    def follow(self, name: str, lines: int) -> list[str]:
-        end = ["--lines", str(lines), "--output", "cat", "--quiet"]
-        return ["journalctl", "--follow", *end, "--unit", f"{name}.service"]
-
-
-RUNTIMES: dict[Name, Runtime] = {"docker": Docker(), "venv": Venv()}
 
 NO_PAUSE = Container(PAUSE, state="absent", stop_timeout_s=0)
 """The desired state without Ray: nothing holds process ids for it."""
@@ -157,7 +135,9 @@ def absent(*names: str, stop_timeout_s: int = 10) -> list[Resource]:
 
     Without Ray there is no container for its process ids either.
     """
-    gone = [r.absent(name, stop_timeout_s) for name in names for r in RUNTIMES.values()]
+    gone: list[Resource] = [
+        without(name, one, stop_timeout_s) for name in names for one in get_args(Name)
+    ]
     return [*gone, NO_PAUSE] if RAY in names else gone
 
 
@@ -193,7 +173,7 @@ def question(name: str) -> list[list[str]]:
     return [unit_state.question(name), ["docker", "container", "inspect", name]]
 
 
-def servers_there() -> list[str]:
+def servers_question() -> list[str]:
     """Return the command that prints the names of the servers of several models, a line each.
 
     They are containers; those of other programs whose names begin so lack the label.
@@ -203,7 +183,7 @@ def servers_there() -> list[str]:
 
 
 def server_names(printed: str) -> tuple[str, ...]:
-    """Return the names that the command of `servers_there` printed."""
+    """Return the names that the command of `servers_question` printed."""
     return tuple(sorted(name for name in printed.split() if name.startswith(f"{SERVER}-")))
 
 
@@ -252,3 +232,47 @@ def _mounts(process: Process, server: Server) -> tuple[str, ...]:
     path = whole_folder(server.model_path) if server.model_path else ""
     model = (f"{path}:{path}:ro",) if path else ()
     return (*model, *server.mounts, *process.mounts)
+
+
+def servers_there(play: Play) -> dict[str, tuple[str, ...]]:
+    """Return by node the servers of several models that are there, running or not."""
+    waiting = {
+        node.name: play.session(node).submit("gather", commands={"servers": servers_question()})
+        for node in play.nodes
+    }
+    found = {}
+    for name, pending in waiting.items():
+        done = pending.wait()["commands"]["servers"]  # None without Docker
+        found[name] = server_names(done["stdout"]) if done is not None else ()
+    return found
+
+
+def programs_there(play: Play) -> dict[str, tuple[str, ...]]:
+    """Return by node the names that a program of ours may have there: those of one server and of
+    Ray, which need not be there, and of the servers of several models, which are.
+    """
+    return {node: (SERVER, *names, RAY) for node, names in servers_there(play).items()}
+
+
+def models_by_process(sessions: Mapping[str, Session]) -> dict[str, dict[int, str]]:
+    """Return by node the ids of processes of several models' servers, and whose they are; empty
+    where the endpoint has one model. The one file that tells is on the head.
+    """
+    asked = {n: s.submit("gather", files={"endpoint": DESCRIPTION}) for n, s in sessions.items()}
+    models = [
+        model for one in asked.values() for model in models_of(one.wait()["files"]["endpoint"])
+    ]
+    waiting = {
+        name: session.submit(
+            "gather",
+            commands={m.model: processes(m.program) for m in models if m.node == name},
+        )
+        for name, session in sessions.items()
+        if any(model.node == name for model in models)
+    }
+    found: dict[str, dict[int, str]] = {}
+    for name, pending in waiting.items():
+        for model, done in pending.wait()["commands"].items():
+            words = done["stdout"].split() if done is not None else []
+            found.setdefault(name, {}).update({int(w): model for w in words if w.isdecimal()})
+    return found

@@ -7,13 +7,15 @@ one answers.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.engines import Dialect
 from spark_cluster.config.model_kind import RUNGS
-from spark_cluster.engine.process import Process, base_environment, needs_rdma
+from spark_cluster.engine.engine import Process, base_environment, needs_rdma
 from spark_cluster.errors import Failed
 from spark_cluster.logs import start_patterns
 
@@ -25,46 +27,7 @@ if TYPE_CHECKING:
     from spark_cluster.engine.engine import Engine
     from spark_cluster.topology import Node
 
-OWNED = {
-    "model": "it is model.name and model.path",
-    "model-path": "it is model.name and model.path",
-    "served-model-name": "it is model.served_name",
-    "revision": "it is model.revision",
-    "host": "it is serve.bind in the inventory",
-    "port": "it is serve.port in the inventory",
-    "api-key": "it is serve.api_key in the inventory; a key is never written into a recipe",
-    "admin-api-key": "a key is never written into a recipe",
-    "tp-size": "it is --tp on the command line, within tensor_parallel",
-    "tensor-parallel-size": "it is --tp on the command line, within tensor_parallel",
-    "pp-size": "it is the recipe's pipeline_parallel",
-    "pipeline-parallel-size": "it is the recipe's pipeline_parallel",
-    "dp-size": "it is the recipe's data_parallel",
-    "data-parallel-size": "it is the recipe's data_parallel",
-    "mem-fraction-static": "it is the recipe's gpu_memory_utilization",
-    "speculative-algorithm": "it is the recipe's drafter",
-    "speculative-draft-model-path": "it is the recipe's drafter",
-    "speculative-num-steps": "it is the recipe's drafter",
-    "speculative-num-draft-tokens": "it is the recipe's drafter",
-    "nnodes": "it follows from --tp",
-    "node-rank": "it follows from --tp",
-    "dist-init-addr": "it follows from the inventory",
-}
-"""Flags of SGLang that are no engine arguments of a recipe, and what they are instead."""
-
-NAMES = {
-    "tensor-parallel-size": "tp-size",
-    "pipeline-parallel-size": "pp-size",
-    "data-parallel-size": "dp-size",
-    "max-model-len": "context-length",
-    "gpu-memory-utilization": "mem-fraction-static",
-    "max-num-seqs": "max-running-requests",
-    "max-num-batched-tokens": "chunked-prefill-size",
-    "enforce-eager": "disable-cuda-graph",
-    "no-enable-prefix-caching": "disable-radix-cache",
-    "tokenizer": "tokenizer-path",
-    "seed": "random-seed",
-}
-"""vLLM's flag to the one of SGLang that means the same for a plan."""
+FLAGS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
 METHODS = {"mtp": "NEXTN", "eagle": "EAGLE", "eagle3": "EAGLE3", "ngram": "NGRAM"}
 """A drafter's method to SGLang's name of it; another method is passed on in capitals."""
@@ -121,8 +84,8 @@ DIALECT = SglangDialect(
     "SGLang",
     ("python3", "-m", "sglang.launch_server"),
     model=("--model-path", "{}"),
-    owned=OWNED,
-    names=NAMES,
+    owned=FLAGS["owned"],
+    names=FLAGS["names"],
     executors=("mp",),
 )
 
@@ -131,7 +94,7 @@ class Sglang:
     """SGLang's server."""
 
     name = "sglang"
-    dialect = DIALECT
+    dialect: Dialect = DIALECT
     health = "/health"
     died: int | None = None  # 503 is its answer while it loads, too
     loading: int | None = 503

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -13,22 +14,27 @@ from spark_cluster.engine import (
     load_guard,
     logs,
     model_loading,
+    readiness,
     runtime,
     vram,
 )
 from spark_cluster.engine.admission import Admitted
 from spark_cluster.engine.deployment import Deployment, Key, Server
 from spark_cluster.engine.engine import ask_health, engine
-from spark_cluster.engine.link_cabling import must_be_switched
+from spark_cluster.engine.link_check import must_be_switched
 from spark_cluster.engine.members import Member, chains
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import ModelServer, Replica
-from spark_cluster.engine.ray_start import start_ray, token
+from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.engine.readiness import Again, container_state
 from spark_cluster.engine.runtime import absent
+from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.containers import NEEDS
+from spark_cluster.node.supervision.look import stop
 from spark_cluster.resources import Resource
-from spark_cluster.runner.play import Play, RoleCall
+from spark_cluster.runner.events import Bus
+from spark_cluster.runner.play import Applied, Play, RoleCall
+from spark_cluster.runner.session import Session
 
 
 def guard(play: Play, deployment: Deployment) -> RoleCall:
@@ -237,7 +243,7 @@ def _begin(
         changed = [n for n in nodes if runtime.changed(done.changes(n.name), server.program)]
         if 0 < len(changed) < len(nodes) and not play.check:
             # A rank does not join others that have begun already.
-            play.apply(nodes, [runtime.RUNTIMES[server.runtime].absent(server.program, 5)])
+            play.apply(nodes, [runtime.without(server.program, server.runtime, 5)])
             play.apply(nodes, role)
     return bool(changed)
 
@@ -260,7 +266,7 @@ def end_dead_server(play: Play, server: Server) -> None:
 
 def end_server(play: Play, server: Server) -> None:
     """End the server and its ranks, to be started again; Ray stays."""
-    play.apply(server.nodes, [runtime.RUNTIMES[server.runtime].absent(server.program, 5)])
+    play.apply(server.nodes, [runtime.without(server.program, server.runtime, 5)])
     load_guard.prepare(play, server.nodes)
 
 
@@ -340,3 +346,112 @@ def prepare_nodes(play: Play, deployment: Deployment, *more: str) -> str:
     if made.changed and not play.check:
         play.refresh(nodes)  # Docker's version, the fabric's addresses
     return str(guarded.given["state"])
+
+
+def start_ray(play: Play, server: Server, *beside: RoleCall) -> set[str]:
+    """Start Ray on all nodes at once, with what is next to it, and wait until all have joined.
+
+    A server next to it imports its modules meanwhile; vLLM's waits for Ray's nodes by itself.
+
+    Args:
+        beside: roles of the server and its proxy; none for Ray alone.
+
+    Returns:
+        The nodes on which the server's program was started.
+
+    Raises:
+        Failed: a program does not start, or a node of Ray ends again and again.
+        VerificationFailed: a node does not join in time; with its name. A server that was started
+            is stopped.
+    """
+    roles = (play.role("ray", server=server), *beside)
+    with logs.explained():
+        made = play.apply(server.nodes, *roles)
+        started = _started(made, server, server.program)
+        if not play.check and _end_what_was_left(play, server, made, started):
+            made = play.apply(server.nodes, *roles)
+            started |= _started(made, server, server.program)
+    if server.on_ray and not play.check:
+        _wait(play, server, began=server.nodes[0].name in started)
+    return started
+
+
+def _started(made: Applied, server: Server, program: str) -> set[str]:
+    """Return the nodes on which a program was started, or would be."""
+    return {name for name in server.node_names if runtime.changed(made.changes(name), program)}
+
+
+def _end_what_was_left(play: Play, server: Server, made: Applied, started: set[str]) -> bool:
+    """End what belongs to a Ray that was replaced: a worker of an earlier head does not follow to a
+    new one, and a server does not find a new node. Return whether there was any."""
+    ray, kind = _started(made, server, RAY), server.runtime
+    head, *workers = server.nodes
+    ended = False
+    if head.name in ray and (left := [node for node in workers if node.name not in ray]):
+        ended = play.apply(left, [runtime.without(RAY, kind, 2)]).changed
+    if ray and head.name not in started:
+        ended = play.apply(head, [runtime.without(server.program, kind)]).changed or ended
+    return ended
+
+
+def _wait(play: Play, server: Server, *, began: bool) -> None:
+    """Wait until all nodes have joined; else stop a server that `began` in this run."""
+    ray = server.ray
+    try:
+        readiness.ray_cluster(play, server.size, ray.dashboard_port, ray.join_timeout_s)
+    except SparkClusterError:
+        if began:  # it would wait for the node that is missing, and be started again and again
+            play.session(server.nodes[0]).run(stop(server.program, server.runtime))
+        raise
+    readiness.ray_asks_for_its_token(play, ray.dashboard_port)
+
+
+def start_ray_alone(
+    play: Play, server: Server, guarded: str, labels: Mapping[str, str] | None = None
+) -> None:
+    """Start Ray on all nodes of a server, without the server itself, its model and its secrets.
+
+    Args:
+        guarded: whether there is a firewall, for the containers' label.
+        labels: more labels of the containers.
+    """
+    start_ray(play, _ray_alone(play, server, guarded, labels or {}))
+
+
+def ray_would_restart(
+    play: Play, server: Server, guarded: str, labels: Mapping[str, str] | None
+) -> bool:
+    """Return whether a start of Ray would restart one that runs, and change nothing.
+
+    Args:
+        guarded: whether there is a firewall, for the containers' label.
+        labels: more labels of a Ray without a model; None for the Ray under the server.
+    """
+    options = replace(play.options, check=True)
+    checking = Play(play.inventory, play.project, play.connections, Bus(), options)
+    wanted = (
+        server.starting(share=None, guarded=guarded, ray_token=token(play.session(server.nodes[0])))
+        if labels is None
+        else _ray_alone(play, server, guarded, labels)
+    )
+    role = checking.role("ray", server=wanted)
+    made = checking.apply(server.nodes, role)
+    return any(runtime.changed(made.changes(node.name), RAY) for node in server.nodes)
+
+
+def _ray_alone(play: Play, server: Server, guarded: str, labels: Mapping[str, str]) -> Server:
+    """Return a server as far as Ray needs it."""
+    ray_token = token(play.session(server.nodes[0]))
+    whole = server.starting(share=None, guarded=guarded, ray_token=ray_token)
+    mounts = tuple(mount.volume for mount in server.recipe.mounts)
+    labels = {**whole.labels, **labels}
+    return replace(whole, model_path="", mounts=mounts, secret_env={}, labels=labels)
+
+
+def token(session: Session) -> str:
+    """The token of the head's Ray, or a new one when there is no Ray yet.
+
+    It is made of 32 random bytes and lives as long as the cluster: `down` removes it.
+    """
+    found = session.request("gather", files={"token": TOKEN_FILE})["files"]["token"]
+    return str(found).strip() if found else secrets.token_hex(32)

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import logs, server_states, tuned
-from spark_cluster.engine.endpoint import Endpoint, running
+from spark_cluster.engine import logs, runtime, tuned
+from spark_cluster.engine.endpoint import ANSWERS, Endpoint, probe_once, running, short
 from spark_cluster.engine.engine import ask_health, engine_of, judge_health
-from spark_cluster.engine.kind_probe import probe_once, short
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import (
     LOADER_UNIT,
@@ -23,9 +23,10 @@ from spark_cluster.engine.proxy import (
     models_of,
     replicas_of,
 )
-from spark_cluster.engine.ray import RayNode, RayState, dashboard_port
-from spark_cluster.engine.ray_node import ALONE
-from spark_cluster.engine.status import NodeState, Status, ask_nodes
+from spark_cluster.engine.ray import ALONE, RayNode, RayState, dashboard_port
+from spark_cluster.engine.status import ModelState, NodeState, ServerState, Status, Word, ask_nodes
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.node import unit_state
 from spark_cluster.node.containers import (
     DATA_PARALLEL,
     FIREWALL,
@@ -36,8 +37,8 @@ from spark_cluster.node.containers import (
     TP,
     ContainerState,
 )
-from spark_cluster.node.health import HEALTH_S, Completion, Life
-from spark_cluster.runner.parallel import all_of
+from spark_cluster.node.health import HEALTH_S, Completion, Life, State, judge
+from spark_cluster.runner.parallel import all_of, in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer, Session
 
@@ -64,11 +65,16 @@ def status(
         probe: the question of the completion.
         upcoming: what is started next; None leaves the caches out.
     """
-    nodes = ask_nodes(play, upcoming)
-    found = _serving_state(play, nodes, endpoint_key, probe)
+    nodes = ask_nodes(play)
     if upcoming is None:
-        return found
-    return replace(found, caches=_warmth(play, nodes, upcoming))
+        return _serving_state(play, nodes, endpoint_key, probe)
+    jobs: dict[str, Callable[[], Any]] = {
+        "now": lambda: _serving_state(play, nodes, endpoint_key, probe),
+        "next": lambda: _warmth(play, nodes, upcoming),
+    }
+    found: list[Any] = list(all_of(jobs).values())
+    now: Status = found[0]
+    return replace(now, caches=found[1])
 
 
 def _warmth(play: Play, nodes: list[NodeState], upcoming: Upcoming) -> Warmth:
@@ -78,8 +84,7 @@ def _warmth(play: Play, nodes: list[NodeState], upcoming: Upcoming) -> Warmth:
     if server is not None and server.label(RECIPE) == upcoming.recipe.name:
         tp = server.number(TP, tp)
     _, chosen = _serving(play, upcoming.recipe.nodes_for(tp))
-    asked = {node.name: node.caches for node in nodes if node.name in chosen and node.caches}
-    return upcoming.judge(asked, tp)
+    return upcoming.on(play, [node for node in play.nodes if node.name in chosen], tp)
 
 
 def _serving_state(
@@ -100,18 +105,13 @@ def _serving_state(
     endpoint = running(server.labels, description, endpoint_key)
     kind = server.kind
 
-    def ask(replica: Replica) -> Completion:
-        asked = Endpoint(replica.address, replica.port, model)
-        session = play.connections.session(replica.node)
-        return probe_once(session, asked, kind, short(probe), timeout=COMPLETION_S)
-
     limit = WITHOUT_LINK_S if dark else COMPLETION_S
     session = play.connections.session(head)
     jobs: dict[str, Callable[[], Any]] = {
         # Without the link Ray knows no node, which says nothing new and takes its time.
         "servers": lambda: (
             _ray(play, head, server) if on_ray and not dark else None,
-            server_states.look(play, behind, known, ask),
+            look_at(play, behind, known, probe),
         ),
         "endpoint": lambda: _asked(server, session, endpoint, probe, limit),
     }
@@ -157,7 +157,7 @@ def _with_models(
     probe: Probe,
 ) -> Status:
     """The state where the endpoint has several models."""
-    nodes = server_states.with_servers(play, nodes, models)
+    nodes = with_servers(play, nodes, models)
     known = {node.name: node for node in nodes}
     head = known[_head(play)]
     problems = _unreachable(nodes)
@@ -165,30 +165,19 @@ def _with_models(
     if endpoint is None:
         problems.append(f"the proxy's description on {head.name} names no endpoint")
         return Status("failed", nodes, [], problems=tuple(problems))
-    whole = endpoint
     session = play.connections.session(head.name)
-    few = short(probe)
-
-    def ask(server: ModelServer) -> Completion:
-        asked = replace(whole, model=server.model)
-        return probe_once(session, asked, server.kind, few, timeout=COMPLETION_S)
-
-    guarded = [
-        one.node
-        for one in models
-        if server_states.container_of(one, known).label(FIREWALL) == "present"
-    ]
+    guarded = [one.node for one in models if container_of(one, known).label(FIREWALL) == "present"]
     problems += [*_open(nodes, guarded), *_of_proxy(head)]
     if any(one.on_request for one in models) and head.loader != "active":
         unit_is = head.loader or "not there"
         problems.append(f"what loads models on request ({LOADER_UNIT}) is {unit_is}")
-    found = server_states.look(play, models, known, ask)
+    found = look_at(play, models, known, probe, endpoint)
     answer = any(one.state in ("serving", "on request") for one in found)
     loading = not problems and all(one.state == "loading" for one in found)
     problems += [one.problem for one in found if one.problem]
-    access = described(head.description) or Access(whole.url)
+    access = described(head.description) or Access(endpoint.url)
     access = replace(
-        access, fingerprint=whole.request(session, "/health", timeout=HEALTH_S).certificate
+        access, fingerprint=endpoint.request(session, "/health", timeout=HEALTH_S).certificate
     )
     return Status(
         _state(answer=answer, problems=problems, loading=loading),
@@ -365,4 +354,151 @@ def _unanswered(
     if completion is None:
         return f"/health does not return 200 ({health.status or 'no answer'})"
     within = f" within {limit:g} s" if completion.status == 0 else ""
-    return server_states.unanswered(kind, completion, within=within)
+    return unanswered(kind, completion, within=within)
+
+
+WORDS: Mapping[Life, Word] = {
+    Life.SERVING: "serving",
+    Life.UNLOADED: "on request",
+    Life.LOADING: "loading",
+    Life.UNSEEN: "unreachable",
+}
+"""What users read; of the others `failed`."""
+
+NOT_ASKED = ContainerState("unknown", error="the node does not answer")
+
+
+def with_servers(
+    play: Play, nodes: Sequence[NodeState], models: Sequence[ModelServer]
+) -> list[NodeState]:
+    """Return the nodes with the servers of the models among their containers."""
+    names = {
+        node.name: [one.program for one in models if one.node == node.name]
+        for node in nodes
+        if node.reachable
+    }
+    waiting = {
+        name: play.connections.session(name).submit(
+            "gather", commands={program: runtime.question(program) for program in programs}
+        )
+        for name, programs in names.items()
+        if programs
+    }
+    found = []
+    for node in nodes:
+        states = {}
+        if node.name in waiting:
+            asked = waiting[node.name].wait()["commands"]
+            states = {n: unit_state.answered(d) for n, d in asked.items()}
+        found.append(replace(node, containers={**states, **node.containers}))
+    return found
+
+
+def look_at(
+    play: Play,
+    servers: Sequence[Replica],
+    nodes: Mapping[str, NodeState],
+    probe: Probe,
+    through: Endpoint | None = None,
+) -> tuple[Any, ...]:
+    """Return the state of each server: a `ModelState` of one of several models.
+
+    Args:
+        nodes: by name, with the containers of the servers.
+        probe: the question that each has to answer, as its API outlives its engine.
+        through: the endpoint that is asked for each model; None: each server by itself.
+    """
+    states = [container_of(server, nodes) for server in servers]
+    jobs = {
+        str(number): partial(_look_at_one, play, server, state, short(probe), through)
+        for number, (server, state) in enumerate(zip(servers, states, strict=True))
+    }
+    found: dict[str, Any] = in_parallel(jobs)
+    return tuple(
+        _made(server, nodes, "unreachable", f"{_name(server)}: {told.message}")
+        if isinstance(told, SparkClusterError)
+        else _made(server, nodes, *told)
+        for server, told in zip(servers, found.values(), strict=True)
+    )
+
+
+def _made(server: Replica, nodes: Mapping[str, NodeState], word: Word, problem: str) -> ServerState:
+    if not isinstance(server, ModelServer):
+        return ServerState(server.node, server.url, word, problem)
+    return ModelState(
+        *(server.node, server.url, word, problem, server.model, server.names[1:], server.kind),
+        container_of(server, nodes).label(RECIPE),
+    )
+
+
+def unanswered(kind: ModelKind, completion: Completion, *, how: str = "", within: str = "") -> str:
+    """Return that a healthy server gives no answer, and why.
+
+    Args:
+        how: it was asked, where that is not the plain endpoint.
+        within: the time that it had, where that is over.
+    """
+    if completion.status == 401:
+        return "the endpoint asks for another API key than this inventory's"
+    what = f"/health is fine, but {how}{ANSWERS[kind]} does not come{within}"
+    return f"{what}: {completion.fault}"
+
+
+def container_of(server: Replica, nodes: Mapping[str, NodeState]) -> ContainerState:
+    """Return the program of a server; `unknown` where its node was not asked."""
+    node = nodes.get(server.node)
+    return NOT_ASKED if node is None else node.containers.get(server.program, NOT_ASKED)
+
+
+def _look_at_one(
+    play: Play,
+    server: Replica,
+    container: ContainerState,
+    probe: Probe,
+    through: Endpoint | None,
+) -> tuple[Word, str]:
+    state, completion = judge(container), None
+    if state.serves:
+        session, serving = play.connections.session(server.node), engine_of(container)
+        own = Endpoint(server.address, server.port, container.label(MODEL))
+        state, health = ask_health(serving, own, session, container)
+        if state.serves:
+            if through is not None and isinstance(server, ModelServer):
+                session = play.connections.session(_head(play))
+                own = replace(through, model=server.model)
+            completion = probe_once(session, own, container.kind, probe, timeout=COMPLETION_S)
+            state = judge_health(serving, health.status, container, completion)
+    word = WORDS.get(state.life, "failed")
+    if state.serves or state.life is Life.UNLOADED:  # asked for an answer, it would be loaded
+        return word, ""
+    if isinstance(server, ModelServer):
+        return word, _of_model(play, server, state, completion)
+    whole = state.of(_name(server), f"{_name(server)}: ")
+    if completion is not None:
+        whole = f"{_name(server)}: /health is fine, but no answer comes: {completion.fault}"
+    elif not container.running and word == "failed":
+        code = f" ({container.exit_code})" if state.life is Life.ENDED else ""
+        whole += f"{code}; the endpoint does without it"
+    return word, whole
+
+
+def _of_model(play: Play, server: ModelServer, state: State, completion: Completion | None) -> str:
+    """Return what is wrong with the server of a model, with the first error of its log."""
+    if state.life is Life.LOADING and server.on_request:
+        return ""
+    if completion is not None:
+        why = unanswered(server.kind, completion, how="through the endpoint ")
+        return f"{_name(server)}: {why}"
+    cause = ""
+    if state.life is Life.ENDED:
+        log = logs.read(play.connections.session(server.node), server.program)
+        fault = logs.first_error({server.node: log})
+        cause = f", its log says: {fault.text}" if fault else ""
+    prefix = f"{_name(server)}: "
+    return state.of(f"{prefix}its server", prefix) + cause
+
+
+def _name(server: Replica) -> str:
+    if isinstance(server, ModelServer):
+        return f"{server.model} on {server.node}"
+    return f"the replica on {server.node}"

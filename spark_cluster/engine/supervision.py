@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
+from typing_extensions import TypedDict
+
+from spark_cluster.document import Document, Flat, PrintedAs
 from spark_cluster.engine import proxy, runtime
 from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.engine.ray import TOKEN_FILE
@@ -34,7 +37,7 @@ def start_limit_configuration() -> dict[str, Any]:
     """Return what the program of the start limit is told."""
     known = _known()
     wanted = ("server", "unit_folder", "ray_token")
-    return {**{name: known[name] for name in wanted}, "servers": runtime.servers_there()}
+    return {**{name: known[name] for name in wanted}, "servers": runtime.servers_question()}
 
 
 def configuration(limits: Mapping[str, Any], head: Node) -> dict[str, Any]:
@@ -58,7 +61,35 @@ def _known() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Supervision:
+class SupervisionEvent:
+    """Something that the supervision did or saw; `at` in seconds since 1970."""
+
+    at: float
+    text: str
+
+
+class PhaseKeys(TypedDict):
+    """What is printed of the supervision's memory; see `SupervisionState`."""
+
+    phase: str
+    since: float
+    reason: str
+    restarts: tuple[float, ...]
+    due: float
+
+
+def _phase(state: SupervisionState) -> PhaseKeys:
+    return {
+        "phase": state.phase,
+        "since": state.since,
+        "reason": state.reason,
+        "restarts": state.restarts,
+        "due": state.due,
+    }
+
+
+@dataclass(frozen=True)
+class Supervision(Document):
     """The report of a head's supervision.
 
     Attributes:
@@ -67,30 +98,15 @@ class Supervision:
         at_boot: it is started at boot.
         state: what it knows of the server.
         problems: what it cannot repair.
-        events: moment (seconds since 1970) and text, the oldest first.
+        events: the oldest first.
     """
 
     installed: bool
     active: str
     at_boot: bool
-    state: SupervisionState
+    state: Flat[Annotated[SupervisionState, PrintedAs(_phase)]]
     problems: tuple[str, ...] = ()
-    events: tuple[tuple[float, str], ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `supervise status --json` prints it."""
-        return {
-            "installed": self.installed,
-            "active": self.active,
-            "at_boot": self.at_boot,
-            "phase": self.state.phase,
-            "since": self.state.since,
-            "reason": self.state.reason,
-            "restarts": list(self.state.restarts),
-            "due": self.state.due,
-            "problems": list(self.problems),
-            "events": [{"at": at, "text": text} for at, text in self.events],
-        }
+    events: tuple[SupervisionEvent, ...] = ()
 
 
 def report(session: Session) -> Supervision:
@@ -116,9 +132,9 @@ def report(session: Session) -> Supervision:
     )
 
 
-def _events(rows: list[Any]) -> list[tuple[float, str]]:
+def _events(rows: list[Any]) -> list[SupervisionEvent]:
     return [
-        (float(row["at"]), str(row["text"]))
+        SupervisionEvent(float(row["at"]), str(row["text"]))
         for row in rows
         if isinstance(replies.at(row, "at"), int | float) and replies.text_of(row.get("text"))
     ]

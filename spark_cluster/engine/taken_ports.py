@@ -15,7 +15,7 @@ from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT
 from spark_cluster.errors import Refused
-from spark_cluster.facts.listeners import EVERYWHERE, LISTENERS, Listener, parse
+from spark_cluster.facts.parsers import EVERYWHERE, LISTENERS, Listener, listeners
 from spark_cluster.node import unit_state
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def must_be_free(play: Play, deployment: Deployment) -> None:
         served = [running(state.labels, None, None) for state in states.values() if _runs(state)]
         own = {endpoint.port for endpoint in served if endpoint is not None}
         proxy = PROXY if _output(answers, "proxy").strip() == "active" else None
-        listens = parse(_output(answers, "ss"))
+        listens = listeners(_output(answers, "ss"))
         others = [one for one in listens if one.program != proxy and one.port not in own]
         for wanted in _wanted(deployment, node, states):
             for one in others:
@@ -93,7 +93,7 @@ def _of_ray(ports: EnginePorts, node: Node) -> Iterator[WantedPort]:
         yield WantedPort(everywhere, ports.gcs, "head of Ray", "`ray.port` in the recipe")
         setting = "`ray.dashboard_port` in the recipe"
         yield WantedPort(LOOPBACK, ports.dashboard, "dashboard of Ray", setting)
-    for port in range(ports.first_port, ports.first_port + SERVICES):
+    for port in range(ports.first_port, ports.first_port + len(SERVICES)):
         yield WantedPort(everywhere, port, "services of Ray", "`ray.first_port` in the recipe")
 
 

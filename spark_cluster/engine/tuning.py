@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.config.flags import words
+from spark_cluster.config.engines import words
+from spark_cluster.document import Document
 from spark_cluster.engine import readiness, tuned, vram
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
@@ -43,7 +44,7 @@ TUNERS = "tuners"
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(Document):
     """The tuning of a recipe's kernels.
 
     Attributes:
@@ -63,10 +64,6 @@ class Tuning:
     changed: bool
     nodes: tuple[str, ...]
     estimate_s: tuple[float, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `tune --json` prints it."""
-        return asdict(self)
 
 
 def must_be_free(play: Play, server: Server) -> None:

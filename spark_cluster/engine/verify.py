@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Annotated, Literal
+
+from pydantic import Field
 
 from spark_cluster.config import launch as launches
 from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.document import Document, printed
 from spark_cluster.engine import readiness_checks, runtime, vram
 from spark_cluster.engine.client import PATIENCE_S, NotApplicable, RequestFailed
 from spark_cluster.engine.endpoint import running
@@ -67,7 +70,7 @@ class CheckVerdict:
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(Document):
     """What `verify` found of a server.
 
     Attributes:
@@ -82,7 +85,7 @@ class Verification:
     recipe: str
     tp: int
     kind: ModelKind
-    verdicts: tuple[CheckVerdict, ...]
+    verdicts: Annotated[tuple[CheckVerdict, ...], Field(serialization_alias="checks")]
     other_sizes: tuple[ComparedSize, ...] = ()
     under_load: tuple[NodeVram, ...] = ()
 
@@ -91,23 +94,14 @@ class Verification:
         """The checks that failed."""
         return tuple(verdict for verdict in self.verdicts if verdict.status == "failed")
 
+    @printed
+    def ok(self) -> bool:
+        """True if no check failed."""
+        return not self.failed
+
     def count(self, status: VerdictStatus) -> int:
         """Return the number of checks with this status."""
         return sum(verdict.status == status for verdict in self.verdicts)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `verify --json` prints it."""
-        return {
-            "ok": not self.failed,
-            "model": self.model,
-            "endpoint": self.endpoint,
-            "recipe": self.recipe,
-            "tp": self.tp,
-            "kind": self.kind,
-            "checks": [asdict(verdict) for verdict in self.verdicts],
-            "other_sizes": [asdict(size) for size in self.other_sizes],
-            "under_load": [reading.to_dict() for reading in self.under_load],
-        }
 
 
 @dataclass(frozen=True)

@@ -6,13 +6,15 @@ deadlocks); the environment is computed node by node, because interface and HCA 
 
 from __future__ import annotations
 
+import tomllib
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.engines import Dialect
 from spark_cluster.config.model_kind import RUNGS
-from spark_cluster.engine.process import Process, base_environment, needs_rdma
-from spark_cluster.engine.ray_node import RAY_HOME, authentication
+from spark_cluster.engine.engine import Process, base_environment, needs_rdma
+from spark_cluster.engine.ray import RAY_HOME, authentication
 from spark_cluster.errors import Failed
 from spark_cluster.logs import start_patterns
 
@@ -23,31 +25,9 @@ if TYPE_CHECKING:
     from spark_cluster.engine.engine import Engine
     from spark_cluster.topology import Node
 
-OWNED = {
-    "model": "it is model.name and model.path",
-    "served-model-name": "it is model.served_name",
-    "revision": "it is model.revision",
-    "host": "it is serve.bind in the inventory",
-    "port": "it is serve.port in the inventory",
-    "api-key": "it is serve.api_key in the inventory; a key is never written into a recipe",
-    "tensor-parallel-size": "it is --tp on the command line, within tensor_parallel",
-    "pipeline-parallel-size": "it is the recipe's pipeline_parallel",
-    "data-parallel-size": "it is the recipe's data_parallel, or --data-parallel",
-    "data-parallel-size-local": "`up` puts one rank on each node",
-    "data-parallel-address": "it follows from the inventory",
-    "data-parallel-backend": "it follows from the recipe's executor",
-    "speculative-config": "it is the recipe's drafter",
-    "gpu-memory-utilization": "it is the recipe's gpu_memory_utilization",
-    "distributed-executor-backend": "it is the recipe's executor",
-    "nnodes": "it follows from --tp",
-    "node-rank": "it follows from --tp",
-    "master-addr": "it follows from the inventory",
-    "master-port": "it is a setting of the role vllm",
-    "headless": "it follows from --tp",
-}
-"""Flags of `vllm serve` that are no engine arguments of a recipe, and what they are instead."""
+FLAGS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 
-DIALECT = Dialect("vLLM", ("vllm", "serve"), owned=OWNED, planned=True, several_names=True)
+DIALECT = Dialect("vLLM", ("vllm", "serve"), owned=FLAGS["owned"], planned=True, several_names=True)
 """vLLM's own names are the ones that plans and rules know."""
 
 
@@ -55,7 +35,7 @@ class Vllm:
     """vLLM's server and its ranks."""
 
     name = "vllm"
-    dialect = DIALECT
+    dialect: Dialect = DIALECT
     health = "/health"
     died: int | None = 503
     loading: int | None = None  # nothing listens then (source: make gpu, vLLM 0.26.0)

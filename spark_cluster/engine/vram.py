@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
+from typing_extensions import TypedDict
+
+from spark_cluster.document import Document, Hidden, printed
+from spark_cluster.engine.names import TITLE
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts import gather
 from spark_cluster.facts.model import Process
+from spark_cluster.node import replies
 from spark_cluster.runner.events import Bus, MemoryHeld, MemoryPlanned
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
 
 if TYPE_CHECKING:
     from spark_cluster.runner.play import Play
+
 
 T = TypeVar("T")
 
@@ -39,42 +46,27 @@ Pids = Mapping[str, Collection[int]]
 
 
 @dataclass(frozen=True)
-class NodeVram:
+class NodeVram(Document):
     """The reading of one node; memory in MiB.
 
     Attributes:
         processes: what `nvidia-smi --query-compute-apps` lists.
-        models: process id to the model that it serves, where several are served.
     """
 
     name: str
     processes: tuple[Process, ...]
     mem_total_mib: int
     mem_available_mib: int
-    models: Mapping[int, str] = field(default_factory=dict)
 
-    @property
+    @printed
     def used_mib(self) -> int:
         """Sum over the processes whose figure is told."""
         return sum(p.used_mib or 0 for p in self.processes)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `vram --json` prints it."""
-        return {
-            "name": self.name,
-            "processes": [
-                {
-                    "pid": p.pid,
-                    "name": p.name,
-                    "used_mib": p.used_mib,
-                    **({"model": self.models[p.pid]} if p.pid in self.models else {}),
-                }
-                for p in self.processes
-            ],
-            "used_mib": self.used_mib,
-            "mem_total_mib": self.mem_total_mib,
-            "mem_available_mib": self.mem_available_mib,
-        }
+    def serving(self, models: Mapping[int, str]) -> NodeVram:
+        """Return it with the model that each process serves, by process id."""
+        named = (replace(p, model=models.get(p.pid, "")) for p in self.processes)
+        return replace(self, processes=tuple(named))
 
 
 def sample(sessions: Mapping[str, Session]) -> list[NodeVram]:
@@ -242,18 +234,120 @@ def peak(before: Iterable[NodeVram], now: Iterable[NodeVram]) -> list[NodeVram]:
     ]
 
 
+class MemoryReadings(TypedDict):
+    """Readings of all nodes: now, and before."""
+
+    nodes: list[NodeVram]
+    before: list[NodeVram]
+
+
 @dataclass(frozen=True)
-class Stopped:
+class Stopped(Document):
     """The memory held before and after a stop."""
 
-    before: list[NodeVram]
-    now: list[NodeVram]
+    before: Hidden[list[NodeVram]]
+    now: Hidden[list[NodeVram]]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `down --json` prints it."""
-        return {
-            "vram": {
-                "nodes": [reading.to_dict() for reading in self.now],
-                "before": [reading.to_dict() for reading in self.before],
-            }
-        }
+    @printed
+    def vram(self) -> MemoryReadings:
+        """Both, as `down --json` prints them."""
+        return {"nodes": self.now, "before": self.before}
+
+
+OLLAMA = "http://127.0.0.1:11434"
+"""Where Ollama listens unless OLLAMA_HOST says otherwise. Source: ollama-api."""
+
+ASK_S, UNLOAD_S = 5.0, 60.0
+"""Seconds for the list of loaded models, and to unload one."""
+
+MOST_MODELS = 64
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A model that another program has loaded.
+
+    Attributes:
+        size_mib: memory that it takes, as that program says; None where it does not.
+    """
+
+    name: str
+    size_mib: int | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.size_mib is None else f"{self.name} ({self.size_mib} MiB)"
+
+
+def ollama_models(session: Session, where: str) -> list[Loaded]:
+    """Return the models that Ollama on a node has loaded; none where no Ollama answers.
+
+    Raises:
+        Failed: something else than Ollama answers at its port.
+    """
+    answer = session.http(f"{OLLAMA}/api/ps", timeout=ASK_S)
+    if answer.status == 0:
+        return []
+    entries = replies.at(replies.decoded(answer.body), "models")
+    if answer.status != 200 or not isinstance(entries, list):
+        raise Failed(
+            f"{OLLAMA}/api/ps answers {replies.short(answer.body)!r} (status {answer.status}), "
+            "expected the list of Ollama's loaded models",
+            where=where,
+            hint="another program uses Ollama's port; `spark-cluster vram` names the holders",
+        )
+    found = []
+    for entry in entries[:MOST_MODELS]:
+        name, size = replies.text_of(replies.at(entry, "name")), replies.at(entry, "size")
+        if name:
+            known = isinstance(size, int) and size >= 0
+            found.append(Loaded(name, size // 2**20 if known else None))
+    return found
+
+
+def unload_ollama(session: Session, where: str, models: Iterable[Loaded]) -> None:
+    """Unload models, as `ollama stop` does: a request without a prompt and keep_alive 0.
+
+    Raises:
+        Failed: Ollama refuses it.
+    """
+    for model in models:
+        body = json.dumps({"model": model.name, "keep_alive": 0, "stream": False})
+        headers = {"Content-Type": "application/json"}
+        answer = session.http(
+            f"{OLLAMA}/api/generate", method="POST", headers=headers, body=body, timeout=UNLOAD_S
+        )
+        if answer.status != 200:
+            told = replies.text_of(replies.at(replies.decoded(answer.body), "error"))
+            raise Failed(
+                f"Ollama does not unload {model.name} (status {answer.status}): "
+                f"{replies.short(told or answer.reason or answer.body)}",
+                where=where,
+                hint=f"`ollama stop {model.name}` on the node",
+            )
+
+
+def held_by(readings: Iterable[NodeVram], ignored: Pids) -> list[tuple[str, Process]]:
+    """Return node and process of all that still holds memory."""
+    return [(r.name, process) for r in readings for process in holding(r, ignored)]
+
+
+def described(held: Iterable[tuple[str, Process]]) -> str:
+    """Return them as text: program, process id, MiB, node."""
+    return "; ".join(
+        f"{p.name} (pid {p.pid}, {'?' if p.used_mib is None else p.used_mib} MiB) on {node}"
+        for node, p in held
+    )
+
+
+def advice(held: Iterable[tuple[str, Process]]) -> str:
+    """Return what to do about what holds memory."""
+    found, steps = list(held), []
+    others = [one for one in found if "ollama" not in one[1].name.lower()]
+    if len(others) < len(found):
+        steps.append("--unload ollama unloads Ollama's models")
+    orphans = [(node, process) for node, process in others if TITLE.match(process.name)]
+    for node, process in orphans:
+        steps.append(f"`sudo kill {process.pid}` on {node} ends an orphaned engine process")
+    if len(others) > len(orphans):
+        steps.append("what spark-cluster did not start is ended on its node")
+    return "; ".join(steps)

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
+from spark_cluster.document import Document, PrintedAs, printed
 from spark_cluster.node.engine_caches import short
 from spark_cluster.node.launch_records import LaunchRecord
 
@@ -39,8 +40,12 @@ class NodeWarmth:
     tuned: tuple[str, ...] = ()
 
 
+def _states(nodes: Mapping[str, NodeWarmth]) -> dict[str, State]:
+    return {name: node.state for name, node in nodes.items()}
+
+
 @dataclass(frozen=True)
-class Warmth:
+class Warmth(Document):
     """The state of the caches for the next launch of a recipe.
 
     Attributes:
@@ -52,19 +57,9 @@ class Warmth:
     recipe: str
     state: State
     reasons: tuple[str, ...]
-    nodes: Mapping[str, NodeWarmth] = field(default_factory=dict)
+    nodes: Annotated[Mapping[str, NodeWarmth], PrintedAs(_states)] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `status --json` prints it."""
-        return {
-            "recipe": self.recipe,
-            "state": self.state,
-            "reasons": list(self.reasons),
-            "nodes": {name: node.state for name, node in self.nodes.items()},
-            "tuned": list(self.tuned),
-        }
-
-    @property
+    @printed
     def tuned(self) -> tuple[str, ...]:
         """Files with tuned parameters of kernels that are on each node."""
         files = [set(node.tuned) for node in self.nodes.values()]

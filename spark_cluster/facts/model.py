@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface
 
 from spark_cluster.config.ports import EPHEMERAL
+from spark_cluster.document import WhenSet
 
 
 @dataclass(frozen=True)
@@ -154,11 +155,16 @@ class NetplanFiles:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that holds GPU memory, as `nvidia-smi --query-compute-apps` lists it (MiB)."""
+    """A process that holds GPU memory, as `nvidia-smi --query-compute-apps` lists it (MiB).
+
+    Attributes:
+        model: that it serves, where several are served and `vram` asks; otherwise empty.
+    """
 
     pid: int
     name: str
     used_mib: int | None
+    model: WhenSet[str] = ""
 
 
 @dataclass(frozen=True)
@@ -224,3 +230,19 @@ class Facts:
         if memory.of_gpu and self.gpu:
             return replace(self, gpu=replace(self.gpu, memory=memory))
         return replace(self, memory=memory)
+
+
+BUSY_PERCENT = 50
+"""Utilisation from which a GPU is under load."""
+
+LOW_MHZ = 1000
+"""SM clock under load below which something is wrong: a GPU with too little power does 500 to 850,
+a healthy one about 2400. Sources: muninn-gemma4-26b, public-reports."""
+
+LOW_W = 30
+"""Power under load up to which the supply is at fault, not a limit. Sources: as for LOW_MHZ."""
+
+SLOW_MHZ = 1500
+"""SM clock under load below which a benchmark's figures are not to be trusted: between the faulty
+GPUs and the 2100 MHz to which clocks are capped against sudden power-offs. Sources: as for
+LOW_MHZ."""

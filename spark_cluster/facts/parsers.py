@@ -1,17 +1,63 @@
-"""Parsers of what a node's tools print; each takes text and is tolerant of what is missing."""
+"""Parsers of what a node's tools and files say; each takes text and bears what is missing."""
 
 from __future__ import annotations
 
+import base64
+import binascii
 import contextlib
 import json
 import re
 from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from ipaddress import IPv4Interface
 
 from spark_cluster.config.ports import EPHEMERAL
 from spark_cluster.facts.model import Gpu, Hca, Interface, Memory, Process
-from spark_cluster.facts.public_keys import is_key
 from spark_cluster.node import nvidia_smi
+
+_PARTS = {"ssh-ed25519": 2, "sk-ssh-ed25519@openssh.com": 3, "ssh-rsa": 3}
+"""Fields of a public key by its kind; an ECDSA key has 3 too, with a security key 4."""
+
+KINDS = frozenset(
+    (
+        "ssh-ed25519",
+        "ssh-rsa",
+        "ecdsa-sha2-nistp256",
+        "ecdsa-sha2-nistp384",
+        "ecdsa-sha2-nistp521",
+        "sk-ssh-ed25519@openssh.com",
+        "sk-ecdsa-sha2-nistp256@openssh.com",
+    )
+)
+"""Kinds of keys that a node's key files may have."""
+
+
+def kind_of(blob: bytes) -> str:
+    """The kind that a public key names itself."""
+    size = int.from_bytes(blob[:4], "big")
+    return blob[4 : 4 + size].decode(errors="replace")
+
+
+def is_key(kind: str, text: str) -> bool:
+    """Return whether `KIND BASE64` is a complete key of a known kind that matches its content."""
+    try:
+        blob = base64.b64decode(text, validate=True)
+    except (ValueError, binascii.Error):
+        return False
+    return kind in KINDS and is_whole(kind, blob)
+
+
+def is_whole(kind: str, blob: bytes) -> bool:
+    """Return whether a key is of the kind that its line says, and not truncated."""
+    parts, rest = 0, blob
+    while len(rest) >= 4:
+        size = int.from_bytes(rest[:4], "big")
+        if len(rest) < 4 + size:
+            return False
+        parts, rest = parts + 1, rest[4 + size :]
+    wanted = _PARTS.get(kind) or (4 if kind.startswith("sk-") else 3)
+    return not rest and parts == wanted and kind_of(blob) == kind
+
 
 NOT_TOLD = ("[N/A]", "N/A", "[Not Supported]", "[Unknown Error]", "")
 
@@ -200,3 +246,113 @@ def ssh_ports(config: str, sockets: str) -> tuple[int, ...]:
     found += re.findall(r"(?m)^listenaddress \S*:([0-9]{1,5})(?: .*)?$", config)
     found += re.findall(r"(?m)^Listen=(?:\S*:)?([0-9]{1,5}) \(Stream\)$", sockets)
     return tuple(sorted({int(port) for port in found if int(port) < 1 << 16}))
+
+
+LISTENERS = ("ss", "-Hltnp")
+
+EVERYWHERE = ("*", "0.0.0.0", "::")  # noqa: S104
+
+_PROGRAM = re.compile(r'\(\("([^"]+)"(?:,pid=([0-9]{1,10}))?')
+_PORT = re.compile(r"[0-9]{1,5}")
+
+
+@dataclass(frozen=True)
+class Listener:
+    """A port that is listened on.
+
+    Attributes:
+        address: without brackets and interface.
+        program: empty where `ss` does not say.
+        pid: its process; None where `ss` does not say.
+    """
+
+    address: str
+    port: int
+    program: str = ""
+    pid: int | None = None
+
+    def __str__(self) -> str:
+        name = self.program or "another program"
+        return f"{name} (PID {self.pid})" if self.pid is not None else name
+
+    def blocks(self, address: str) -> bool:
+        """Return whether no one else can listen on this port of an address."""
+        return self.address == address or bool({self.address, address} & {*EVERYWHERE})
+
+
+def listeners(text: str) -> list[Listener]:
+    """Read the output of `ss -Hltnp`; lines of another form are left out."""
+    found = []
+    for line in text.splitlines():
+        words = line.split()
+        address, _, port = words[3].rpartition(":") if len(words) > 3 else ("", "", "")
+        if _PORT.fullmatch(port) is None:
+            continue
+        told = _PROGRAM.search(line)
+        name, pid = (told[1], told[2]) if told else ("", None)
+        at = address.strip("[]").partition("%")[0]
+        found.append(Listener(at, int(port), name, int(pid) if pid else None))
+    return found
+
+
+BLOCK = 16 * 2**20
+"""Bytes of a large block; a kernel that keeps none of this size is judged by its largest."""
+
+LEAST = 2 * 2**30
+"""Bytes in large blocks, below which a load is at risk. Sparks whose loads crawled had 0.1 to 0.9
+GiB of 118, 47 after a reboot (source: sparkring-173)."""
+
+HIGH_PRESSURE = 10.0
+"""Percent of the last 10 s in which every program waited for memory (PSI, full avg10): a node that
+is about to load shows 0, and systemd-oomd ends programs from 60 (source: oomd-conf)."""
+
+_ZONE = re.compile(r"^Node +\d+, +zone +\S+((?: +\d{1,15})+) *$", re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class FreeBlocks:
+    """The free memory of a node, bytes.
+
+    Attributes:
+        free: all of it.
+        large: what is in blocks of `size` and more.
+        size: of a large block.
+    """
+
+    free: int
+    large: int
+    size: int
+
+    @property
+    def fragmented(self) -> bool:
+        """Whether large blocks are so few that a load is at risk."""
+        return self.large < LEAST
+
+    def __str__(self) -> str:
+        return (
+            f"{self.large / 2**30:.1f} of {self.free / 2**30:.1f} GiB free memory in blocks of "
+            f"{self.size / 2**20:g} MiB or more"
+        )
+
+
+def free_blocks(text: str, page_size: int) -> FreeBlocks | None:
+    """Read /proc/buddyinfo: column N counts free blocks of `page_size * 2**N` bytes.
+
+    Args:
+        page_size: of the node's kernel, bytes: 4096, or 65536 of an arm64 kernel with 64k pages.
+
+    Returns:
+        None where the text has no zone.
+
+    >>> free_blocks("Node 0, zone   Normal      2      0      1", 8 * 2**20)
+    FreeBlocks(free=50331648, large=33554432, size=16777216)
+    """
+    zones = [[int(word) for word in found[1].split()] for found in _ZONE.finditer(text)]
+    if not zones:
+        return None
+    orders = max(map(len, zones))
+    sizes = [page_size << order for order in range(orders)]
+    size = next((one for one in sizes if one >= BLOCK), sizes[-1])
+    pairs = [pair for zone in zones for pair in zip(zone, sizes, strict=False)]
+    free = sum(count * one for count, one in pairs)
+    return FreeBlocks(free, sum(count * one for count, one in pairs if one >= size), size)

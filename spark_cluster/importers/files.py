@@ -12,7 +12,7 @@ from pathlib import Path
 
 from spark_cluster.config.yamlfile import Sourced, described, shown
 from spark_cluster.errors import InvalidFile, SparkClusterError
-from spark_cluster.importers import sparkrun, templated, vllm_recipes
+from spark_cluster.importers import templated, vllm_recipes
 from spark_cluster.importers.commandline import CommandFile
 from spark_cluster.importers.importer import Choice, Given, Importer, Source, YamlImporter
 
@@ -26,7 +26,7 @@ MISSING = (
 
 OURS: tuple[Importer, ...] = (
     YamlImporter("a model file of vllm-project/recipes", vllm_recipes.claims, vllm_recipes.read),
-    YamlImporter("a recipe of sparkrun", sparkrun.claims, sparkrun.read),
+    YamlImporter("a recipe of sparkrun", templated.is_sparkrun, templated.read_sparkrun),
     YamlImporter("a recipe of spark-vllm-docker", templated.claims, templated.read),
 )
 """Asked first, so that no package changes what they read."""

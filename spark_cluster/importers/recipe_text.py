@@ -11,7 +11,6 @@ from typing import Any
 from pydantic import ValidationError
 from ruamel.yaml.comments import CommentedMap
 
-from spark_cluster.config import recipe_yaml
 from spark_cluster.config.engines import DEFAULT
 from spark_cluster.config.fields import UNMOUNTABLE
 from spark_cluster.config.launch import Launch
@@ -26,6 +25,7 @@ from spark_cluster.importers.importer import Imported, Left, Source
 from spark_cluster.importers.mods import carry_over
 from spark_cluster.importers.places import Parts, folder_on_node, shown, sort
 from spark_cluster.importers.vllm_flags import kinds
+from spark_cluster.loader.saved_recipe import commented, yaml_of
 from spark_cluster.models.naming import is_path
 
 DEFAULT_IMAGES = {
@@ -294,7 +294,7 @@ def _wrapped(text: str, first: str) -> list[str]:
 
 def _body(data: dict[str, Any], parts: Parts) -> str:
     """The YAML, with a remark on what is not as the source has it."""
-    document = recipe_yaml.commented(data)
+    document = commented(data)
 
     def note(section: CommentedMap, key: str, text: str) -> None:
         if key in section:
@@ -309,4 +309,4 @@ def _body(data: dict[str, Any], parts: Parts) -> str:
     note(document["model"], "quantization", "from the flags and names")
     if "vllm" in document:
         note(document["vllm"], "version", "what this tag of the image has")
-    return recipe_yaml.text_of(document)
+    return yaml_of(document)

@@ -19,7 +19,6 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from spark_cluster import __version__
-from spark_cluster.config.registries import Registry
 from spark_cluster.config.yamlfile import load
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
 from spark_cluster.importers.files import read_file
@@ -28,6 +27,7 @@ from spark_cluster.importers.recipe_text import write
 from spark_cluster.loader import registries as known
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.loader.registries import Registry
 
 LARGEST_FILE = 256 << 10
 """Bytes of one recipe; the largest of the public registries has 30,000."""
@@ -101,7 +101,7 @@ class Chosen:
 
     def _why_not(self, path: str, size: int, *, regular: bool) -> str:
         if not regular:
-            return "a link or a submodule; only files are taken"
+            return "a folder, a link or a submodule; only files are taken"
         if len(path) > _LONGEST or not all(map(_PART.fullmatch, path.split("/"))):
             return "its name has characters that are not taken, or leads elsewhere"
         if size > LARGEST_FILE:
@@ -144,7 +144,7 @@ def store(
         with tempfile.TemporaryDirectory(prefix=".new-", dir=target.parent) as scratch:
             staged = Path(scratch) / "snapshot"
             index = _fill(staged, registry, revision, list(files), tuple(skipped))
-            (staged / "index.json").write_bytes(index.to_json())
+            (staged / "index.json").write_bytes(index.model_dump_json(indent=1).encode())
             _replace(staged, target, Path(scratch) / "old")
     except OSError as error:
         raise UsageError(
@@ -202,7 +202,13 @@ def _fill(
                 hint=f"name the folders with recipes under 'folders' of its entry in {known.FILE}",
             )
         listed += _converted(folder, path, name, registry, _origin(registry, revision, path))
-    return known.Index(registry.url, revision, __version__, tuple(listed), skipped)
+    return known.Index(
+        url=registry.url,
+        revision=revision,
+        made_by=__version__,
+        recipes=tuple(listed),
+        skipped=skipped,
+    )
 
 
 def _converted(
@@ -219,12 +225,12 @@ def _converted(
         target.unlink(missing_ok=True)
         if not _looks_like_recipe(source):
             return []
-        return [known.Listed(name, path, digest, error=_short(error.message))]
+        return [known.Listed(name=name, origin=path, sha256=digest, error=_short(error.message))]
     return [
         known.Listed(
-            recipe.name,
-            path,
-            digest,
+            name=recipe.name,
+            origin=path,
+            sha256=digest,
             model=_short(recipe.model.name),
             base=_short(recipe.model.base or ""),
             description=_short(recipe.description),

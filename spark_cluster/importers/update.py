@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from spark_cluster import __version__
-from spark_cluster.config.registries import Registry
 from spark_cluster.errors import InvalidFile
-from spark_cluster.importers import archive, git, snapshot
+from spark_cluster.importers import fetching, snapshot
 from spark_cluster.importers.snapshot import Chosen
 from spark_cluster.loader import registries as known
-from spark_cluster.loader.registries import Index, Listed
+from spark_cluster.loader.registries import Index, Listed, Registry
 
 
 @dataclass(frozen=True)
@@ -48,7 +46,6 @@ class Update:
         taken: revision in use before; None when there was none.
         changes: against that.
         rewritten: the revision in use is not among the last commits of the branch any more.
-        is_fixed: the project's file names the revision, so no other one is taken.
         in_use: the found revision is what recipes are taken from now.
     """
 
@@ -57,7 +54,6 @@ class Update:
     found: Index
     changes: Changes
     rewritten: bool = False
-    is_fixed: bool = False
     in_use: bool = False
 
     @property
@@ -83,34 +79,32 @@ class Update:
         }
 
 
-Agree = Callable[[Update], bool]
-"""Is asked whether a revision is taken, after it was shown."""
-
-
-def update(registry: Registry, folder: Path, agree: Agree) -> Update:
-    """Look at a registry, and take its revision when that is agreed to.
+def take(found: Update, folder: Path) -> Update:
+    """Use the revision that was found from now on.
 
     Args:
         folder: the project's.
-        agree: not asked for a revision that the project's file names, nor for one that is in use.
+
+    Raises:
+        UsageError: files cannot be written.
+        InvalidFile: the file of pins is damaged.
+    """
+    known.pin(found.registry, found.found.revision, folder)
+    return replace(found, in_use=True)
+
+
+def look(registry: Registry, folder: Path) -> Update:
+    """Fetch what is new and compare it with what was used last.
+
+    What the project's file names, and what is in use already, is in use; `take` is for the rest.
+
+    Args:
+        folder: the project's.
 
     Raises:
         UsageError: there is no such commit or branch, git is missing, or files cannot be written.
         Failed: it cannot be fetched within the limits.
         InvalidFile: the file of pins is damaged.
-    """
-    found = look(registry, folder)
-    taken = found.in_use or agree(found)
-    if taken and found.found.revision != found.taken:
-        known.pin(registry, found.found.revision, folder)
-    return replace(found, in_use=taken)
-
-
-def look(registry: Registry, folder: Path) -> Update:
-    """Fetch what is new and compare it with what was used last; nothing is taken into use.
-
-    Raises:
-        UsageError, Failed, InvalidFile: as `update`.
     """
     fixed, taken = registry.fixed, known.last_taken(registry, folder)
     here = _cached(registry, fixed)
@@ -121,16 +115,18 @@ def look(registry: Registry, folder: Path) -> Update:
     before = _cached(registry, taken)
     same = found.revision == taken and before is not None
     changes = Changes() if same else Changes.between(before, found)
-    return Update(registry, taken, found, changes, rewritten, bool(fixed), bool(fixed) or same)
+    if fixed and found.revision != taken:
+        known.pin(registry, found.revision, folder)
+    return Update(registry, taken, found, changes, rewritten, bool(fixed) or same)
 
 
 def _fetch(registry: Registry, taken: str | None) -> tuple[Index, bool]:
     """Fetch what the file names, or the branch; and whether that one was rewritten."""
     chosen = Chosen(registry)
     if registry.sha256:
-        files = archive.files(registry, chosen)
+        files = fetching.archived(registry, chosen)
         return snapshot.store(registry, registry.sha256, files, chosen.skipped), False
-    with git.fetched(registry, registry.commit) as fetched:
+    with fetching.fetched(registry, registry.commit) as fetched:
         moves = taken is not None and registry.commit is None
         rewritten = moves and not fetched.has_in_history(taken or "")
         if taken is not None and moves and not rewritten:
@@ -142,7 +138,7 @@ def _fetch(registry: Registry, taken: str | None) -> tuple[Index, bool]:
     return snapshot.store(registry, fetched.commit, files, chosen.skipped), rewritten
 
 
-def _keep(registry: Registry, repository: git.Git, taken: str) -> None:
+def _keep(registry: Registry, repository: fetching.Git, taken: str) -> None:
     """Put the commit in use into the cache where it is not (another machine, an emptied cache), so
     that it can be used without agreeing to what the branch has now."""
     if _cached(registry, taken) is None:

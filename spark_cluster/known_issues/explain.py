@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
-from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.document import Document, Hidden, derived, printed
 from spark_cluster.known_issues.log_matching import (
     LONGEST,
     cleared,
@@ -16,8 +16,15 @@ from spark_cluster.known_issues.log_matching import (
     recognise,
 )
 from spark_cluster.known_issues.match import KnownIssueMatch
-from spark_cluster.known_issues.seen import Seen, cause_of, merged, with_last_cause
-from spark_cluster.logs import complaints, lines
+from spark_cluster.known_issues.seen import (
+    Seen,
+    Verdict,
+    cause_of,
+    merged,
+    verdict_on,
+    with_last_cause,
+)
+from spark_cluster.logs import lines
 from spark_cluster.logs.reading import Candidate, LogSource, Reader
 from spark_cluster.logs.start_patterns import ENGINES, SGLANG
 from spark_cluster.logs.startup import ANCHORS, RAY, Start
@@ -43,7 +50,7 @@ TRACES = 2000
 SHOWN = 300
 ERRORS = (
     *("Exception", "died unexpectedly", "Segmentation fault", "Segfault encountered"),
-    *("(core dumped)", *complaints.ANCHORS),
+    *("(core dumped)", *lines.ANCHORS),
 )
 CHAINED = "above exception"
 """In the line between two exceptions of one traceback."""
@@ -69,7 +76,7 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
         log = _Log(source, index, start, speakers)
         seen = log.seen()
         found += seen
-        read.append((source.name, log.reader.bytes, log.reader.lines))
+        read.append(ReadLog(source.name, log.reader.bytes, log.reader.lines))
         if not any(one.finding.severity == "error" for one in seen) and len(last) < QUIET:
             last[source.name] = log.last_lines()
     problems = merged(found)
@@ -92,8 +99,8 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
 def _nothing(explanation: Explanation) -> Iterator[str]:
     """Yield what is wrong with logs that say nothing at all."""
     logs = explanation.logs
-    yield from (f"a single line: {name} is empty" for name, _, count in logs if not count)
-    if not explanation.recognised and any(count for _, _, count in logs):
+    yield from (f"a single line: {log.name} is empty" for log in logs if not log.lines)
+    if not explanation.recognised and any(log.lines for log in logs):
         yield "a start: no line of an engine was recognised"
 
 
@@ -211,8 +218,8 @@ class _Log:
         self, line: lines.ParsedLine, candidate: Candidate, before: _Before
     ) -> Iterator[str]:
         """Keep a line that only looks like an error."""
-        said = complaints.complaint_in(line)
-        faint = "" if said or self._up else complaints.faint_complaint_in(line)
+        said = lines.complaint_in(line)
+        faint = "" if said or self._up else lines.faint_complaint_in(line)
         if text := said or faint:
             kind = {"follows": lines.is_echo(text), "weak": True, "faint": bool(faint)}
             yield from self._unknown(text[:SHOWN], candidate, before, **kind)
@@ -322,3 +329,108 @@ class _Before:
             if at := lines.read(raw).at:
                 return at
         return ""
+
+
+# The explanation of the logs of one launch, as the command line and `--json` show it.
+
+
+@dataclass(frozen=True)
+class ReadLog:
+    """A log that was read."""
+
+    name: str
+    bytes: int
+    lines: int
+
+
+@dataclass
+class Explanation(Document):
+    """The result for one or more logs.
+
+    Attributes:
+        engine: whose logs they are, `vLLM` or `SGLang`; empty when no line says so.
+        problems: the earliest real error first, then other errors by time, then warnings, then
+            what only follows, then notes, then what the server got over.
+        facts: what a healthy start tells.
+        missing: what it would have told besides.
+        logs: that were read.
+        last: the last lines of the logs in which nothing was recognised, by name.
+        unfinished: the server began to start and never took requests.
+    """
+
+    engine: str = ""
+    problems: Hidden[list[Seen]] = field(default_factory=list)
+    issues = derived(list[Seen], "problems")
+    facts: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    logs: list[ReadLog] = field(default_factory=list)
+    last: dict[str, list[str]] = field(default_factory=dict)
+    unfinished: Hidden[bool] = False
+    next = derived(list[str], "next_steps")
+
+    @printed
+    def cause(self) -> Seen | None:
+        """The root as far as these logs tell; an effect where the cause is in none of them."""
+        return cause_of(self.problems)
+
+    @printed
+    def verdict(self) -> Verdict:
+        """What can be said of the launch."""
+        warned = any(p.finding.severity == "warning" and not p.overcome for p in self.problems)
+        unfinished = self.unfinished and "end" not in self.facts
+        return verdict_on(self.cause, unfinished=unfinished, warned=warned)
+
+    @property
+    def recognised(self) -> bool:
+        """False where no line of these logs says anything of an engine."""
+        return bool(self.engine or self.facts or self.problems)
+
+    @property
+    def next_steps(self) -> list[str]:
+        """Where to look next; nothing where the cause is certain."""
+        return steps_for(self.verdict, self.problems, self.missing, len(self.logs))
+
+
+# Where to look next, when logs do not tell the cause.
+
+SEARCH = "search the issues of the engine (vLLM, SGLang, Ray) and of the image for the quoted line"
+KERNEL = (
+    "the kernel's log of each node says whether a process was killed for lack of memory: "
+    "journalctl -k | grep -i -e oom -e 'killed process' -e NVRM"
+)
+OTHERS = (
+    "give the logs of all ranks and of Ray at once: "
+    "spark-cluster explain rank0.log rank1.log /tmp/ray/session_latest/logs"
+)
+CUT = "if the log is cut, give the whole one: docker logs --timestamps NAME, or spark-cluster logs"
+DEBUG = "with NCCL_DEBUG=INFO in the environment of every rank NCCL says which call failed"
+WAITING = (
+    "it may still be loading or waiting: `ray status` shows whether all nodes have joined, "
+    "`docker ps -a` whether the container ended and with which status"
+)
+
+
+def steps_for(
+    verdict: Verdict, problems: Iterable[Seen], missing: Iterable[str], logs: int
+) -> list[str]:
+    """Return what to do next; nothing where the cause is certain, or there is no error.
+
+    Args:
+        problems: what was seen.
+        missing: what a healthy start would have logged besides.
+        logs: how many were read.
+    """
+    if verdict in ("cause", "warnings", "no-error"):
+        return []
+    lacking = any("ranks" in text for text in missing)
+    steps = [OTHERS] if lacking or (verdict == "effects" and logs == 1) else []
+    steps += _by_verdict(verdict)
+    if any("NCCL" in seen.finding.found for seen in problems if not seen.overcome):
+        steps.append(DEBUG)
+    return steps
+
+
+def _by_verdict(verdict: Verdict) -> Sequence[str]:
+    if verdict == "effects":
+        return (KERNEL, CUT)
+    return (WAITING, KERNEL) if verdict == "unfinished" else (SEARCH,)

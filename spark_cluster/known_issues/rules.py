@@ -3,28 +3,23 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING
 
-from spark_cluster.known_issues import launch_matching
+from packaging.specifiers import SpecifierSet
+
 from spark_cluster.known_issues.case import Case
-from spark_cluster.known_issues.entries import Issue, catalogue
+from spark_cluster.known_issues.entries import Expected, Issue, When, catalogue
 from spark_cluster.known_issues.match import Edit, KnownIssueMatch, Severity, ordered
 
 if TYPE_CHECKING:
     from spark_cluster.config.launch import Launch
     from spark_cluster.facts.model import Facts
-    from spark_cluster.models import Geometry
+    from spark_cluster.models.shape import Geometry
 
-MODULES = (
-    "rules_container",
-    "rules_flags",
-    "rules_kind",
-    "rules_memory",
-    "rules_model",
-    "rules_pair",
-)
+
+MODULES = ("rules_container", "rules_flags", "rules_model")
 """Where rules are, next to this file."""
 
 RuleResult = KnownIssueMatch | None
@@ -47,7 +42,7 @@ class RuleContext:
         cause: str = "",
     ) -> KnownIssueMatch:
         """Return a match; what is not given is the catalogue's."""
-        return launch_matching.finding(
+        return finding(
             self.issue, self.case, what, severity=severity, edit=edit, fix=fix, cause=cause
         )
 
@@ -92,14 +87,153 @@ def _each(case: Case, issues: Iterable[Issue]) -> Iterator[KnownIssueMatch]:
     for issue in issues:
         if case.launch.engine not in issue.engines:
             continue
-        found = _by_rule(issue, case) if issue.rule else launch_matching.of_plan(issue, case)
+        found = _by_rule(issue, case) if issue.rule else of_plan(issue, case)
         if found is not None:
             yield found
 
 
 def _by_rule(issue: Issue, case: Case) -> RuleResult:
-    severity = launch_matching.severity_for(issue, case)
+    severity = severity_for(issue, case)
     if severity is None:
         return None
     about = issue if severity == issue.severity else issue.model_copy(update={"severity": severity})
     return rules()[issue.id](RuleContext(about, case), case)
+
+
+# Matching of a launch against an entry's `when`.
+
+
+def of_plan(issue: Issue, case: Case) -> KnownIssueMatch | None:
+    """Return the match of an entry with `when`; None when the launch is not like that."""
+    if issue.when is None:
+        return None
+    seen = _seen(issue.when, case)
+    if seen is None:
+        return None
+    severity = severity_for(issue, case)
+    return None if severity is None else finding(issue, case, ", ".join(seen), severity=severity)
+
+
+def severity_for(issue: Issue, case: Case) -> Severity | None:
+    """Return the entry's severity with this version of vLLM; None when it is not affected."""
+    severity = issue.lint_severity or issue.severity
+    if not issue.versions:
+        return severity
+    if case.version is None:
+        return None if issue.unknown_version == "skip" else issue.unknown_version
+    has_it = SpecifierSet(issue.versions).contains(case.version, prereleases=True)
+    return severity if has_it else None
+
+
+def finding(
+    issue: Issue,
+    case: Case,
+    found: str,
+    *,
+    severity: Severity | None = None,
+    edit: Edit | None = None,
+    fix: str = "",
+    cause: str = "",
+) -> KnownIssueMatch:
+    """Return a match of an entry; `severity` and so on replace the entry's."""
+    title = issue.title
+    if issue.versions:
+        if case.version is None:
+            title += f" (if its vLLM is {issue.versions.replace('.dev0', '')})"
+        else:
+            found += f"{', ' if found else ''}vLLM {case.version}"
+    change = issue.edit
+    if edit is None and change is not None:
+        edit = Edit(change.kind, change.name, change.to)
+    return KnownIssueMatch(
+        id=issue.id,
+        severity=severity or issue.severity,
+        title=title,
+        found=found or "in this launch",
+        cause=cause or issue.cause,
+        fix=fix or issue.fix,
+        source=issue.source,
+        flag=issue.flag or (edit.written if edit else ""),
+        edit=edit,
+    )
+
+
+def _seen(when: When, case: Case) -> list[str] | None:
+    """Return what matched, in words; None when something did not."""
+    plain = [
+        not when.moe or case.is_moe is True,
+        when.moe is not False or case.is_moe is False,
+        when.speculative is None or bool(case.launch.speculative) == when.speculative,
+        when.several_nodes is None or case.several_nodes == when.several_nodes,
+        not when.on_gpu or case.on_gpu,
+        not when.quantization or case.quantization in when.quantization,
+        not when.family or case.matches(when.family, [case.family]),
+        not when.model or case.matches(when.model, case.names),
+        not case.matches(when.not_model, case.names),
+        not when.image or case.matches(when.image, [case.image]),
+        not case.matches(when.not_image, [case.image]),
+    ]
+    if not all(plain):
+        return None
+    flags = _values(when.flags, case.flags, "--")
+    env = _values(when.env, case.launch.env, "")
+    if flags is None or env is None:
+        return None
+    words = [*flags, *env]
+    words += [f"image {case.image}"] if when.image else []
+    named = when.model or (when.family and not words) or (when.moe is not None and not words)
+    return [*words, f"model {case.names[0]}"] if named and case.names else words
+
+
+def _values(
+    wanted: Mapping[str, Expected], given: Mapping[str, object], dashes: str
+) -> list[str] | None:
+    seen = []
+    for name, value in wanted.items():
+        if value is False:
+            if name in given:
+                return None
+            continue
+        if name not in given or not _fits(value, given[name]):
+            return None
+        seen.append(written(dashes + name, given[name]))
+    return seen
+
+
+def _fits(wanted: Expected, value: object) -> bool:
+    if wanted is True:
+        return True
+    choices = wanted if isinstance(wanted, list) else [wanted]
+    return any(str(value).lower() == str(choice).lower() for choice in choices)
+
+
+def written(name: str, value: object) -> str:
+    """Return a flag or variable as it is written."""
+    if value is True:
+        return name
+    return f"{name} {value}" if name.startswith("--") else f"{name}={value}"
+
+
+# The known issues behind a rung of readiness that failed.
+
+
+def live(rungs: Mapping[str, str], launch: Launch | None = None) -> list[KnownIssueMatch]:
+    """Return the known issues that make rungs fail, errors first.
+
+    Args:
+        rungs: rungs of readiness that failed, with what was seen instead.
+        launch: what serves. A rung can fail for many reasons: an issue that `lint` can find is
+            named only when the launch has it.
+    """
+    possible = None if launch is None else {match.id for match in lint(launch)}
+    found = []
+    for issue in catalogue().values():
+        failed = next((name for name in issue.rungs if name in rungs), None)
+        if failed is not None and (possible is None or _may_be(issue, possible)):
+            found.append(issue.match(rungs[failed]))
+    return ordered(found)
+
+
+def _may_be(issue: Issue, possible: set[str]) -> bool:
+    found_by_lint = issue.rule or issue.when is not None
+    return not found_by_lint or issue.id in possible

@@ -5,9 +5,8 @@ from __future__ import annotations
 import re
 
 from spark_cluster.known_issues.case import Case
-from spark_cluster.known_issues.launch_matching import written
 from spark_cluster.known_issues.match import Edit
-from spark_cluster.known_issues.rules import RuleContext, RuleResult, rule
+from spark_cluster.known_issues.rules import RuleContext, RuleResult, rule, written
 
 MOVING = re.compile(
     r"^(?:latest|main|master|dev|stable|nightly)(?:[-_](?:arm64|aarch64|cu\d+|tf5))*$"

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.engine.checks import context, filler, logprobs, structured, texts
+from spark_cluster.engine.checks import context, logprobs, structured, texts
 from spark_cluster.engine.checks.questions import TOOL_CALLS, Question
 from spark_cluster.lab.vllm_env import Training, trained
 
@@ -48,7 +48,7 @@ def exercises() -> dict[str, Any]:
             {"fact": context.fact(code), "question": context.QUESTION, "answer": code}
             for _, code in context.NEEDLES
         ],
-        "filler": [filler.sentence(number) for number in range(1, 301)],
+        "filler": [texts.sentence(number) for number in range(1, 301)],
     }
 
 

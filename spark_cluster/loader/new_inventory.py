@@ -13,9 +13,8 @@ from typing import Any
 
 from spark_cluster.config.fields import is_ip
 from spark_cluster.config.inventory import Inventory, read_inventory
-from spark_cluster.config.yamlfile import Sourced
+from spark_cluster.config.yamlfile import Sourced, load
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.loader.inventory_source import read_source
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.template import render
 
@@ -53,7 +52,7 @@ def answers_in(path: Path) -> Answers | None:
     Raises:
         InvalidFile: it is no inventory.
     """
-    data = read_source(path).data
+    data = load(path, "inventory").data
     try:
         ssh, nodes = data.get("ssh") or {}, data["nodes"].values()
         source = (data.get("become") or {}).get("password")

@@ -5,19 +5,18 @@ The search goes name by name, so a project that has one role of its own still us
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import shown
+from spark_cluster.config.yamlfile import Sourced, load, shown
 from spark_cluster.errors import InvalidFile, Refused, UsageError
+from spark_cluster.loader import trust
 from spark_cluster.loader.extension import Extensions, using
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
-    from spark_cluster.loader.playbook import Playbook
-    from spark_cluster.loader.role import Role
+    from spark_cluster.loader.role import Playbook, Role
 
 Kind = Literal["inventories", "playbooks", "roles", "recipes", "suites"]
 
@@ -36,6 +35,9 @@ _SUFFIXES = {
     "suites": (".yaml", ".yml"),
 }
 
+
+INVENTORY = "inventory.yaml"
+"""Of the project folder, when no inventory is named."""
 
 _PACKAGE = Path(__file__).absolute().parent.parent
 
@@ -114,6 +116,31 @@ class Project:
             hint=did_you_mean(path.stem, self.list(kind), kind),
         )
 
+    def inventory_source(self, name: str | Path | None) -> Sourced:
+        """Read an inventory's file, without a check of what is in it.
+
+        It is data, but says where sudo passwords are sent and which host keys are believed: one
+        that others can write is not used.
+
+        Args:
+            name: a file, the name of one in `inventories/`, or None for the project's own
+                `inventory.yaml`.
+
+        Raises:
+            InvalidFile: it does not exist, or is not YAML.
+            UsageError: there is no inventory of that name.
+            Refused: others can write it.
+        """
+        path = self.folder / INVENTORY if name is None else self.resolve("inventories", name)
+        if not path.exists():
+            raise InvalidFile(
+                "no such inventory",
+                where=shown(path),
+                hint="`spark-cluster init` writes one; or name one with --inventory",
+            )
+        self.must_be_own(path, "the inventory")
+        return load(path, "inventory")
+
     def load_resources(self) -> None:
         """Check the project's own resources, once, so that roles can import them and agents get
         them; see `loader/resources.py`.
@@ -122,13 +149,13 @@ class Project:
             Refused: others can write them.
             InvalidFile: one of them is wrong, with the line.
         """
-        from spark_cluster.loader.resources import load_resources
-
         found = self.extensions
         with found.loading, self.in_use():
-            if not self._has_resources:
-                loaded = load_resources(self.folder, found.package, self.must_be_own)
-                found.resource_files, self._has_resources = loaded, True
+            if not self._has_resources and any((self.folder / "resources").glob("*.py")):
+                from spark_cluster.loader.resources import load_resources
+
+                found.resource_files = load_resources(self.folder, found.package, self.must_be_own)
+            self._has_resources = True
 
     def in_use(self) -> AbstractContextManager[None]:
         """Have this project in use in a block: names of its resources stand for its own there, and
@@ -165,7 +192,7 @@ class Project:
             Refused: others can write it.
             InvalidFile: its code is wrong, with the line.
         """
-        from spark_cluster.loader.playbook import load_playbook
+        from spark_cluster.loader.role import load_playbook
 
         path = self.resolve("playbooks", name)
         self.must_be_own(path, f"playbook {path.stem}")
@@ -190,8 +217,6 @@ class Project:
         What is installed with the program is the program. A checkout is a folder of the user like
         any other, since `recipes import` writes into it; but whoever owns the program may write it.
         """
-        from spark_cluster.loader import trust
-
         path = path.absolute()
         if path.is_relative_to(_PACKAGE):
             return None

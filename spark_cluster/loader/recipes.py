@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from spark_cluster.config import recipe_checks
-from spark_cluster.config.allowances import NOTHING, Allowances, Allowed
+from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.image_build import Build
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Patch
 from spark_cluster.config.schema import validate
 from spark_cluster.config.yamlfile import Problem, load
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.loader import registries
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.registries import is_of_registry
 
@@ -42,12 +48,11 @@ def load_recipe(name: str | Path, project: Project, allow: Allowances = NOTHING)
     directory = recipe.model.directory and folder / recipe.model.directory.expanduser()
     model = recipe.model.model_copy(update={"directory": directory})
     image = recipe.image.model_copy(update={"build": _build(recipe.image.build, folder)})
-    # A recipe of a registry has no files of its own here, and the project's are not its.
-    own = not is_of_registry(path)
-    if path.absolute().parent == project.shipped / "recipes":
+    if folder == project.shipped / "recipes":
         allow += OF_SHIPPED
-    allowed = Allowed(path, project.folder, allow) if own else Allowed(user=allow)
-    return recipe.with_files(allowed, model=model, patches=patches, image=image)
+    if not is_of_registry(path):  # which has no files here, and the project's are not its
+        allow += Allowances(folders=(folder, project.folder))
+    return recipe.with_allowances(allow, model=model, patches=patches, image=image)
 
 
 def _build(build: Build | None, folder: Path) -> Build | None:
@@ -69,3 +74,105 @@ def _absolute(patch: Patch, folder: Path) -> Patch:
     if patch.origin == "model":
         return patch
     return patch.model_copy(update={"file": str(folder / Path(patch.file).expanduser())})
+
+
+WEIGHTS: Mapping[str, int] = {
+    "name": 8,
+    "model": 5,
+    "quantization": 5,
+    "tags": 4,
+    "base": 3,
+    "description": 2,
+}
+"""Worth of a word by the field that has it; a whole word counts twice."""
+
+Origin = Literal["shipped", "yours", "registry"]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A recipe that can be found.
+
+    Attributes:
+        reference: what `plan` and `up` take.
+        fields: what words are looked for in, by the keys of `WEIGHTS`.
+    """
+
+    reference: str
+    origin: Origin
+    fields: Mapping[str, str]
+
+    def score(self, words: Sequence[str]) -> int:
+        """Return how well it fits; 0 when one of the words is nowhere."""
+        total = 0
+        for word in words:
+            worth = [_worth(word, key, text) for key, text in self.fields.items()]
+            if not any(worth):
+                return 0
+            total += max(worth) + sum(worth) // 10
+        return total
+
+
+def search_recipes(text: Sequence[str], project: Project) -> list[Candidate]:
+    """Return the recipes that have all the words, the best first; all without a word.
+
+    Raises:
+        InvalidFile, Refused: the project's list of registries is wrong, or others can write it.
+    """
+    words = [word for part in text for word in _words(part)]
+    scored = [(one.score(words), one) for one in _candidates(project)]
+    order = {"yours": 0, "shipped": 1, "registry": 2}
+    found = [(score, one) for score, one in scored if score or not words]
+    found.sort(key=lambda pair: (-pair[0], order[pair[1].origin], pair[1].reference))
+    return [one for _, one in found]
+
+
+def fields_of(recipe: Recipe) -> dict[str, str]:
+    """The texts of a recipe that are searched."""
+    return {
+        "name": recipe.name,
+        "model": recipe.model.name,
+        "quantization": recipe.model.quantization or "",
+        "tags": " ".join(recipe.tags),
+        "base": recipe.model.base or "",
+        "description": recipe.description,
+    }
+
+
+def _candidates(project: Project) -> Iterator[Candidate]:
+    for name, path in project.list("recipes").items():
+        own: Origin = "shipped" if path.is_relative_to(project.shipped / "recipes") else "yours"
+        fields = _fields(path, project)
+        yield Candidate(name, own, {"name": name} if fields is None else fields)
+    for registry in registries.registries(project.folder):
+        revision = registries.pinned_revision(registry, project.folder)
+        index = registries.index_of(registry, revision) if revision else None
+        for one in index.recipes if index else ():
+            if not one.error:
+                fields = {**one.model_dump(include=set(WEIGHTS)), "tags": " ".join(one.tags)}
+                yield Candidate(f"@{registry.name}/{one.name}", "registry", fields)
+
+
+def _fields(path: Path, project: Project) -> dict[str, str] | None:
+    """The texts of a file; None when it is wrong, which `recipes list` shows."""
+    try:
+        return fields_of(load_recipe(path, project))
+    except SparkClusterError:
+        return None
+
+
+def _words(text: str) -> list[str]:
+    return re.findall(r"[^\s,;]+", text.casefold())
+
+
+def _worth(word: str, key: str, text: str) -> int:
+    """Letters and digits count, and what stands between them does not: gpt-oss is gptoss."""
+    plain, wanted = _plain(text), _plain(word)
+    if not wanted or wanted not in plain:
+        return 0
+    whole = wanted in {_plain(part) for part in re.split(r"[\s/_-]+", text.casefold())}
+    return WEIGHTS[key] * (2 if whole else 1)
+
+
+def _plain(text: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", text.casefold())

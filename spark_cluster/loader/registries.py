@@ -11,17 +11,119 @@ import hashlib
 import json
 import os
 import re
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
 
-from spark_cluster.config.registries import Registries, Registry
-from spark_cluster.config.schema import validate
+from pydantic import AfterValidator, Field, ValidationError, model_validator
+
+from spark_cluster.config.fields import Word
+from spark_cluster.config.schema import Schema, validate
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import load, shown
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.loader import trust
 from spark_cluster.node.durable import write_file
+
+GIT_SCHEMES = ("https", "ssh", "file")
+"""Of git repositories; plain HTTP and git's own protocol let others change what comes."""
+
+ARCHIVE_SCHEMES = ("https", "http")
+"""Of archives: the checksum says whether it is the right one."""
+
+Format = Literal["spark-cluster", "sparkrun", "spark-vllm-docker", "vllm-recipes"]
+
+_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*")
+
+
+def _hexadecimal(length: int) -> AfterValidator:
+    def check(text: str) -> str:
+        if not re.fullmatch(rf"[0-9a-f]{{{length}}}", text):
+            raise ValueError(f"found {text!r}, expected {length} hexadecimal digits, all of them")
+        return text
+
+    return AfterValidator(check)
+
+
+def _branch(text: str) -> str:
+    if not _PATH.fullmatch(text) or ".." in text or text.endswith(".lock"):
+        raise ValueError(f"found {text!r}, expected the name of a branch or tag")
+    return text
+
+
+def _folder(text: str) -> str:
+    if not _PATH.fullmatch(text):
+        raise ValueError(f"found {text!r}, expected a folder of the registry, such as recipes")
+    return text
+
+
+def _url(text: str) -> str:
+    found = urlsplit(text)
+    if found.password or (found.username and found.scheme != "ssh"):
+        raise ValueError("it has a user or a password in it (not shown); git's own helpers have it")
+    if found.scheme not in {*GIT_SCHEMES, *ARCHIVE_SCHEMES} or re.search(r"[\s\x00-\x1f]", text):
+        raise ValueError(f"found {text!r}, expected https://, ssh:// or file://")
+    if found.scheme != "file" and (not found.hostname or found.hostname.startswith("-")):
+        raise ValueError(f"found {text!r}, which names no host")
+    return text
+
+
+class Registry(Schema):
+    """A collection of recipes: a git repository, or an archive."""
+
+    name: Word
+    """its name in `@NAME/RECIPE`"""
+    url: Annotated[str, AfterValidator(_url)]
+    """git repository (https, ssh, file), or a .tar.gz when `sha256` is given"""
+    format: Format
+    """the tool that its recipes are written for"""
+    branch: Annotated[str, AfterValidator(_branch)] = "main"
+    """branch or tag of a git repository that `recipes update` looks at"""
+    commit: Annotated[str, _hexadecimal(40)] | None = None
+    """commit of a git repository: no other one is ever used"""
+    sha256: Annotated[str, _hexadecimal(64)] | None = None
+    """checksum of an archive"""
+    folders: list[Annotated[str, AfterValidator(_folder)]] = Field(default=[])
+    """folders that are looked into (default: all)"""
+
+    @property
+    def is_archive(self) -> bool:
+        """True for an archive, false for a git repository."""
+        return self.sha256 is not None
+
+    @property
+    def fixed(self) -> str | None:
+        """The revision that the file itself names, which does not move."""
+        return self.sha256 or self.commit
+
+    @model_validator(mode="after")
+    def _one_kind(self) -> Registry:
+        scheme = urlsplit(self.url).scheme
+        if self.is_archive and self.commit:
+            raise ValueError("'sha256' is for an archive, 'commit' for a git repository: give one")
+        if self.is_archive and scheme not in ARCHIVE_SCHEMES:
+            raise ValueError(f"an archive (sha256) comes by https or http, not by {scheme}")
+        if not self.is_archive and scheme not in GIT_SCHEMES:
+            raise ValueError(
+                f"a git repository comes by https, ssh or file, not by {scheme}; an archive "
+                "needs 'sha256'"
+            )
+        return self
+
+
+class Registries(Schema):
+    """The whole file."""
+
+    registries: list[Registry] = Field(default=[])
+    """looked at in this order"""
+
+    @model_validator(mode="after")
+    def _named_once(self) -> Registries:
+        names = [one.name for one in self.registries]
+        if twice := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"two registries have the name '{min(twice)}'")
+        return self
+
 
 FILE = "registries.yaml"
 LOCK = "registries.lock.json"
@@ -34,11 +136,10 @@ MARK = "@"
 """The first character of a reference to a recipe of a registry."""
 
 LARGEST_INDEX = 32 << 20
-"""Bytes of a list of recipes or of pins that are read."""
+"""Bytes of a list of recipes that are read."""
 
 
-@dataclass(frozen=True)
-class Listed:
+class Listed(Schema):
     """A recipe of a registry.
 
     Attributes:
@@ -62,8 +163,7 @@ class Listed:
     tags: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Index:
+class Index(Schema):
     """The recipes of a registry at a revision.
 
     Attributes:
@@ -75,12 +175,25 @@ class Index:
     url: str
     revision: str
     made_by: str
-    recipes: tuple[Listed, ...] = ()
-    skipped: tuple[str, ...] = field(default=())
+    recipes: tuple[Listed, ...]
+    skipped: tuple[str, ...]
 
-    def to_json(self) -> bytes:
-        """Return the content of `index.json`."""
-        return json.dumps(asdict(self), indent=1).encode()
+
+def _revision(text: str) -> str:
+    if not _REVISION.fullmatch(text):  # it becomes the name of a folder of the cache
+        raise ValueError(
+            f"found {text[:80]!r}, expected 40 or 64 hexadecimal digits; remove the file: {FILE} "
+            "remains, and `spark-cluster recipes update` writes it"
+        )
+    return text
+
+
+class Pins(Schema):
+    """The file of what was taken of branches that move."""
+
+    taken: dict[str, Annotated[str, AfterValidator(_revision)]] = Field(
+        description=f"the revision of each address; remove the file: {FILE} remains"
+    )
 
 
 def cache_folder() -> Path:
@@ -127,21 +240,7 @@ def pins(folder: Path) -> dict[str, str]:
         InvalidFile: the file with them is wrong.
     """
     path = folder / LOCK
-    if not path.exists():
-        return {}
-    data = _read_json(path)
-    found = data.get("taken")
-    if not isinstance(found, dict) or not all(isinstance(v, str) for v in found.values()):
-        raise InvalidFile("has no 'taken'", where=shown(path), hint=f"remove it: {FILE} remains")
-    for address, revision in found.items():
-        if not _REVISION.fullmatch(revision):  # it becomes the name of a folder of the cache
-            raise InvalidFile(
-                f"the revision of {address!r} is {revision[:80]!r}, expected 40 or 64 hexadecimal "
-                "digits",
-                where=shown(path),
-                hint=f"remove it: {FILE} remains, and `spark-cluster recipes update` writes it",
-            )
-    return found
+    return validate(Pins, load(path, LOCK)).taken if path.exists() else {}
 
 
 def pin(registry: Registry, revision: str, folder: Path) -> None:
@@ -183,17 +282,14 @@ def index_of(registry: Registry, revision: str) -> Index | None:
     path = snapshot_folder(registry, revision) / "index.json"
     if not path.exists():
         return None
-    data = _read_json(path)
     try:
-        rows = [
-            Listed(**{**row, "left_out": tuple(row["left_out"]), "tags": tuple(row["tags"])})
-            for row in data["recipes"]
-        ]
-        whole = {**data, "recipes": tuple(rows), "skipped": tuple(data["skipped"])}
-        return Index(**whole)
-    except (KeyError, TypeError) as error:
+        with path.open("rb") as stream:
+            return Index.model_validate_json(stream.read(LARGEST_INDEX))
+    except (OSError, ValidationError) as error:
         raise InvalidFile(
-            f"is not a list of recipes: {error}", where=shown(path), hint=_again(registry)
+            f"is not JSON with a list of recipes: {str(error).splitlines()[0]}",
+            where=shown(path),
+            hint=_again(registry),
         ) from None
 
 
@@ -223,11 +319,7 @@ def resolve(reference: str, folder: Path) -> Path:
     registry, listed = find(reference, folder)
     if listed.error:
         raise InvalidFile(f"no recipe for this program: {listed.error}", where=reference)
-    revision = pinned_revision(registry, folder) or ""
-    path = snapshot_folder(registry, revision) / "recipes" / f"{listed.name}.yaml"
-    if not path.is_file():
-        raise UsageError(f"{reference} is not in the cache any more", hint=_again(registry))
-    return path
+    return _in_cache(registry, folder, reference, f"recipes/{listed.name}.yaml")
 
 
 def source_of(reference: str, folder: Path) -> Path:
@@ -237,8 +329,11 @@ def source_of(reference: str, folder: Path) -> Path:
         UsageError: as `resolve`.
     """
     registry, listed = find(reference, folder)
-    revision = pinned_revision(registry, folder) or ""
-    path = snapshot_folder(registry, revision) / "sources" / listed.origin
+    return _in_cache(registry, folder, reference, f"sources/{listed.origin}")
+
+
+def _in_cache(registry: Registry, folder: Path, reference: str, file: str) -> Path:
+    path = snapshot_folder(registry, pinned_revision(registry, folder) or "") / file
     if not path.is_file():
         raise UsageError(f"{reference} is not in the cache any more", hint=_again(registry))
     return path
@@ -276,14 +371,3 @@ def _address(registry: Registry) -> str:
 
 def _again(registry: Registry) -> str:
     return f"spark-cluster recipes update {registry.name}"
-
-
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        with path.open("rb") as stream:
-            data = json.loads(stream.read(LARGEST_INDEX))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InvalidFile(f"is not JSON: {error}", where=shown(path)) from None
-    if not isinstance(data, dict):
-        raise InvalidFile("should be a JSON object", where=shown(path))
-    return data

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import io
 import re
+import shutil
 import tempfile
 import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
-from spark_cluster.config import recipe_yaml
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import CommentedMap
+from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
+
 from spark_cluster.config.overrides import text as options_of
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import UsageError
@@ -40,17 +47,45 @@ def save(recipe: Recipe, name: str, project: Project, *, force: bool = False) ->
             f"there is a recipe {name} already",
             hint="choose another name, or replace (or hide) it with --force",
         )
+    write_recipe(path, text(recipe, name), project)
+    return path
+
+
+def write_recipe(
+    path: Path, content: str, project: Project, files: Mapping[str, bytes] = MappingProxyType({})
+) -> None:
+    """Write a recipe to a temporary folder, and rename it when our own reader has taken it.
+
+    Args:
+        files: next to it, by their path relative to it; folders that are there are replaced.
+
+    Raises:
+        UsageError: it cannot be written.
+        InvalidFile: it is wrong.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".save-", dir=path.parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=".recipe-", dir=path.parent) as folder:
             staged = Path(folder) / path.name
-            staged.write_text(text(recipe, name), encoding="utf-8")
-            load_recipe(staged, project)  # our own reader must take it
+            staged.write_text(content, encoding="utf-8")
+            load_recipe(staged, project)
+            for name, data in files.items():
+                place = staged.parent / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(data)
+            for top in folders_of(files):
+                if (path.parent / top).exists():
+                    shutil.rmtree(path.parent / top)
+                (staged.parent / top).replace(path.parent / top)
             staged.chmod(0o644)
             staged.replace(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    return path
+
+
+def folders_of(files: Iterable[str]) -> set[str]:
+    """Return the folders that a recipe's files are in."""
+    return {name.partition("/")[0] for name in files}
 
 
 def text(recipe: Recipe, name: str) -> str:
@@ -62,10 +97,64 @@ def text(recipe: Recipe, name: str) -> str:
     head = f"Saved from the recipe {recipe.name}" + (f" with {changes}" if changes else "") + "."
     comment = textwrap.fill(
         head,
-        width=recipe_yaml.WIDTH,
+        width=WIDTH,
         initial_indent="# ",
         subsequent_indent="# ",
         break_long_words=False,
         break_on_hyphens=False,
     )
-    return f"{comment}\n{recipe_yaml.text_of(recipe_yaml.commented(full))}"
+    return f"{comment}\n{yaml_of(commented(full))}"
+
+
+WIDTH = 98
+"""Columns of a line."""
+
+
+def yaml_of(document: CommentedMap) -> str:
+    """Return the text of a document that `commented` made."""
+    writer = YAML()
+    writer.width = WIDTH
+    writer.indent(mapping=2, sequence=4, offset=2)
+    stream = io.StringIO()
+    writer.dump(document, stream)
+    return _spaced(stream.getvalue())
+
+
+def commented(data: dict[str, Any]) -> CommentedMap:
+    """Return a document to which comments can be added; its texts are quoted where they must."""
+
+    def made(value: Any) -> Any:
+        if isinstance(value, dict):
+            return CommentedMap({key: made(inner) for key, inner in value.items()})
+        if isinstance(value, list):
+            return [made(inner) for inner in value]
+        if isinstance(value, str) and "\n" in value:
+            return LiteralScalarString(value)
+        if isinstance(value, str) and not _plain(value):
+            return DoubleQuotedScalarString(value)
+        return value
+
+    document = made(data)
+    if not isinstance(document, CommentedMap):
+        raise TypeError(type(document))
+    return document
+
+
+def _plain(text: str) -> bool:
+    """Return whether text may stand unquoted in YAML: no number, no keyword of YAML 1.1."""
+    words = ("true", "false", "null", "yes", "no", "on", "off", "none", "auto", "~", "")
+    return text == "auto" or (
+        text.lower() not in words and not re.fullmatch(r"[-+.\d_eExX]+", text)
+    )
+
+
+def _spaced(text: str) -> str:
+    """An empty line before each section, as our own recipes have it."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        opens = re.fullmatch(r"[a-z_]+:( *#.*)?", line)
+        after_section = lines and lines[-1].startswith((" ", "-"))
+        if lines and (opens or (after_section and not line.startswith((" ", "-")))):
+            lines.append("")
+        lines.append(line)
+    return "\n".join(lines) + "\n"

@@ -8,12 +8,12 @@ Prefixes come in layers, of which any may be missing: `spark1 vllm: ` of `spark-
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-
-from spark_cluster.logs import prefixes
-from spark_cluster.logs.prefixes import moment
+from datetime import UTC, datetime
+from typing import Any
 
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _SPEAKER = re.compile(r"^\(([A-Za-z_][\w:.-]*(?: [^()]{0,80})?)\) ?")
@@ -114,9 +114,9 @@ class ParsedLine:
 def read(raw: str) -> ParsedLine:
     """Return the parts of a line; never fails."""
     if raw[:1] == "{":
-        raw = prefixes.of_json(raw)
+        raw = text_of_json(raw)
     rest = (ANSI.sub("", raw) if "\x1b" in raw else raw).rstrip()
-    stamp, at, rest = prefixes.take(rest)
+    stamp, at, rest = take_stamp(rest)
     indented = rest[:1] in (" ", "\t")
     rest = rest.strip()
     speakers = []
@@ -208,3 +208,139 @@ def errors_of(log: str) -> Iterator[LogError]:
 def trace(passed: list[ParsedLine], speaker: str) -> str:
     """Return the last lines of a process, as a traceback has them."""
     return "\n".join(line.text for line in passed[-TRACE:] if line.speaker == speaker)
+
+
+# Lines that look like an error without being an exception: of shells, compilers, NCCL and Docker.
+#
+# They are weaker signs than an exception: what a program logs as an error need not end it.
+
+ANCHORS = (
+    *("rror", "ERROR", "CRITICAL", "atal", "FATAL", "FAILED", "NCCL WARN", "Killed", "Abort"),
+    *("command not found", "ermission denied", "No space left", "cannot open shared"),
+    *("ailed", "killed", "died", " dead", "annot ", "nable to", "exceeds"),
+    *("undefined symbol", "No such file", "terminate called", " E ", " C ", " F ", "oom", "OOM"),
+)
+"""Literals of which every such line has one."""
+
+_NOISE = re.compile(
+    r"^(?:Traceback \(most|File \"|\^+$|~|Dumping |The above exception|During handling of|"
+    r"EngineCore (?:failed|encountered|hit)|WorkerProc (?:hit|failed)|Error executing method|"
+    r"Invocation of \w+ method failed|CUDA kernel errors might|For debugging consider|"
+    r"Compile with `|Search for `|Device-side assert|frame #\d|Exception raised from|Exception in|"
+    r"Possible solutions|\d+\. |`ptxas` stderr|Repro command|Parent process exited|<frozen |"
+    r"Stack dump|C\+\+ CapturedTraceback|\[?rank\d+\]?: ?(?:Traceback|File|frame)|#\d+ 0x)"
+)
+"""What surrounds an error, and is none itself."""
+
+_COMPLAINT = re.compile(
+    r"^(?:Error|error|ERROR|fatal|Fatal|FATAL|FAILED)\b ?[:\]]"
+    r"|^[^\"'{]{0,80}?\b(?:fatal )?[Ee]rror {0,4}: "
+    r"|\b(?:fatal|FATAL)\b(?: error)? {0,4}: |; error {1,4}: "
+    r"|\bNCCL WARN |Error response from daemon|command not found$|[Pp]ermission denied"
+    r"|No space left on device|cannot open shared object|undefined symbol: |No such file or dir"
+    r"|Out of memory: Killed process|^Killed$|^Aborted\b|terminate called after throwing"
+    r"|^Hunk #\d+ FAILED|\b(?:oom|OOM)[-_ ]?(?:kill|KILL)|\bsending SIG(?:TERM|KILL) to process\b"
+)
+
+_FAINT = re.compile(
+    r"\b(?:[Ff]ailed|FAILED|killed|died|dead|[Cc]annot|[Uu]nable to|exceeds)\b|"
+    r'"level": ?"(?:error|fatal)"'
+)
+"""Words that may mean an error where no line is plainer."""
+
+
+def faint_complaint_in(line: ParsedLine) -> str:
+    """Return what a line may complain of, where nothing else is found."""
+    text = line.text
+    if line.level or line.indented or not text or _NOISE.match(text) or "NCCL INFO" in text:
+        return ""
+    return text if _FAINT.search(text) else ""
+
+
+def complaint_in(line: ParsedLine) -> str:
+    """Return what a line complains of; empty when it does not look like an error."""
+    text = line.text
+    if line.level in HARMLESS or line.indented or not text or _NOISE.match(text):
+        return ""
+    if line.level or _COMPLAINT.search(text):
+        return text
+    return ""
+
+
+# What programs that keep logs put before a line: Compose, kubectl, Docker and the journal.
+
+_OURS = re.compile(r"^(?:[\w.-]+ (?:vllm|ray): |[\w.@/-]+ +\| ?|\[pod/[\w./-]{1,200}\] )")
+_ISO = re.compile(r"^(\d{4}-(\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:[.,](\d+))?(?:Z|[+-]\d\d:?\d\d))(?: |$)")
+"""Docker's, Podman's, Kubernetes', and that of `journalctl -o short-iso`."""
+_SHORT = re.compile(r"^([A-Z][a-z]{2}) ([ \d]\d) (\d\d:\d\d:\d\d)(?:\.(\d+))? ")
+"""`journalctl`, also with `-o short-precise`."""
+_FULL = re.compile(r"^[A-Z][a-z]{2} \d{4}-(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d+))? [A-Z]\w{1,5} ")
+"""`journalctl -o short-full`: `Fri 2026-11-20 14:14:29 CET `."""
+_MONOTONIC = re.compile(r"^\[ *\d{1,9}\.\d{6}\] (?=[\w.-]+ [\w./@-]+(?:\[\d+\])?: )")
+"""`journalctl -o short-monotonic`; it has no time of day."""
+_UNIT = re.compile(r"^[\w.-]+ [\w./@-]+(?:\[\d+\])?: ")
+_UNIT_OF_ISO = re.compile(r"^[\w.-]+ (?:[\w./@-]+\[\d+\]|kernel|systemd|earlyoom): ")
+"""Stricter: after such a time stamp may as well stand what a program says (`vllm serve: error`)."""
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+
+
+def moment(day: str, time: str, fraction: str | None) -> str:
+    """Return `11-20 14:14:29.000000`, which sorts by time within a year."""
+    return f"{day} {time}.{(fraction or '')[:6].ljust(6, '0')}"
+
+
+def take_stamp(rest: str) -> tuple[str, str, str]:
+    """Return the time stamp as it stands, the time as `moment`, and the line without both.
+
+    The stamp is empty for the journal's own forms, which cannot be passed to `docker logs`.
+    """
+    if prefix := _OURS.match(rest):
+        rest = rest[prefix.end() :]
+    if rest[:1].isdigit() and (iso := _ISO.match(rest)):
+        plain = rest[iso.end() :]
+        return iso[1], moment(iso[2], iso[3], iso[4]), _UNIT_OF_ISO.sub("", plain, count=1)
+    if rest[:3] in _MONTHS and (short := _SHORT.match(rest)):
+        month = _MONTHS.index(short[1]) + 1
+        at = moment(f"{month:02}-{int(short[2]):02}", short[3], short[4])
+        return "", at, _UNIT.sub("", rest[short.end() :], count=1)
+    if rest[3:4] == " " and (full := _FULL.match(rest)):
+        return "", moment(full[1], full[2], full[3]), _UNIT.sub("", rest[full.end() :], count=1)
+    if rest[:1] == "[" and (monotonic := _MONOTONIC.match(rest)):
+        return "", "", _UNIT.sub("", rest[monotonic.end() :], count=1)
+    return "", "", rest
+
+
+def text_of_json(raw: str) -> str:
+    """Return a line of Docker's own file, or of `journalctl -o json`, as a stamped line.
+
+    Anything else comes back as it is.
+    """
+    if '"log":' not in raw[:200] and '"MESSAGE"' not in raw:
+        return raw
+    try:
+        found = json.loads(raw)
+    except (ValueError, RecursionError):
+        return raw
+    if not isinstance(found, dict):
+        return raw
+    if isinstance(found.get("log"), str) and isinstance(found.get("time"), str):
+        return f"{found['time']} {found['log']}"
+    return _of_journal(found) or raw
+
+
+def _of_journal(entry: dict[str, Any]) -> str:
+    """Return an entry of the journal with its time; empty when it is none.
+
+    A message that is no UTF-8 is a list of bytes there (`systemd.journal-fields(7)`).
+    """
+    message = entry.get("MESSAGE")
+    if isinstance(message, list) and all(isinstance(b, int) and 0 <= b < 256 for b in message):
+        message = bytes(message).decode("utf-8", "replace")
+    if not isinstance(message, str):
+        return ""
+    try:
+        since = int(str(entry["__REALTIME_TIMESTAMP"])[:17])  # microseconds
+        at = datetime.fromtimestamp(since / 1_000_000, tz=UTC)
+    except (KeyError, ValueError, OverflowError, OSError):
+        return message
+    return f"{at:%Y-%m-%dT%H:%M:%S.%f}Z {message}"

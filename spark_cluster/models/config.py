@@ -2,57 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from spark_cluster.models.experts import experts
 from spark_cluster.models.keys import Keys
-from spark_cluster.models.layers import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, kinds
+from spark_cluster.models.layers import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, experts, kinds
 from spark_cluster.models.quantization import kv_dtype, quantization
 from spark_cluster.models.recurrent import recurrent
-from spark_cluster.models.rotary import rotary_width
 from spark_cluster.models.shape import Attention, Geometry, Latent
-
-KNOWN = {
-    "bamba",
-    "cohere",
-    "cohere2",
-    "deepseek_v2",
-    "deepseek_v3",
-    "falcon_h1",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gemma4_text",
-    "glm4",
-    "glm4_moe",
-    "gpt_oss",
-    "granite",
-    "granitemoe",
-    "granitemoehybrid",
-    "granitemoeshared",
-    "jamba",
-    "llama",
-    "llama4_text",
-    "minimax_m2",
-    "ministral3",
-    "mistral",
-    "mixtral",
-    "nemotron_h",
-    "olmo2",
-    "olmo3",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen3_moe",
-    "qwen3_next",
-    "starcoder2",
-}
-"""Families whose keys were read in their `transformers` configuration."""
+from spark_cluster.models.tables import table
 
 OTHER_FULL_HEADS = ("gemma4_text", "gemma4_unified_text", "gemma4_assistant")
 """Families whose full layers have heads of another size and number."""
@@ -102,7 +61,7 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
         quantization=quantization(config),
         kv_dtype=kv_dtype(config),
         dtype=str(keys.get("dtype", "torch_dtype", default="bfloat16")).removeprefix("torch."),
-        known=keys.model_type in KNOWN,
+        known=keys.model_type in table("families")["known"],
         mtp_layers=_mtp_layers(keys),
     )
     return replace(shape, not_understood=keys.not_understood())
@@ -217,3 +176,42 @@ def _per_layer_embeddings(keys: Keys, layers: int) -> int:
     if not width:
         return 0
     return keys.number("vocab_size_per_layer_input", "vocab_size") * layers * width
+
+
+# The tables of rotary positions, which engines load next to a model's tensors.
+
+WITHOUT = ("nemotron_h", "jamba", "gpt2", "opt", "bert", "roberta", "xlm-roberta", "bloom", "mpt")
+"""Beginnings of families without rotary positions."""
+
+TABLE_OF_EACH_KIND = ("gemma3", "gemma4", "olmo3")
+"""Beginnings of families whose sliding layers rotate by another base than the others."""
+
+WHOLE_HEADS = ("gemma4",)
+"""Beginnings of families whose tables have all of a head, although only a part of it is rotated
+(vLLM: `Gemma4RotaryEmbedding`)."""
+
+USUAL_FACTOR = {"qwen3_next": 0.25, "qwen3_5": 0.25, "glm4": 0.5}
+"""The part of a head that is rotated, by beginnings of families, where the config does not say."""
+
+
+def rotary_width(keys: Keys, attention: Sequence[Attention], latent: Latent | None) -> int:
+    """Return the elements that the tables have for each position, all tables together."""
+    family = keys.model_type
+    if family.startswith(WITHOUT) or keys.get("position_embedding_type") in ("nope", "absolute"):
+        return 0
+    if latent is not None:
+        return latent.rope_dim
+    factor = 1.0 if family.startswith(WHOLE_HEADS) else _factor(keys)
+    widths = [int(part.head_dim * factor) for part in attention]
+    return sum(widths if family.startswith(TABLE_OF_EACH_KIND) else set(widths))
+
+
+def _factor(keys: Keys) -> float:
+    said = keys.get("partial_rotary_factor")
+    parameters = keys.get("rope_parameters")
+    if said is None and isinstance(parameters, Mapping):
+        said = parameters.get("partial_rotary_factor")
+    if isinstance(said, int | float) and not isinstance(said, bool) and 0 < said <= 1:
+        return float(said)
+    usual = (USUAL_FACTOR[begin] for begin in USUAL_FACTOR if keys.model_type.startswith(begin))
+    return next(usual, 1.0)

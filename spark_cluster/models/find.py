@@ -10,7 +10,8 @@ from typing import Any
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.models.checkpoint import Checkpoint
-from spark_cluster.models.hub import Hub, HubError, cached, is_repository
+from spark_cluster.models.hub.documents import HubError, is_repository
+from spark_cluster.models.hub.lookup import Hub, cached
 from spark_cluster.models.local import (
     hub_cache,
     looks_like_path,

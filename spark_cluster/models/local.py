@@ -11,8 +11,17 @@ from spark_cluster.errors import InvalidFile
 from spark_cluster.models.checkpoint import QUANTIZATION_FILES, Checkpoint
 from spark_cluster.models.json_object import json_object
 from spark_cluster.models.quantization import with_quantization
-from spark_cluster.models.stored_weights import stored_tensors
-from spark_cluster.models.weight_files import must_not_be_gguf
+from spark_cluster.models.safetensors_header import (
+    INDEX,
+    LENGTH_BYTES,
+    Tensor,
+    folded,
+    header_length,
+    indexed,
+    must_not_be_gguf,
+    tensors,
+    weight_files,
+)
 
 
 def read_folder(folder: Path) -> Checkpoint:
@@ -84,3 +93,39 @@ def _read(path: Path) -> Mapping[str, Any]:
     except OSError as error:
         raise InvalidFile(f"cannot be read: {error.strerror}", where=str(path)) from error
     return json_object(text, str(path))
+
+
+# The tensors of a model in a folder of this machine, without reading its weights.
+
+
+def stored_tensors(folder: Path) -> list[Tensor] | None:
+    """The tensors of a model, experts together; None when not all of its files are here.
+
+    Raises:
+        InvalidFile: the index or a header cannot be read.
+    """
+    index = folder / INDEX
+    if index.is_file():
+        names = indexed(_text(index), str(index))
+    else:
+        names = weight_files(path.name for path in folder.glob("*.safetensors"))
+    files = [folder / name for name in names]
+    if not files or not all(path.is_file() for path in files):
+        return None
+    return list(folded(tensor for path in files for tensor in _tensors(path)))
+
+
+def _text(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise InvalidFile(f"cannot be read: {error}", where=str(path)) from error
+
+
+def _tensors(path: Path) -> list[Tensor]:
+    try:
+        with path.open("rb") as file:
+            length = header_length(file.read(LENGTH_BYTES), str(path))
+            return tensors(file.read(length), str(path))
+    except OSError as error:
+        raise InvalidFile(f"cannot be read: {error}", where=str(path)) from error

@@ -125,13 +125,6 @@ class StoredWeights:
         found += experts.bytes * self.experts_share(tokens) / tp
         return found
 
-    def drafter_step_bytes(self, tp: int = 1) -> float:
-        """Bytes that one rank reads to draft a token with the MTP layers, without the output
-        layer, which it reads once more.
-        """
-        part = self.part("drafter")
-        return part.whole + (part.bytes - part.whole) / tp
-
     def quantized_online(self) -> StoredWeights:
         """The same in FP8, made of BF16 while it is loaded: matrices of layers and experts are,
         embedding, output layer, routers, norms and towers stay as they are (vLLM:

@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from types import MappingProxyType
 
+from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
-from spark_cluster.models import Geometry
-from spark_cluster.models.stored_tensors import PARTS, REPLICATED, StoredPart, StoredWeights
+from spark_cluster.models.naming import NOT_SAID
+from spark_cluster.models.shape import Geometry
+from spark_cluster.models.stored_tensors import (
+    MATRICES,
+    REPLICATED,
+    Part,
+    StoredPart,
+    StoredWeights,
+)
 
 BYTES: Mapping[Quantization, float] = MappingProxyType(
     {
@@ -29,46 +36,15 @@ BYTES: Mapping[Quantization, float] = MappingProxyType(
 
 SHOWN_KEYS = 3
 
-LINEAR = ("attention", "recurrent", "mlp", "shared", "experts")
-"""Parts made of matrices that quantization applies to. The router, the embedding, the output layer
-and the vision tower stay BF16 in every build that was looked at."""
-
-
 UNGATED: Mapping[str, int] = MappingProxyType({"nemotron_h": 2})
 """Families whose feed-forward layers are two matrices; in the others a gate is the third."""
 
 
-@dataclass(frozen=True)
-class Parameters:
-    """Counts of parameters by part. Norms and biases, below 0.1 % of any model, are left out.
+def parameters(geometry: Geometry) -> dict[Part, int]:
+    """Return the parameters of each part, from a model's shape.
 
-    Attributes:
-        mlp: dense feed-forward layers.
-        shared: what works on every token next to the experts.
-        experts: all experts of all layers.
-        embedding: the embedding; the output layer too where they are tied.
-        output: the output layer of its own, 0 where it is tied.
-        other: vision and audio towers: in memory, not read in a decode step.
+    Norms and biases, below 0.1 % of any model, are left out.
     """
-
-    attention: int
-    recurrent: int
-    mlp: int
-    shared: int
-    experts: int
-    router: int
-    embedding: int
-    output: int
-    other: int
-
-    @property
-    def total(self) -> int:
-        """The number of all parameters."""
-        return sum(getattr(self, part.name) for part in fields(self))
-
-
-def parameters(geometry: Geometry) -> Parameters:
-    """Counts of a model, from its shape."""
     hidden, experts = geometry.hidden, geometry.experts
     matrices = UNGATED.get(geometry.model_type, 3)
     attention = 0
@@ -79,18 +55,19 @@ def parameters(geometry: Geometry) -> Parameters:
         attention += hidden * (part.layers * part.q_heads * each + own)
     width = (experts.latent if experts else 0) or hidden
     routed = experts.count * experts.layers if experts else 0
+    shared = experts.shared_intermediate * experts.layers if experts else 0
     latent = 2 * hidden * experts.latent * experts.layers if experts else 0
-    return Parameters(
-        attention=attention + _latent(geometry),
-        recurrent=sum(part.layers * part.weights for part in geometry.recurrent),
-        mlp=matrices * hidden * geometry.intermediate * geometry.dense_layers + latent,
-        shared=matrices * hidden * experts.shared_intermediate * experts.layers if experts else 0,
-        experts=matrices * width * experts.intermediate * routed if experts else 0,
-        router=hidden * routed,
-        embedding=geometry.vocab * hidden,
-        output=0 if geometry.tied else geometry.vocab * hidden,
-        other=geometry.other_parameters,
-    )
+    return {
+        "attention": attention + _latent(geometry),
+        "recurrent": sum(part.layers * part.weights for part in geometry.recurrent),
+        "mlp": matrices * hidden * geometry.intermediate * geometry.dense_layers + latent,
+        "shared": matrices * hidden * shared,
+        "experts": matrices * width * experts.intermediate * routed if experts else 0,
+        "router": hidden * routed,
+        "embedding": geometry.vocab * hidden,
+        "output": 0 if geometry.tied else geometry.vocab * hidden,
+        "other": geometry.other_parameters,
+    }
 
 
 def _latent(geometry: Geometry) -> int:
@@ -107,10 +84,11 @@ def _latent(geometry: Geometry) -> int:
     return latent.layers * (queries + keys + latent.q_heads * latent.value_dim * geometry.hidden)
 
 
-def formats(geometry: Geometry, quantization: Quantization) -> dict[str, Quantization]:
+def formats(geometry: Geometry, quantization: Quantization) -> dict[Part, Quantization]:
     """Return the format in memory of each part that quantization can apply to.
 
-    Builds differ in what they leave as it is:
+    The router, the embedding, the output layer and the vision tower stay BF16 in every build that
+    was looked at. Builds differ in what they leave as it is:
 
     - NVFP4: NVIDIA's Gemma 4 quantizes the feed-forward layers of the 31B and the experts of the
       26B-A4B only (32.7 and 18 GB on the hub), others all matrices (source: muninn-gemma4-26b,
@@ -122,9 +100,9 @@ def formats(geometry: Geometry, quantization: Quantization) -> dict[str, Quantiz
     - INT4 by AutoRound leaves shared experts of models with recurrent layers in BF16 (source:
       site-one-moe); AWQ leaves recurrent layers so.
     """
-    parts, special = dict.fromkeys(LINEAR, quantization), _nvfp4(geometry)
+    parts, special = dict.fromkeys(MATRICES, quantization), _nvfp4(geometry)
     if quantization == "mxfp4" and geometry.is_moe:
-        return {**dict.fromkeys(LINEAR, _KEPT), "experts": quantization}
+        return {**dict.fromkeys(MATRICES, _KEPT), "experts": quantization}
     if quantization == "nvfp4" and special:
         return {**parts, **special}
     if quantization == "gptq-int4" and geometry.recurrent:
@@ -135,11 +113,11 @@ def formats(geometry: Geometry, quantization: Quantization) -> dict[str, Quantiz
 _KEPT: Quantization = "bf16"
 
 
-def _nvfp4(geometry: Geometry) -> dict[str, Quantization]:
+def _nvfp4(geometry: Geometry) -> dict[Part, Quantization]:
     """Return what builds in NVFP4 keep in another format, where that is known."""
     kind, moe = geometry.model_type, geometry.is_moe
     red_hat, nvidia = (geometry.name.startswith(by) for by in ("RedHatAI/", "nvidia/"))
-    found: dict[str, Quantization] = {}
+    found: dict[Part, Quantization] = {}
     if kind.startswith("gemma4") and not moe and not red_hat:
         found = {"attention": _KEPT}
     elif kind.startswith("gemma4") and moe and nvidia:
@@ -212,11 +190,9 @@ def _with_copied_keys(geometry: Geometry, weights: StoredWeights) -> StoredWeigh
 def _computed(geometry: Geometry, quantization: Quantization) -> StoredWeights:
     if geometry.not_understood:
         raise _size_not_known(geometry)
-    counts, lies = parameters(geometry), formats(geometry, quantization)
-    experts = geometry.experts
+    lies, experts = formats(geometry, quantization), geometry.experts
     parts = []
-    for name in PARTS:
-        number = getattr(counts, name, 0)
+    for name, number in parameters(geometry).items():
         if number:
             label = lies.get(name, "bf16")
             size = number * BYTES[label]
@@ -238,12 +214,6 @@ def _size_not_known(geometry: Geometry) -> UsageError:
         "understands, and its tensors are not at hand",
         hint="without --offline they are looked up on the hub; or give the folder with its files",
     )
-
-
-def part_bytes(geometry: Geometry, quantization: Quantization) -> dict[str, float]:
-    """Bytes in memory by part, on all nodes together."""
-    found = weights_of(geometry, quantization)
-    return {name: found.part(name).bytes for name in PARTS}
 
 
 def memory_bytes(geometry: Geometry, quantization: Quantization) -> float:
@@ -277,9 +247,53 @@ def load_peak_bytes(geometry: Geometry, quantization: Quantization) -> float:
     return memory_bytes(geometry, first)
 
 
-def experts_read(count: int, top_k: int, tokens: float) -> float:
-    """Return how many of a layer's experts some tokens need together: each token picks `top_k` of
-    `count` independently, so an expert is not read with probability (1 - k/E)^tokens.
+# The formats in which a launch serves a model: by its checkpoint, and by its flags.
+
+
+def quantization_of(launch: Launch, geometry: Geometry) -> Quantization:
+    """Return how the weights of a launch lie in memory.
+
+    Raises:
+        UsageError: it is not known here.
     """
-    spared = math.pow(1.0 - top_k / count, tokens)
-    return count * (1.0 - spared)
+    if launch.quantization and geometry.stored is None:  # tensors know better than names
+        return launch.quantization
+    found = checkpoint_quantization(geometry)
+    online = launch.quantization == "fp8-online" or launch.args.get("quantization") == "fp8"
+    return "fp8-online" if found == "bf16" and online else found
+
+
+def checkpoint_quantization(geometry: Geometry) -> Quantization:
+    """Return the quantization by the model's own config; BF16 when it names none.
+
+    Raises:
+        UsageError: it says something that is not known here.
+    """
+    stored = geometry.stored
+    name = geometry.quantization or "bf16" if stored is None else stored.quantization
+    try:
+        return must_be_known(name)
+    except UsageError:
+        if stored is not None:
+            raise
+        said = f"the config of {geometry.name} says its quantization is '{geometry.quantization}'"
+        if geometry.quantization == NOT_SAID:
+            said = f"the name {geometry.name} says that its weights are quantized, but not how"
+        raise UsageError(
+            f"{said}: their size and speed are not known here",
+            hint="its tensors would tell: without --offline they are read from the hub; or give "
+            f"the nearest with --quantization: {', '.join(BYTES)}",
+        ) from None
+
+
+def checkpoint_kv_dtype(name: str, quantization: Quantization, geometry: Geometry) -> str:
+    """Return what `--kv-cache-dtype auto` becomes.
+
+    The checkpoint decides where its config is at hand. NVIDIA's NVFP4 builds ask for FP8 (seen in
+    the log of Gemma-4-31B NVFP4 on a single DGX Spark), also when only the model that they are
+    built from is known.
+    """
+    nvidia = quantization == "nvfp4" and name.startswith("nvidia/")
+    if geometry.kv_dtype is None and geometry.quantization is None and nvidia:
+        return "fp8"
+    return geometry.kv_dtype or "auto"

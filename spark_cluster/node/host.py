@@ -15,15 +15,98 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import paths, safe_paths
-from spark_cluster.node.durable import naming, sync_folder
+from spark_cluster.node.durable import naming, sync_folder, write_file
 from spark_cluster.node.faults import explain
 from spark_cluster.node.journal import Journal, Shape, file_shape, folder_shape, shape
-from spark_cluster.node.overlay import Overlay
+from spark_cluster.node.masking import marks_of
 from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Completed, Processes
-from spark_cluster.node.restarts import PendingRestarts
 from spark_cluster.node.temporary import TemporaryFiles, mounts_below, remove_tree
 from spark_cluster.node.values import Blob, ResourceError, Unknown
-from spark_cluster.node.written import Written
+
+# The content of a file while it is written: its digest, and whether a secret is in it.
+
+
+class Written:
+    """The result of a write: its digest, and whether one of the secrets is in it."""
+
+    def __init__(self, secrets: frozenset[str]) -> None:
+        self._marks = marks_of(secrets)
+        self._overlap = max((len(mark) for mark in self._marks), default=1) - 1
+        self._end = b""
+        self.digest = hashlib.sha256()
+        self.secret = False
+
+    def add(self, piece: bytes) -> None:
+        self.digest.update(piece)
+        if self._marks and not self.secret:
+            searched = self._end + piece
+            self.secret = any(mark in searched for mark in self._marks)
+            self._end = searched[-self._overlap :]
+
+
+# Pending restarts: resources that must act again, also when the run that knows it dies first.
+
+
+@dataclass(frozen=True)
+class PendingRestarts:
+    """The pending restarts of a node, each a file that a power cut leaves there.
+
+    Args:
+        folder: where the files are.
+        boot_id: returns the id of this boot.
+    """
+
+    folder: Path
+    boot_id: Callable[[], str]
+
+    def notify(self, resource: str) -> None:
+        """Note that `resource` must act again."""
+        marker = self._marker(resource)
+        marker.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        write_file(marker, f"{resource}\n{self.boot_id()}\n".encode())
+
+    def pending(self, resource: str) -> bool:
+        """Return whether `resource` has a restart pending."""
+        return self._marker(resource).exists()
+
+    def since(self, resource: str) -> str:
+        """Return the id of the boot in which it was noted that `resource` must act again."""
+        lines = self._marker(resource).read_text().splitlines()
+        return lines[1] if len(lines) > 1 else ""
+
+    def clear(self, resource: str) -> None:
+        """Clear the pending restart of `resource`: it has acted."""
+        self._marker(resource).unlink(missing_ok=True)
+
+    def _marker(self, resource: str) -> Path:
+        return self.folder / hashlib.sha256(resource.encode()).hexdigest()[:24]
+
+
+# Check mode's picture of what earlier resources will have made.
+
+
+@dataclass
+class Overlay:
+    """The predicted state of check mode, in which nothing is changed.
+
+    Attributes:
+        claims: what will exist (`path:/srv`, `user:nvidia`, ...) to the id of who makes it.
+        files: path to the content that it will have; None when it will be absent.
+        opaque: path to the id of who gives it a content that is not known here.
+    """
+
+    claims: dict[str, str] = field(default_factory=dict)
+    files: dict[str, bytes | None] = field(default_factory=dict)
+    opaque: dict[str, str] = field(default_factory=dict)
+
+    def claim(self, names: tuple[str, ...], maker: str) -> None:
+        for name in names:
+            self.claims.setdefault(name, maker)
+
+    def maker(self, claim: str) -> str | None:
+        """Id of the earlier resource that will provide `claim`."""
+        return self.claims.get(claim)
+
 
 __all__ = ["SEARCH_PATH", "STATE", "Cancelled", "Completed", "Host", "Processes", "explain"]
 

@@ -1,17 +1,21 @@
 """Fits the constants of the speed formulas to the user's own runs.
 
 Every formula is linear in the inverse of its efficiencies and in its fixed times, so each point is
-one linear equation of shares of its time. A constant stays as it is when the points do not tell it
+one linear equation of shares of its time: what a constant explains of it is how the formula changes
+with the constant. A constant stays as it is when the points do not tell it
 apart from the others, or when points that are left out are predicted better without fitting it.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
+from typing_extensions import TypedDict
+
+from spark_cluster.document import Document, Hidden, PrintedAs, Rounded, derived, printed
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.planning.robust import System, Undecided, require_libraries
 from spark_cluster.planning.speed import decode as decoding
@@ -31,6 +35,19 @@ FAR = 0.25
 
 MINOR = frozenset({"eta_kv", "attention_tflops", "flash_tflops"})
 """Constants that noise in a few points can drive anywhere."""
+
+READING = ("eta_dense", "eta_moe")
+LINK = ("allreduce_us", "allreduce_socket_us")
+FURTHER = (
+    "eta_kv", "step_ms", "prefill_tflops", "prefill_moe_tflops", "attention_tflops", "flash_tflops"
+)  # fmt: skip
+"""Constants that can be fitted; of decoding, those of reading and the link explain most."""
+
+TIMES = frozenset({*LINK, "step_ms"})
+"""Constants that are their own coefficients; of the others that is one over the constant."""
+
+CHANGE = 1e-3
+"""Change of a coefficient by which its share of a point's time is found, as a share of it."""
 
 
 @dataclass(frozen=True)
@@ -72,8 +89,24 @@ class Point:
         return prefilling.expected_seconds(self.serving, self.prompt, int(self.context), constants)
 
 
+Share = Annotated[float, Rounded(4)]
+
+
+class MeanErrors(TypedDict):
+    """Mean absolute relative errors; see `Calibration`."""
+
+    before: Share
+    after: Share
+    left_one_out: Annotated[float | None, Rounded(4)]
+
+
+def _changed(constants: Constants) -> dict[str, float]:
+    usual = Constants().figures()
+    return {n: round(v, 6) for n, v in constants.figures().items() if v != usual[n]}
+
+
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Document):
     """The result of a fit.
 
     Attributes:
@@ -86,60 +119,35 @@ class Calibration:
         measured: names of the constants that were measured by themselves, without runs.
     """
 
-    constants: Constants
-    fitted: tuple[str, ...]
+    constants: Annotated[Constants, PrintedAs(_changed)]
+    fitted: Hidden[tuple[str, ...]]
     kept: Mapping[str, str]
     points: int
-    before: float
-    after: float
-    left_out: float | None
+    before: Hidden[float]
+    after: Hidden[float]
+    left_out: Hidden[float | None]
     far_off: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
+    schema = derived(str, lambda _: SCHEMA)
 
-    def to_dict(self) -> dict[str, object]:
-        """The content of a calibration file."""
-        usual, values = Constants().to_dict(), self.constants.to_dict()
-        return {
-            "schema": SCHEMA,
-            "constants": {n: round(v, 6) for n, v in values.items() if v != usual[n]},
-            "kept": dict(self.kept),
-            "points": self.points,
-            "mean_error": {
-                "before": round(self.before, 4),
-                "after": round(self.after, 4),
-                "left_one_out": None if self.left_out is None else round(self.left_out, 4),
-            },
-            "far_off": list(self.far_off),
-            "measured": list(self.measured),
-        }
+    @printed
+    def mean_error(self) -> MeanErrors:
+        """Its errors, as shares."""
+        return {"before": self.before, "after": self.after, "left_one_out": self.left_out}
 
 
-@dataclass(frozen=True)
-class _Term:
-    """A constant in the equations.
+def _ratio(name: str, constants: Constants) -> float:
+    """Return the coefficient of a constant in the equations, as a ratio to the published one."""
+    ratio: float = getattr(constants, name) / getattr(Constants(), name)
+    return ratio if name in TIMES else 1 / ratio
 
-    Attributes:
-        column: what the formulas multiply with its coefficient, of a point.
-        inverse: whether the coefficient is one over the constant.
-        scale: what a time has to be multiplied with to be in seconds.
-    """
 
-    name: str
-    column: Callable[[Point], float]
-    inverse: bool
-    scale: float = 1.0
-
-    def coefficient(self, constants: Constants) -> float:
-        """In the unit of the equations before they are shares."""
-        value = float(getattr(constants, self.name))
-        return self.scale / value if self.inverse else value * self.scale
-
-    def value(self, ratio: float) -> float:
-        """The constant, from its coefficient as a ratio to the published one."""
-        usual = float(getattr(Constants(), self.name))
-        if not self.inverse:
-            return usual * ratio
-        return usual / ratio if ratio > 0 else math.inf
+def _value(name: str, ratio: float) -> float:
+    """Return the constant whose coefficient is this ratio to the published one."""
+    usual = float(getattr(Constants(), name))
+    if name in TIMES:
+        return usual * ratio
+    return usual / ratio if ratio > 0 else math.inf
 
 
 def is_read_bound(point: Point, constants: Constants | None = None) -> bool:
@@ -172,19 +180,19 @@ def calibrate(points: Sequence[Point], constants: Constants | None = None) -> Ca
             hint="run with several prompt sizes, depths or concurrencies",
         )
     _must_be_plausible(points, start)
-    terms = _terms(points)
-    base = [term.coefficient(start) / term.coefficient(Constants()) for term in terms]
-    system = _system(points, terms, base, start)
-    active, kept = _identified(system, terms, base)
+    names = _names(points)
+    base = [_ratio(name, start) for name in names]
+    system = _system(points, names, base, start)
+    active, kept = _identified(system, names, base)
     told = list(active)
     try:
-        found = _sensible(system, terms, active, base, kept)
+        found = _sensible(system, names, active, base, kept)
     except Undecided:
         raise Failed(
             "the points do not decide the constants", hint="add runs that differ more"
         ) from None
-    values = {terms[k].name: terms[k].value(found[k]) for k in told if terms[k].name not in kept}
-    others = [base[k] if k in active else found[k] for k in range(len(terms))]
+    values = {names[k]: _value(names[k], found[k]) for k in told if names[k] not in kept}
+    others = [base[k] if k in active else found[k] for k in range(len(names))]
     fit = replace(start, **values)  # type: ignore[arg-type]
     return Calibration(
         constants=_own_link(fit) if "allreduce_us" in values else fit,
@@ -235,55 +243,23 @@ def _must_be_plausible(points: Sequence[Point], constants: Constants) -> None:
         )
 
 
-def _terms(points: Sequence[Point]) -> list[_Term]:
+def _names(points: Sequence[Point]) -> list[str]:
     """Return all constants that can be fitted, those first that explain most."""
-    bandwidth = Constants().bandwidth
-
-    usual = Constants()
-
-    def decoded(what: Callable[[decoding.Step], float]) -> Callable[[Point], float]:
-        return lambda p: what(p.step(usual)) if p.metric == "decode_tok_s" else 0.0
-
-    def reduced(*, sockets: bool) -> Callable[[Point], float]:
-        return decoded(lambda step: step.allreduces if step.sockets is sockets else 0.0)
-
-    def prefilled(what: Callable[[prefilling.Work], float]) -> Callable[[Point], float]:
-        def column(point: Point) -> float:
-            if point.metric != "ttfr_ms":
-                return 0.0
-            todo = prefilling.work(point.serving, point.prompt, int(point.context))
-            return what(todo) / 1e12 / todo.tp
-
-        return column
-
-    reading = [
-        _Term("eta_dense", decoded(lambda step: step.dense(usual) / bandwidth), True),
-        _Term("eta_moe", decoded(lambda step: step.experts(usual) / bandwidth), True),
-    ]
-    adding = [
-        _Term("allreduce_us", reduced(sockets=False), False, 1e-6),
-        _Term("allreduce_socket_us", reduced(sockets=True), False, 1e-6),
-    ]
     single = any(p.serving.tp == 1 for p in points if p.metric == "decode_tok_s")
-    return [
-        *(reading + adding if single else adding + reading),
-        _Term("eta_kv", decoded(lambda step: step.cache / bandwidth), True),
-        _Term("step_ms", decoded(lambda _: 1.0), False, 1e-3),
-        _Term("prefill_tflops", prefilled(lambda work: work.fast), True),
-        _Term("prefill_moe_tflops", prefilled(lambda work: work.experts), True),
-        _Term("attention_tflops", prefilled(lambda work: work.attention), True),
-        _Term("flash_tflops", prefilled(lambda work: work.flash), True),
-    ]
+    return [*(READING + LINK if single else LINK + READING), *FURTHER]
 
 
 def _system(
-    points: Sequence[Point], terms: Sequence[_Term], base: Sequence[float], start: Constants
+    points: Sequence[Point], names: Sequence[str], base: Sequence[float], start: Constants
 ) -> System:
     """The equations: of each point, the shares of its time that the constants explain."""
-    usual = [term.coefficient(Constants()) for term in terms]
+    usual = Constants()
+    changed = [replace(usual, **{name: _value(name, 1 + CHANGE)}) for name in names]  # type: ignore[arg-type]
     rows, fixed = [], []
     for point in points:
-        row = [t.column(point) * u / point.seconds for t, u in zip(terms, usual, strict=True)]
+        plain = point.predicted(usual)
+        more = [point.predicted(constants) - plain for constants in changed]
+        row = [each / CHANGE / point.seconds for each in more]
         rows.append(row)
         explained = sum(x * c for x, c in zip(row, base, strict=True))
         fixed.append(point.predicted(start) / point.seconds - explained)
@@ -291,31 +267,31 @@ def _system(
 
 
 def _identified(
-    system: System, terms: Sequence[_Term], base: Sequence[float]
+    system: System, names: Sequence[str], base: Sequence[float]
 ) -> tuple[list[int], dict[str, str]]:
     """Numbers of the constants that the points tell apart, and why the others stay."""
     active: list[int] = []
     kept: dict[str, str] = {}
     count = len(system.rows)
-    for k, term in enumerate(terms):
+    for k, name in enumerate(names):
         size = math.hypot(*(row[k] for row in system.rows))
         if size == 0:
             continue
         left = system.unexplained(k, active)
         # It has to differ from the others by more than the noise of the points, too.
         if left < DISTINCT * size or left / math.sqrt(count) < DISTINCT / 5:
-            kept[term.name] = "the points do not separate it from the others"
+            kept[name] = "the points do not separate it from the others"
         elif len(active) + 1 >= count:
-            kept[term.name] = "there are too few points for it"
+            kept[name] = "there are too few points for it"
         else:
             active.append(k)
-    _drop_what_misleads(system, terms, active, base, kept)
+    _drop_what_misleads(system, names, active, base, kept)
     return active, kept
 
 
 def _drop_what_misleads(
     system: System,
-    terms: Sequence[_Term],
+    names: Sequence[str],
     active: list[int],
     base: Sequence[float],
     kept: dict[str, str],
@@ -326,12 +302,12 @@ def _drop_what_misleads(
         whole, less = (system.left_out_error(numbers, base) for numbers in (active, fewer))
         if less is not None and (whole is None or less < whole):
             active.remove(k)
-            kept[terms[k].name] = "points left out are predicted better without"
+            kept[names[k]] = "points left out are predicted better without"
 
 
 def _sensible(
     system: System,
-    terms: Sequence[_Term],
+    names: Sequence[str],
     active: list[int],
     base: Sequence[float],
     kept: dict[str, str],
@@ -343,17 +319,17 @@ def _sensible(
     """
     start = list(base)
     found = system.fit(active, start)
-    for k, value in _outside(found, terms, active):
-        if not terms[k].inverse and value < 0:
+    for k, value in _outside(found, names, active):
+        if names[k] in TIMES and value < 0:
             start[k] = 0.0
-        elif terms[k].name in MINOR:
-            kept[terms[k].name] = f"the points ask for {value:.3g}, which cannot be"
+        elif names[k] in MINOR:
+            kept[names[k]] = f"the points ask for {value:.3g}, which cannot be"
         else:
-            raise _strange(terms[k].name, value)
+            raise _strange(names[k], value)
         active.remove(k)
     found = system.fit(active, start)
-    for k, value in _outside(found, terms, active):
-        raise _strange(terms[k].name, value)
+    for k, value in _outside(found, names, active):
+        raise _strange(names[k], value)
     return found
 
 
@@ -365,9 +341,9 @@ def _strange(name: str, value: float) -> Failed:
 
 
 def _outside(
-    found: Sequence[float], terms: Sequence[_Term], active: Sequence[int]
+    found: Sequence[float], names: Sequence[str], active: Sequence[int]
 ) -> list[tuple[int, float]]:
     """Fitted constants that cannot be."""
-    values = [(k, terms[k].value(found[k])) for k in active]
-    limits = {k: LIMITS[terms[k].name] for k in active}
+    values = [(k, _value(names[k], found[k])) for k in active]
+    limits = {k: LIMITS[names[k]] for k in active}
     return [(k, value) for k, value in values if not limits[k][0] <= value <= limits[k][1]]

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cache
+from typing import Annotated, Any, Literal
 
-from spark_cluster.planning.measurements import MeasuredPoint, MeasuredRun, Source, measured_runs
+from spark_cluster.document import Rounded
+from spark_cluster.models.tables import table
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.serving import Serving
 
@@ -29,8 +31,8 @@ class Comparison:
     """
 
     own: bool
-    low: float
-    high: float
+    low: Annotated[float, Rounded(2)]
+    high: Annotated[float, Rounded(2)]
     contradicts_prediction: bool
     sources: tuple[Source, ...]
 
@@ -69,15 +71,9 @@ class Evidence:
         """Return whether nothing that was measured lies in the predicted range."""
         return self.high < predicted.low or self.low > predicted.high
 
-    def to_dict(self, predicted: Estimate) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
-        return {
-            "own": self.own,
-            "low": round(self.low, 2),
-            "high": round(self.high, 2),
-            "contradicts_prediction": self.contradicts(predicted),
-            "sources": [{"key": s.key, "title": s.title, "link": s.link} for s in self.sources],
-        }
+    def beside(self, predicted: Estimate) -> Comparison:
+        """Return it next to a prediction."""
+        return Comparison(self.own, self.low, self.high, self.contradicts(predicted), self.sources)
 
 
 @dataclass(frozen=True)
@@ -156,3 +152,115 @@ def of_own(figures: Sequence[tuple[float, str]]) -> Evidence | None:
     speeds = [figure for figure, _ in figures]
     runs = {name: Source(name, name, "") for _, name in figures}
     return Evidence(min(speeds), max(speeds), tuple(runs.values()), own=True)
+
+
+# Speeds that others measured on DGX Sparks, each with its source (`planning/data`).
+
+Metric = Literal["decode_tok_s", "decode_total_tok_s", "ttfr_ms"]
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where a measurement was published.
+
+    Attributes:
+        link: empty where only the title is known.
+    """
+
+    key: str
+    title: str
+    link: str
+
+
+@dataclass(frozen=True)
+class MeasuredPoint:
+    """A figure of a run.
+
+    Attributes:
+        low, high: equal, except where the source gives a range; in the unit of the metric.
+        context: tokens in the cache of a request in the middle of its answer.
+        prompt: tokens of the prompt (`ttfr_ms`).
+        users: requests at a time.
+        accepted_share: of all drafted tokens; None without a drafter, or where it is not said.
+    """
+
+    metric: Metric
+    low: float
+    high: float
+    context: int = 0
+    prompt: int = 0
+    users: int = 1
+    accepted_share: float | None = None
+
+    @property
+    def value(self) -> float:
+        """The figure, or the middle of its range."""
+        return (self.low + self.high) / 2
+
+    @property
+    def each(self) -> tuple[float, float]:
+        """Lowest and highest tokens/s of one request."""
+        share = self.users if self.metric == "decode_total_tok_s" else 1
+        return self.low / share, self.high / share
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A server that others measured.
+
+    Attributes:
+        model: repository on the hub; `shape`: the model whose shape it has.
+        engine, version: as the source says it.
+        transport: `rdma` or `socket`, between several nodes.
+        drafted: tokens drafted in a step; 0 without a drafter. own_head: by the model's own MTP
+            layers.
+        batched_tokens: --max-num-batched-tokens, where it is said.
+        unpacked: its kernels unpack quantized weights (Marlin).
+        held_out: never fitted to.
+        excluded: why it is neither compared with predictions nor shown; empty when it is.
+        no_shape: the model's shape is not at hand, so that it is shown and not compared.
+    """
+
+    id: str
+    model: str
+    shape: str
+    quantization: str
+    kv_dtype: str
+    engine: str
+    tp: int
+    source: Source
+    points: tuple[MeasuredPoint, ...]
+    version: str = ""
+    transport: str = ""
+    drafted: int = 0
+    own_head: bool = False
+    batched_tokens: int = 0
+    unpacked: bool = False
+    mxfp4_layers: tuple[str, ...] = ()
+    expert_parallel: bool = False
+    eager: bool = False
+    held_out: bool = False
+    excluded: str = ""
+    no_shape: bool = False
+    note: str = ""
+
+
+@cache
+def measured_runs() -> tuple[MeasuredRun, ...]:
+    """Return all runs, in the order of the file."""
+    data = table("measurements", "planning")
+    sources = {key: Source(key, **row) for key, row in data["sources"].items()}
+    return tuple(_run(row, sources[row["source"]]) for row in data["runs"])
+
+
+def _run(row: dict[str, Any], source: Source) -> MeasuredRun:
+    points, layers = tuple(map(_point, row["points"])), tuple(row.get("mxfp4_layers", ()))
+    given = {"shape": row["model"], **row, "points": points, "mxfp4_layers": layers}
+    return MeasuredRun(**{**given, "source": source})
+
+
+def _point(row: dict[str, Any]) -> MeasuredPoint:
+    given = dict(row)
+    value = given.pop("value")
+    low, high = value if isinstance(value, list) else (value, value)
+    return MeasuredPoint(low=low, high=high, **given)

@@ -5,16 +5,19 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Annotated
+
+from pydantic import Field
 
 from spark_cluster.config.launch import Launch, finite
-from spark_cluster.models import Geometry, memory
+from spark_cluster.document import Document, Hidden, Rounded, derived, printed
+from spark_cluster.models import memory
 from spark_cluster.models.memory import GIB
-from spark_cluster.planning import batch, data_parallel, kv, stages
-from spark_cluster.planning.disk import disk_gib, lacking_disk
-from spark_cluster.planning.kv.drafter import DrafterLayers, drafter_layers
+from spark_cluster.models.shape import Geometry
+from spark_cluster.planning import batch, kv, whole_model
+from spark_cluster.planning.kv.layers import DrafterLayers, drafter_layers
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.serving import Serving, of_launch
-from spark_cluster.planning.whole_model import whole_gib
 
 SPARE_GIB = 1.0
 """Added to what is needed before a share is chosen: the runtime is an estimate."""
@@ -24,7 +27,7 @@ BUSY_GIB = 8.0
 
 
 @dataclass(frozen=True)
-class Fit:
+class Fit(Document):
     """The memory that a launch takes on each of its nodes, GiB a node unless said otherwise.
 
     Attributes:
@@ -38,20 +41,30 @@ class Fit:
         remarks: what to know when it does.
     """
 
-    launch: Launch
-    serving: Serving
-    rooms: tuple[NodeMemory, ...]
-    whole_gib: float
-    weights_gib: float
-    peak_gib: float
-    runtime_gib: float
-    share: float | None
-    needed: float
-    highest: float
-    kv_gib: float
-    cache: kv.KvCache | None
-    reasons: tuple[str, ...]
+    launch: Hidden[Launch]
+    serving: Hidden[Serving]
+    rooms: Hidden[tuple[NodeMemory, ...]]
+    whole_gib: Hidden[float]
+    weights_gib: Annotated[float, Rounded(2)]
+    peak_gib: Annotated[float, Rounded(2), Field(serialization_alias="load_peak_gib")]
+    runtime_gib: Annotated[float, Rounded(2)]
+    share: Annotated[float | None, Field(serialization_alias="gpu_memory_utilization")]
+    needed: Annotated[float, Field(serialization_alias="gpu_memory_utilization_needed")]
+    highest: Annotated[float, Field(serialization_alias="gpu_memory_utilization_highest")]
+    kv_gib: Annotated[float, Rounded(2), Field(serialization_alias="kv_cache_gib")]
+    cache: Hidden[kv.KvCache | None]
+    reasons: Hidden[tuple[str, ...]]
     remarks: tuple[str, ...]
+    tp = derived(int, "launch.tp")
+    pipeline_parallel = derived(int, "launch.pp")
+    data_parallel = derived(int, "launch.dp")
+    kv_tokens = derived(int, lambda fit: fit.cache.tokens if fit.cache else 0)
+    kv_rule = derived(str | None, lambda fit: fit.cache and fit.cache.rule)
+
+    @printed
+    def max_concurrency(self) -> Annotated[float, Rounded(2)]:
+        """Requests of full length that the cache holds at a time."""
+        return self.cache.max_concurrency if self.cache else 0
 
     @property
     def fits(self) -> bool:
@@ -62,7 +75,7 @@ class Fit:
         """The memory that a server holds on each node."""
         return self.weights_gib + self.kv_gib + self.runtime_gib
 
-    @property
+    @printed
     def max_model_len(self) -> int:
         """Tokens a request may have."""
         return context_length(self.launch, self.serving.geometry)
@@ -91,10 +104,10 @@ def fit(
     """
     launch = batch.with_default_batch(launch, rooms)
     serving = of_launch(launch, geometry)
-    held = data_parallel.held(launch, serving)
-    whole = whole_gib(launch, serving) if weights_gib is None else weights_gib
-    weights = held * stages.share(geometry, launch.pp, whole) / launch.tp
-    loading = stages.share(geometry, launch.pp, serving.load_peak_bytes / GIB)
+    held = whole_model.rank_share(launch, serving)
+    whole = whole_model.whole_gib(launch, serving) if weights_gib is None else weights_gib
+    weights = held * whole_model.stage_gib(geometry, launch.pp, whole) / launch.tp
+    loading = whole_model.stage_gib(geometry, launch.pp, serving.load_peak_bytes / GIB)
     peak = max(weights, held * loading / launch.tp + geometry.tables_bytes / GIB)
     runtime = batch.runtime_gib(launch, rooms, runtime_gib)
     highest = min(memory.utilization(room.memory) for room in rooms)
@@ -122,8 +135,12 @@ def fit(
         reasons=(),
         remarks=(),
     )
-    size = disk_gib(launch, serving, peak)
-    reasons = (*_shape(launch, geometry, rooms), *_memory(fitted), *lacking_disk(rooms, size))
+    size = whole_model.disk_gib(launch, serving, peak)
+    reasons = (
+        *_shape(launch, geometry, rooms),
+        *_memory(fitted),
+        *whole_model.lacking_disk(rooms, size),
+    )
     fitted = replace(fitted, reasons=reasons)
     return replace(fitted, remarks=tuple(_remarks(fitted)))
 
@@ -145,7 +162,7 @@ def _asked_gib(launch: Launch, serving: Serving) -> float:
     length = context_length(launch, serving.geometry)
     if length < 1:
         return 0.0
-    held = stages.stage(serving.geometry, launch.pp)
+    held = whole_model.largest_stage(serving.geometry, launch.pp)
     return kv.bytes_for(held, requests, length, **_rule(launch, serving)) / GIB
 
 
@@ -182,7 +199,7 @@ def _cache(launch: Launch, serving: Serving, kv_gib: float) -> kv.KvCache | None
     length = context_length(launch, serving.geometry)
     if kv_gib <= 0 or length < 1:
         return None
-    held = stages.stage(serving.geometry, launch.pp)
+    held = whole_model.largest_stage(serving.geometry, launch.pp)
     return kv.cache(held, kv_gib=kv_gib, max_model_len=length, **_rule(launch, serving))
 
 
@@ -377,7 +394,7 @@ def _parallel_remarks(fitted: Fit) -> list[str]:
             "speed that of one node after the other, without what several requests overlap"
         )
     if launch.dp > 1:
-        found.append(data_parallel.remark(launch, fitted.serving.geometry))
+        found.append(whole_model.ranks_remark(launch, fitted.serving.geometry))
     return found
 
 

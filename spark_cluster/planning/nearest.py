@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
 
-from spark_cluster.config.launch import Launch
-from spark_cluster.errors import UsageError
-from spark_cluster.models import Geometry
+from spark_cluster.config.launch import Launch, of_recipe
+from spark_cluster.document import Document, Hidden
+from spark_cluster.errors import SparkClusterError, UsageError
+from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.models.find import known_models
+from spark_cluster.models.naming import base_of
+from spark_cluster.models.shape import Geometry
 from spark_cluster.planning.batch import batched_tokens, for_batch_gib, has_own_memory
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.serving import BATCHED_TOKENS
+
+if TYPE_CHECKING:
+    from spark_cluster.loader.project import Project
+
 
 SHARE = "gpu-memory-utilization"
 AUTO = "gpu_memory_utilization: auto"
@@ -24,7 +33,7 @@ SHORTEST = 2048
 
 
 @dataclass(frozen=True)
-class Nearest:
+class Nearest(Document):
     """A change after which it works.
 
     Attributes:
@@ -35,11 +44,7 @@ class Nearest:
 
     change: str
     why: str
-    launch: Launch | None = field(default=None, compare=False, repr=False)
-
-    def to_dict(self) -> dict[str, str]:
-        """Return it as `plan --json` prints it."""
-        return {"change": self.change, "why": self.why}
+    launch: Hidden[Launch | None] = field(default=None, compare=False, repr=False)
 
 
 def nearest(
@@ -132,3 +137,36 @@ def _less(fitted: Fit) -> Iterator[tuple[Launch, str, str]]:
             f"-o max-num-batched-tokens={BATCHED_TOKENS}",
             "smaller batches of prompts",
         )
+
+
+# Other builds of the same model, which take less memory: of recipes, and of models known here.
+
+
+def builds(launch: Launch, project: Project) -> Iterator[tuple[str, Launch]]:
+    """Yield what to name instead, and the launch with that build; nothing is tried here.
+
+    Recipes first; of the models in the table those that no recipe serves.
+    """
+    base = _base(launch)
+    served = {(launch.model, launch.quantization)}
+    for name, path in project.list("recipes").items():
+        try:
+            recipe = load_recipe(path, project)
+        except SparkClusterError:  # said by `recipes list`
+            continue
+        sizes = recipe.tensor_parallel
+        other = of_recipe(recipe, min(max(launch.tp, sizes.min), sizes.max))
+        what = (recipe.model.name, recipe.model.quantization)
+        if what not in served and _base(other) == base:
+            served.add(what)
+            yield f"recipe {name}", other
+    models = {name for name, _ in served}
+    for model in known_models():
+        if model not in models and (base_of(model) or model) == base:
+            plain = launch.without_flags("quantization")
+            other = replace(plain, model=model, base=base, quantization=None, weights_gib=None)
+            yield f"model {model}", other
+
+
+def _base(launch: Launch) -> str:
+    return launch.base or base_of(launch.model) or launch.model

@@ -7,23 +7,21 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from spark_cluster import models as shapes
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import inferred, must_be_served
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts.model import Facts
-from spark_cluster.models.hub import DocumentSource, Hub, cached
-from spark_cluster.planning.builds import builds
+from spark_cluster.models.find import find
+from spark_cluster.models.hub.documents import DocumentSource
+from spark_cluster.models.hub.lookup import Hub, cached
+from spark_cluster.models.shape import Geometry
 from spark_cluster.planning.evidence import Evidence
 from spark_cluster.planning.fit import Fit, fit
-from spark_cluster.planning.nearest import Nearest, nearest
+from spark_cluster.planning.nearest import Nearest, builds, nearest
 from spark_cluster.planning.plan import Feasibility, Plan, speed
-from spark_cluster.planning.purpose import Advice, Purpose, Users, advise
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.constants import Constants, load_constants
-from spark_cluster.planning.speed.serving import of_launch
-from spark_cluster.planning.subject import Subject, allowed, must_generate, wrong_size
-from spark_cluster.planning.whole_model import whole_gib
+from spark_cluster.planning.subject import Subject, allowed, wrong_size
 
 if TYPE_CHECKING:
     from spark_cluster.loader.project import Project
@@ -63,7 +61,7 @@ class Planner:
         self.measured: Measured = measured or (lambda *_: None)
         self.constants: Constants = load_constants(project)
 
-    def geometry(self, subject: Subject) -> shapes.Geometry:
+    def geometry(self, subject: Subject) -> Geometry:
         """The model's shape.
 
         Raises:
@@ -86,12 +84,12 @@ class Planner:
             with contextlib.suppress(UsageError, InvalidFile):
                 self.geometry(subject)
 
-    def _model(self, subject: Subject) -> shapes.Geometry:
+    def _model(self, subject: Subject) -> Geometry:
         launch = subject.launch
         for folder in subject.folders:
             if (folder / "config.json").is_file():
-                return shapes.find(folder)
-        return shapes.find(
+                return find(folder)
+        return find(
             launch.model,
             self.project.folder,
             base=launch.base,
@@ -106,12 +104,12 @@ class Planner:
             return []
         return [f"{problem}; the model's shape is what is known of it here"]
 
-    def _drafter(self, launch: Launch) -> shapes.Geometry | None:
+    def _drafter(self, launch: Launch) -> Geometry | None:
         """The shape of a drafter that is a model of its own."""
         if launch.drafter is None:
             return None
         with contextlib.suppress(UsageError, InvalidFile):
-            return shapes.find(
+            return find(
                 launch.drafter,
                 self.project.folder,
                 hub=self.hub,
@@ -127,7 +125,7 @@ class Planner:
         """
         return self._fit(subject, self.geometry(subject), rooms)
 
-    def _fit(self, subject: Subject, geometry: shapes.Geometry, rooms: Sequence[NodeMemory]) -> Fit:
+    def _fit(self, subject: Subject, geometry: Geometry, rooms: Sequence[NodeMemory]) -> Fit:
         launch, runtime = subject.launch, self.constants.measured_runtime_gib
         return fit(launch, geometry, rooms[: launch.ranks], runtime_gib=runtime)
 
@@ -221,7 +219,7 @@ class Planner:
 
         geometry, (low, high) = fitted.serving.geometry, subject.sizes
 
-        def prevented(launch: Launch, shape: shapes.Geometry) -> set[str]:
+        def prevented(launch: Launch, shape: Geometry) -> set[str]:
             if launch.origin == "command":  # a line for one node is another one for two
                 return set()
             return {i.id for i in lint(launch, shape, facts) if i.severity == "error"}
@@ -256,43 +254,6 @@ class Planner:
         except UsageError:  # no shape, or it cannot be divided so
             return None
         return found if found.fits and found.weights_gib < than.weights_gib else None
-
-    def advise(
-        self,
-        subject: Subject,
-        rooms: Sequence[NodeMemory],
-        question: Question,
-        purpose: Purpose,
-    ) -> Advice:
-        """Return which use of two nodes serves a purpose best, for `question.concurrency` users.
-
-        Raises:
-            Refused: the model generates nothing.
-        """
-        must_generate(subject)
-        geometry = self.geometry(subject)
-        weights = whole_gib(subject.launch, of_launch(subject.launch, geometry))
-        own = {
-            tp: evidence
-            for tp in (1, 2)
-            if (
-                evidence := self.measured(
-                    subject.launch.at_size(tp), question.concurrency, question.context
-                )
-            )
-        }
-        users = Users(question.concurrency, question.context, question.prompt, subject.acceptance)
-        return advise(
-            purpose,
-            users,
-            subject.launch,
-            geometry,
-            rooms,
-            weights_gib=weights,
-            constants=self.constants,
-            sizes=subject.sizes,
-            own=own,
-        )
 
 
 def _waiting(fitted: Fit, question: Question) -> list[str]:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.planning.planner import Planner, Question
-from spark_cluster.planning.purpose import Topology
+from spark_cluster.planning.purpose import Topology, advise
 from spark_cluster.planning.room import assumed
 from spark_cluster.planning.subject import Subject, of_a_recipe
 
@@ -43,15 +43,6 @@ class Proposal:
     high: float
     total_tok_s: float
     context: int | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `setup --json` prints it."""
-        return {
-            "recipe": self.recipe,
-            "up_option": self.option,
-            "tok_s_per_user": round(self.tok_s, 2),
-            "tok_s_total": round(self.total_tok_s, 2),
-        }
 
 
 def suits(recipe: Recipe, want: Want) -> bool:
@@ -106,7 +97,7 @@ def _planned(planner: Planner, recipe: Recipe, speed: Speed, nodes: int) -> Prop
     try:
         if nodes == 1 or recipe.kind != "chat":
             return _on_one(planner, recipe, subject, question)
-        advice = planner.advise(subject, assumed(2), question, speed)
+        advice = advise(planner, subject, assumed(2), question, speed)
     except (UsageError, Refused):
         return None
     topology = advice.best or _faster(advice.undecided)
@@ -128,10 +119,7 @@ def _on_one(
     )
     if recipe.kind != "chat":
         return found
-    best, evidence = plan.speed.best, plan.speed.evidence
-    each = best.request
-    low, high = evidence.range if evidence else (each.low, each.high)
-    tok_s = (evidence.low + evidence.high) / 2 if evidence else each.expected
+    (low, high), tok_s = plan.speed.range, plan.speed.tok_s
     total = tok_s * question.concurrency
     return replace(found, tok_s=tok_s, low=low, high=high, total_tok_s=total)
 

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from spark_cluster.config.launch import Launch
-from spark_cluster.errors import UsageError
-from spark_cluster.models import Geometry
-from spark_cluster.planning.evidence import Case, Evidence, own_first
+from spark_cluster.document import Document, Hidden, PrintedAs, Rounded, derived, printed
+from spark_cluster.planning.evidence import Evidence
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.plan import speed
+from spark_cluster.planning.planner import Planner, Question
 from spark_cluster.planning.room import NodeMemory
-from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.estimate import range_text
+from spark_cluster.planning.speed.serving import of_launch
+from spark_cluster.planning.subject import Subject, must_generate
+from spark_cluster.planning.whole_model import whole_gib
 
 Purpose = Literal["latency", "throughput", "capacity"]
 
@@ -31,7 +34,7 @@ LIMITS = ("gpu-memory-utilization", "kv-cache-memory-bytes", "max-num-seqs")
 
 
 @dataclass(frozen=True)
-class Topology:
+class Topology(Document):
     """A way to use the nodes.
 
     Attributes:
@@ -46,17 +49,22 @@ class Topology:
     """
 
     name: str
-    title: str
-    fit: Fit
-    tok_s_user: float
-    user_range: tuple[float, float]
-    tok_s_total: float
-    ttfr_s: float
-    requests: float
-    why_not: tuple[str, ...]
-    evidence: Evidence | None = None
+    title: Hidden[str]
+    fit: Hidden[Fit]
+    tok_s_user: Annotated[float, Rounded(2), Field(serialization_alias="tok_s_per_user")]
+    user_range: Hidden[tuple[float, float]]
+    tok_s_total: Annotated[float, Rounded(2)]
+    ttfr_s: Annotated[float, Rounded(3)]
+    requests: Annotated[float, Rounded(2), Field(serialization_alias="concurrent_requests")]
+    why_not: Annotated[tuple[str, ...], Field(serialization_alias="reasons")]
+    evidence: Hidden[Evidence | None] = None
+    fits = derived(bool, lambda found: not found.why_not)
+    tok_s_per_user_low = derived(Annotated[float, Rounded(2)], lambda found: found.user_range[0])
+    tok_s_per_user_high = derived(Annotated[float, Rounded(2)], lambda found: found.user_range[1])
+    measured = derived(str | None, lambda found: found.evidence and found.evidence.text)
+    gpu_memory_utilization = derived(float | None, "fit.share")
 
-    @property
+    @printed
     def up_option(self) -> str:
         """The option of `up` that serves so."""
         return {"one": "--tp 1", "tp2": "--tp 2", "replicas": "--replicas 2"}[self.name]
@@ -66,26 +74,13 @@ class Topology:
         low, high = (users * figure for figure in self.user_range)
         return f"{self.title} {range_text(low, high)}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `plan --for ... --json` prints it."""
-        return {
-            "name": self.name,
-            "fits": not self.why_not,
-            "reasons": list(self.why_not),
-            "tok_s_per_user": round(self.tok_s_user, 2),
-            "tok_s_per_user_low": round(self.user_range[0], 2),
-            "tok_s_per_user_high": round(self.user_range[1], 2),
-            "tok_s_total": round(self.tok_s_total, 2),
-            "measured": self.evidence.text if self.evidence else None,
-            "ttfr_s": round(self.ttfr_s, 3),
-            "concurrent_requests": round(self.requests, 2),
-            "gpu_memory_utilization": self.fit.share,
-            "up_option": self.up_option,
-        }
+
+def _name(best: Topology | None) -> str | None:
+    return best.name if best else None
 
 
 @dataclass(frozen=True)
-class Advice:
+class Advice(Document):
     """The topology that serves a purpose best, and why; `best` is None when none fits, or when the
     ranges overlap.
 
@@ -94,25 +89,14 @@ class Advice:
         needs: flags of the best one that the launch does not have.
     """
 
-    purpose: Purpose
+    purpose: Annotated[Purpose, Field(serialization_alias="for")]
     users: int
-    best: Topology | None
+    best: Annotated[Topology | None, PrintedAs(_name)]
     why: str
     topologies: tuple[Topology, ...]
     needs: tuple[str, ...] = ()
-    undecided: tuple[Topology, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `plan --for ... --json` prints it."""
-        return {
-            "for": self.purpose,
-            "users": self.users,
-            "best": self.best.name if self.best else None,
-            "decidable": not self.undecided,
-            "why": self.why,
-            "needs": list(self.needs),
-            "topologies": [topology.to_dict() for topology in self.topologies],
-        }
+    undecided: Hidden[tuple[Topology, ...]] = ()
+    decidable = derived(bool, lambda advice: not advice.undecided)
 
 
 def replica_gain(users: int) -> float:
@@ -125,87 +109,67 @@ def replica_gain(users: int) -> float:
     return 1.0
 
 
-@dataclass(frozen=True)
-class Users:
-    """The users: how many at a time, tokens in each one's cache, tokens of a prompt."""
-
-    count: int
-    context: int
-    prompt: int
-    acceptance: tuple[float, ...] = ()
-
-
 def advise(
-    purpose: Purpose,
-    users: Users,
-    launch: Launch,
-    geometry: Geometry,
+    planner: Planner,
+    subject: Subject,
     rooms: Sequence[NodeMemory],
-    *,
-    weights_gib: float,
-    constants: Constants,
-    sizes: tuple[int, int] = (1, 2),
-    own: Mapping[int, Evidence] = MappingProxyType({}),
+    question: Question,
+    purpose: Purpose,
 ) -> Advice:
     """Compare one Spark, both together and a replica on each, for users at the same time.
 
     Args:
-        launch: at any size; it is tried at 1 and 2, each time with all the memory that is safe
+        subject: at any size; it is tried at 1 and 2, each time with all the memory that is safe
             and with as many requests at a time as there are users.
         rooms: two nodes.
-        weights_gib: of the whole model and its drafter.
-        sizes: fewest and most nodes that the recipe is known to run on.
-        own: what the user measured, by tensor-parallel size.
 
     Raises:
-        UsageError: fewer than one user.
+        UsageError: as `Planner.fit`.
+        Refused: the model generates nothing.
     """
-    if users.count < 1:
-        raise UsageError(f"--users: found {users.count}, expected 1 or more")
-
+    must_generate(subject)
+    launch, constants, users = subject.launch, planner.constants, question.concurrency
+    geometry = planner.geometry(subject)
+    weights = whole_gib(launch, of_launch(launch, geometry))
     roomy = launch.without_flags(*LIMITS)
 
-    def topology(name: str, title: str, tp: int, nodes: Sequence[NodeMemory]) -> Topology:
+    def fitted(tp: int, nodes: Sequence[NodeMemory]) -> Fit:
         runtime = constants.measured_runtime_gib
-        fitted = fit(roomy.at_size(tp), geometry, nodes, weights_gib, runtime_gib=runtime)
+        return fit(roomy.at_size(tp), geometry, nodes, weights, runtime_gib=runtime)
+
+    def topology(name: str, title: str, tp: int) -> Topology:
+        fits = fitted(tp, rooms[:tp])
         fast = speed(
-            fitted,
+            fits,
             constants,
-            context=users.context,
-            prompt=users.prompt,
-            concurrency=users.count,
-            acceptance=users.acceptance,
+            context=question.context,
+            prompt=question.prompt,
+            concurrency=users,
+            acceptance=subject.acceptance,
+            own=planner.measured(launch.at_size(tp), users, question.context),
         )
-        each = (fast.drafted or fast.decode).request
-        names = (launch.model, launch.base or "")
-        drafted = launch.drafted_tokens or 0
-        case = Case(names, fitted.serving, users.count, users.context, drafted)
-        evidence = own_first(own.get(tp), case)
-        figure = (evidence.low + evidence.high) / 2 if evidence else each.expected
         return Topology(
             name,
             title,
-            fitted,
-            tok_s_user=figure,
-            user_range=evidence.range if evidence else (each.low, each.high),
-            tok_s_total=figure * users.count,
+            fits,
+            tok_s_user=fast.tok_s,
+            user_range=fast.range,
+            tok_s_total=fast.tok_s * users,
             ttfr_s=fast.prefill.seconds.expected,
-            requests=fitted.cache.max_concurrency if fitted.cache else 0.0,
-            why_not=_why_not(fitted, sizes),
-            evidence=evidence,
+            requests=_requests(fits),
+            why_not=_why_not(fits, subject.sizes),
+            evidence=fast.evidence,
         )
 
-    one = topology("one", "one Spark", 1, rooms[:1])
-    both = topology("tp2", "TP=2 over both", 2, rooms[:2])
-    other = topology("one", "the other Spark", 1, rooms[1:2])
-    found = (one, both, _replicas(one, other, users.count))
+    one, both = topology("one", "one Spark", 1), topology("tp2", "TP=2 over both", 2)
+    found = (one, both, _replicas(one, fitted(1, rooms[1:2]), users))
     best, why = _choose(purpose, found)
     rivals = _rivals(purpose, best, found) if best else ()
     if best and rivals:
         undecided = (best, *rivals)
-        return Advice(purpose, users.count, None, _overlap(undecided), found, (), undecided)
-    needs = _needs(best, launch, users.count) if best else ()
-    return Advice(purpose, users.count, best, why, found, needs)
+        return Advice(purpose, users, None, _overlap(undecided), found, (), undecided)
+    needs = _needs(best, launch, users) if best else ()
+    return Advice(purpose, users, best, why, found, needs)
 
 
 def _rivals(purpose: Purpose, best: Topology, found: Sequence[Topology]) -> tuple[Topology, ...]:
@@ -247,7 +211,11 @@ def _why_not(fitted: Fit, sizes: tuple[int, int]) -> tuple[str, ...]:
     return (*unknown, *fitted.reasons)
 
 
-def _replicas(one: Topology, other: Topology, users: int) -> Topology:
+def _requests(fitted: Fit) -> float:
+    return fitted.cache.max_concurrency if fitted.cache else 0.0
+
+
+def _replicas(one: Topology, other: Fit, users: int) -> Topology:
     gain = replica_gain(users)
     return replace(
         one,
@@ -256,8 +224,8 @@ def _replicas(one: Topology, other: Topology, users: int) -> Topology:
         tok_s_user=one.tok_s_user * gain,
         user_range=(one.user_range[0] * gain, one.user_range[1] * gain),
         tok_s_total=one.tok_s_total * gain,
-        requests=one.requests + other.requests,
-        why_not=tuple(dict.fromkeys((*one.why_not, *other.why_not))),
+        requests=one.requests + _requests(other),
+        why_not=tuple(dict.fromkeys((*one.why_not, *other.reasons))),
     )
 
 

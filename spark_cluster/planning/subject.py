@@ -14,8 +14,8 @@ from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import Refused, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.config.not_carried_over import NotCarriedOver
     from spark_cluster.config.recipe import Recipe
+    from spark_cluster.config.recipe_schema import NotCarriedOver
 
 
 @dataclass(frozen=True)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from spark_cluster.config.launch import of_recipe
+from spark_cluster.document import Document, Hidden, derived
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.planning.planner import Planner, Question
 from spark_cluster.planning.room import assumed
@@ -21,7 +22,7 @@ SIZES = (1, 2)
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Document):
     """Whether a recipe works on a number of idle Sparks, before anything is downloaded.
 
     Attributes:
@@ -31,15 +32,11 @@ class Verdict:
             models that generate no text.
     """
 
-    tp: int
+    tp: Hidden[int]
     feasible: bool | None
     reason: str = ""
-    decode: Estimate | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
-        speed = self.decode.to_dict() if self.decode else None
-        return {"feasible": self.feasible, "reason": self.reason, "decode_tok_s": speed}
+    decode: Hidden[Estimate | None] = None
+    decode_tok_s = derived(Estimate | None, lambda found: found.decode and found.decode.rounded())
 
 
 def verdicts(recipe: Recipe, planner: Planner, sizes: Sequence[int] = SIZES) -> Iterator[Verdict]:
@@ -55,7 +52,6 @@ def verdicts(recipe: Recipe, planner: Planner, sizes: Sequence[int] = SIZES) -> 
             continue
         errors = (issue.title for issue in plan.issues if issue.severity == "error")
         reason = next(iter([*plan.reasons, *errors]), "")
-        best = plan.speed.drafted or plan.speed.decode
         generates = recipe.kind == "chat"
         shown = plan.feasible and generates and plan.speed.decode.bytes_per_token >= SMALLEST
-        yield Verdict(tp, plan.feasible, reason, best.request if shown else None)
+        yield Verdict(tp, plan.feasible, reason, plan.speed.best.request if shown else None)

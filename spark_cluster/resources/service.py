@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.node import paths
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Skip
-from spark_cluster.resources import systemd
+from spark_cluster.resources import unit
 from spark_cluster.resources.base import Resource, State, ids
 
 if TYPE_CHECKING:
@@ -129,14 +129,14 @@ class Service(Resource):
 
     def converge(self, host: Host, actual: State) -> None:
         if actual["unit_file"] != "as loaded":
-            systemd.systemctl(host, "daemon-reload")
+            unit.systemctl(host, "daemon-reload")
         if self.enabled is not None and actual["enabled"] != self.enabled:
-            systemd.systemctl(host, "enable" if self.enabled else "disable", self._full)
+            unit.systemctl(host, "enable" if self.enabled else "disable", self._full)
         action = self._action(actual)
         if action is None:
             return
         if actual["state"].startswith("failed"):
-            systemd.systemctl(host, "reset-failed", self._full)
+            unit.systemctl(host, "reset-failed", self._full)
         host.progress(f"systemctl {action} {self._full}")
         done = host.run(("systemctl", action, self._full), timeout=self.timeout_s)
         if done.status != 0:
@@ -165,7 +165,7 @@ class Service(Resource):
         return "start" if self.running else "stop"
 
     def _show(self, host: Host) -> dict[str, str]:
-        known = systemd.show(host, self._full, _PROPERTIES)
+        known = unit.show(host, self._full, _PROPERTIES)
         return {"UnitFileState": "", "NeedDaemonReload": "no", "SubState": "", **known}
 
     def _missing(self, host: Host) -> Missing:
@@ -190,7 +190,7 @@ class Service(Resource):
             raise self._did_not(host, action, f"{known['ActiveState']} ({known['SubState']})")
 
     def _did_not(self, host: Host, action: str, printed: str) -> ResourceError:
-        lines = "".join(f"\n    {line}" for line in systemd.end_of_log(host, self._full))
+        lines = "".join(f"\n    {line}" for line in unit.end_of_log(host, self._full))
         return ResourceError(
             f"systemctl {action} {self._full} failed: {printed.splitlines()[0] if printed else ''}"
             f"; its log ends:{lines or ' (nothing)'}",

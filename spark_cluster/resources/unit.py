@@ -15,12 +15,51 @@ from spark_cluster.node import paths
 from spark_cluster.node.engine_caches import folder_of, prepare
 from spark_cluster.node.unit_state import DECLARED, declared
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
-from spark_cluster.resources import secret_files, systemd
+from spark_cluster.resources import secret_files
 from spark_cluster.resources.base import Resource, State, differences, ids
 from spark_cluster.resources.program import check_program, need_paths, split_mount
 
 if TYPE_CHECKING:
     from spark_cluster.node.host import Host
+
+
+# Asking systemd on a node, for the resources that stand on it.
+
+
+def show(host: Host, unit: str, properties: str) -> dict[str, str]:
+    """Return properties of a unit, `LoadState` among them.
+
+    Args:
+        unit: its full name, such as `docker.service`.
+        properties: their names, with commas.
+
+    Raises:
+        ResourceError: systemd does not answer.
+    """
+    done = host.run(("systemctl", "show", unit, "-p", properties))
+    known = dict(line.split("=", 1) for line in done.stdout.splitlines() if "=" in line)
+    if done.status != 0 or "LoadState" not in known:
+        raise ResourceError(
+            f"systemd does not answer for {unit}: {done.stderr.strip()}",
+            "nodes must have been booted with systemd",
+        )
+    return known
+
+
+def systemctl(host: Host, *arguments: str) -> None:
+    """Run `systemctl ...`.
+
+    Raises:
+        ResourceError: it failed.
+    """
+    host.run(("systemctl", *arguments), timeout=120).check("systemctl " + " ".join(arguments))
+
+
+def end_of_log(host: Host, unit: str) -> list[str]:
+    """Return the last 15 lines that a unit wrote."""
+    log = host.run(("journalctl", "-u", unit, "-n", "15", "--no-pager", "-o", "cat"))
+    return log.stdout.strip().splitlines()
+
 
 FOLDER = paths.SYSTEMD_UNITS
 
@@ -171,7 +210,7 @@ class Unit(Resource):
             self._start(host)
         else:
             host.remove(self._file)
-            systemd.systemctl(host, "daemon-reload")
+            systemctl(host, "daemon-reload")
 
     def diff(self, host: Host, actual: State) -> str:
         before = (host.read(self._file) or b"").decode(errors="replace")
@@ -270,7 +309,7 @@ class Unit(Resource):
         need_paths(host, f"unit {self.unit}", needed, hint)
 
     def _show(self, host: Host) -> dict[str, str]:
-        return systemd.show(host, self._full, _PROPERTIES)
+        return show(host, self._full, _PROPERTIES)
 
     def _stop(self, host: Host) -> None:
         host.progress(f"stopping {self.unit}")
@@ -284,8 +323,8 @@ class Unit(Resource):
         if self.caches is not None:
             prepare(host, *self.caches)
         host.write(self._file, self.text.encode(), mode=0o644)
-        systemd.systemctl(host, "daemon-reload")
-        systemd.systemctl(host, "enable", self._full)
+        systemctl(host, "daemon-reload")
+        systemctl(host, "enable", self._full)
         host.progress(f"starting {self.unit}")
         done = host.run(("systemctl", "start", self._full), timeout=120)
         until = time.monotonic() + STAYS_S
@@ -302,7 +341,7 @@ class Unit(Resource):
         """Stop the restarts of a program that ended at once, and report its output."""
         status = self._show(host).get("ExecMainStatus", "")
         host.run(("systemctl", "stop", self._full), timeout=self.stop_timeout_s + 60.0)
-        lines = systemd.end_of_log(host, self._full) or [output or "(nothing)"]
+        lines = end_of_log(host, self._full) or [output or "(nothing)"]
         with_status = f" with status {status}" if status else ""
         return ResourceError(
             f"unit {self.unit} ended right after its start{with_status}; its log ends:"
@@ -332,7 +371,7 @@ def _plain(text: str) -> str:
 
 
 def _quoted(text: str) -> str:
-    """As systemd reads a value: C escapes, and `%` begins what it replaces (systemd.syntax)."""
+    """As systemd reads a value: C escapes, and `%` begins what it replaces (syntax)."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("%", "%%")
     return '"' + escaped.replace("\n", "\\n").replace("\r", "\\r").replace("\t", "\\t") + '"'
 

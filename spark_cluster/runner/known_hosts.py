@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Literal
 
 from spark_cluster.errors import Failed
-from spark_cluster.facts.public_keys import is_whole, kind_of
+from spark_cluster.facts.parsers import is_whole, kind_of
 from spark_cluster.runner.ssh_route import Hop
 
 LIMIT_S = 30.0

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.config.inventory_part import part_of
+from spark_cluster.config.inventory import part_of
 from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable
 from spark_cluster.loader.role import tagged
 from spark_cluster.resources.base import Resource

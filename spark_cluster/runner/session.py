@@ -14,8 +14,7 @@ from queue import Empty, Queue
 from typing import Any
 
 from spark_cluster.agent import frames
-from spark_cluster.agent.messages import check_reply, limit_of, longest_of, reply_to
-from spark_cluster.agent.shape import Shape
+from spark_cluster.agent.messages import Shape, check_reply, limit_of, longest_of, reply_to
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.runner.wire import Wire
 

@@ -9,8 +9,7 @@ import pytest
 from factories import put
 
 from spark_cluster.agent import operations
-from spark_cluster.agent.messages import reply_to
-from spark_cluster.agent.shape import check
+from spark_cluster.agent.messages import check, reply_to
 from spark_cluster.node import load_guard
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import ResourceError

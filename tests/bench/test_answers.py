@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.engine.checks.questions import CATALOGUE, HTML, Question, picture_url, why_wrong
+from spark_cluster.engine.checks.questions import CATALOGUE, Question, picture_url, why_wrong
 
 QUESTIONS = {one.id: one for listed in CATALOGUE.values() for one in listed}
 
@@ -25,6 +25,7 @@ def message(text: str = "", *calls: tuple[str, Any]) -> dict[str, Any]:
 
 
 PARIS, TOKYO = ("get_weather", {"city": "Paris"}), ("get_time", {"city": "Tokyo"})
+HTML = str(QUESTIONS["markup-streamed"].calls[0].arguments["content"])
 MONEY = {"amount": 20, "from": "eur", "to": "USD"}
 
 

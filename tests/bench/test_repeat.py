@@ -25,8 +25,8 @@ from spark_cluster.bench.repeat import (
     load_original,
 )
 from spark_cluster.bench.suite import Suite, canonical
-from spark_cluster.config.allowance_checks import must_be_allowed
 from spark_cluster.config.allowances import NOTHING, Allowances
+from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.facts.model import Gpu
 from spark_cluster.loader.project import Project

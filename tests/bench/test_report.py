@@ -28,9 +28,10 @@ from spark_cluster.bench.record import CellKey, CellResult, Metric, Record, Tool
 from spark_cluster.bench.report import build, write_report
 from spark_cluster.bench.report.arena import COLUMNS
 from spark_cluster.bench.report.cells import Results, is_noise, speed_up
+from spark_cluster.bench.report.formats import MARK, Table, escape, fenced, tabulate
+from spark_cluster.bench.report.plots_nodes import NodeTelemetry, thin_out
 from spark_cluster.bench.report.run_verdict import answers, headline, verdict
 from spark_cluster.bench.report.sections import sections
-from spark_cluster.bench.report.table import MARK, Table, escape, fenced, tabulate
 from spark_cluster.bench.report.tables import (
     acceptance_table,
     answers_table,
@@ -38,13 +39,12 @@ from spark_cluster.bench.report.tables import (
     served_table,
     sweep_table,
 )
-from spark_cluster.bench.report.telemetry_samples import NodeTelemetry, thin_out
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.cli import take_globals
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_results import report as command
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.importers import sparkrun
+from spark_cluster.importers import templated
 
 EVIL = (
     "<script>alert(1)</script>\"'><img src=x onerror=alert(2)>{{7*7}}$\\frac{]]>--><!--\x07\u202e|`"
@@ -218,7 +218,7 @@ def test_a_submission_is_as_llama_benchy_and_spark_arena_have_it(folder):
     assert second["test_name"] == "tg128 (c1)"
     assert float(second["t_s_mean"]) > 10
     recipe = YAML(typ="safe").load(folder / "arena" / "tp2" / "recipe.yaml")
-    assert sparkrun.claims(recipe)
+    assert templated.is_sparkrun(recipe)
     assert recipe["runtime"] == "vllm-ray"
     assert recipe["model"] == "google/gemma-4-31B-it"
     assert "--tensor-parallel-size 2" in recipe["command"]
@@ -243,7 +243,7 @@ def test_markdown_cannot_be_left():
     table = Table("t", ("a", "b"), (("x|y", "<b>\n[l](u)"),))
     assert table.markdown().splitlines()[2] == r"| x\|y | &lt;b&gt; \[l\](u) |"
     assert escape("![](x)") == r"!\[\](x)"
-    assert fenced("a\n```\nb").startswith("````\n")
+    assert fenced("a\n```\nb").startswith("````sh\n")
 
 
 # -- foreign input ---------------------------------------------------------------------------------

@@ -102,7 +102,7 @@ def test_what_is_measured(tmp_path, suite):
 
 def test_vllm_bench_needs_vllm(project: Project):
     recipe = load_recipe("gemma4-31b-fp8", project)
-    recipe = recipe.with_files(recipe.laptop, engine="sglang")
+    recipe = recipe.model_copy(update={"engine": "sglang"})
     given = {"name": "s", "tool": "vllm-bench", "request_rate": [1]}
     for suite, skipped in ((given, True), ({"name": "s"}, False)):
         found = Suite.model_validate(suite)

@@ -20,7 +20,7 @@ from spark_cluster.node import gpu_readings, telemetry
 from spark_cluster.node.engine_metrics import EngineReader, figures
 from spark_cluster.node.gpu_readings import AppsReader, GpuReader
 from spark_cluster.node.nvidia_smi import THROTTLE
-from spark_cluster.node.system_readings import PAGE as PAGE_SIZE
+from spark_cluster.node.telemetry import PAGE as PAGE_SIZE
 from spark_cluster.node.telemetry import File, Pipe, Sampler, Settings
 from spark_cluster.runner import payload
 

@@ -25,7 +25,7 @@ from spark_cluster.cli import bench_run
 from spark_cluster.cli.bench_measure import BenchResult
 from spark_cluster.cli.results import RunSummary
 from spark_cluster.cli.terminal import Console
-from spark_cluster.config.flags import words
+from spark_cluster.config.engines import words
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.errors import (

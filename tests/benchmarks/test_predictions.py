@@ -13,7 +13,7 @@ pytest.importorskip("scipy")
 from benchmarks.predictions.__main__ import COVERED, FITTED, WANTED, by_situation
 from benchmarks.predictions.evaluate import evaluate, outcomes
 from benchmarks.predictions.points import measured, serving_of
-from spark_cluster.planning.measurements import measured_runs
+from spark_cluster.planning.evidence import measured_runs
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import shortest
 
@@ -106,7 +106,7 @@ def test_shapes_of_the_benchmark_have_the_size_in_their_name():
         ("Qwen/Qwen3-235B-A22B", 235),
         ("MiniMaxAI/MiniMax-M2.5", 229),
     ):
-        total = parameters(geometry_of(name, name)).total
+        total = sum(parameters(geometry_of(name, name)).values())
         assert total == pytest.approx(billions * 1e9, rel=0.01)
 
 

@@ -10,8 +10,7 @@ import pytest
 from factories import put
 
 from spark_cluster.doctor import bundle_archive
-from spark_cluster.doctor.bundle_archive import BundleArchive, shortened
-from spark_cluster.doctor.bundle_questions import without_env_values
+from spark_cluster.doctor.bundle_archive import BundleArchive, shortened, without_env_values
 from spark_cluster.errors import Failed
 
 KEY = "the-endpoints-own-key"

@@ -22,9 +22,8 @@ from spark_cluster.cli import ray as ray_command
 from spark_cluster.cli.terminal import Console
 from spark_cluster.engine import job, ray_cluster, readiness
 from spark_cluster.engine.job import Job
-from spark_cluster.engine.ray import TOKEN_FILE
+from spark_cluster.engine.ray import MEASURING, TOKEN_FILE
 from spark_cluster.engine.ray_cluster import RayMember, RayStatus
-from spark_cluster.engine.ray_node import MEASURING
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.facts.model import Process

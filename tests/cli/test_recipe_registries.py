@@ -15,7 +15,7 @@ from registry_samples import Repository, name_registry, ours, repository, sparkr
 from docs.generate.schemas import output
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipe_search import search
+from spark_cluster.loader.recipes import search_recipes
 
 
 @pytest.fixture
@@ -173,7 +173,7 @@ def test_a_reference_that_is_not_there_says_what_there_is(
 
 
 def names(project: Path, *words: str) -> list[str]:
-    return [one.reference for one in search(words, Project(project))]
+    return [one.reference for one in search_recipes(words, Project(project))]
 
 
 def test_all_words_must_occur_and_names_come_first(project: Path) -> None:

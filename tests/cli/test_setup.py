@@ -17,11 +17,10 @@ from password_sshd import PASSWORD, PasswordSshd
 from program import Program
 from terminal import Terminal
 
-from spark_cluster import Cluster
+from spark_cluster import Cluster, discovery
 from spark_cluster.cli import cli
 from spark_cluster.cli.app import App
 from spark_cluster.config.inventory import read_inventory
-from spark_cluster.discovery import mdns, neighbours
 from spark_cluster.loader.new_inventory import answers_in
 
 CHECKOUT = Path(__file__).parents[2]
@@ -73,8 +72,10 @@ def announced(sshd: PasswordSshd) -> Iterator[str]:
     responder = Zeroconf(interfaces=["127.0.0.1"])
     packed = [socket.inet_aton("127.0.0.1")]
     name = f"spark-{sshd.port:04x}"
-    info = ServiceInfo(mdns.SERVICE, f"{name}.{mdns.SERVICE}", sshd.port, addresses=packed,
-                       server=f"{name}.local.")  # fmt: skip
+    service = discovery.SERVICE
+    info = ServiceInfo(
+        service, f"{name}.{service}", sshd.port, addresses=packed, server=f"{name}.local."
+    )
     responder.registry.async_add(info)
     yield name
     responder.close()
@@ -140,8 +141,8 @@ def test_a_host_key_that_has_changed_stops_before_the_password(setup, folder, ss
 
 @pytest.fixture
 def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Program:
-    monkeypatch.setattr(mdns, "LISTEN_S", 0.1)
-    monkeypatch.setattr(neighbours, "of_this_machine", list)
+    monkeypatch.setattr(discovery, "LISTEN_S", 0.1)
+    monkeypatch.setattr(discovery, "of_this_machine", list)
     return Program(tmp_path, monkeypatch)
 
 

@@ -24,7 +24,6 @@ from spark_cluster.bench import sampling
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli import main
-from spark_cluster.cli.app import App
 
 def stream(self, node):
     held = (ProcessMemory(pid=7, name="VLLM::Worker", used_mib=100),)
@@ -34,7 +33,6 @@ def stream(self, node):
         time.sleep(0.01)
 
 sampling.Sampling._stream = stream
-App.connect_early = lambda *_a, **_k: None
 ignored = sys.argv.pop(1) == "nohup"  # which the tests themselves may have been started with
 signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
 main()

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 from program import invoke
 
-from spark_cluster.config.allowance_checks import must_be_allowed
 from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.secret_env import secrets_of_laptop
+from spark_cluster.config.recipe_settings import must_be_allowed, secrets_of_laptop
 from spark_cluster.errors import InvalidFile, Refused, Unreachable, UsageError
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe

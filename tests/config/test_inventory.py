@@ -8,7 +8,7 @@ from pathlib import Path
 
 import factories
 import pytest
-from factories import make_inventory, put
+from factories import load_inventory, make_inventory, put
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
@@ -17,7 +17,6 @@ from spark_cluster.config import patterns
 from spark_cluster.config.inventory import fabric_addresses
 from spark_cluster.config.schema import validate
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.project import Project
 
 TWO = """\

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from factories import make_inventory
 
-from spark_cluster.config.inventory import fabric_addresses
-from spark_cluster.config.inventory_part import part_of
+from spark_cluster.config.inventory import fabric_addresses, part_of
 
 TEXT = """\
 nodes:

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from program import invoke
 
-from spark_cluster.config.allowance_checks import must_be_allowed
 from spark_cluster.config.allowances import LAB_MODELS, Allowances
 from spark_cluster.config.inventory import read_inventory
+from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.errors import Refused
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from spark_cluster.discovery.cable import Peer, peers
+from spark_cluster.discovery import Peer, peers
 
 HCAS = """\
 rocep1s0f0 port 1 ==> enp1s0f0np0 (Down)

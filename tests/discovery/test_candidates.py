@@ -6,14 +6,14 @@ from ipaddress import ip_network
 
 import pytest
 
-from spark_cluster.discovery.candidates import (
+from spark_cluster.discovery import (
+    Announced,
     Candidate,
+    Neighbour,
     candidates,
     is_spark_name,
     resolves_to,
 )
-from spark_cluster.discovery.mdns import Announced
-from spark_cluster.discovery.neighbours import Neighbour
 
 LAN = [ip_network("192.168.1.0/24")]
 NAS = Announced("nas", ("192.168.1.3",))

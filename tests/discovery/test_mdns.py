@@ -10,9 +10,8 @@ from ipaddress import ip_network
 import pytest
 from waiting import until
 
-from spark_cluster.discovery import mdns
-from spark_cluster.discovery.candidates import candidates
-from spark_cluster.discovery.mdns import Announced
+from spark_cluster import discovery
+from spark_cluster.discovery import Announced, candidates
 
 SPARK, OTHER = f"spark-b{os.getpid() & 0xFFF:03x}", f"spark-a{os.getpid() & 0xFFF:03x}"
 COUNTED = f"{SPARK}-30"
@@ -26,11 +25,11 @@ def found() -> Iterator[list[Announced]]:
 
     def ssh(host: str, *addresses: str, port: int = 22) -> ServiceInfo:
         packed = [socket.inet_aton(address) for address in addresses]
-        return ServiceInfo(mdns.SERVICE, f"{host}.{mdns.SERVICE}", port, addresses=packed,
+        return ServiceInfo(discovery.SERVICE, f"{host}.{discovery.SERVICE}", port, addresses=packed,
                            server=f"{host}.local.")  # fmt: skip
 
     def ours() -> list[Announced]:
-        found = mdns.browse(1.3, "127.0.0.1")
+        found = discovery.browse(1.3, "127.0.0.1")
         return found if {SPARK, OTHER, COUNTED} <= {one.host for one in found} else []
 
     responder = Zeroconf(interfaces=["127.0.0.1"])
@@ -75,10 +74,10 @@ def test_a_name_that_avahi_counted_up_is_a_sparks_and_not_relied_on(
 
 def test_an_address_that_is_not_here_is_not_believed() -> None:
     here = [ip_network("192.168.1.0/24"), ip_network("169.254.0.0/16")]
-    assert mdns.nearest(["169.254.1.1", "192.168.1.7"], here) == "192.168.1.7"
-    assert mdns.nearest(["169.254.1.1"], here) == "169.254.1.1"
-    assert mdns.nearest(["203.0.113.9"], here) is None
+    assert discovery.nearest(["169.254.1.1", "192.168.1.7"], here) == "192.168.1.7"
+    assert discovery.nearest(["169.254.1.1"], here) == "169.254.1.1"
+    assert discovery.nearest(["203.0.113.9"], here) is None
 
 
 def test_the_networks_of_this_machine() -> None:
-    assert ip_network("127.0.0.0/8") in mdns.networks()
+    assert ip_network("127.0.0.0/8") in discovery.networks()

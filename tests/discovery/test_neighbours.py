@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from spark_cluster.discovery import neighbours
-from spark_cluster.discovery.neighbours import Neighbour
+from spark_cluster import discovery
+from spark_cluster.discovery import Neighbour
 
 LINUX = (
     '[{"dst":"10.89.0.13","dev":"br-spark","lladdr":"4C:BB:47:00:03:00","state":["REACHABLE"]},'
@@ -26,20 +26,20 @@ rtr.example (192.168.1.1) at 0:18:1:8f:23:ed on en1 ifscope [ethernet]
 
 
 def test_linux() -> None:
-    assert neighbours.ip_neigh(LINUX) == [
+    assert discovery.ip_neigh(LINUX) == [
         Neighbour("10.89.0.13", "br-spark", "4c:bb:47:00:03:00"),
         Neighbour("192.0.2.1", "eth0", "02:fc:00:00:00:05"),
     ]
-    assert [one.is_nvidia for one in neighbours.ip_neigh(LINUX)] == [True, False]
+    assert [one.is_nvidia for one in discovery.ip_neigh(LINUX)] == [True, False]
 
 
 @pytest.mark.parametrize("text", ["", "[]", 'Object "neigh" is unknown', '[{"dst": "x"}, 7]'])
 def test_linux_that_says_nothing(text: str) -> None:
-    assert neighbours.ip_neigh(text) == []
+    assert discovery.ip_neigh(text) == []
 
 
 def test_macos() -> None:
-    found = neighbours.arp(MACOS)
+    found = discovery.arp(MACOS)
     assert Neighbour("192.168.1.2", "en1", "4c:bb:47:2b:06:c4") in found
     assert Neighbour("192.168.1.1", "en1", "00:18:01:8f:23:ed") in found
     assert not {"169.254.77.120", "224.0.0.251"} & {one.address for one in found}
@@ -49,5 +49,5 @@ def test_a_tool_that_is_not_there_or_hangs(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    assert neighbours.of_this_machine() == []
-    assert neighbours._output("spark-no-such-program") == ""
+    assert discovery.of_this_machine() == []
+    assert discovery._output("spark-no-such-program") == ""

@@ -12,8 +12,8 @@ from serve_plans import server_for, snapshot_of
 from test_pages import DOCS, blocks
 
 from spark_cluster.config import engines
+from spark_cluster.engine import runtime
 from spark_cluster.engine.engine import Engine, engine
-from spark_cluster.engine.runtime import RUNTIMES
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 
@@ -52,7 +52,7 @@ def test_the_engine_of_the_page(tmp_path: Path) -> None:
     found = engine("tiny")
     process = found.server(plan.nodes[0], deployment, 29501)
     assert process is not None
-    container = RUNTIMES["docker"].resource(process, deployment)
+    container = runtime.resource(process, deployment)
     assert container.command == (
         *("tiny-serve", "--weights", snapshot_of("org/m"), "--context", "4096", "--gpus", "1"),
         *("--memory-share", "0.5", "--served-model-name", "m", "--host=127.0.0.1", "--port=8000"),

@@ -38,7 +38,7 @@ from spark_cluster.doctor.check import Check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Answer, OpenPort, Ping, PortScan, Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import CheckResult
-from spark_cluster.engine.link_cabling import Cabling
+from spark_cluster.engine.link_check import Cabling
 from spark_cluster.facts import gather
 from spark_cluster.known_issues.entries import catalogue, for_check
 from spark_cluster.node.health import Completion

@@ -16,11 +16,10 @@ from waiting import HANG_S
 
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.doctor import probing, transfer
+from spark_cluster.doctor import probing
 from spark_cluster.doctor.probing import Question
-from spark_cluster.engine import link_cabling, link_check
-from spark_cluster.engine.link_cabling import Cabling
-from spark_cluster.engine.link_check import checked_hops
+from spark_cluster.engine import link_check
+from spark_cluster.engine.link_check import Cabling, checked_hops
 from spark_cluster.errors import Failed
 from spark_cluster.facts.model import Facts, Hca
 from spark_cluster.runner.session import Answer as HttpAnswer
@@ -136,8 +135,8 @@ def test_a_ring_of_cables_is_named_and_nothing_is_waited_for(
     inventory: Inventory, monkeypatch: Any
 ) -> None:
     ring = [Cabling("spark1", {"np0": ("spark3",), "np1": ("spark2",)})]
-    monkeypatch.setattr(link_cabling, "in_doubt", lambda _: True)
-    monkeypatch.setattr(link_cabling, "look", lambda *_: ring)
+    monkeypatch.setattr(link_check, "in_doubt", lambda _: True)
+    monkeypatch.setattr(link_check, "look", lambda *_: ring)
     found = probing.probe(inventory, [seen(1, tools=""), seen(2, tools="")], {}, QUESTION)
     assert found.cabling == tuple(ring)
     assert (found.pings, found.transfers, found.rdma) == (None, None, None)
@@ -146,7 +145,7 @@ def test_a_ring_of_cables_is_named_and_nothing_is_waited_for(
     def lost(*_: Any) -> list[Cabling]:
         raise Failed("it is gone", where="spark2")
 
-    monkeypatch.setattr(link_cabling, "look", lost)
+    monkeypatch.setattr(link_check, "look", lost)
     monkeypatch.setattr(probing, "_hops", lambda *_: ([], "none"))
     found = probing.probe(inventory, [seen(1, tools=""), seen(2, tools="")], {}, QUESTION)
     assert (found.cabling, found.why_not["cabling"]) == (None, "spark2: it is gone")
@@ -169,12 +168,12 @@ def test_transfers_and_rdma_between_four_nodes(tmp_path: Path, monkeypatch: Any)
     hops = checked_hops(list(topology_of(made, dict.fromkeys(made.nodes, facts), {}).values()))
     sessions: Any = {name: name for name in made.nodes}
 
-    def measure(sender: str, receiver: str, address: str, port: int = 0) -> transfer.Measured:
+    def measure(sender: str, receiver: str, address: str, port: int = 0) -> probing.Measured:
         if receiver == "spark3" != sender:
             raise Failed("it is lost", where="spark3")
-        return transfer.Measured(10.0 * int(sender[-1]))
+        return probing.Measured(10.0 * int(sender[-1]))
 
-    monkeypatch.setattr(transfer, "measure", measure)
+    monkeypatch.setattr(probing, "measure", measure)
     found = probing.transfers(hops, sessions)
     assert [(t.link, t.rate, t.own, t.message) for t in found] == [
         ("spark1 enp1s0f1np1 to spark2", 10.0, 10.0, ""),
@@ -192,7 +191,7 @@ def test_transfers_and_rdma_between_four_nodes(tmp_path: Path, monkeypatch: Any)
 
 
 def test_a_transfer_between_real_agents(agent: Callable[..., Session]) -> None:
-    done = transfer.measure(agent("spark1"), agent("spark2"), "127.0.0.1")
+    done = probing.measure(agent("spark1"), agent("spark2"), "127.0.0.1")
     assert done.output == ""
     assert done.rate is not None
     assert done.rate > 0
@@ -201,13 +200,13 @@ def test_a_transfer_between_real_agents(agent: Callable[..., Session]) -> None:
 def test_a_transfer_to_a_port_that_another_program_has(agent: Callable[..., Session]) -> None:
     def refuse() -> None:
         with contextlib.suppress(OSError):
-            for _ in range(transfer.STREAMS):
+            for _ in range(probing.STREAMS):
                 server.accept()[0].close()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(HANG_S)
         port = server.getsockname()[1]
         threading.Thread(target=refuse, daemon=True).start()
-        done = transfer.measure(agent("spark1"), agent("spark2"), "127.0.0.1", port=port)
+        done = probing.measure(agent("spark1"), agent("spark2"), "127.0.0.1", port=port)
     assert done.rate is None
     assert "Address already in use" in done.output

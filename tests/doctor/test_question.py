@@ -12,7 +12,8 @@ import pytest
 from doctor_samples import containers
 from waiting import HANG_S
 
-from spark_cluster.doctor import examine, logs, scripts
+from spark_cluster.doctor import examine, logs
+from spark_cluster.doctor import question as questions
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.question import Context, question, sources
 from spark_cluster.node.containers import parse_containers
@@ -48,7 +49,7 @@ def run(tmp_path: Path) -> Callable[..., str]:
     def script(text: str, *words: str) -> str:
         path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
         done = subprocess.run(
-            scripts.shell(text, *words), env=path, capture_output=True, text=True, check=True
+            questions.shell(text, *words), env=path, capture_output=True, text=True, check=True
         )
         return done.stdout
 
@@ -56,10 +57,10 @@ def run(tmp_path: Path) -> Callable[..., str]:
 
 
 def test_only_containers_of_engines_are_looked_at(run: Callable[..., str]) -> None:
-    assert run(scripts.LOGS, "x").splitlines() == ["==> spark-vllm"]
-    assert run(scripts.VERSIONS, "code") == "==> spark-vllm\nray=2.60.0\n"
-    assert run(scripts.IMAGES) == "sha256:1 arm64\n"
-    assert json.loads(run(scripts.CONTAINERS))[0]["Name"] == "/spark-ray"
+    assert run(questions.LOGS, "x").splitlines() == ["==> spark-vllm"]
+    assert run(questions.VERSIONS, "code") == "==> spark-vllm\nray=2.60.0\n"
+    assert run(questions.IMAGES) == "sha256:1 arm64\n"
+    assert json.loads(run(questions.CONTAINERS))[0]["Name"] == "/spark-ray"
 
 
 def test_versions_are_read_from_the_containers_files(
@@ -73,15 +74,15 @@ def test_versions_are_read_from_the_containers_files(
     with subprocess.Popen(["/bin/sleep", "1000"], env={"PATH": path}) as engine:
         try:
             (tmp_path / "pid").write_text(str(engine.pid))
-            assert run(scripts.VERSIONS, "code") == "==> spark-vllm\nvllm=0.32.0+cu130\n"
+            assert run(questions.VERSIONS, "code") == "==> spark-vllm\nvllm=0.32.0+cu130\n"
         finally:
             engine.kill()
 
 
 def test_without_containers(run: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "names").write_text("")
-    assert run(scripts.CONTAINERS) == "[]\n"
-    assert run(scripts.LOGS, "x") == run(scripts.IMAGES) == run(scripts.VERSIONS, "c") == ""
+    assert run(questions.CONTAINERS) == "[]\n"
+    assert run(questions.LOGS, "x") == run(questions.IMAGES) == run(questions.VERSIONS, "c") == ""
 
 
 def test_a_long_log_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> None:
@@ -89,7 +90,7 @@ def test_a_long_log_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> 
     noise = [f"2026-11-20T14:00:00.{n:09}Z EngineDeadError {n}" for n in range(1000)]
     said = "2026-11-20T13:00:00.5Z NCCL INFO via NET/Socket/0"
     (tmp_path / "log-spark-vllm").write_text("\n".join(["nothing", said, *noise]) + "\n")
-    text = run(scripts.LOGS, *logs.WORDS)
+    text = run(questions.LOGS, *logs.WORDS)
     (engine, *_) = parse_containers(json.dumps(containers(1)[1:]), text)
     assert len(engine.log) == 21
     assert engine.log[0].text == "NCCL INFO via NET/Socket/0"
@@ -101,7 +102,7 @@ def test_the_node_keeps_the_line_of_each_rule(
     run: Callable[..., str], tmp_path: Path, rule: logs.LogSearch
 ) -> None:
     (tmp_path / "log-spark-vllm").write_text(f"2026-11-20T14:00:00.5Z {rule.sample}\n")
-    assert rule.sample in run(scripts.LOGS, *logs.WORDS)
+    assert rule.sample in run(questions.LOGS, *logs.WORDS)
 
 
 def test_the_journal_of_our_units_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> None:
@@ -111,16 +112,16 @@ def test_the_journal_of_our_units_costs_few_lines(run: Callable[..., str], tmp_p
     (tmp_path / "journal").write_text("\n".join([*lines, lines[0] + " EngineDeadError"]) + "\n")
     journalctl.write_text('#!/bin/sh\necho "$@" >> "${0%/*}/asked"\ncat "${0%/*}/journal"\n')
     journalctl.chmod(0o755)
-    assert run(scripts.UNIT_LOGS, str(tmp_path), "EngineDeadError") == ""
+    assert run(questions.UNIT_LOGS, str(tmp_path), "EngineDeadError") == ""
     (tmp_path / "spark-vllm.service").touch()
-    found = run(scripts.UNIT_LOGS, str(tmp_path), "EngineDeadError", "another")
+    found = run(questions.UNIT_LOGS, str(tmp_path), "EngineDeadError", "another")
     assert found == f"==> spark-vllm\n{lines[0]} EngineDeadError\n"
     (asked,) = (tmp_path / "asked").read_text().splitlines()
     assert "--unit spark-vllm.service --since @" in asked
     assert "--lines 20000 --output short-iso-precise --utc" in asked
     journalctl.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(subprocess.CalledProcessError):
-        run(scripts.UNIT_LOGS, str(tmp_path), "x")
+        run(questions.UNIT_LOGS, str(tmp_path), "x")
 
 
 def test_only_what_the_kernel_itself_logged_is_kept_and_by_time(
@@ -134,15 +135,15 @@ def test_only_what_the_kernel_itself_logged_is_kept_and_by_time(
     (tmp_path / "journal").write_text("\n".join([*reversed(oops), *flood, "routine"]) + "\n")
     journalctl.write_text('#!/bin/sh\necho "$@" >"${0%/*}/asked"\ncat "${0%/*}/journal"\n')
     journalctl.chmod(0o755)
-    kept = run(scripts.KERNEL, "-1", "pc : ", "severity=", "Unable to handle").splitlines()
+    kept = run(questions.KERNEL, "-1", "pc : ", "severity=", "Unable to handle").splitlines()
     assert kept[:2] == [oops[1], oops[0]]
-    assert kept[2:] == flood[-scripts.KEPT_LINES :]
+    assert kept[2:] == flood[-questions.KEPT_LINES :]
     asked = (tmp_path / "asked").read_text()
     assert "--dmesg --boot -1 --lines 20000" in asked
     assert "--identifier" not in asked
     journalctl.write_text("#!/bin/sh\necho 'no persistent journal was found' >&2\nexit 1\n")
     with pytest.raises(subprocess.CalledProcessError) as ended:
-        run(scripts.KERNEL, "-1", "x")
+        run(questions.KERNEL, "-1", "x")
     assert "no persistent journal" in ended.value.stderr
 
 
@@ -161,12 +162,12 @@ def test_records_of_a_crash_count_while_they_are_of_the_last_boot(
         path.write_text(f"{said}\nroutine\n")
         if at is not None:
             os.utime(path, (at, at))
-    kept = run(scripts.PSTORE, str(firmware), str(archive), "pc : ", "Kernel panic")
+    kept = run(questions.READ_PSTORE, str(firmware), str(archive), "pc : ", "Kernel panic")
     assert [line.partition("] ")[2] for line in kept.splitlines()] == [
         "pc : nvme_setup_rw+0x30/0x1f0",
         "Kernel panic - not syncing: of today",
     ]
-    assert run(scripts.PSTORE, "/nowhere", "/nowhere", "x") == ""
+    assert run(questions.READ_PSTORE, "/nowhere", "/nowhere", "x") == ""
 
 
 def test_models_are_listed_with_sizes(run: Callable[..., str], tmp_path: Path) -> None:
@@ -181,7 +182,7 @@ def test_models_are_listed_with_sizes(run: Callable[..., str], tmp_path: Path) -
     cached.mkdir(parents=True)
     (cached / "w").write_text("1")
     found = (str(tmp_path / "models--a--b"), str(tmp_path / "no such"))
-    listed = run(scripts.MODELS, str(tmp_path / "caches"), *found)
+    listed = run(questions.MODELS, str(tmp_path / "caches"), *found)
     assert f"==> {cached}\n1 w\n" in listed
     assert f"==> {tmp_path}/models--a--b\n7 snapshots/123/model.safetensors\n" in listed
     assert "blobs" not in listed

@@ -14,7 +14,7 @@ from fake_cluster import FakeCluster, FakeNode, Make
 from serve_plans import server_for
 
 from spark_cluster.config import overrides
-from spark_cluster.config.not_carried_over import NotCarriedOver
+from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.engine import admission, survey
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import DoesNotFit, Refused

@@ -13,10 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.config.model_kind import RUNGS
-from spark_cluster.engine import completion, readiness_checks
+from spark_cluster.engine import client, readiness_checks
 from spark_cluster.engine.checks import context, logprobs, questions, texts
-from spark_cluster.engine.client import Client, NotApplicable
-from spark_cluster.engine.completion import Completion
+from spark_cluster.engine.client import Client, Completion, NotApplicable
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.runner.session import Answer
@@ -24,6 +23,7 @@ from spark_cluster.runner.session import Answer
 CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
 ASKING = [check for check in CHAT if check != "answer"]
 TOOLS = [check for check in CHAT if check.startswith("tool-")]
+HTML = str(questions.TOOL_CALLS[6].calls[0].arguments["content"])
 GEMMA = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
 
 
@@ -168,7 +168,7 @@ def test_wrong_calls(
 
 def test_markup_that_a_streaming_parser_doubles(server: ChatServer) -> None:
     def change(_request: dict[str, Any], _reply: Reply) -> Reply:
-        content = questions.HTML.replace("<", "<<")
+        content = HTML.replace("<", "<<")
         return Reply(calls=[("write_file", json.dumps({"path": "page.html", "content": content}))])
 
     server.change = change
@@ -357,7 +357,7 @@ def test_an_error_inside_of_a_stream(server: ChatServer) -> None:
 def test_a_call_with_an_index_beyond_all_reason() -> None:
     part = {"index": 10**9, "function": {"name": "x", "arguments": "{}"}}
     event = {"model": "m", "choices": [{"delta": {"tool_calls": [part]}}]}
-    found = completion.streamed(f"data: {json.dumps(event)}\n\ndata: [DONE]\n")
+    found = client.streamed(f"data: {json.dumps(event)}\n\ndata: [DONE]\n")
     assert len(found.calls) == 1
 
 

@@ -11,9 +11,8 @@ import pytest
 from factories import make_recipe
 
 from spark_cluster.config.inventory import Inventory
-from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.config.inventory_schema import ServeEntry, Tls
 from spark_cluster.config.secret import Secret
-from spark_cluster.config.tls import Tls
 from spark_cluster.engine import endpoint, proxy
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import Failed, UsageError

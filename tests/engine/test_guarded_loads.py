@@ -12,12 +12,11 @@ from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
 from free_ports import free_port
 from health_server import HealthServer
+from serve_plans import bare_server
 
 from spark_cluster.engine import load_guard, readiness
-from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.engine import engine
-from spark_cluster.engine.load_progress import LONGEST
 from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.readiness import LONGEST
 from spark_cluster.errors import Failed, Interrupted
 from spark_cluster.node.load_guard import Reason, reason_file, unit
 from spark_cluster.runner.events import Event, Progress
@@ -78,10 +77,12 @@ class Loading:
         self.head, self.worker = (Guarded(node) for node in cluster.nodes.values())
 
     def wait(self, *ranks: str, **more: Any) -> None:
-        endpoint = Endpoint("127.0.0.1", self.health.port, "paris")
         play = self.cluster.play
         nodes = [node for node in play.nodes if node.name in ("spark1", *ranks)]
-        readiness.healthy(play, endpoint, engine("vllm"), 60, ranks, nodes=nodes, **more)
+        server = bare_server(
+            *nodes, port=self.health.port, executor="mp", labels={}, ready_timeout_s=60
+        )
+        readiness.healthy(play, server, **more)
 
     def is_ready(self) -> None:
         self.health.status = 200

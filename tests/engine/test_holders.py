@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from ollama_server import Ollama
 
-from spark_cluster.cli.serving_options import unloading
-from spark_cluster.engine import holders
+from spark_cluster.engine import vram
 from spark_cluster.engine.vram import NodeVram, missing_mib
 from spark_cluster.errors import Failed
 from spark_cluster.facts.model import Process
@@ -28,25 +27,25 @@ class Session:
 @pytest.fixture
 def ollama(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ollama]:
     server = Ollama({"name": "gemma3:27b", "size": 17 * 2**30}, {"name": "embed", "size": "?"})
-    monkeypatch.setattr(holders, "OLLAMA", server.url)
+    monkeypatch.setattr(vram, "OLLAMA", server.url)
     yield server
     server.close()
 
 
 def test_loaded_models_are_unloaded(ollama):
     session: Any = Session()
-    found = holders.ollama_models(session, "spark1")
+    found = vram.ollama_models(session, "spark1")
     assert [str(model) for model in found] == ["gemma3:27b (17408 MiB)", "embed"]
-    holders.unload_ollama(session, "spark1", found)
+    vram.unload_ollama(session, "spark1", found)
     assert ollama.loaded == []
-    assert holders.ollama_models(session, "spark1") == []
+    assert vram.ollama_models(session, "spark1") == []
 
 
 def test_what_ollama_refuses_is_told(ollama):
     ollama.refusal = "model is busy"
     session: Any = Session()
     with pytest.raises(Failed, match=r"does not unload gemma3:27b \(status 500\): model is busy"):
-        holders.unload_ollama(session, "spark1", holders.ollama_models(session, "spark1"))
+        vram.unload_ollama(session, "spark1", vram.ollama_models(session, "spark1"))
 
 
 @pytest.mark.parametrize("loaded", ["no list", {"name": "x"}, None])
@@ -54,20 +53,20 @@ def test_another_program_at_its_port(ollama, loaded):
     ollama.loaded = loaded
     session: Any = Session()
     with pytest.raises(Failed, match="expected the list of Ollama's loaded models") as caught:
-        holders.ollama_models(session, "spark1")
+        vram.ollama_models(session, "spark1")
     assert caught.value.where == "spark1"
 
 
 def test_entries_that_are_no_models(ollama):
     ollama.loaded = [7, {"name": 7}, {"size": 1}, {"name": "m", "size": -1}]
     session: Any = Session()
-    assert holders.ollama_models(session, "spark1") == [holders.Loaded("m")]
+    assert vram.ollama_models(session, "spark1") == [vram.Loaded("m")]
 
 
 def test_where_no_ollama_runs(ollama):
     ollama.close()
     session: Any = Session()
-    assert holders.ollama_models(session, "spark1") == []
+    assert vram.ollama_models(session, "spark1") == []
 
 
 def test_each_holder_has_its_advice():
@@ -76,19 +75,14 @@ def test_each_holder_has_its_advice():
         ("spark2", Process(8, "VLLM::Worker_TP1", None)),
         ("spark2", Process(9, "python3", 5)),
     ]
-    text = holders.described(held)
+    text = vram.described(held)
     assert "/usr/local/bin/ollama (pid 7, 900 MiB) on spark1" in text
     assert "VLLM::Worker_TP1 (pid 8, ? MiB) on spark2" in text
-    advice = holders.advice(held)
+    advice = vram.advice(held)
     assert "--unload ollama unloads Ollama's models" in advice
     assert "`sudo kill 8` on spark2 ends an orphaned engine process" in advice
     assert "is ended on its node" in advice
-    assert "its node" not in holders.advice(held[:2])
-
-
-def test_the_option_has_all_holders():
-    option: Any = unloading(lambda: None).__click_params__[0]
-    assert set(option.type.choices) == set(holders.HOLDERS)
+    assert "its node" not in vram.advice(held[:2])
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from serve_plans import server_for, snapshot_of
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
-from spark_cluster.engine import kind_probe, readiness_checks
+from spark_cluster.engine import endpoint, readiness_checks
 from spark_cluster.engine.checks import kinds
 from spark_cluster.engine.client import Client
 from spark_cluster.engine.endpoint import Endpoint
@@ -261,7 +261,7 @@ def failed(server: Server, rung: str, text: str, **known: Any) -> VerificationFa
 
 def test_the_short_request_of_status(server: Server) -> None:
     def probed(kind: Any) -> Any:
-        return kind_probe.probe_once(Node(), server.endpoint, kind, PROBE, timeout=5)  # type: ignore[arg-type]
+        return endpoint.probe_once(Node(), server.endpoint, kind, PROBE, timeout=5)  # type: ignore[arg-type]
 
     server.scores = [0.5]
     assert probed("embedding").text == "3 numbers"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.server
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,8 @@ from factories import make_node, make_recipe, put
 from scratch_nodes import ScratchNode, play_over
 from serve_plans import server_for
 
-from spark_cluster.engine import load_progress, readiness
+from spark_cluster.engine import readiness
 from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.vllm import VLLM
 from spark_cluster.errors import VerificationFailed
 
 LIMIT_S = 0.2
@@ -70,18 +70,17 @@ class Start:
         put(self.bin / "processes", IDLE)
         put(self.bin / "log", "NCCL INFO Connected all rings\n")
         self.play, self.events = play_over(folder, {"spark1": self.node}, gather_facts=False)
-        self.plan = server_for(make_recipe(), make_node("spark1"))
-        self.endpoint = Endpoint("127.0.0.1", server.server_port, "m")
+        made = server_for(make_recipe(), make_node("spark1"))
+        recipe = made.recipe.model_copy(update={"ready_timeout_s": LIMIT_S})
+        endpoint = Endpoint("127.0.0.1", server.server_port, "m")
+        self.plan = replace(made, recipe=recipe, endpoint=endpoint)
 
     @property
     def cache(self) -> Path:
         return self.node.root / self.plan.cache_root.lstrip("/") / "images" / IMAGE
 
     def wait(self) -> None:
-        readiness.healthy(
-            self.play, self.endpoint, VLLM, LIMIT_S,
-            look=lambda: load_progress.look(self.play, self.plan),
-        )  # fmt: skip
+        readiness.healthy(self.play, self.plan)
 
     def notes(self) -> list[str]:
         return [event.text for event in self.events.of("Note")]
@@ -106,7 +105,7 @@ def start(tmp_path: Path, server: Server, no_pauses: None) -> Iterator[Start]:
 @pytest.fixture
 def for_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """What works is waited for as long as this machine may need."""
-    monkeypatch.setattr(load_progress, "LONGEST", 10_000)
+    monkeypatch.setattr(readiness, "LONGEST", 10_000)
 
 
 @pytest.mark.usefixtures("for_long")
@@ -178,9 +177,3 @@ def test_links_of_a_container_are_not_followed(start, server, tmp_path):
     server.works = lambda asked: put(tmp_path / f"other/{asked}", "x")
     with pytest.raises(VerificationFailed, match="nothing has moved"):
         start.wait()
-
-
-def test_what_shows_no_signs_has_a_hard_limit():
-    """P12: the proxy in front of replicas loads nothing."""
-    limit = load_progress.TimeLimit(0.0, None, print)
-    assert limit.passed() == "after 0 s"

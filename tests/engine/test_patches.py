@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 from serve_plans import located, snapshot_of
 
-from spark_cluster.config.patches import FOLDER, mounted_patches
+from spark_cluster.config.recipe_settings import FOLDER, mounted_patches
 from spark_cluster.engine import patches
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.loader.project import Project

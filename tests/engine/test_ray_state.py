@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 from factories import put
 
-from spark_cluster.engine import ray, ray_start, readiness
+from spark_cluster.engine import ray, readiness, start
 from spark_cluster.engine.ray import RayNode, RayState, parse_nodes
 from spark_cluster.node.http import ask
 from spark_cluster.runner.session import Answer
@@ -95,10 +95,10 @@ def test_a_new_cluster_gets_a_token_of_its_own() -> None:
             assert (op, asked) == ("gather", {"files": {"token": ray.TOKEN_FILE}})
             return {"files": {"token": self.kept}}
 
-    made = {ray_start.token(Node(None)) for _ in range(3)}
+    made = {start.token(Node(None)) for _ in range(3)}
     assert len(made) == 3
     assert all(len(bytes.fromhex(token)) == 32 for token in made)
-    assert ray_start.token(Node("5eed")) == "5eed"
+    assert start.token(Node("5eed")) == "5eed"
 
 
 @pytest.mark.parametrize(("status", "warned"), [(200, True), (401, False), (0, False)])

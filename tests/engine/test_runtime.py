@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import get_args
 
 import pytest
 from serve_plans import bare_server
 
 from spark_cluster.engine import runtime
+from spark_cluster.engine.engine import Process
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.process import Process
 from spark_cluster.node import unit_state
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.resources import Unit
@@ -114,10 +115,10 @@ def test_nothing_is_there() -> None:
     assert unit_state.parse(json.dumps([{"State": {"Status": "created"}}])).status == "created"
 
 
-@pytest.mark.parametrize("name", runtime.RUNTIMES)
+@pytest.mark.parametrize("name", get_args(runtime.Name))
 def test_a_server_that_ended_with_status_0_is_started_again(name: runtime.Name) -> None:
     """vLLM's server ends so when a worker was killed; `on-failure` would leave it."""
-    server = bare_server("spark1", image="image:1", venv="/srv/venv")
+    server = bare_server("spark1", runtime=name, venv="/srv/venv")
     for program in (SERVER, RAY):
-        made = runtime.RUNTIMES[name].resource(Process(program, ("vllm", "serve")), server)
+        made = runtime.resource(Process(program, ("vllm", "serve")), server)
         assert made.restart in ("always", "unless-stopped")

@@ -12,15 +12,14 @@ import pytest
 from fake_cluster import FakeCluster, Make
 from free_ports import free_port
 from health_server import HealthServer
+from serve_plans import bare_server
 
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import logs, ray, readiness, state, vram
-from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.kind_probe import probe_once
+from spark_cluster.engine.endpoint import Endpoint, probe_once
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, NOT_SERVED, UNIT
 from spark_cluster.engine.ray import RayNode
-from spark_cluster.engine.vllm import VLLM
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, Unreachable, VerificationFailed
 from spark_cluster.facts.model import Facts, Hca, Process
@@ -681,6 +680,11 @@ def loading(fake_cluster: Make, no_pauses: None) -> FakeCluster:
     return cluster
 
 
+def loads(loading, health, **more):
+    """A server over the nodes, which answers its health."""
+    return bare_server(*loading.play.nodes, port=health.port, ready_timeout_s=60, **more)
+
+
 @pytest.mark.parametrize(
     ("after", "text"),
     [
@@ -693,9 +697,8 @@ def test_a_rank_that_ends_while_loading(loading, health, after, text):
     """The server would wait ten minutes for it (DistStoreError)."""
     worker, asked = loading.nodes["spark2"], iter(range(9))
     health.when_asked = lambda: next(asked) and worker.run_container(SERVER, **after)
-    endpoint = Endpoint("127.0.0.1", health.port, "paris")
     with pytest.raises(Failed, match=f"{text}: ValueError: no room"):
-        readiness.healthy(loading.play, endpoint, VLLM, 60, ["spark2"])
+        readiness.healthy(loading.play, loads(loading, health, executor="mp"))
     assert worker.calls("docker")[-1] == ["stop", "-t", "5", SERVER], "or it starts again and again"
 
 
@@ -703,27 +706,25 @@ def test_a_server_that_ran_already_and_ends_now_is_started_again_once(loading, h
     """Its engine had died a moment before the run, and its API ended while it was waited for."""
     head = loading.head
     head.run_container(SERVER, status="restarting")
-    endpoint = Endpoint("127.0.0.1", health.port, "paris")
 
     def begin():
         assert head.containers[SERVER] == "exited", "nothing else may start it meanwhile"
         health.status = 200
 
     again = readiness.Again(begin)
-    assert readiness.healthy(loading.play, endpoint, VLLM, 60, again=again)
+    assert readiness.healthy(loading.play, loads(loading, health), again)
     assert not again, "there is no second time"
-    (note,) = loading.notes
+    note = next(one for one in loading.notes if "ran already" in one)
     assert "has ended: the server is restarting while loading: ValueError: no room" in note
     health.status = 503
     head.run_container(SERVER, status="restarting")
     with pytest.raises(Failed, match="is restarting while loading"):
-        readiness.healthy(loading.play, endpoint, VLLM, 60, again=again)
+        readiness.healthy(loading.play, loads(loading, health), again)
 
 
 def test_healthy_at_last(loading, health):
     health.status = 200
-    endpoint = Endpoint("127.0.0.1", health.port, "paris")
-    assert readiness.healthy(loading.play, endpoint, VLLM, 60)
+    assert readiness.healthy(loading.play, loads(loading, health))
 
 
 # -- the answer --------------------------------------------------------------------------------

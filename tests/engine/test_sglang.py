@@ -16,13 +16,12 @@ from serve_plans import bare_server, deployment_for
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import must_be_servable
 from spark_cluster.config.schema import parse
-from spark_cluster.engine import readiness, readiness_checks, result
+from spark_cluster.engine import readiness, readiness_checks, result, runtime
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.members import Member
 from spark_cluster.engine.names import SERVER
-from spark_cluster.engine.runtime import RUNTIMES
 from spark_cluster.errors import Refused
 from spark_cluster.facts.model import Facts, Hca
 from spark_cluster.facts.model import Process as ProcessHeld
@@ -90,12 +89,12 @@ def test_two_nodes_meet_by_themselves_over_the_link() -> None:
     assert SGLANG.ports(29501) == ((29501, 29502),)
 
 
-@pytest.mark.parametrize(("runtime", "kind"), [("docker", Container), ("venv", Unit)])
-def test_it_runs_in_either_runtime(runtime: str, kind: type) -> None:
-    made = deployment("spark1", runtime=runtime, venv="/opt/sglang")
+@pytest.mark.parametrize(("name", "kind"), [("docker", Container), ("venv", Unit)])
+def test_it_runs_in_either_runtime(name: str, kind: type) -> None:
+    made = deployment("spark1", runtime=name, venv="/opt/sglang")
     process = SGLANG.server(pair()[0], made, 29501)
     assert process is not None
-    found = RUNTIMES[made.runtime].resource(process, made)
+    found = runtime.resource(process, made)
     assert isinstance(found, kind)
     assert found.name == "spark-vllm"
 
@@ -162,7 +161,7 @@ def test_up_waits_asks_and_reads_the_version(port: int, fake_cluster: Make) -> N
     cluster.head.held = [ProcessHeld(7, "sglang::scheduler", 1024)]
     play = cluster.play
     endpoint = Endpoint("127.0.0.1", port, "m")
-    (vram,) = readiness.healthy(play, endpoint, SGLANG, 60)
+    (vram,) = readiness.healthy(play, bare_server(*play.nodes, engine="sglang", port=port))
     assert vram.used_mib == 1024
     told = [event for event in cluster.events if isinstance(event, Progress)]
     assert [event.resource for event in told] == ["SGLang", "SGLang"]

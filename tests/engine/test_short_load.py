@@ -15,7 +15,7 @@ from factories import make_recipe
 from fake_cluster import FakeCluster, Make
 from serve_plans import deployment_for, served_by
 
-from spark_cluster.engine import short_load
+from spark_cluster.engine import ready
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.result import Served
@@ -34,7 +34,7 @@ class Server(http.server.ThreadingHTTPServer):
         self.lock = threading.Lock()
         self.running = self.most = self.answered = 0
         self.status, self.healthy = 200, True
-        self.together = threading.Barrier(short_load.AT_ONCE)
+        self.together = threading.Barrier(ready.AT_ONCE)
         self.read = threading.Event()
         """Set when the GPU's memory was read: the answers wait for it."""
 
@@ -47,7 +47,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        assert (asked["model"], asked["max_tokens"]) == ("m", short_load.MAX_TOKENS)
+        assert (asked["model"], asked["max_tokens"]) == ("m", ready.MAX_TOKENS)
         with self.server.lock:
             self.server.running += 1
             self.server.most = max(self.server.most, self.server.running)
@@ -90,7 +90,7 @@ class Loaded:
         self.server.read.set()
 
     def __call__(self) -> Served:
-        return short_load.under_load(self.cluster.play, served_by(self.deployment))
+        return ready.under_load(self.cluster.play, served_by(self.deployment))
 
     @property
     def answers(self) -> str:
@@ -100,7 +100,7 @@ class Loaded:
 
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
-    monkeypatch.setattr(short_load, "LASTS_S", 0.1)
+    monkeypatch.setattr(ready, "LASTS_S", 0.1)
     with Server() as one:
         threading.Thread(target=one.serve_forever, args=(0.01,), daemon=True).start()
         yield one
@@ -114,9 +114,9 @@ def load(fake_cluster: Make, server: Server) -> Loaded:
 
 def test_requests_run_at_once_and_the_largest_reading_is_kept(load: Loaded, server: Server) -> None:
     result = load()
-    assert server.most == short_load.AT_ONCE
-    assert server.answered >= short_load.AT_ONCE
-    assert load.cluster.stages == [short_load.STAGE]
+    assert server.most == ready.AT_ONCE
+    assert server.answered >= ready.AT_ONCE
+    assert load.cluster.stages == [ready.STAGE]
     held = [e.used_mib for e in load.cluster.events if isinstance(e, MemoryHeld)]
     assert held == sorted(held)
     assert result.under_load[0].used_mib == held[-1] > 1000
@@ -127,7 +127,7 @@ def test_requests_run_at_once_and_the_largest_reading_is_kept(load: Loaded, serv
 def test_a_server_that_refuses_is_said_and_serves(load: Loaded, server: Server) -> None:
     server.status = 500
     load()
-    assert server.answered == short_load.AT_ONCE, "no one asks again"
+    assert server.answered == ready.AT_ONCE, "no one asks again"
     answers, said = load.cluster.notes
     assert answers == load.answers
     assert said.startswith("4 of 4 requests of a short load were not answered: no more room")
@@ -147,8 +147,8 @@ def test_an_answer_that_takes_long_is_cut_off(
     load: Loaded, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is a load all the same, and nothing to complain of."""
-    monkeypatch.setattr(short_load, "LIMIT_S", 1.0)  # two readings
-    server.together = threading.Barrier(short_load.AT_ONCE + 1)  # one more than ever comes
+    monkeypatch.setattr(ready, "LIMIT_S", 1.0)  # two readings
+    server.together = threading.Barrier(ready.AT_ONCE + 1)  # one more than ever comes
     began = time.monotonic()
     result = load()
     assert time.monotonic() - began < 15

@@ -11,7 +11,7 @@ import pytest
 from waiting import HANG_S
 
 from spark_cluster.config.recipe_schema import Readiness
-from spark_cluster.engine import startup_log
+from spark_cluster.engine import logs
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Output
@@ -38,9 +38,9 @@ def play_of(**logs):
     return SimpleNamespace(head=nodes[0], session=session, together=together), nodes
 
 
-def look(expect=(), forbid=(), **logs):
-    play, nodes = play_of(**logs)
-    startup_log.must_fit(play, nodes, Readiness(log_expect=list(expect), log_forbid=list(forbid)))
+def look(expect=(), forbid=(), **printed):
+    play, nodes = play_of(**printed)
+    logs.must_fit(play, nodes, Readiness(log_expect=list(expect), log_forbid=list(forbid)))
 
 
 def test_a_line_of_any_rank_counts():
@@ -77,7 +77,7 @@ def test_all_are_counted():
 
 def test_without_assertions_no_log_is_read():
     play = SimpleNamespace(session=lambda _node: pytest.fail("no need to ask"))
-    startup_log.must_fit(play, [SimpleNamespace(name="x")], Readiness())
+    logs.must_fit(play, [SimpleNamespace(name="x")], Readiness())
 
 
 def test_all_logs_are_asked_for_at_once():
@@ -90,13 +90,13 @@ def test_all_logs_are_asked_for_at_once():
 
     play, nodes = play_of(spark1={}, spark2={})
     play.session = lambda _node: SimpleNamespace(run=run)
-    startup_log.must_fit(play, nodes, Readiness(log_expect=[WANTED]))
+    logs.must_fit(play, nodes, Readiness(log_expect=[WANTED]))
 
 
 def test_a_real_log():
     text = (DATA / "vllm_healthy.log").read_text()
-    assert startup_log.unmet(text, ["Initializing a V1 LLM engine"], ["NET/Socket"]) == []
-    (missing,) = startup_log.unmet(text, ["version 0\\.99\\.0"], [])
+    assert logs.unmet(text, ["Initializing a V1 LLM engine"], ["NET/Socket"]) == []
+    (missing,) = logs.unmet(text, ["version 0\\.99\\.0"], [])
     assert not missing.forbidden
     assert "version" in missing.line
 
@@ -105,4 +105,4 @@ def test_a_node_without_docker():
     def run(_argv, timeout):
         raise Failed("no such command")
 
-    assert startup_log.read(SimpleNamespace(run=run), "spark-vllm") == ""
+    assert logs.read_beginning(SimpleNamespace(run=run), "spark-vllm") == ""

@@ -15,7 +15,7 @@ from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.resolve import resolve_models
 from spark_cluster.errors import Refused
-from spark_cluster.facts.listeners import Listener, parse
+from spark_cluster.facts.parsers import Listener, listeners
 from spark_cluster.node.containers import ENDPOINT
 
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
@@ -143,7 +143,7 @@ def test_listeners():
         'LISTEN 0 128 127.0.0.53%lo:53 0.0.0.0:* users:(("systemd-resolve",pid=9,fd=14))\n'
         "LISTEN 0 128 [::]:22 [::]:*\nState Recv-Q\n"
     )
-    one, two = parse(text)
+    one, two = listeners(text)
     assert one == Listener("127.0.0.53", 53, "systemd-resolve", 9)
     assert (two.address, str(two)) == ("::", "another program")
     assert (one.blocks("127.0.0.1"), two.blocks("127.0.0.1"), one.blocks("*")) == (

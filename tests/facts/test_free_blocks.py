@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_cluster.facts.free_blocks import FreeBlocks, free_blocks
+from spark_cluster.facts.parsers import FreeBlocks, free_blocks
 
 GIB, MIB = 2**30, 2**20
 SICK = (

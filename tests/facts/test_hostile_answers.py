@@ -8,10 +8,10 @@ from hostile.agent import answers, texts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_cluster import discovery
 from spark_cluster.bench.telemetry import LineReader
-from spark_cluster.discovery import cable
-from spark_cluster.discovery.neighbours import ip_neigh
-from spark_cluster.facts import gather, listeners, netplan, parsers
+from spark_cluster.discovery import ip_neigh
+from spark_cluster.facts import gather, netplan, parsers
 from spark_cluster.facts.model import Facts
 from spark_cluster.node.telemetry import FORMAT
 
@@ -88,9 +88,9 @@ def test_nothing_is_missing_before_it_is_changed():
     assert [str(a) for a in found.interfaces[0].addresses] == ["192.168.177.11/24"]
     assert (found.hcas[0].gid_index, found.ssh_ports) == (3, (22, 2222))
     assert len(found.host_keys) == len(found.given_addresses) == 1
-    assert cable.peers(SPARK)[0].host == "spark2"
+    assert discovery.peers(SPARK)[0].host == "spark2"
     assert gather.memory(SPARK)[0][0].pid == 4711
-    assert listeners.parse(LISTENERS)[0].pid == 4711
+    assert parsers.listeners(LISTENERS)[0].pid == 4711
     assert LineReader("spark1").row(ROW) is not None
 
 
@@ -102,13 +102,13 @@ def test_facts_of_whatever_a_node_answers(answer):
     assert all(0 <= port <= 65535 for port in (*found.ssh_ports, *found.local_ports))
     json.dumps([found.gpu.power_w if found.gpu else 0, found.memory.total_kib], allow_nan=False)
     gather.memory(answer)
-    cable.peers(answer)
+    discovery.peers(answer)
 
 
 @given(st.data())
 @settings(max_examples=EXAMPLES)
 def test_lines_of_whatever_a_node_prints(data):
-    listeners.parse(data.draw(texts(LISTENERS)))
+    parsers.listeners(data.draw(texts(LISTENERS)))
     reader = LineReader("spark1")
     for line in (ROW, data.draw(texts(ROW)), ROW):
         reader.row(line)
@@ -136,4 +136,4 @@ def test_neighbours_in_no_known_form():
 def test_numbers_that_no_kernel_prints():
     assert parsers.port_range("² ³") == parsers.port_range("9" * 5000 + " 1") == (32768, 60999)
     assert parsers.meminfo(f"MemTotal: {'9' * 5000} kB").total_kib == 0
-    assert listeners.parse("LISTEN 0 1 *:² *:*") == []
+    assert parsers.listeners("LISTEN 0 1 *:² *:*") == []

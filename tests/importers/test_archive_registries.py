@@ -15,8 +15,8 @@ from registry_samples import name_registry, ours
 from waiting import HANG_S
 
 from spark_cluster.errors import Failed, InvalidFile
-from spark_cluster.importers import archive
-from spark_cluster.importers.update import Update, update
+from spark_cluster.importers import fetching
+from spark_cluster.importers.update import Update, look
 from spark_cluster.loader import registries
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
@@ -73,7 +73,7 @@ def content(data: bytes) -> Answer:
 def taken(project: Path, url: str, data: bytes) -> Update:
     name_registry(project, url, sha256=f"'{hashlib.sha256(data).hexdigest()}'")
     (registry,) = registries.registries(project)
-    return update(registry, project, lambda _: False)
+    return look(registry, project)
 
 
 def test_an_archive_is_taken_as_its_checksum_says(
@@ -131,7 +131,7 @@ def test_members_that_lead_elsewhere_are_not_taken(
 def test_an_archive_that_unpacks_to_too_much_is_given_up(
     serve: Callable[[Answer], str], project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "LARGEST_CONTENT", 1 << 20)
+    monkeypatch.setattr(fetching, "LARGEST_CONTENT", 1 << 20)
     data = packed({"zeros.bin": bytes(8 << 20), "one.yaml": ours("one")})
     with pytest.raises(Failed, match="unpacks to more than 1 MiB"):
         taken(project, serve(content(data)), data)
@@ -140,7 +140,7 @@ def test_an_archive_that_unpacks_to_too_much_is_given_up(
 def test_an_archive_that_is_too_large_is_given_up(
     serve: Callable[[Answer], str], project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "LARGEST_ARCHIVE", 1 << 20)
+    monkeypatch.setattr(fetching, "LARGEST_ARCHIVE", 1 << 20)
     data = bytes(2 << 20)
     with pytest.raises(Failed, match="larger than 1 MiB"):
         taken(project, serve(content(data)), data)
@@ -167,7 +167,7 @@ def test_an_answer_that_never_ends_is_given_up(
         except OSError:
             return
 
-    monkeypatch.setattr(archive, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(fetching, "TIMEOUT_S", 0.5)
     began = time.monotonic()
     with pytest.raises(Failed, match="not fetched within"):
         taken(project, serve(drip), b"x")
@@ -183,7 +183,7 @@ def test_headers_that_never_end(project, serve, monkeypatch) -> None:
         while not over.wait(0.02):
             request.wfile.write(b"a")
 
-    monkeypatch.setattr(archive, "TIMEOUT_S", 0.5)
+    monkeypatch.setattr(fetching, "TIMEOUT_S", 0.5)
     found: list[BaseException] = []
 
     def take() -> None:
@@ -202,7 +202,7 @@ def test_headers_that_never_end(project, serve, monkeypatch) -> None:
 def test_a_server_that_is_silent_is_given_up(
     serve: Callable[[Answer], str], project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(archive, "STALL_S", 0.5)
+    monkeypatch.setattr(fetching, "STALL_S", 0.5)
     gone = threading.Event()
     url = serve(lambda _: gone.wait(600) and None)
     with pytest.raises(Failed, match="cannot be fetched"):

@@ -11,10 +11,10 @@ import pytest
 from factories import put
 from registry_samples import Repository, name_registry, ours, repository, sparkrun
 
-from spark_cluster.config.allowance_checks import must_be_allowed
+from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.errors import Failed, InvalidFile, Refused, SparkClusterError, UsageError
-from spark_cluster.importers import git, snapshot
-from spark_cluster.importers.update import Update, look, update
+from spark_cluster.importers import fetching, snapshot
+from spark_cluster.importers.update import Update, look, take
 from spark_cluster.loader import registries
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
@@ -39,7 +39,8 @@ def theirs(tmp_path: Path, project: Path) -> Repository:
 
 def taken(project: Path, *, agree: bool = True) -> Update:
     (registry,) = registries.registries(project)
-    return update(registry, project, lambda _: agree)
+    found = look(registry, project)
+    return take(found, project) if agree and not found.in_use else found
 
 
 def listed(project: Path) -> dict[str, registries.Listed]:
@@ -190,12 +191,15 @@ def test_nothing_of_the_repository_is_run(
     hooks = tmp_path / "hooks"
     for hook in ("post-checkout", "reference-transaction", "post-merge"):
         put(hooks / hook, f"#!/bin/sh\ntouch {mark}\n", 0o755)
-    put(tmp_path / "home/.gitconfig", f"[core]\n  hooksPath = {hooks}\n")
+    put(
+        tmp_path / "home/.gitconfig",
+        f'[core]\n  hooksPath = {hooks}\n[filter "evil"]\n  smudge = touch {mark} && cat\n',
+    )
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
     theirs.commit_files(
         {
             "one": ours("one"),
-            ".gitattributes": "*.yaml filter=evil\n",
+            ".gitattributes": "*.yaml filter=evil export-ignore\n",
             "run.sh": f"touch {mark}\n",
         }
     )
@@ -241,7 +245,7 @@ def test_a_repository_that_is_too_large_is_given_up(
     theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs.commit_files({"one": ours("one"), "data.bin": os.urandom(1 << 20)})
-    monkeypatch.setattr(git, "LARGEST_PACK", 64 << 10)
+    monkeypatch.setattr(fetching, "LARGEST_PACK", 64 << 10)
     with pytest.raises(Failed, match="larger than"):
         taken(project)
     assert registries.pins(project) == {}
@@ -251,7 +255,7 @@ def test_a_tree_that_lists_its_own_content_over_and_over_is_given_up(
     theirs: Repository, project: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     theirs.commit_files({"one": ours("one")} | {f"{n}/{n}.txt": "" for n in range(40)})
-    monkeypatch.setattr(git, "LARGEST_LISTING", 1 << 10)
+    monkeypatch.setattr(fetching, "MOST_LISTED", 40)
     with pytest.raises(Failed, match="lists more files"):
         taken(project)
     assert registries.pins(project) == {}
@@ -263,7 +267,7 @@ def test_a_server_that_hangs_is_given_up(
     hanging = put(tmp_path / "ssh", "#!/bin/sh\nsleep 600\n", 0o755)
     monkeypatch.setenv("GIT_SSH_COMMAND", str(hanging))
     monkeypatch.setenv("GIT_SSH_VARIANT", "simple")
-    monkeypatch.setattr(git, "TIMEOUT_S", 1.0)
+    monkeypatch.setattr(fetching, "TIMEOUT_S", 1.0)
     name_registry(project, "ssh://git@registry.example/recipes")
     began = time.monotonic()
     with pytest.raises(Failed, match="not fetched within"):

@@ -13,7 +13,7 @@ from program import invoke
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import UsageError
-from spark_cluster.importers import checkout, mods
+from spark_cluster.importers import mods
 from spark_cluster.importers.mods import NotCarried
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
@@ -189,18 +189,18 @@ def test_the_origin_of_a_real_checkout(tmp_path: Path) -> None:
     git("init", "-q")
     git("remote", "add", "origin", "git@example.org:a/b.git")
     git("commit", "-q", "--allow-empty", "-m", "x")
-    expected = checkout.Checkout("https://example.org/a/b", git("rev-parse", "HEAD"))
+    expected = mods.Checkout("https://example.org/a/b", git("rev-parse", "HEAD"))
     put(tmp_path / "mods/m/run.sh")
-    assert checkout.checkout_of(tmp_path / "mods/m") == expected
+    assert mods.checkout_of(tmp_path / "mods/m") == expected
     git("pack-refs", "--all")
-    assert checkout.checkout_of(tmp_path / "mods/m") == expected
+    assert mods.checkout_of(tmp_path / "mods/m") == expected
     git("checkout", "-q", "--detach")
-    assert checkout.checkout_of(tmp_path / "mods/m") == expected
+    assert mods.checkout_of(tmp_path / "mods/m") == expected
 
 
 def test_odd_checkouts_have_no_origin(tmp_path: Path) -> None:
     put(tmp_path / ".git/HEAD", "ref: ../../secret\n")
     put(tmp_path / ".git/config", '[remote "origin"\nurl = /home/me/x\n')
-    assert checkout.checkout_of(tmp_path) == checkout.Checkout()
-    assert checkout.plain_url("/home/me/x") == ""
-    assert checkout.plain_url("ssh://git@example.org/a/b") == "https://example.org/a/b"
+    assert mods.checkout_of(tmp_path) == mods.Checkout()
+    assert mods.plain_url("/home/me/x") == ""
+    assert mods.plain_url("ssh://git@example.org/a/b") == "https://example.org/a/b"

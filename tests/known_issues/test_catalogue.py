@@ -10,10 +10,9 @@ from spark_cluster.engine import logs as serving_logs
 from spark_cluster.errors import InvalidFile
 from spark_cluster.known_issues import entries
 from spark_cluster.known_issues.entries import Issue
-from spark_cluster.known_issues.live_issues import live
 from spark_cluster.known_issues.log_matching import known_for, recognise
 from spark_cluster.known_issues.match import ORDER
-from spark_cluster.known_issues.rules import rules
+from spark_cluster.known_issues.rules import live, rules
 from spark_cluster.logs import lines
 
 CATALOGUE = entries.catalogue()

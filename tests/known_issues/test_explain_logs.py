@@ -8,7 +8,7 @@ import pytest
 from factories import log_of
 
 from spark_cluster.known_issues import explain as explain_module
-from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.known_issues.explain import Explanation
 from spark_cluster.logs import lines
 from spark_cluster.logs.reading import of_file
 

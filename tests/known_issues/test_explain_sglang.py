@@ -8,8 +8,7 @@ from __future__ import annotations
 import pytest
 from factories import log_of
 
-from spark_cluster.known_issues.explain import explain
-from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.known_issues.explain import Explanation, explain
 
 BEGIN = """\
 [2025-03-29 18:17:20] server_args=ServerArgs(model_path='/srv/models/m', tokenizer_path='m', \

@@ -7,7 +7,7 @@ from factories import log_of
 from gpu_runs import DATA
 
 from spark_cluster.known_issues import explain as explain_module
-from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.known_issues.explain import Explanation
 from spark_cluster.logs.reading import of_file
 
 

@@ -6,8 +6,7 @@ import pytest
 from factories import log_of
 
 from spark_cluster.importers import commandline
-from spark_cluster.known_issues.explain import explain
-from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.known_issues.explain import Explanation, explain
 from spark_cluster.known_issues.rules import lint
 
 FRAGMENTED = """\

@@ -13,7 +13,7 @@ from spark_cluster.config.schema import parse
 from spark_cluster.engine import readiness_checks, state
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.facts.model import Facts, Memory
-from spark_cluster.known_issues import live_issues
+from spark_cluster.known_issues import rules
 from spark_cluster.runner.session import Answer
 from spark_cluster.topology import Node
 
@@ -68,7 +68,7 @@ def test_a_rung_looks_for_issues_of_the_size_that_runs(monkeypatch):
     """A recipe for 1 to 2 nodes that fails on two may have an issue of several nodes."""
 
     asked = []
-    monkeypatch.setattr(live_issues, "live", lambda *, rungs, launch: asked.append(launch.tp) or [])
+    monkeypatch.setattr(rules, "live", lambda *, rungs, launch: asked.append(launch.tp) or [])
     chosen = recipe("google/gemma-4-31B-it", "gemma4")
     sizes = chosen.tensor_parallel.model_copy(update={"min": 1, "max": 2})
     chosen = chosen.model_copy(update={"tensor_parallel": sizes})

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 from factories import log_of
 
-from spark_cluster.known_issues.explain import explain
-from spark_cluster.known_issues.explanation import Explanation
+from spark_cluster.known_issues.explain import Explanation, explain
 
 START = "(APIServer pid=1) INFO 11-20 14:00:00 [a.py:1] vLLM API server version 0.28.0\n"
 UP = "(APIServer pid=1) INFO 11-20 14:05:00 [a.py:1] Application startup complete.\n"

@@ -87,7 +87,7 @@ def test_a_project_without_any_costs_and_changes_nothing(project: Project) -> No
     before, digest = set(sys.modules), payload.digest()
     project.load_resources()
     assert payload.digest() == digest
-    assert "spark_cluster.loader.resource_source" not in set(sys.modules) - before
+    assert "spark_cluster.loader.resources" not in set(sys.modules) - before
     assert project.extensions.resource_files == ()
 
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_cluster.logs.complaints import ANCHORS, complaint_in, faint_complaint_in
-from spark_cluster.logs.lines import read
+from spark_cluster.logs.lines import ANCHORS, complaint_in, faint_complaint_in, read
 
 PLAIN = [
     "vllm serve: error: argument --port: expected one argument",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.logs import shapes
-from spark_cluster.logs.shapes import DIGITS, Shapes
+from spark_cluster.logs import reading
+from spark_cluster.logs.reading import DIGITS, Shapes
 
 ANCHORS = (b"Error 12", b"Error", b"12345", b"sm_121a", b"KV cache")
 lines = st.lists(
@@ -41,10 +41,10 @@ def test_what_was_seen_is_not_searched_again(monkeypatch) -> None:
 
 
 def test_what_is_remembered_is_bounded(monkeypatch) -> None:
-    monkeypatch.setattr(shapes, "MOST", 10)
+    monkeypatch.setattr(reading, "MOST", 10)
     known = Shapes([b"Error"])
     for start in range(0, 100, 5):
         known.anchors_of([bytes([97 + n % 26]) * (start + n + 1) for n in range(5)])
-    known.anchors_of([b"x" * (shapes.LONGEST + 1)])
+    known.anchors_of([b"x" * (reading.LONGEST + 1)])
     assert len(known._known) <= 10
-    assert b"x" * (shapes.LONGEST + 1) not in known._known
+    assert b"x" * (reading.LONGEST + 1) not in known._known

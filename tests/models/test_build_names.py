@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from spark_cluster.errors import UsageError
-from spark_cluster.models.as_served import checkpoint_quantization
 from spark_cluster.models.find import find
 from spark_cluster.models.naming import NOT_SAID, of_build
+from spark_cluster.models.weights import checkpoint_quantization
 
 BASE = "Qwen/Qwen3-Coder-Next"
 

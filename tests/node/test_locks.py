@@ -9,7 +9,7 @@ import pytest
 from factories import make_node
 from hostile import user
 
-from spark_cluster.agent.lock import Locked, NodeLock
+from spark_cluster.agent.operations import Locked, NodeLock
 from spark_cluster.engine import supervision
 from spark_cluster.lab.lock import LabLock
 from spark_cluster.node import kernel_tuner, locks

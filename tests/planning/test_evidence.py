@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_cluster.models import find
+from spark_cluster.models.find import find
 from spark_cluster.planning.evidence import Case, by_others, of_own, own_first, said
 from spark_cluster.planning.speed.decode import decode
 from spark_cluster.planning.speed.estimate import Estimate
@@ -66,7 +66,7 @@ def test_a_contradiction_is_said():
     assert found is not None
     near = decode(case().serving, 1024).request
     assert said(found, near) == found.text
-    assert found.to_dict(near)["contradicts_prediction"] is False
+    assert found.beside(near).contradicts_prediction is False
     far = Estimate(80.0, 70.0, 90.0, 100.0)
     assert said(found, far).endswith("which contradicts the prediction: trust the measurement")
-    assert found.to_dict(far)["contradicts_prediction"] is True
+    assert found.beside(far).contradicts_prediction is True

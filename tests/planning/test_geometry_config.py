@@ -12,18 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.models import (
-    Attention,
-    Geometry,
-    find,
-    from_config,
-    known_models,
-)
-from spark_cluster.models.as_served import checkpoint_quantization
-from spark_cluster.models.local import hub_cache
-from spark_cluster.models.safetensors_header import total_bytes
-from spark_cluster.models.stored_weights import stored_tensors
-from spark_cluster.models.weight_files import weight_files
+from spark_cluster.models.config import from_config
+from spark_cluster.models.find import find, known_models
+from spark_cluster.models.local import hub_cache, stored_tensors
+from spark_cluster.models.safetensors_header import weight_files
+from spark_cluster.models.shape import Attention, Geometry
+from spark_cluster.models.weights import checkpoint_quantization
 
 LLAMA: dict[str, Any] = {
     "model_type": "llama",
@@ -476,7 +470,7 @@ def safetensors(*sizes: int) -> bytes:
 
 def weights_bytes(folder: Path) -> int | None:
     found = stored_tensors(folder)
-    return None if found is None else total_bytes(found)
+    return None if found is None else sum(tensor.size * tensor.count for tensor in found)
 
 
 def test_weights_from_headers(tmp_path) -> None:

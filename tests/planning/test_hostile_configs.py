@@ -13,10 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import InvalidFile, SparkClusterError
-from spark_cluster.models import find
 from spark_cluster.models.config import from_config
-from spark_cluster.models.find import _table
-from spark_cluster.models.stored_weights import stored_tensors
+from spark_cluster.models.find import _table, find
+from spark_cluster.models.local import stored_tensors
 from spark_cluster.models.weights import weights_of
 from spark_cluster.planning import kv
 

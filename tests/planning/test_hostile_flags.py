@@ -19,7 +19,7 @@ from spark_cluster.importers import commandline
 from spark_cluster.known_issues.rules import lint
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.planning import builds
+from spark_cluster.planning import nearest
 from spark_cluster.planning.planner import Planner, Question
 from spark_cluster.planning.room import assumed
 from spark_cluster.planning.subject import Subject, of_a_command
@@ -48,7 +48,7 @@ YAML = (".inf", "-.inf", ".nan", "1e400", DIGITS, "9" * 5000, "99999999999999999
 def shipped_recipes_are_read_once() -> Iterator[None]:
     """Each plan that does not work looks through them for another build."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(builds, "load_recipe", functools.cache(load_recipe))
+        patch.setattr(nearest, "load_recipe", functools.cache(load_recipe))
         yield
 
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from spark_cluster.models import find
+from spark_cluster.models.find import find
 from spark_cluster.planning import kv
-from spark_cluster.planning.kv.drafter import DrafterLayers, drafter_layers, is_mtp
+from spark_cluster.planning.kv.layers import DrafterLayers, drafter_layers, is_mtp
 
 QWEN = replace(find("nvidia/Qwen3.6-35B-A3B-NVFP4"), mtp_layers=1)
 LLAMA = find("meta-llama/Llama-3.1-8B-Instruct")

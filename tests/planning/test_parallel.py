@@ -12,8 +12,8 @@ from spark_cluster.config.schema import parse
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.importers.commandline import parse as parse_line
 from spark_cluster.loader.project import Project
-from spark_cluster.models import find
-from spark_cluster.planning import stages
+from spark_cluster.models.find import find
+from spark_cluster.planning import whole_model
 from spark_cluster.planning.plan import Plan
 from spark_cluster.planning.planner import Planner, Question
 from spark_cluster.planning.room import assumed
@@ -63,7 +63,7 @@ def test_stages_need_nodes(tmp_path: Path) -> None:
 
 def test_more_stages_than_layers() -> None:
     with pytest.raises(UsageError, match="the 80 layers of"):
-        stages.stage(find(LLAMA), 81)
+        whole_model.largest_stage(find(LLAMA), 81)
 
 
 def test_ranks_of_a_dense_model_hold_all_of_it(tmp_path: Path) -> None:

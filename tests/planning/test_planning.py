@@ -7,7 +7,7 @@ from factories import make_node
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.engine.nodes import serving
+from spark_cluster.engine.resolve import serving
 from spark_cluster.errors import Refused
 from spark_cluster.facts.model import Memory
 from spark_cluster.models.memory import (

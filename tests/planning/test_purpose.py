@@ -9,45 +9,34 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.config.launch import Launch
-from spark_cluster.errors import UsageError
-from spark_cluster.models import find
-from spark_cluster.models.memory import GIB
-from spark_cluster.models.weights import memory_bytes
+from spark_cluster.loader.project import Project
 from spark_cluster.planning.evidence import of_own
-from spark_cluster.planning.purpose import Users, advise, replica_gain
+from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.purpose import advise, replica_gain
 from spark_cluster.planning.room import assumed
-from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.planning.subject import Subject
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 
 
-def advice(purpose, users=1, model=LLAMA, quantization="fp8", available=None, sizes=(1, 2)):
-    geometry = find(model)
-    launch = Launch(model, quantization=quantization, args={"max-model-len": 8192})
-    return advise(
-        purpose,
-        Users(users, 1024, 2048),
-        launch,
-        geometry,
-        assumed(2, available),
-        weights_gib=memory_bytes(geometry, quantization) / GIB,
-        constants=Constants(),
-        sizes=sizes,
-    )
+@pytest.fixture
+def advice(tmp_path):
+    """Return what serves a purpose; `measured` is what the user's own runs gave, by size."""
+
+    def ask(purpose, users=1, model=LLAMA, available=None, sizes=(1, 2), measured=(), **args):
+        flags = {"max-model-len": 8192, **args}
+        subject = Subject(model, Launch(model, quantization="fp8", args=flags), sizes)
+        own = dict(measured)
+        planner = Planner(Project(tmp_path), measured=lambda launch, *_: own.get(launch.tp))
+        return advise(planner, subject, assumed(2, available), Question(1024, 2048, users), purpose)
+
+    return ask
 
 
-def test_what_the_best_one_also_needs():
-    geometry = find(LLAMA)
-    args = {"max-model-len": 8192, "max-num-seqs": 4, "gpu-memory-utilization": 0.5}
-    launch = Launch(LLAMA, quantization="fp8", args=args)
-
+def test_what_the_best_one_also_needs(advice):
     def needs(users, purpose="throughput"):
-        about = {
-            "weights_gib": memory_bytes(geometry, "fp8") / GIB,
-            "constants": Constants(),
-        }
-        asked = Users(users, 1024, 2048)
-        found = advise(purpose, asked, launch, geometry, assumed(2), **about)
+        given = {"max-num-seqs": 4, "gpu-memory-utilization": 0.5}
+        found = advice(purpose, users, **given)
         return found.best.name, found.needs
 
     assert needs(1) == ("tp2", ("--gpu-memory-utilization 0.80",))
@@ -57,7 +46,7 @@ def test_what_the_best_one_also_needs():
     )
 
 
-def test_latency_is_for_both_together():
+def test_latency_is_for_both_together(advice):
     found = advice("latency")
     assert found.best is not None
     assert found.best.name == "tp2"
@@ -67,7 +56,7 @@ def test_latency_is_for_both_together():
     assert replicas.tok_s_user == one.tok_s_user, "one user fills one replica"
 
 
-def test_no_advice_where_the_ranges_overlap():
+def test_no_advice_where_the_ranges_overlap(advice):
     found = advice("throughput", 32)
     assert found.best is None
     assert {topology.name for topology in found.undecided} >= {"tp2", "replicas"}
@@ -77,9 +66,9 @@ def test_no_advice_where_the_ranges_overlap():
     assert advice("throughput", 1).best.name == "tp2"
 
 
-def test_what_others_measured_decides():
+def test_what_others_measured_decides(advice):
     """38.7 and 57.9 tokens/s of the 26B in FP8 (source: kubis-models); predictions overlap."""
-    found = advice("latency", model="google/gemma-4-26B-A4B-it", quantization="fp8")
+    found = advice("latency", model="google/gemma-4-26B-A4B-it")
     one, both, _ = found.topologies
     assert both.evidence is not None
     assert both.user_range == pytest.approx((0.9 * 57.93, 1.1 * 57.93), rel=0.01)
@@ -88,33 +77,23 @@ def test_what_others_measured_decides():
     assert "measured by others" in both.evidence.text
 
 
-def test_own_measurements_come_first():
+def test_own_measurements_come_first(advice):
     own = of_own([(20.0, "a run"), (21.0, "another")])
     assert own is not None
-    geometry = find("google/gemma-4-26B-A4B-it")
-    found = advise(
-        "latency",
-        Users(1, 1024, 2048),
-        Launch("google/gemma-4-26B-A4B-it", quantization="fp8", args={"max-model-len": 8192}),
-        geometry,
-        assumed(2),
-        weights_gib=memory_bytes(geometry, "fp8") / GIB,
-        constants=Constants(),
-        own={2: own},
-    )
+    found = advice("latency", model="google/gemma-4-26B-A4B-it", measured={2: own})
     assert found.topologies[1].tok_s_user == pytest.approx(20.5)
     assert found.best is found.topologies[0], "two Sparks were slower here than one elsewhere"
     assert "measured here: 20 to 21 tok/s (2 runs)" in found.topologies[1].evidence.text
 
 
-def test_capacity_is_for_both_together_as_the_weights_lie_there_once():
+def test_capacity_is_for_both_together_as_the_weights_lie_there_once(advice):
     found = advice("capacity")
     one, both, replicas = found.topologies
     assert found.best is both
     assert both.requests > replicas.requests == 2 * one.requests
 
 
-def test_what_fits_one_way_only():
+def test_what_fits_one_way_only(advice):
     found = advice("throughput", 32, available=60)
     assert found.best is not None
     assert found.best.name == "tp2"
@@ -124,11 +103,6 @@ def test_what_fits_one_way_only():
     none = advice("latency", available=20)
     assert none.best is None
     assert none.why == "it fits neither one Spark nor two"
-
-
-def test_no_one_asks():
-    with pytest.raises(UsageError, match="--users: found 0"):
-        advice("latency", 0)
 
 
 @pytest.mark.parametrize(("users", "gain"), [(1, 1.0), (8, 1.30), (16, 1.75), (32, 1.91)])

@@ -14,7 +14,7 @@ from spark_cluster.config.launch import Launch
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.models import find
+from spark_cluster.models.find import find
 from spark_cluster.models.weights import BYTES
 from spark_cluster.planning.speed.constants import Constants, load_constants
 from spark_cluster.planning.speed.decode import decode, step

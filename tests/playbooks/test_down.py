@@ -11,7 +11,7 @@ from fake_cluster import FakeCluster, FakeNode, Make
 from ollama_server import Ollama
 from ray_server import ray_server
 
-from spark_cluster.engine import holders, vram
+from spark_cluster.engine import vram
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Refused, VerificationFailed
 from spark_cluster.facts.model import Process
@@ -141,7 +141,7 @@ def test_other_programs_are_named_by_down(cluster: FakeCluster) -> None:
 @pytest.fixture
 def ollama(monkeypatch: pytest.MonkeyPatch) -> Iterator[Ollama]:
     server = Ollama({"name": "gemma3", "size": 50 * 2**20})
-    monkeypatch.setattr(holders, "OLLAMA", server.url)
+    monkeypatch.setattr(vram, "OLLAMA", server.url)
     yield server
     server.close()
 

@@ -12,7 +12,7 @@ from fake_cluster import FakeCluster, Make
 from ray_server import RayServer, ray_server
 
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.ray_node import ALONE
+from spark_cluster.engine.ray import ALONE
 from spark_cluster.errors import Refused
 from spark_cluster.runner.options import Options
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from resource_samples import public_key
 
 from spark_cluster.resources import AuthorizedKey, File, InvalidResource, User
-from spark_cluster.resources.public_key import KEY_TYPES, fingerprint, parse_key, split_line
+from spark_cluster.resources.authorized_key import KEY_TYPES, fingerprint, parse_key, split_line
 
 ONE, TWO = public_key(fill=b"a"), public_key(fill=b"b")
 KEY = AuthorizedKey("me", f"{ONE} me@laptop")

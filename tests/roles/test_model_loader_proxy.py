@@ -19,7 +19,7 @@ from waiting import until
 
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import ModelServer
-from spark_cluster.node.model_loader import servers
+from spark_cluster.node.model_loader import main
 from spark_cluster.node.model_loader.main import Server
 from spark_cluster.node.model_loader.policy import Answer
 
@@ -102,7 +102,7 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 def states(served: Served) -> dict[str, str]:
     """Return the state of each server, as the proxy tells it."""
-    lines = servers.command(served.admin, "show stat").lstrip("# ").splitlines()
+    lines = main.command(served.admin, "show stat").lstrip("# ").splitlines()
     names = lines[0].split(",")
     rows = [dict(zip(names, line.split(","), strict=False)) for line in lines[1:] if line]
     return {row["svname"]: row["status"].split()[0] for row in rows}
@@ -157,7 +157,7 @@ def test_a_server_that_is_drained_gets_no_request_and_comes_back(served: Served)
     """What the loader tells the proxy before and after a stop, in the proxy's own words."""
 
     def tell(what: str) -> None:
-        assert servers.command(served.admin, f"set server model-2/{CODER} {what}").strip() == ""
+        assert main.command(served.admin, f"set server model-2/{CODER} {what}").strip() == ""
 
     tell("state drain")
     assert status(served.ask("coder")) == 503
@@ -174,15 +174,13 @@ def test_the_proxy_says_what_is_in_flight_and_how_long_one_is_idle(served: Serve
     rest = {"target": "/stream"}
     threading.Thread(target=served.ask, args=("coder",), kwargs=rest, daemon=True).start()
     use = until(
-        lambda: (
-            (u := servers.uses(servers.command(served.admin, "show stat"))[CODER]).requests and u
-        )
+        lambda: (u := main.uses(main.command(served.admin, "show stat"))[CODER]).requests and u
     )
     assert use.requests == 1
     assert use.idle_s is not None
     assert use.idle_s <= time.monotonic() - began + 1
     served.engines["coder"].first_piece_seen.set()
-    found = servers.uses(servers.command(served.admin, "show stat"))
+    found = main.uses(main.command(served.admin, "show stat"))
     assert found[ABSENT].idle_s is None
     assert (found[ALWAYS].up, found[CODER].up, found[ABSENT].up) == (True, True, False)
 

@@ -9,7 +9,7 @@ import threading
 import time
 
 import pytest
-from factories import put
+from factories import load_inventory, put
 from hostile.agent import ENDINGS, Played, Recorder, ended, faults, raw
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,7 +24,6 @@ from spark_cluster.engine.copies import image_upkeep, upkeep
 from spark_cluster.engine.copies.state import Nodes, Wanted, all_models_on
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts import gather
-from spark_cluster.loader.inventories import load_inventory
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import Command, Directory, File, Reboot
 from spark_cluster.runner import reconnect, wire
@@ -92,7 +91,7 @@ def looking_at_models(node):
     needs = [upkeep.Need("recipe", "org/name", "main")]
     upkeep.stored(nodes, needs)
     upkeep.prune(nodes, needs, apply=False)
-    all_models_on(nodes.sessions, [Wanted("org/name")], nodes.hubs)
+    all_models_on(nodes, [Wanted("org/name")])
 
 
 def looking_at_caches(node):

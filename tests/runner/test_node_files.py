@@ -17,7 +17,7 @@ from own_sshd import start_sshd
 from spark_cluster.bench import on_node
 from spark_cluster.bench.on_node import LocalFiles, NodeFiles
 from spark_cluster.errors import Failed, Unreachable
-from spark_cluster.runner.local_connection import LocalConnection
+from spark_cluster.lab.namespaces import NamespacesConnection
 
 
 @pytest.fixture
@@ -97,7 +97,7 @@ def test_files_of_a_node_of_namespaces_are_its_own(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         leader = put(tmp_path / "leader", process.stdout.readline())
-        local = LocalFiles("gpu1", LocalConnection("gpu1", namespaces_of=leader).files_root())
+        local = LocalFiles("gpu1", NamespacesConnection("gpu1", namespaces_of=leader).files_root())
         assert local.sizes("/mnt/c") == {"a": 2}, "a link of its root leads to its own files"
         assert local.read("/mnt/c/a", 2) == b"1\n"
     finally:

@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
+from spark_cluster.bench.report import page
 from spark_cluster.bench.report.arena import submissions
 from spark_cluster.bench.report.cells import Results
-from spark_cluster.bench.report.page import page
-from spark_cluster.bench.report.post import post
+from spark_cluster.bench.report.plots_nodes import NodeTelemetry, read_telemetry
 from spark_cluster.bench.report.run_verdict import RunVerdict, headline, verdict
 from spark_cluster.bench.report.sections import sections
-from spark_cluster.bench.report.telemetry_samples import NodeTelemetry, read_telemetry
 from spark_cluster.bench.run_folder import PAGE, TELEMETRY, load_record
 from spark_cluster.errors import UsageError, install_extra
 from spark_cluster.node.durable import make_folder, write_file
@@ -61,7 +60,10 @@ def write_report(run: Path, folder: Path) -> Report:
 def build(results: Results, telemetry: Sequence[NodeTelemetry]) -> dict[str, str | bytes]:
     """Make the files of a report, by their paths in its folder."""
     parts = sections(results, telemetry)
-    found: dict[str, str | bytes] = {PAGE: page(results, parts), POST: post(results, parts)}
+    found: dict[str, str | bytes] = {
+        PAGE: page.render(page.PAGE, results, parts),
+        POST: page.render(page.POST, results, parts),
+    }
     for plot in (plot for section in parts for plot in section.plots):
         found[f"plots/{plot.name}.svg"] = plot.svg
         found[f"plots/{plot.name}.png"] = plot.png

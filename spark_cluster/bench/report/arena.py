@@ -12,9 +12,9 @@ from typing import Any
 from spark_cluster.bench.record import Setup
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.formats import file_name
-from spark_cluster.bench.report.post import engine_command
+from spark_cluster.bench.report.page import engine_command
+from spark_cluster.bench.report.plots_nodes import from_datetime
 from spark_cluster.bench.report.tables import benchy_rows
-from spark_cluster.bench.report.telemetry_samples import from_datetime
 
 METRICS = ("t_s", "t_s_req", "peak_ts", "peak_ts_req", "ttfr", "est_ppt", "e2e_ttft")
 COLUMNS = ("model", "test_name", *(f"{m}_{part}" for m in METRICS for part in ("mean", "std")))

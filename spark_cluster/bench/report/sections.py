@@ -9,9 +9,14 @@ from itertools import chain
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.drawing import Plot, style
-from spark_cluster.bench.report.formats import elapsed, moment, number, short
+from spark_cluster.bench.report.formats import Table, elapsed, moment, number, short
 from spark_cluster.bench.report.plots import measured_plots, predicted_plot
-from spark_cluster.bench.report.plots_nodes import telemetry_plots, vram_plot
+from spark_cluster.bench.report.plots_nodes import (
+    NodeTelemetry,
+    from_datetime,
+    telemetry_plots,
+    vram_plot,
+)
 from spark_cluster.bench.report.setup_tables import (
     check_tables,
     node_tables,
@@ -19,7 +24,6 @@ from spark_cluster.bench.report.setup_tables import (
     setup_tables,
     vram_table,
 )
-from spark_cluster.bench.report.table import Table
 from spark_cluster.bench.report.tables import (
     acceptance_table,
     answers_table,
@@ -31,7 +35,6 @@ from spark_cluster.bench.report.tables import (
     served_table,
     sweep_table,
 )
-from spark_cluster.bench.report.telemetry_samples import NodeTelemetry, from_datetime
 
 TELEMETRY_NOTE = (
     "Shaded: when which setup was under load. Of each short interval the lowest and the highest "

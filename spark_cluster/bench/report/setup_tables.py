@@ -8,8 +8,7 @@ from typing import get_args
 
 from spark_cluster.bench.record import NodeRecord, Phase, Setup, VramReading
 from spark_cluster.bench.report.cells import Results
-from spark_cluster.bench.report.formats import short
-from spark_cluster.bench.report.table import MARK, Table, tabulate
+from spark_cluster.bench.report.formats import MARK, Table, short, tabulate
 
 PHASES: tuple[Phase, ...] = get_args(Phase)
 """Of a server's life, as GPU memory is read in them."""

@@ -14,6 +14,8 @@ from spark_cluster.bench.record import (
 from spark_cluster.bench.references import PredictedFigure
 from spark_cluster.bench.report.cells import Results, SizePair, is_noise, is_served, speed_up
 from spark_cluster.bench.report.formats import (
+    MARK,
+    Table,
     amount,
     decode_name,
     duration,
@@ -26,8 +28,8 @@ from spark_cluster.bench.report.formats import (
     shape,
     short,
     spread,
+    tabulate,
 )
-from spark_cluster.bench.report.table import MARK, Table, tabulate
 from spark_cluster.bench.statistics import FLOOR_ALONE, FLOOR_SEVERAL
 
 NOISE_NOTE = (

@@ -6,9 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from spark_cluster.engine.checks import texts
-from spark_cluster.engine.checks.filler import filler
-from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
-from spark_cluster.engine.completion import Completion
+from spark_cluster.engine.checks.texts import filler
+from spark_cluster.engine.client import Check, Client, Completion, NotApplicable, RequestFailed
 from spark_cluster.node import replies
 
 NEEDLES = ((0.9, "48213"), (0.5, "70956"), (0.1, "35827"))

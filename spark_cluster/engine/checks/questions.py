@@ -1,8 +1,7 @@
 """Questions with one right answer: about pictures, and such that need a tool.
 
-They are those that a published table of Gemma 4 31B has (source: forum-gemma4-31b-fp8): a picture
-of simple things, and tool calls of one, of several, of one among three, in steps, with markup in
-the arguments, streamed and not.
+`questions.toml` has them: pictures of simple things, and tool calls of one, of several, of one
+among three, in steps, with markup in the arguments, streamed and not.
 """
 
 from __future__ import annotations
@@ -10,12 +9,15 @@ from __future__ import annotations
 import base64
 import json
 import re
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
 from pathlib import Path
 from typing import Any
 
+from pydantic import TypeAdapter
+
+from spark_cluster.config.model_kind import Rung
 from spark_cluster.node.replies import at, decoded, short, text_of
 
 PICTURES = Path(__file__).parent / "pictures"
@@ -49,7 +51,10 @@ class Question:
 
     Attributes:
         text: what is asked.
+        title: of its check, in `verify`; empty for one that only suites ask.
+        rung: of readiness that its check belongs to.
         picture: name of the file in `pictures` that it is about; empty without one.
+        shown: the picture in words.
         stream: whether the answer is streamed.
         tools: that the model is offered, by name.
         results: of tools, by name; with them the model is asked again after it called some.
@@ -60,7 +65,10 @@ class Question:
 
     id: str
     text: str
+    title: str = ""
+    rung: Rung = "vision"
     picture: str = ""
+    shown: str = ""
     stream: bool = True
     tools: tuple[str, ...] = ()
     results: Mapping[str, str] = field(default_factory=dict)
@@ -92,61 +100,11 @@ def picture_url(name: str) -> str:
     return f"data:image/png;base64,{content.decode()}"
 
 
-_COLOURS = ("red", "green", "blue", "yellow", "black", "white")
-_SHAPES = ("circle", "square", "triangle", "rectangle")
+_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_QUESTIONS = TypeAdapter(tuple[Question, ...])
 
-
-def _but(words: tuple[str, ...], right: str) -> tuple[str, ...]:
-    return tuple(word for word in words if word != right)
-
-
-VISION = (
-    Question("colour", "Which colour is this picture? Answer with one word.", "red",
-             words=(("red",),), never=_but(_COLOURS, "red")),
-    Question("shape", "Which shape is in this picture? Answer with one word.", "circle",
-             words=(("circle", "disc", "disk", "dot", "ball"),), never=_but(_SHAPES, "circle")),
-    Question("count", "How many squares are in this picture? Answer with a number only.",
-             "squares", words=(("3", "three"),)),
-    Question("number", "Which number is written in this picture? Answer with the number only.",
-             "number", words=(("407",),)),
-    Question("position", "Which colour is the thing on the left? Answer with one word.",
-             "sides", words=(("green",),), never=_but(_COLOURS, "green")),
-    Question("scene", "What is this a picture of? List everything you see.", "house",
-             words=(("house", "home", "building"), ("tree",), ("sun",))),
-)  # fmt: skip
-
-_PARIS = Call("get_weather", {"city": "Paris"})
-_TOKYO = Call("get_time", {"city": "Tokyo"})
-_WEATHER = {"get_weather": '{"temperature_c": 17, "sky": "drizzle"}'}
-_TIME = {"get_time": '{"time": "21:40"}'}
-_DRIZZLE = (("17", "seventeen"), ("drizzle", "drizzling", "drizzly", "rain", "rainy"))
-HTML = '<div class="note"><p>1 &lt; 2</p></div>'
-
-TOOL_CALLS = (
-    Question("one", "What is the weather in Paris at this moment? Use the tool.", stream=False,
-             tools=("get_weather",), calls=(_PARIS,)),
-    Question("one-streamed", "What is the weather in Paris at this moment? Use the tool.",
-             tools=("get_weather",), calls=(_PARIS,)),
-    Question("two-at-once", "What is the weather in Paris, and what time is it in Tokyo? Call both "
-             "tools at once.", stream=False, tools=("get_weather", "get_time"),
-             calls=(_PARIS, _TOKYO)),
-    Question("one-of-three", "How much are 20 euros (EUR) in US dollars (USD)? Use a tool.",
-             stream=False, tools=("get_weather", "get_time", "convert_currency"),
-             calls=(Call("convert_currency", {"amount": 20, "from": "EUR", "to": "USD"}),)),
-    Question("steps", "What is the weather in Paris at this moment? Use the tool, then answer in "
-             "a sentence, with the temperature.", stream=False, tools=("get_weather",),
-             results=_WEATHER, calls=(_PARIS,), words=_DRIZZLE),
-    Question("steps-streamed", "What is the weather in Paris at this moment? Use the tool, then "
-             "answer in a sentence, with the temperature.", tools=("get_weather",),
-             results=_WEATHER, calls=(_PARIS,), words=_DRIZZLE),
-    Question("markup-streamed", "Write a file page.html with exactly this content, and use the "
-             f"tool: {HTML}", tools=("write_file",),
-             calls=(Call("write_file", {"path": "page.html", "content": HTML}, exact=True),)),
-    Question("loop-streamed", "What is the weather in Paris, and what time is it in Tokyo? Use the "
-             "tools, then answer in a sentence with the temperature and the time.",
-             tools=("get_weather", "get_time"), results={**_WEATHER, **_TIME},
-             calls=(_PARIS, _TOKYO), words=(("17", "seventeen"), ("21:40", "9:40"))),
-)  # fmt: skip
+VISION = _QUESTIONS.validate_python(_FILE["vision"])
+TOOL_CALLS = _QUESTIONS.validate_python(_FILE["tool_call"])
 
 CATALOGUE: Mapping[str, tuple[Question, ...]] = {"vision": VISION, "tool_call": TOOL_CALLS}
 """By the kind of a suite."""
@@ -157,27 +115,11 @@ def chosen(kind: str, names: tuple[str, ...] = ()) -> tuple[Question, ...]:
     return tuple(one for one in CATALOGUE[kind] if not names or one.id in names)
 
 
-_TEXT = {"type": "string"}
-_TOOLS: Mapping[str, tuple[str, Mapping[str, Any]]] = {
-    "get_weather": ("The weather in a city at this moment.", {"city": _TEXT}),
-    "get_time": ("The time in a city at this moment.", {"city": _TEXT}),
-    "convert_currency": (
-        "An amount of money in another currency.",
-        {"amount": {"type": "number"}, "from": _TEXT, "to": _TEXT},
-    ),
-    "write_file": ("Write a text file.", {"path": _TEXT, "content": _TEXT}),
-}
-
-
-@cache
 def _tool(name: str) -> dict[str, Any]:
-    about, properties = _TOOLS[name]
-    parameters = {
-        "type": "object",
-        "properties": dict(properties),
-        "required": list(properties),
-    }
-    function = {"name": name, "description": about, "parameters": parameters}
+    offered = _FILE["tools"][name]
+    properties = offered["properties"]
+    parameters = {"type": "object", "properties": properties, "required": list(properties)}
+    function = {"name": name, "description": offered["description"], "parameters": parameters}
     return {"type": "function", "function": function}
 
 

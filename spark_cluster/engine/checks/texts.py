@@ -7,12 +7,35 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from spark_cluster.engine.checks.filler import filler
-from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
-from spark_cluster.engine.completion import Completion
+from spark_cluster.engine.client import Check, Client, Completion, NotApplicable, RequestFailed
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.node import replies
 from spark_cluster.runner.parallel import in_parallel
+
+_WHAT = ("lamp", "chair", "mirror", "kettle", "ladder", "bucket", "carpet", "drawer", "basket")
+_COLOUR = ("red", "green", "blue", "grey", "white", "brown", "yellow")
+_WHERE = ("hall", "cellar", "kitchen", "garden", "attic", "office", "garage", "corridor")
+
+
+def sentence(number: int) -> str:
+    """Return a sentence of about a dozen tokens."""
+    what, colour = _WHAT[number % len(_WHAT)], _COLOUR[number % len(_COLOUR)]
+    where = _WHERE[number % len(_WHERE)]
+    return f"Entry {number}: the {colour} {what} stands in the {where}."
+
+
+def filler(count: int, extra: str = "", at: float = 0.0) -> str:
+    """Return sentences, one a line.
+
+    Args:
+        extra: another sentence among them.
+        at: where it stands: 0 is the beginning, 1 the end.
+    """
+    lines = [sentence(number) for number in range(1, count + 1)]
+    if extra:
+        lines.insert(round(at * count), extra)
+    return "\n".join(lines)
+
 
 LEAST = 200
 """Characters of a story that was to have three hundred words; a shorter one proves nothing."""

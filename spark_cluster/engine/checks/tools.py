@@ -9,10 +9,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from spark_cluster.config.model_kind import Rung
 from spark_cluster.engine.checks.questions import TOOL_CALLS, VISION, Question, why_wrong
-from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
-from spark_cluster.engine.completion import Completion
+from spark_cluster.engine.client import Check, Client, Completion, NotApplicable, RequestFailed
 from spark_cluster.node import replies
 
 ROUNDS = 4
@@ -23,18 +21,6 @@ PARSER = "--enable-auto-tool-choice and the model's own --tool-call-parser (Gemm
 RAW = ("<|tool_call", "<tool_call", "[TOOL_CALLS]", "<function=", "call:{}", "[{}(", '"name": "{}"')
 """How calls look when they were not parsed: Gemma's, Qwen's, Mistral's, Llama's, and Python's; `{}`
 is the name of a tool."""
-
-ROWS: Mapping[str, tuple[str, Rung]] = {
-    "one": ("single tool call", "tool_call"),
-    "one-streamed": ("single tool call", "tool_call"),
-    "two-at-once": ("two tool calls at once", "tool_use"),
-    "one-of-three": ("tool selection from 3", "tool_use"),
-    "steps": ("agent: tool, result, answer", "tool_use"),
-    "steps-streamed": ("agent: tool, result, answer", "tool_use"),
-    "markup-streamed": ("HTML in tool arguments", "tool_use"),
-    "loop-streamed": ("agent: 2 tools, results, answer", "tool_use"),
-}
-"""Question to the title of its check, and its rung."""
 
 
 def converse(client: Client, name: str, question: Question) -> list[Completion]:
@@ -63,8 +49,7 @@ def converse(client: Client, name: str, question: Question) -> list[Completion]:
 
 def tool_call(question: Question, client: Client) -> str:
     """Check one way: the right calls with JSON arguments, nothing of them in the text."""
-    title, _ = ROWS[question.id]
-    name = f"streamed {title}" if question.stream else title
+    name = f"streamed {question.title}" if question.stream else question.title
     found = converse(client, name, question)
     for one in found:
         if any(mark in one.content for mark in _marks(question.tools)):
@@ -130,26 +115,8 @@ def _expected(question: Question) -> str:
         f"{call.name}({', '.join(map(str, call.arguments.values()))})" for call in question.calls
     )
     words = ", ".join(group[0] for group in question.words)
-    return f"{calls}; then an answer with {words}" if words else calls
+    return f"{calls}; then an answer with {words}" if calls and words else calls or words
 
-
-def _check(question: Question) -> Check:
-    title, rung = ROWS[question.id]
-    return Check(
-        f"tool-{question.id}",
-        rung,
-        title,
-        question.text,
-        _expected(question),
-        partial(tool_call, question),
-        question.stream,
-    )
-
-
-TITLES = {"colour": "vision: a colour", "scene": "vision: house, tree, sun"}
-"""Question to the title of its check."""
-
-SHOWN = {"colour": "a red square", "scene": "a house, a tree and the sun"}
 
 WITHOUT = ("multimodal", "multi-modal", "image", "vision")
 """Words of a server's refusal of a picture (vLLM: `... is not a multimodal model`, `At most 0
@@ -172,24 +139,30 @@ def vision(question: Question, client: Client) -> str:
         raise error.judged(WITHOUT, "the recipe's model takes no pictures") from None
     if why := why_wrong(question, [found.as_message]):
         raise client.wrong(
-            f"vision: {SHOWN[question.id]} was shown; {why}",
+            f"vision: {question.shown} was shown; {why}",
             f"--{TEXT_ONLY} leaves the vision tower out; otherwise it was damaged",
         )
     return replies.short(" ".join(found.content.split()))
 
 
 CHECKS = (
-    *map(_check, TOOL_CALLS),
     *(
         Check(
-            f"vision-{question.id}",
-            "vision",
-            TITLES[question.id],
-            question.text,
-            ", ".join(group[0] for group in question.words),
-            partial(vision, question),
+            f"tool-{one.id}",
+            one.rung,
+            one.title,
+            one.text,
+            _expected(one),
+            partial(tool_call, one),
+            one.stream,
         )
-        for question in VISION
-        if question.id in TITLES
+        for one in TOOL_CALLS
+    ),
+    *(
+        Check(
+            f"vision-{one.id}", one.rung, one.title, one.text, _expected(one), partial(vision, one)
+        )
+        for one in VISION
+        if one.title
     ),
 )

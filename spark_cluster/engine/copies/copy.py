@@ -14,6 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from spark_cluster.config.ports import COPIES
+from spark_cluster.document import Document
 from spark_cluster.engine import firewall
 from spark_cluster.engine.link_check import hops
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
@@ -40,7 +41,7 @@ OPEN = (
 
 
 @dataclass(frozen=True)
-class Copied:
+class Copied(Document):
     """What a copy has done for one node.
 
     Attributes:
@@ -71,10 +72,6 @@ class Copied:
             f"{self.node}: {gigabytes(self.moved)} from {self.sender} over {way} in "
             f"{self.seconds:.1f} s{speed}{kept}"
         )
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)

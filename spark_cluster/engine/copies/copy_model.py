@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.copy import Copied, copy
 from spark_cluster.engine.copies.folders import copy_folder
-from spark_cluster.engine.copies.hub_check import must_be_the_hubs
-from spark_cluster.engine.copies.state import Have, Wanted, hub_folder, models_on
-from spark_cluster.errors import Refused, UsageError
-from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.engine.copies.pull import must_be_the_hubs
+from spark_cluster.engine.copies.state import Wanted, hub_folder, models_on, nowhere_whole, whole_on
+from spark_cluster.errors import UsageError
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 
@@ -39,7 +38,10 @@ def copy_model(
     hub = hub_folder(root_of_all(play.inventory.nodes[name] for name in nodes))
     senders = [nodes[source]] if source else list(nodes.values())
     here = models_on(play, senders, wanted, hub)
-    sender, manifest = _sender(senders, here, wanted)
+    found = whole_on(here)
+    if found is None:
+        raise nowhere_whole(wanted, here, "`spark-cluster models pull` fetches it from the hub")
+    sender, manifest = nodes[found[0]], found[1]
     chosen = [nodes[name] for name in dict.fromkeys(targets or nodes)]
     others = [node for node in chosen if targets or node.name != sender.name]
     if not others:
@@ -96,23 +98,3 @@ def named_nodes(play: Play, names: Sequence[str]) -> dict[str, Node]:
         if name not in nodes:
             raise UsageError(f"{name} is not in this run", hint=f"it has {', '.join(nodes)}")
     return nodes
-
-
-def _sender(
-    nodes: Sequence[Node], here: Mapping[str, Have], wanted: Wanted
-) -> tuple[Node, Manifest]:
-    """The first node that has the model whole, and the model's files.
-
-    Raises:
-        Refused: none has.
-    """
-    for node in nodes:
-        manifest = here[node.name].manifest
-        if manifest is not None and here[node.name].whole:
-            return node, manifest
-    name = f"{wanted.repository}@{wanted.revision}"
-    reasons = [f"{node.name}: {here[node.name].shortfall}" for node in nodes]
-    raise Refused(
-        f"no node has {name} whole ({'; '.join(reasons)})",
-        hint="`spark-cluster models pull` fetches it from the hub",
-    )

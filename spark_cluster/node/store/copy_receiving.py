@@ -16,13 +16,13 @@ from typing import Any
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.open_files import pieces
 from spark_cluster.node.processes import Cancelled, Completed, Processes
-from spark_cluster.node.store.adopt import make_own
 from spark_cluster.node.store.copy_channel import DONE, ENVIRONMENT, FILES, Channel
 from spark_cluster.node.store.copy_staging import Staging
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import KEPT_FREE
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.store.plain_folder import PlainFolder
+from spark_cluster.node.store.verify import make_own
 from spark_cluster.node.values import ResourceError
 
 STREAMS = max(2, min(4, (os.cpu_count() or 1) // 4))
@@ -105,10 +105,7 @@ class Receiver:
         begun = time.monotonic()
         repository = self.manifest.repository
         with alone(self.cache, repository):
-            lacking = self.cache.lacking(self.manifest)
-            if lacking.foreign:
-                make_own(self.cache, self.manifest, lacking.foreign)
-                lacking = self.cache.lacking(self.manifest)
+            lacking = make_own(self.cache, self.manifest)
             kept = self.manifest.size - sum(file.size for file in lacking.blobs)
             if lacking.blobs:
                 kept += _Fetching(self, lacking.blobs, kept).run()
@@ -358,7 +355,7 @@ class _Fetching:
         try:
             for piece in pieces(handle, file.size, PIECE):
                 hasher.update(piece)
-            sound = os.fstat(handle).st_size == file.size and hasher.fits()
+            sound = os.fstat(handle).st_size == file.size and file.fits(hasher)
             if sound:
                 self.staging.settle(files, staged, handle, file)
             else:

@@ -7,6 +7,7 @@ What the laptop knows (names, labels, paths, requests) comes in the configuratio
 from __future__ import annotations
 
 import json
+import os
 import re
 import socket
 import subprocess
@@ -16,7 +17,14 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from spark_cluster.node import engine_metrics, memory, nvidia_smi, unit_state
+from spark_cluster.node import (
+    engine_metrics,
+    load_guard,
+    memory,
+    nvidia_smi,
+    own_program,
+    unit_state,
+)
 from spark_cluster.node.containers import (
     DASHBOARD,
     ENDPOINT,
@@ -202,3 +210,34 @@ def _is_own(address: str) -> bool:
     except OSError:
         return False
     return True
+
+
+def prepare_memory(config: Mapping[str, Any]) -> None:
+    """Give the page cache back and compact memory, where that is the GPU's, too."""
+    if config["unified_memory"]:
+        output(own_program.argv(memory.__name__, "/"), memory.RECLAIM_S)
+
+
+def guard_load(
+    server: str, programs: Sequence[str], limit_s: float, config: Mapping[str, Any]
+) -> None:
+    """Guard the load of a server that has been started."""
+    if config["unified_memory"]:
+        told = load_guard.Settings(server, tuple(programs), limit_s)
+        output(load_guard.start(told, os.environ.get("PATH", os.defpath)))
+
+
+def load_ended_for(server: str) -> str:
+    """Return why the load of a server was ended; empty where it was not."""
+    try:
+        found = load_guard.parse(Path(load_guard.reason_file(server)).read_text())
+    except OSError:
+        return ""
+    return f"its load was ended before the node ran out of memory: {found}" if found else ""
+
+
+def end_guard(server: str, config: Mapping[str, Any]) -> None:
+    """End the guard_load of a server, and forget its load_ended_for."""
+    if config["unified_memory"]:
+        output(["systemctl", "stop", load_guard.unit(server)])
+        Path(load_guard.reason_file(server)).unlink(missing_ok=True)

@@ -16,7 +16,6 @@ from typing import Any
 from spark_cluster.node import durable, locks
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.health import Completion, judge
-from spark_cluster.node.supervision import loading
 from spark_cluster.node.supervision import look as looking
 from spark_cluster.node.supervision.policy import (
     START,
@@ -66,7 +65,7 @@ class Supervisor:
         look = self._look(server)  # without the lock: an answer may take its time
         after, action = decide(self.state, look, now, self.limits)
         if self._guarded and after.phase != "loading":
-            loading.end(self.config["server"], self.config)
+            looking.end_guard(self.config["server"], self.config)
             self._guarded = False
         if not action:
             self._take(after, action, now)
@@ -97,7 +96,7 @@ class Supervisor:
         return Look(
             server,
             state,
-            ended="" if server.kept_up or not server.id else loading.reason(name),
+            ended="" if server.kept_up or not server.id else looking.load_ended_for(name),
             obstacle="" if server.kept_up else self._obstacle(server, lost),
             boot=looking.boot(),
         )
@@ -129,13 +128,13 @@ class Supervisor:
         if server.runtime == "venv":
             start = ["systemctl", "start", f"{name}.service"]
         argv = looking.stop(name, server.runtime) if action == STOP else start
-        loading.end(name, self.config)
+        looking.end_guard(name, self.config)
         if action == START:
-            loading.prepare(self.config)
+            looking.prepare_memory(self.config)
         done = looking.output(argv, looking.ACT_S)
         if action == START and done is not None:
             programs = (name, self.config["ray"])
-            loading.guard(name, programs, self.limits.load_s, self.config)
+            looking.guard_load(name, programs, self.limits.load_s, self.config)
             self._guarded = True
         if done is None:
             self._event(time.time(), f"{' '.join(argv)} failed")

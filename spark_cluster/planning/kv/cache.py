@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Literal, TypedDict, Unpack
 
 from spark_cluster.errors import UsageError
-from spark_cluster.models import Geometry
-from spark_cluster.planning.kv.drafter import NO_DRAFTER, DrafterLayers
+from spark_cluster.models.shape import Geometry
 from spark_cluster.planning.kv.dtypes import element
-from spark_cluster.planning.kv.layers import KvDemand, KvLayout, Pool, pages, pool
+from spark_cluster.planning.kv.layers import (
+    NO_DRAFTER,
+    DrafterLayers,
+    KvDemand,
+    KvLayout,
+    Pool,
+    pages,
+    pool,
+)
 from spark_cluster.planning.kv.rules import Rule, for_version
 
 GIB = 1024**3
@@ -81,10 +88,6 @@ class KvCache:
     max_model_len: int
     rule: str
     block_size: int
-
-    def to_dict(self) -> dict[str, object]:
-        """Return it as `--json` prints it."""
-        return asdict(self)
 
 
 def cache(

@@ -7,10 +7,15 @@ from dataclasses import dataclass, replace
 from spark_cluster.errors import UsageError
 from spark_cluster.planning.speed import allreduce
 from spark_cluster.planning.speed.constants import Constants
-from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, family
-from spark_cluster.planning.speed.fitted import Correction, correction, usual_range
-from spark_cluster.planning.speed.reading import Reading, least_read, weights_read
-from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.planning.speed.estimate import (
+    Correction,
+    Estimate,
+    Uncertainty,
+    correction,
+    family,
+    usual_range,
+)
+from spark_cluster.planning.speed.serving import Reading, Serving, least_read, weights_read
 
 EAGER = 0.95
 """What is left of the speed without CUDA graphs where reading takes most of the time: 6.88 of 6.93

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from spark_cluster.models.tables import table
 from spark_cluster.planning.speed.allreduce import MEASURED
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.serving import Serving
@@ -38,14 +39,10 @@ class Estimate:
     high: float
     roofline: float
 
-    def to_dict(self, digits: int = 2) -> dict[str, float]:
-        """Return it as `--json` prints it."""
-        return {
-            "expected": round(self.expected, digits),
-            "low": round(self.low, digits),
-            "high": round(self.high, digits),
-            "roofline": round(self.roofline, digits),
-        }
+    def rounded(self, digits: int = 2) -> Estimate:
+        """Return the estimate as it is printed."""
+        figures = (self.expected, self.low, self.high, self.roofline)
+        return Estimate(*(round(each, digits) for each in figures))
 
     def times(self, factor: float) -> Estimate:
         """Return the estimate with all figures multiplied."""
@@ -112,3 +109,49 @@ def family(serving: Serving, doubt: Uncertainty) -> None:
         doubt.more("data-parallel ranks, not measured on Sparks", 0.40)
     if serving.tp > MEASURED:
         doubt.more("more than two nodes", 0.15)
+
+
+# Ranges by situation, and how far measured models are off the formulas.
+#
+# The file is written by `python -m benchmarks.predictions --write` from the measurements in
+# `planning/data`; nothing in it is chosen by hand.
+
+
+@dataclass(frozen=True)
+class Correction:
+    """How much faster than by the formulas a model is that was measured.
+
+    Attributes:
+        factor: measured over predicted, drawn towards 1 where few sources measured it.
+        known: the model was measured in this situation.
+    """
+
+    factor: float = 1.0
+    known: bool = False
+
+
+def correction(serving: Serving, situation: str) -> Correction:
+    """Return what is known of a model in a situation (`decode`, `tp`, `drafter` or `prefill`)."""
+    found = table("fitted", "planning")["models"].get(f"{layout(serving)} {situation}")
+    return Correction(float(found), known=True) if found is not None else Correction()
+
+
+def layout(serving: Serving) -> str:
+    """Name a model by what its speed follows from: layers, widths, experts and formats.
+
+    Builds that lie alike have one name, whoever made them.
+    """
+    geometry, experts = serving.geometry, serving.geometry.experts
+    formats = [
+        serving.weights.part(name).format for name in ("attention", "mlp", "recurrent", "experts")
+    ]
+    kinds = sorted({each.replace("-online", "") for each in (*formats, *serving.mxfp4_layers)})
+    count = f"-{experts.count}x{experts.top_k}" if experts else ""
+    shape = f"{geometry.layers}x{geometry.hidden}{count}"
+    return f"{geometry.model_type.removesuffix('_text')} {shape} {'+'.join(kinds)}"
+
+
+def usual_range(situation: str, *, known_model: bool) -> tuple[float, float]:
+    """Return how far below and above the expected figure measured ones lie, as shares of it."""
+    found = table("fitted", "planning")["ranges"][situation]["known" if known_model else "other"]
+    return 1 - float(found[0]), float(found[1]) - 1

@@ -6,8 +6,8 @@ from pathlib import Path
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.models import find
-from spark_cluster.models.hub import Hub
+from spark_cluster.models.find import find
+from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import decode
 from spark_cluster.planning.speed.estimate import Estimate

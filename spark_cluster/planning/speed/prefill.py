@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import cast
 
 from spark_cluster.errors import UsageError
-from spark_cluster.models import Geometry
-from spark_cluster.models.stored_tensors import Part
-from spark_cluster.models.weights import LINEAR
+from spark_cluster.models.shape import Geometry
+from spark_cluster.models.stored_tensors import MATRICES
 from spark_cluster.planning.speed import allreduce
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import known, step
-from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, family
-from spark_cluster.planning.speed.fitted import usual_range
-from spark_cluster.planning.speed.reading import least_read, weights_read
-from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, family, usual_range
+from spark_cluster.planning.speed.serving import Serving, least_read, weights_read
 
 PEAK_FLOPS = 250e12
 """FP8 without sparsity (a quarter of the 1,000 that the data sheet of GB10 gives for sparse
@@ -152,8 +148,8 @@ def _products(serving: Serving, prompt: int) -> dict[str, float]:
     """Operations of matrix products, by the field of `Work`."""
     chosen = serving.geometry.experts
     found = dict.fromkeys(("fast", "slow", "unpacked", "unpacked_fp8", "experts"), 0.0)
-    for name in LINEAR:
-        part = serving.weights.part(cast("Part", name))
+    for name in MATRICES:
+        part = serving.weights.part(name)
         share = chosen.top_k / chosen.count if chosen and name == "experts" else 1.0
         kind = "experts" if name == "experts" else _kind(part.format, unpacked=serving.unpacked)
         found[kind] += 2 * part.parameters * prompt * share

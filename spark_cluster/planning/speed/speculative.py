@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import Annotated
 
+from spark_cluster.document import Document, Hidden, Rounded, derived
 from spark_cluster.errors import UsageError
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import (
@@ -17,10 +19,8 @@ from spark_cluster.planning.speed.decode import (
     step,
     step_seconds,
 )
-from spark_cluster.planning.speed.estimate import Estimate, Uncertainty
-from spark_cluster.planning.speed.fitted import usual_range
-from spark_cluster.planning.speed.reading import draft_read
-from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, usual_range
+from spark_cluster.planning.speed.serving import Serving, draft_read
 
 USUAL = (0.82, 0.70, 0.92)
 """Acceptance of a drafted token, given the ones before, when it was not measured: in between, at
@@ -30,7 +30,7 @@ the text is easy to foresee, which is a little more either way (source: sovgrid-
 
 
 @dataclass(frozen=True)
-class Speculative:
+class Speculative(Document):
     """Tokens/s with a drafter.
 
     Attributes:
@@ -42,11 +42,13 @@ class Speculative:
         basis: what the figures rest on.
     """
 
-    request: Estimate
-    total: Estimate
-    tokens_per_step: float
-    gain: float
-    basis: str
+    request: Hidden[Estimate]
+    total: Hidden[Estimate]
+    tokens_per_step: Annotated[float, Rounded(2)]
+    gain: Annotated[float, Rounded(2)]
+    basis: Hidden[str]
+    decode_tok_s = derived(Estimate, lambda found: found.request.rounded())
+    total_tok_s = derived(Estimate, lambda found: found.total.rounded())
 
 
 def tokens_per_step(acceptance: Sequence[float], drafted: int) -> float:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_cluster.node.model_loader import servers
+from spark_cluster.node.model_loader import main
 from spark_cluster.node.model_loader.policy import Failure, Loaded, Queue, make_room, retry_after
 
 OLD = Loaded("old", 10, requests=0, idle_s=300, loaded_s=900)
@@ -107,8 +107,8 @@ model-2,spark-vllm-b,1,0,0,0,,0,-1,DOWN 1/2,
 
 
 def test_the_proxy_says_who_has_requests():
-    assert servers.uses(STAT) == {
-        "spark-vllm-a": servers.Use(requests=2, idle_s=0, up=True),
-        "spark-vllm-b": servers.Use(requests=1, idle_s=None),
+    assert main.uses(STAT) == {
+        "spark-vllm-a": main.Use(requests=2, idle_s=0, up=True),
+        "spark-vllm-b": main.Use(requests=1, idle_s=None),
     }
-    assert servers.uses("") == servers.uses("Unknown command.\n") == {}
+    assert main.uses("") == main.uses("Unknown command.\n") == {}

@@ -26,9 +26,8 @@ from spark_cluster.node import load_guard
 from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.node.health import State
 from spark_cluster.node.model_loader import main as program
-from spark_cluster.node.model_loader.main import Loader
+from spark_cluster.node.model_loader.main import Loader, Servers
 from spark_cluster.node.model_loader.policy import Queue
-from spark_cluster.node.model_loader.servers import Servers
 
 
 class Engine(BaseHTTPRequestHandler):
@@ -116,7 +115,7 @@ def node(tmp_path: Path, engine: Any, monkeypatch: pytest.MonkeyPatch) -> Iterat
     Thread(target=admin.serve_forever, args=(0.02,), daemon=True).start()
     monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     kept_docker.install(tmp_path, monkeypatch)
-    monkeypatch.setattr("spark_cluster.node.model_loader.servers.LEAVE_S", 0.0)
+    monkeypatch.setattr("spark_cluster.node.model_loader.main.LEAVE_S", 0.0)
     yield Node(tmp_path, engine.server_address[1], admin)
     admin.shutdown()
     admin.server_close()

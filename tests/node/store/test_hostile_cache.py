@@ -96,10 +96,10 @@ def _sent(victim: Victim) -> None:
 
 
 def _adopted_into(victim: Victim) -> None:
-    theirs = victim.host.path("/root/.cache/huggingface/hub")
-    model(theirs, CONTENTS)
-    home = {"home": str(victim.host.path("/root")), "owners": [os.geteuid()]}
-    verify.done({"what": "adopt", **_where(victim.cache), **REVISION, **home})
+    other = "/root/.cache/huggingface/hub"
+    model(victim.host.path(other), CONTENTS)
+    whose = {"root": str(victim.host.root), "user": "root", "other": other}
+    verify.done({"what": "adopt", **_where(victim.cache), **REVISION, **whose})
 
 
 def _verified(victim: Victim) -> None:

@@ -56,9 +56,9 @@ def files(folder: PlainFolder) -> dict[str, bytes]:
 
 def test_all_files_arrive_and_equal_ones_move_once(source, target, copied):
     manifest = source.manifest()
-    assert copied(source, target, manifest, "org/model@main") == manifest.size
+    assert copied(source, target, manifest) == manifest.size
     assert manifest.size < sum(map(len, CONTENTS.values()))
-    assert files(target) == {**CONTENTS, ".complete": b"org/model@main\n"}
+    assert files(target) == CONTENTS
     assert copied(source, target, manifest) == 0
     assert target.manifest().files == manifest.files
 
@@ -188,9 +188,7 @@ def test_a_folder_of_a_user_gives_away_nothing_of_others(source, target, tmp_pat
 
 
 @pytest.mark.parametrize("trick", FILE_TRICKS)
-@pytest.mark.parametrize(
-    "place", ["config.json", "sub", ".complete", ".spark-cluster-incoming", "HALF"]
-)
+@pytest.mark.parametrize("place", ["config.json", "sub", ".spark-cluster-incoming", "HALF"])
 def test_nothing_is_written_through_a_folder_of_a_user(
     source, target, tmp_path, trick, place, copied
 ):
@@ -199,7 +197,7 @@ def test_nothing_is_written_through_a_folder_of_a_user(
     half = target.incomplete(manifest.repository, manifest.files[0].blob)
     container.leave(trick, half if place == "HALF" else target.root / place, host, FILE_TRICKS)
     with contextlib.suppress(ResourceError, OSError):
-        copied(source, target, manifest, "org/model@main")
+        copied(source, target, manifest)
     container.untouched(host, target.root, read=trick == "hard link")
 
 

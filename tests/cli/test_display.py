@@ -1,0 +1,140 @@
+"""The display of a run: it begins to draw while nodes are at work, and misses nothing."""
+
+from __future__ import annotations
+
+import io
+import os
+import subprocess
+import sys
+import threading
+
+import pytest
+from terminal import Terminal
+from waiting import HANG_S
+
+from spark_cluster.cli import display as module
+from spark_cluster.cli.display import Display
+from spark_cluster.cli.terminal import Console
+from spark_cluster.runner.events import Connected, Note, RunFinished, RunStarted, StageStarted
+
+STARTED = RunStarted("r1", "up", ("spark1",))
+DONE = RunFinished(True, 1.0)
+
+
+def test_what_was_told_before_comes_first():
+    out, go = io.StringIO(), threading.Event()
+
+    def make():
+        go.wait(HANG_S)
+        return Console(file=out, width=100)
+
+    display = Display(make)
+    display.take(STARTED)
+    display.take(Note("one"))
+    display.take(Note("two"))
+    assert out.getvalue() == ""
+    go.set()
+    display.settle()
+    display.take(Note("three"))
+    assert [line.split()[-1] for line in out.getvalue().splitlines()] == [
+        "r1",
+        "one",
+        "two",
+        "three",
+    ]
+    display.close()
+
+
+@pytest.mark.parametrize(
+    ("event", "options", "shown"),
+    [
+        (STARTED, {}, "up  run r1"),
+        (STARTED, {"titled": False}, ""),
+        (Connected("spark1", 0.1), {}, ""),
+        (Connected("spark1", 0.1), {"verbose": True}, "spark1    connected  0.10 s"),
+        (StageStarted("load"), {"titled": False}, "▸ load"),
+    ],
+)
+def test_it_is_begun_only_when_there_is_something_to_show(event, options, shown):
+    made = []
+    display = Display(
+        lambda: made.append(Console(file=io.StringIO(), width=100)) or made[0], **options
+    )
+    display.take(event)
+    display.take(DONE)
+    display.close()
+    assert [console.file.getvalue().strip() for console in made] == [shown] * bool(shown)
+
+
+def test_a_title_does_not_wait_for_work(monkeypatch):
+    monkeypatch.setattr(module, "WITHIN_S", 0.0)
+    made = threading.Event()
+    display = Display(lambda: made.set() or Console(file=io.StringIO()))
+    display.take(STARTED)
+    assert made.wait(HANG_S)
+
+
+def test_an_output_that_is_closed_is_reported_to_who_waits():
+    class Closed(io.StringIO):
+        def write(self, _text):
+            raise BrokenPipeError
+
+    display = Display(lambda: Console(file=Closed()))
+    display.take(Note("one"))
+    with pytest.raises(BrokenPipeError):
+        display.settle()
+    display.close()
+
+
+def test_a_question_comes_after_all_that_was_told_and_holds_back_the_rest():
+    out = io.StringIO()
+    display = Display(lambda: Console(file=out, width=100))
+    display.take(STARTED)
+    display.take(Note("one"))
+    with display.quiet():
+        assert "one" in out.getvalue()
+        display.take(Note("two"))
+        assert "two" not in out.getvalue()
+    assert "two" in out.getvalue()
+
+
+def test_a_question_before_anything_was_told():
+    display = Display(lambda: Console(file=io.StringIO(), width=100))
+    with display.quiet():
+        display.take(Note("one"))
+        assert display.console.file.getvalue() == ""
+    assert "one" in display.console.file.getvalue()
+
+
+QUESTION = """
+from types import SimpleNamespace
+from spark_cluster import Cluster, Options
+from spark_cluster.cli.app import App
+run = SimpleNamespace(options=Options(), change=True)
+App(Cluster(), as_json={as_json}).watch(run)
+consent = run.options.consent
+print("answer", consent and consent("org/model is in /root: take a copy?"))
+"""
+
+
+@pytest.mark.parametrize(("typed", "answer"), [("y", "True"), ("n", "False"), ("", "False")])
+def test_on_a_terminal_a_person_is_asked(tmp_path, typed, answer):
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
+    terminal = Terminal(["-c", QUESTION.format(as_json=False)], tmp_path, environment)
+    terminal.expect("org/model is in /root: take a copy? [y/N]: ")
+    terminal.type(typed)
+    terminal.expect(f"answer {answer}")
+    terminal.close()
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_without_a_terminal_nobody_is_asked(tmp_path, as_json):
+    done = subprocess.run(
+        [sys.executable, "-c", QUESTION.format(as_json=as_json)],
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.stdout == "answer None\n"
