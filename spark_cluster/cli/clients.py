@@ -9,12 +9,11 @@ import click
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.visible import visible
-from spark_cluster.engine.client_snippets import CLIENTS, snippets
+from spark_cluster.engine.client_target import CLIENTS, snippets
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.client_snippets import Snippet
-    from spark_cluster.engine.client_target import ClientTarget
+    from spark_cluster.engine.client_target import ClientTarget, Snippet
 
 
 @click.command()

@@ -22,14 +22,14 @@ if TYPE_CHECKING:
 
     from spark_cluster.cli.results import RayUpResult
     from spark_cluster.config.allowances import Allowances
-    from spark_cluster.engine.job import Job
     from spark_cluster.engine.job_client import RayJobs
+    from spark_cluster.engine.ray import Job
     from spark_cluster.engine.ray_cluster import RayStatus
     from spark_cluster.runner.options import Options
 
 
 def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    from spark_cluster.engine.job import must_be_an_id
+    from spark_cluster.engine.ray import must_be_an_id
 
     must_be_an_id(value)
     return value
@@ -110,7 +110,7 @@ def submit(
 
     It can use all GPUs, by Ray. Ctrl-C, and closing this machine, leave it running.
     """
-    from spark_cluster.engine.job import must_be_sendable
+    from spark_cluster.engine.ray import must_be_sendable
 
     variables = _variables(env)
     if working_dir is not None:

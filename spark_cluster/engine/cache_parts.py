@@ -9,19 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.engine import runtime
 from spark_cluster.engine.names import PROGRAMS, instance_of
 from spark_cluster.node import unit_state
 from spark_cluster.node.cache_usage import COMPILED_IN
-from spark_cluster.node.containers import RECIPE
+from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.node.engine_caches import IMAGES, VENV, short
 from spark_cluster.node.launch_records import LaunchRecord, from_dict
-
-if TYPE_CHECKING:
-    from spark_cluster.node.containers import ContainerState
-    from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Session
 
 USUAL = ("compile", "flashinfer")
 """Kinds of which single parts can be told from others: pruned unless others are named."""

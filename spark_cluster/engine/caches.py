@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Refused
-
-if TYPE_CHECKING:
-    from spark_cluster.config.inventory import InventoryNode
 
 
 def root_on(node: InventoryNode) -> str:

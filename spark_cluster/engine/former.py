@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spark_cluster.config import overrides
 from spark_cluster.config.caches import state_folder
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import logs
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import PROGRAMS
@@ -20,9 +20,6 @@ from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import Refused, SparkClusterError
 from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.runner.play import Play
-
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
 
 _OPTION = re.compile(r"(?:^| )-o (?=[a-z0-9][a-z0-9-]*=)")
 

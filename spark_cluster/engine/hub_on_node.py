@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
 from spark_cluster.models.hub.documents import (
@@ -21,9 +21,7 @@ from spark_cluster.models.hub.documents import (
     wrong_answer,
 )
 from spark_cluster.node.store import hub_problems
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Session
 
 HUB = "https://huggingface.co"
 STORES = (".huggingface.co", ".hf.co")

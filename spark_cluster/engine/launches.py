@@ -5,28 +5,162 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any, Literal
 
-from spark_cluster.engine import logs, runtime, tuned, warmth
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.engine import logs, runtime, tuned
 from spark_cluster.engine.caches import root_on
+from spark_cluster.engine.deployment import Key, Server
 from spark_cluster.engine.logs import BEGINNING
+from spark_cluster.engine.members import Member
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node import images, launch_records, unit_state
-from spark_cluster.node.engine_caches import of_environment
+from spark_cluster.node.containers import ContainerState
+from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.node.launch_records import LaunchRecord
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Pending, Session
+from spark_cluster.topology import Node
 
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.deployment import Key, Server
-    from spark_cluster.engine.members import Member
-    from spark_cluster.engine.warmth import NodeWarmth, Warmth
-    from spark_cluster.node.containers import ContainerState
-    from spark_cluster.runner.play import Play
-    from spark_cluster.runner.session import Pending, Session
-    from spark_cluster.topology import Node
+State = Literal["warm", "cold", "unknown", "not compiled"]
+
+OTHER_ARGUMENTS = "its arguments or environment are those of no launch on record here"
+
+_ORDER: tuple[State, ...] = ("cold", "unknown", "warm", "not compiled")
+"""The state of several nodes is the first of these that one of them has."""
+
+
+@dataclass(frozen=True)
+class NodeWarmth:
+    """The state of the caches on one node for the next launch.
+
+    Attributes:
+        reasons: what the state follows from.
+        tuned: files with tuned parameters of kernels that it finds.
+    """
+
+    state: State
+    reasons: tuple[str, ...] = ()
+    tuned: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Warmth:
+    """The state of the caches for the next launch of a recipe.
+
+    Attributes:
+        state: `warm`; `cold` (another image, or the compiled code is gone); `not compiled` (the
+            recipe has nothing compiled); `unknown` otherwise.
+        reasons: what it follows from, with the node where not all are alike.
+    """
+
+    recipe: str
+    state: State
+    reasons: tuple[str, ...]
+    nodes: Mapping[str, NodeWarmth] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return it as `status --json` prints it."""
+        return {
+            "recipe": self.recipe,
+            "state": self.state,
+            "reasons": list(self.reasons),
+            "nodes": {name: node.state for name, node in self.nodes.items()},
+            "tuned": list(self.tuned),
+        }
+
+    @property
+    def tuned(self) -> tuple[str, ...]:
+        """Files with tuned parameters of kernels that are on each node."""
+        files = [set(node.tuned) for node in self.nodes.values()]
+        return tuple(sorted(set.intersection(*files))) if files else ()
+
+    @property
+    def of_tuned(self) -> str:
+        """What a line on the next launch says of them; empty without any."""
+        return f"; tuned kernels: {', '.join(self.tuned)}" if self.tuned else ""
+
+    def __str__(self) -> str:
+        why = f": {'; '.join(self.reasons)}" if self.reasons else ""
+        return f"next launch of {self.recipe}: {self.state}{why}{self.of_tuned}"
+
+
+def without_nodes(recipe: Recipe) -> NodeWarmth | None:
+    """Return the state that a launch has on any node; None where nodes must be asked."""
+    if recipe.engine != "vllm":
+        return NodeWarmth("unknown", (f"what {recipe.engine} compiles is not read from its log",))
+    if recipe.engine_args.get("enforce-eager"):
+        return NodeWarmth("not compiled", ("--enforce-eager: there is nothing to keep",))
+    return None
+
+
+def judge(
+    wanted: LaunchRecord,
+    records: Iterable[LaunchRecord],
+    on_disk: Mapping[str, Collection[str]],
+    environment: str = "",
+) -> NodeWarmth:
+    """Compare a launch with the records of a node.
+
+    Args:
+        wanted: the launch, without an image where that is not on the node.
+        records: of the node, newest first.
+        on_disk: keys below `torch_compile_cache` that are there, by the folder of their image.
+        environment: the folder of a virtual environment's caches; empty for an image.
+    """
+    earlier = [record for record in records if record.recipe == wanted.recipe]
+    if not earlier:
+        return NodeWarmth("unknown", ("no launch of it is on record here",))
+    if not (wanted.image or environment):
+        return NodeWarmth("unknown", (f"the image {wanted.reference} is not on this node",))
+    own = [record for record in earlier if record.image == wanted.image]
+    if not own:  # each image has caches of its own, whatever is in it
+        was, now = short(earlier[0].image) or earlier[0].reference, short(wanted.image)
+        version = f" (vLLM {earlier[0].version} then)" if earlier[0].version else ""
+        change = f"the image changed from {was} to {now or wanted.reference}{version}"
+        return NodeWarmth("cold", (change,))
+    same = next((record for record in own if record.arguments == wanted.arguments), None)
+    if same is None:
+        return NodeWarmth("unknown", (OTHER_ARGUMENTS,))
+    return _on_disk(same, on_disk.get(environment or short(wanted.image), ()))
+
+
+def _on_disk(last: LaunchRecord, on_disk: Collection[str]) -> NodeWarmth:
+    if not last.keys:
+        return NodeWarmth("unknown", ("the log of its last launch named no compiled code",))
+    gone = [key for key in last.keys if key not in on_disk]
+    if gone:
+        # Whether the second layout needs the first depends on vLLM's and torch's versions.
+        part = len(gone) < len(last.keys)
+        what = "a part of its compiled code" if part else "its compiled code"
+        why = f"{what} is gone ({gone[0].rpartition('/')[2][:10]})"
+        return NodeWarmth("unknown" if part else "cold", (why,))
+    if not last.outcome:
+        return NodeWarmth("warm")
+    return NodeWarmth("warm", (f"its last launch {last.outcome} it in {last.compile_s:g} s",))
+
+
+def whole(recipe: str, nodes: Mapping[str, NodeWarmth]) -> Warmth:
+    """Put the nodes' states together: the worst is that of the launch."""
+    states = [node.state for node in nodes.values()]
+    state: State = next((state for state in _ORDER if state in states), "unknown")
+    return Warmth(recipe, state, tuple(_reasons(nodes, state)), dict(nodes))
+
+
+def _reasons(nodes: Mapping[str, NodeWarmth], state: State) -> Iterable[str]:
+    shared = {node.reasons for node in nodes.values()}
+    if len(shared) == 1:
+        return next(iter(shared))
+    return [
+        f"{name}: {reason}"
+        for name, node in nodes.items()
+        if node.state == state
+        for reason in node.reasons
+    ]
+
 
 RECORD_S = 60.0
 """Seconds that writing a record may take."""
@@ -112,7 +246,7 @@ class Upcoming:
     def ask(self, node: str, session: Session) -> Asked:
         """Ask a node for its records, the compiled code that is there, and the id of the image."""
         state = session.submit("caches", what="state", folder=self.folders[node])
-        if self.recipe.venv is not None or warmth.without_nodes(self.recipe) is not None:
+        if self.recipe.venv is not None or without_nodes(self.recipe) is not None:
             return Asked(state, None)  # Docker takes longer to answer than all else
         asked = {"image": images.question(self.image or self.recipe.image.ref)}
         return Asked(state, session.submit("gather", commands=asked))
@@ -124,7 +258,7 @@ class Upcoming:
             asked: the nodes that will serve.
         """
         found = {name: self._on_node(one, tp) for name, one in asked.items()}
-        return warmth.whole(self.recipe.name, found)
+        return whole(self.recipe.name, found)
 
     def _on_node(self, asked: Asked, tp: int) -> NodeWarmth:
         """Wait, and judge the launch; unknown where the node does not answer."""
@@ -132,18 +266,18 @@ class Upcoming:
             state = asked.state.wait()
             told = asked.image.wait()["commands"]["image"] if asked.image is not None else None
         except SparkClusterError as error:
-            return warmth.NodeWarmth("unknown", (error.message,))
+            return NodeWarmth("unknown", (error.message,))
         recipe, image = self.recipe, images.answered(told)
         own = image.id if image is not None else ""
         entries = tuned.fitting(state["tuned"], tp, own or "-")
         files = sorted(str(one["file"]) for one in entries if one["model"] == recipe.model.name)
-        found = warmth.without_nodes(recipe)
+        found = without_nodes(recipe)
         if found is None:
             read = map(launch_records.from_dict, state["launches"])
             records = [record for record in read if record is not None]
             environment = of_environment(recipe.venv.path) if recipe.venv else ""
             launch = replace(wanted(recipe, tp), image=own)
-            found = warmth.judge(launch, records, state["compiled"], environment)
+            found = judge(launch, records, state["compiled"], environment)
         return replace(found, tuned=tuple(files))
 
     def on(self, play: Play, nodes: Sequence[Node], tp: int) -> Warmth:
@@ -164,7 +298,7 @@ def before_start(play: Play, server: Server, running: ContainerState) -> None:
         play.note(f"{server.program} is {running.in_words}{cause}", warning=True, node=play.head)
     if play.check or (running.status == "running" and set(server.args) <= set(running.command)):
         return
-    if warmth.without_nodes(server.recipe) is not None:
+    if without_nodes(server.recipe) is not None:
         return
     folders = dict.fromkeys(server.node_names, server.cache_root)
     found = Upcoming(server.recipe, folders, server.image).on(play, server.nodes, server.tp)

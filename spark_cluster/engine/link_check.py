@@ -9,15 +9,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from spark_cluster.errors import Failed, SparkClusterError, VerificationFailed
 from spark_cluster.runner.parallel import in_parallel
+from spark_cluster.runner.session import Session
 from spark_cluster.topology import Link, Node, port_of
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.session import Session
-
 
 T = TypeVar("T")
 

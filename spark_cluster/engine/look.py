@@ -11,9 +11,9 @@ from spark_cluster.engine.admission import stays
 from spark_cluster.engine.copies.fetch import must_be_there
 from spark_cluster.engine.copies.stored import Stored, stored
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.job import Job
 from spark_cluster.engine.members import Member, behind, members, with_servers
 from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas_of
+from spark_cluster.engine.ray import Job
 from spark_cluster.engine.ray_cluster import running_jobs
 from spark_cluster.engine.start import stale
 from spark_cluster.runner.play import Play

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import logs, runtime, tuned
 from spark_cluster.engine.endpoint import ANSWERS, Endpoint, probe_once, running, short
 from spark_cluster.engine.engine import ask_health, engine_of, judge_health
+from spark_cluster.engine.launches import Upcoming, Warmth
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import (
     LOADER_UNIT,
@@ -41,11 +42,6 @@ from spark_cluster.node.health import HEALTH_S, Completion, Life, State, judge
 from spark_cluster.runner.parallel import all_of, in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer, Session
-
-if TYPE_CHECKING:
-    from spark_cluster.engine.launches import Upcoming
-    from spark_cluster.engine.warmth import Warmth
-
 
 COMPLETION_S = 10.0
 """Seconds for the completion of `status`: a server with many requests answers later than one

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.engine import firewall, runtime
+from spark_cluster.engine.launches import Warmth
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, LOADER_UNIT, UNIT, Access
 from spark_cluster.engine.ray import RayNode
 from spark_cluster.node import unit_state
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.play import Play
-
-if TYPE_CHECKING:
-    from spark_cluster.engine.warmth import Warmth
 
 
 @dataclass(frozen=True)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.node import images
 from spark_cluster.node.engine_caches import short
 from spark_cluster.node.tuned_kernels import VARIABLE, folder_of
-
-if TYPE_CHECKING:
-    from spark_cluster.engine.deployment import Deployment, Server
-    from spark_cluster.runner.play import Play
-    from spark_cluster.topology import Node
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
 
 LABEL = "spark-cluster.tuned"
 """Of the engine's containers: files with tuned parameters that they were started with."""

@@ -6,10 +6,11 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.config.engines import words
 from spark_cluster.engine import readiness, tuned, vram
+from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.models.config import from_config
@@ -18,10 +19,7 @@ from spark_cluster.node.kernel_tuner import CONTAINER
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.node.tuned_kernels import FOLDER, VARIABLE, folder_of, sizes_in
 from spark_cluster.resources import Directory, File, TunedKernels
-
-if TYPE_CHECKING:
-    from spark_cluster.engine.deployment import Server
-    from spark_cluster.runner.play import Play
+from spark_cluster.runner.play import Play
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 256, 1024, 2048, 4096)
 """Batch sizes in tokens: of decoding, and of prefill in chunks. vLLM takes the nearest that there

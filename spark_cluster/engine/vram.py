@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from spark_cluster.engine.names import TITLE
 from spark_cluster.errors import Failed, SparkClusterError
@@ -16,12 +16,9 @@ from spark_cluster.facts import gather
 from spark_cluster.facts.model import Process
 from spark_cluster.node import replies
 from spark_cluster.runner.events import Bus, MemoryHeld, MemoryPlanned
+from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.play import Play
-
 
 T = TypeVar("T")
 
