@@ -8,6 +8,7 @@ from typing import Any
 
 from spark_cluster.engine import proxy, runtime
 from spark_cluster.engine.names import RAY, SERVER, TITLE
+from spark_cluster.engine.own_units import OwnUnit
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.node import locks, paths, replies
 from spark_cluster.node.supervision.policy import SupervisionState
@@ -15,19 +16,21 @@ from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
 
-UNIT = "spark-cluster-supervise"
-"""Its systemd unit."""
+UNIT = OwnUnit(
+    "spark-cluster-supervise",
+    "spark_cluster.node.supervision.main",
+    paths.SUPERVISION,
+    paths.SUPERVISE_SETTINGS,
+)
+STATE = f"{paths.SUPERVISION}/state/state.json"
 
-FOLDER = paths.SUPERVISION
-"""Its program and its state."""
-
-CONFIG = paths.SUPERVISE_SETTINGS
-STATE = f"{FOLDER}/state/state.json"
-
-PROGRAM = "spark_cluster.node.supervision.main"
-
-START_LIMIT = "spark_cluster.node.supervision.start_limit"
-"""The program that stops a server that ends again and again; it needs no supervision."""
+START_LIMIT = OwnUnit(
+    "spark-cluster-start-limit",
+    "spark_cluster.node.supervision.start_limit",
+    paths.START_LIMIT,
+    paths.START_LIMIT_SETTINGS,
+)
+"""It stops a server that ends again and again, and needs no supervision."""
 
 
 def start_limit_configuration() -> dict[str, Any]:
@@ -98,10 +101,10 @@ def report(session: Session) -> Supervision:
     asked = session.request(
         "gather",
         commands={
-            "active": ["systemctl", "is-active", UNIT],
-            "enabled": ["systemctl", "is-enabled", UNIT],
+            "active": ["systemctl", "is-active", UNIT.name],
+            "enabled": ["systemctl", "is-enabled", UNIT.name],
         },
-        files={"state": STATE, "config": CONFIG},
+        files={"state": STATE, "config": UNIT.config},
     )
     outputs = {n: done["stdout"].strip() if done else "" for n, done in asked["commands"].items()}
     document = replies.decoded(asked["files"]["state"])
