@@ -1,4 +1,7 @@
-"""A client of the endpoint that verifies: requests whose replies are judged."""
+"""A client of the endpoint that verifies: requests whose replies are judged.
+
+A completion, whole or streamed, is read as foreign input.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,9 @@
-"""What a client of the endpoint has to know: address, model, key, certificate."""
+"""What a client of the endpoint has to know (address, model, key, certificate), and how it is told.
+
+Commands and configurations of clients are templates in `templates/clients`. Templates quote every
+value: names of models come from the node. A key is named by its variable unless the user asked to
+see it.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,10 @@
-"""The link between the nodes, proven with traffic: full-size packets, and bandwidth over RDMA."""
+"""The link between the nodes, proven with traffic: full-size packets, and bandwidth over RDMA.
+
+Where the ports of three and more nodes lead (to a switch, or from node to node in a ring) is found
+out with frames. Two ports with a carrier are two cables to the other one of two Sparks. Of three
+they can be a ring, which looks the same on each node; a frame that every port sends shows who is at
+the other end.
+"""
 
 from __future__ import annotations
 

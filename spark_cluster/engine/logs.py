@@ -1,4 +1,7 @@
-"""The logs of the engine's containers, the earliest real error in them, and what is known of it."""
+"""The logs of the engine's containers, the earliest real error in them, and what is known of it.
+
+The beginning of a log tells whether a start is what the recipe expects.
+"""
 
 from __future__ import annotations
 

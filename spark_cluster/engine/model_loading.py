@@ -11,8 +11,8 @@ from spark_cluster.engine import admission, proxy, supervision, vram
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.endpoint import Endpoint, probe_once
 from spark_cluster.engine.members import Member
-from spark_cluster.engine.own_units import OwnUnit
 from spark_cluster.engine.proxy import ModelServer
+from spark_cluster.engine.supervision import OwnUnit
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.models.memory import RESERVE_GIB
 from spark_cluster.node import paths

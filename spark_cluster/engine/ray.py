@@ -1,4 +1,6 @@
-"""Ray's State API over HTTP, asked by the head over its loopback: one turn, without a tunnel.
+"""Ray: how a node of it is started, and its State API over HTTP, asked by the head.
+
+It is one turn, over the head's loopback and without a tunnel.
 
 The API is what `ray list nodes` asks (docs.ray.io, "Monitoring with the CLI or SDK"). The
 dashboard is a port of the head's loopback only: Ray runs what anyone who reaches it asks for.

@@ -1,4 +1,7 @@
-"""The state of serving and its problems: containers, Ray, health, a completion, put together."""
+"""The state of serving and its problems: containers, Ray, health, a completion, put together.
+
+So is the state of each server behind an endpoint that has several: replicas, or models.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ from typing import Any
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import logs, runtime, tuned
+from spark_cluster.engine import launches, logs, runtime
 from spark_cluster.engine.endpoint import ANSWERS, Endpoint, probe_once, running, short
 from spark_cluster.engine.engine import ask_health, engine_of, judge_health
 from spark_cluster.engine.launches import Upcoming, Warmth
@@ -140,7 +143,7 @@ def _serving_state(
         kind=kind,
         overrides=server.label(OVERRIDES),
         replicas=replicas,
-        tuned=tuple(server.label(tuned.LABEL).split()),
+        tuned=tuple(server.label(launches.TUNED).split()),
         data_parallel=server.number(DATA_PARALLEL, 1),
     )
 

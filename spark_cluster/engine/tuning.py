@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.config.engines import words
-from spark_cluster.engine import readiness, tuned, vram
+from spark_cluster.engine import launches, readiness, vram
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
@@ -204,9 +204,9 @@ def hand_on(play: Play, server: Server) -> tuple[str, tuple[int, ...]]:
         InvalidFile: the head has another thing in its place.
     """
     head, *others = server.nodes
-    image = tuned.image_on_head(play, server)
-    entries = tuned.look(play, server, [head])[head.name]
-    found = tuned.fitting(entries, server.tp, image)
+    image = launches.image_on_head(play, server)
+    entries = launches.tuned_on(play, server, [head])[head.name]
+    found = launches.fitting(entries, server.tp, image)
     folder = folder_of(server.cache_root, image, server.recipe.model.name, server.tp)
     paths = {str(entry["file"]): f"{folder}/{entry['file']}" for entry in found}
     answer = play.session(head).request("gather", files=paths)

@@ -1,4 +1,9 @@
-"""Verification in depth of a server that runs: every check of its kind, each with a verdict."""
+"""Verification in depth of a server that runs: every check of its kind, each with a verdict.
+
+The answers of the last one of each recipe and size are kept on the laptop and compared. A model
+that is split over two nodes is the same model: at temperature 0 it gives the answers that it gives
+on one, but for rounding.
+"""
 
 from __future__ import annotations
 
