@@ -19,13 +19,12 @@ from spark_cluster.models.find import find
 from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.memory import GIB, RESERVE_GIB
 from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
-from spark_cluster.planning.evidence import Case, Comparison, Evidence, own_first
+from spark_cluster.planning.evidence import Comparison, Evidence, by_others
 from spark_cluster.planning.room import assumed
 from spark_cluster.planning.speed.decode import Decode
 from spark_cluster.planning.speed.estimate import Estimate
-from spark_cluster.planning.speed.of_recipe import serving_of
 from spark_cluster.planning.speed.prefill import Prefill
-from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.planning.speed.serving import Serving, serving_of
 from spark_cluster.planning.speed.speculative import Speculative
 
 MS = 1e3
@@ -130,8 +129,7 @@ def evidence_of(
     if recipe or not drafts:
         plain = replace(launch, tp=serving.tp, quantization=serving.quantization)
         own = own_evidence(app.project, launch if recipe else plain, many, context)
-    names = (launch.model, launch.base or "")
-    return own_first(own, Case(names, serving, many, context, drafts))
+    return own or by_others(launch, serving, users=many, context=context, drafted=drafts)
 
 
 def too_large(serving: Serving) -> str:
