@@ -22,21 +22,9 @@ from typing_extensions import TypedDict
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
-    from builtins import property as printed
+    printed = property
 else:
     printed = computed_field
-
-__all__ = [
-    "Document",
-    "ErrorDocument",
-    "Flat",
-    "Hidden",
-    "PrintedAs",
-    "Rounded",
-    "WhenSet",
-    "as_json",
-    "printed",
-]
 
 T = TypeVar("T")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
@@ -167,6 +168,11 @@ class PlayedNode:
     skipped: int
 
 
+def _written(result: Any) -> Any:
+    """Return what a user's function returned as JSON, as text where JSON has nothing like it."""
+    return json.loads(json.dumps(result, default=str))
+
+
 @dataclass(frozen=True)
 class PlaybookResult(NodeErrors):
     """The result of a playbook. A node may drop out of it without ending it.
@@ -179,7 +185,7 @@ class PlaybookResult(NodeErrors):
     """
 
     run: Flat[RunSummary]
-    result: Any
+    result: Annotated[Any, PrintedAs(_written)]
     nodes: Mapping[str, PlayedNode]
     errors: Hidden[Mapping[str, SparkClusterError]]
 

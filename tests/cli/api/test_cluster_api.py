@@ -164,3 +164,16 @@ def test_importing_the_package_imports_nothing() -> None:
     assert {name: getattr(spark_cluster, name) for name in spark_cluster.__all__}
     with pytest.raises(AttributeError, match="no attribute 'Clutser'"):
         _ = spark_cluster.Clutser  # type: ignore[attr-defined]
+
+
+def test_what_a_playbook_returns_is_written_whatever_it_is(cluster: Cluster, project: Path) -> None:
+    code = (
+        "from pathlib import Path\n\n\n"
+        "def main(play):\n"
+        "    found = {'file': Path('/a'), 'bytes': b'\\xff'}\n"
+        "    return {**found, 'kind': Path, 'each': (1, {'b': None})}\n"
+    )
+    put(project / "playbooks/odd.py", code)
+    found = json.loads(json.dumps(cluster.playbook("odd").to_dict()))["result"]
+    assert (found["file"], found["bytes"]) == ("/a", r"b'\xff'")
+    assert (found["kind"], found["each"]) == ("<class 'pathlib.Path'>", [1, {"b": None}])
