@@ -18,7 +18,7 @@ from spark_cluster.node.cache_usage import COMPILED_IN
 from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.node.engine_caches import IMAGES, VENV, short
 from spark_cluster.node.launch_records import LaunchRecord, from_dict
-from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Session, printed
 
 USUAL = ("compile", "flashinfer")
 """Kinds of which single parts can be told from others: pruned unless others are named."""
@@ -98,17 +98,12 @@ def parts(
     }
     answers = {name: (usage.wait(), state.wait()) for name, (usage, state) in waiting.items()}
     states = [unit_state.answered(s["commands"][n]) for _, s in answers.values() for n in PROGRAMS]
-    printed = " ".join(_printed(state, "servers") for _, state in answers.values())
-    several = runtime.server_names(printed)
+    names = " ".join(printed(state)["servers"] for _, state in answers.values())
+    several = runtime.server_names(names)
     serves, found = serving(states, several), list[CachePart]()
     for name, (usage, _) in answers.items():
         found += of_node(name, usage, serves, recipes)
     return sorted(found, key=lambda part: (part.last_used, part.node, part.path))
-
-
-def _printed(answer: Mapping[str, Any], name: str) -> str:
-    done = answer["commands"][name]
-    return str(done["stdout"]) if done is not None else ""
 
 
 def serving(states: Iterable[ContainerState], several: Iterable[str] = ()) -> Serving:
