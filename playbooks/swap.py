@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.document import Document, Flat, Rounded
 from spark_cluster.engine import (
     admission,
     launches,
@@ -17,7 +18,7 @@ from spark_cluster.engine import (
     vram,
 )
 from spark_cluster.engine.copies.fetch import fetch
-from spark_cluster.engine.copies.stored import stored
+from spark_cluster.engine.copies.state import stored
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.former import Former, Load, former_of, keep_logs, plan_again
 from spark_cluster.engine.members import must_serve_one
@@ -30,7 +31,7 @@ from spark_cluster.runner.play import Play
 
 
 @dataclass(frozen=True)
-class Swapped:
+class Swapped(Document):
     """A verified endpoint in place of another one.
 
     Attributes:
@@ -39,19 +40,10 @@ class Swapped:
         down_s: seconds without a server: from the beginning of its stop to the verified answer.
     """
 
-    served: Served
+    served: Flat[Served]
     former: Former | None = None
-    released: list[vram.NodeVram] | None = None
-    down_s: float = 0.0
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `swap --json` prints it: what `up` prints, and what was there before."""
-        return {
-            **self.served.to_dict(),
-            "former": self.former.to_dict() if self.former is not None else None,
-            "released": [reading.to_dict() for reading in self.released or ()],
-            "down_s": round(self.down_s, 3),
-        }
+    released: list[vram.NodeVram] = field(default_factory=list)
+    down_s: Annotated[float, Rounded(3)] = 0.0
 
 
 def main(
@@ -101,7 +93,7 @@ def main(
     if served is None:
         return None
     down_s = time.monotonic() - began - play.seconds.get(ready.STAGE, 0.0)
-    return Swapped(served, former, stopped.now if stopped else None, down_s)
+    return Swapped(served, former, stopped.now if stopped else [], down_s)
 
 
 def _before_the_stop(

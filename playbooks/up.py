@@ -5,7 +5,6 @@ from __future__ import annotations
 from spark_cluster.engine import launches, ray_cluster, start, taken_ports
 from spark_cluster.engine.admission import admit
 from spark_cluster.engine.copies.fetch import fetch
-from spark_cluster.engine.copies.hub_models import mark_used
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.look import look
 from spark_cluster.engine.members import with_servers
@@ -66,6 +65,4 @@ def main(
     if load and new and not deployment.endpoint.models:
         result = under_load(play, result)
     launches.record(new, {part.server.key: part.version for part in result.parts})
-    if new or not deployment.is_one:
-        mark_used(play, deployment)
     return result

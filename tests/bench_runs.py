@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.bench import generators
-from spark_cluster.bench.expansion import Expansion, canonical
+from spark_cluster.bench.expansion import Expansion
 from spark_cluster.bench.record import (
     CellKey,
     CellResult,
@@ -21,7 +21,7 @@ from spark_cluster.bench.record import (
     Tool,
 )
 from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.suite import Suite, canonical
 
 TOOL = Tool(name="llama-benchy", version="0.4.0", latency_mode="api")
 STEADY = (6.90, 6.91, 6.92, 6.89, 6.93)

@@ -240,9 +240,8 @@ def hub_library_server(home: str) -> ForkServer:
 
 
 def hub_program(name: str, home: str) -> Forked:
-    """Run a module that needs the hub library, as `python3 -m NAME` does."""
-    code = f"import runpy\nrunpy.run_module({name!r}, run_name='__main__', alter_sys=True)\n"
-    return hub_library_server(home).start(code)
+    """Run the `main` of a module that needs the hub library."""
+    return hub_library_server(home).start(f"from {name} import main\nmain()\n")
 
 
 def program(module: str, *words: str, stderr: str = "pipe") -> Forked:

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.models import Geometry, from_config
+from spark_cluster.models.config import from_config
+from spark_cluster.models.shape import Geometry
 
 DATA = Path(__file__).parent / "data" / "gpu"
 

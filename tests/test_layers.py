@@ -16,10 +16,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "spark_cluster"
 LAYERS = (
     "errors", "node", "resources", "agent",
-    "config", "facts", "discovery", "models", "topology", "logs", "loader", "importers",
+    "document", "config", "facts", "discovery", "models", "topology", "logs", "loader", "importers",
     "known_issues",
     "runner", "planning", "engine",
-    "doctor", "bench", "dashboard", "lab", "cli",
+    "doctor", "bench", "dashboard", "cli", "lab",
     "__main__",
 )  # fmt: skip
 """Of the package, the lowest first; roles and playbooks are above all but the command line."""

@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from spark_cluster.config import sudoers
+from spark_cluster.config import fields
+from spark_cluster.config.schema import Schema
 from spark_cluster.loader.template import render
 from spark_cluster.node import paths
 from spark_cluster.resources import (
@@ -30,48 +31,33 @@ CLOCKS = ("chrony", "systemd-timesyncd")
 AVAHI = "avahi-daemon"
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `bootstrap`."""
 
-    authorized_keys: tuple[str, ...] = Field(
-        default=(), description="public keys (whole lines) that may log in as the login user"
-    )
-    laptop_keys: dict[str, str] = Field(
-        default={},
-        description="node to the public key of this laptop; `provision` gives it from "
-        "`identity_file` of the inventory, and after a login with a password",
-    )
-    passwordless_sudo: bool = Field(
-        default=False,
-        description="let the login user use sudo without a password; false leaves sudo as it is",
-    )
-    hostname: str = Field(
-        default="keep",
-        description="`keep`; `inventory` for the node's name in the inventory; or a name. `keep` "
-        "is the default because a name like spark-2a60.local may be how the node is reached; of "
-        "two nodes with the same name the later one gets that of the inventory",
-    )
-    unique_identity: bool = Field(
-        default=True,
-        description="of two nodes with the same machine id or SSH host keys (some makers' images "
-        "have them), the later one gets new ones",
-    )
-    prepare_host_keys: bool = Field(
-        default=False,
-        description="only prepare such new SSH host keys, without activating them; `provision` "
-        "asks for it first, so that this laptop knows them before they are shown",
-    )
-    time: Literal["auto", "chrony", "systemd-timesyncd", "none"] = Field(
-        default="auto",
-        description="package that keeps the clock, which must be installed; `auto` takes "
-        "the installed one, and leaves the clock as it is where neither is installed",
-    )
-    avahi_on_link: bool = Field(
-        default=True,
-        description="false: avahi, where it is installed, does not use the ConnectX-7 ports, for a "
-        "node that announces itself as spark1-30. That this is the cause is not confirmed, and it "
-        "hides the node from NVIDIA's discover-sparks, so true leaves avahi as it is",
-    )
+    authorized_keys: tuple[str, ...] = ()
+    """public keys (whole lines) that may log in as the login user"""
+    laptop_keys: dict[str, str] = Field(default={})
+    """node to the public key of this laptop; `provision` gives it from `identity_file` of the
+    inventory, and after a login with a password"""
+    passwordless_sudo: bool = False
+    """let the login user use sudo without a password; false leaves sudo as it is"""
+    hostname: str = "keep"
+    """`keep`; `inventory` for the node's name in the inventory; or a name. `keep` is the default
+    because a name like spark-2a60.local may be how the node is reached; of two nodes with the same
+    name the later one gets that of the inventory"""
+    unique_identity: bool = True
+    """of two nodes with the same machine id or SSH host keys (some makers' images have them), the
+    later one gets new ones"""
+    prepare_host_keys: bool = False
+    """only prepare such new SSH host keys, without activating them; `provision` asks for it first,
+    so that this laptop knows them before they are shown"""
+    time: Literal["auto", "chrony", "systemd-timesyncd", "none"] = "auto"
+    """package that keeps the clock, which must be installed; `auto` takes the installed one, and
+    leaves the clock as it is where neither is installed"""
+    avahi_on_link: bool = True
+    """false: avahi, where it is installed, does not use the ConnectX-7 ports, for a node that
+    announces itself as spark1-30. That this is the cause is not confirmed, and it hides the node
+    from NVIDIA's discover-sparks, so true leaves avahi as it is"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
@@ -85,8 +71,8 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
         yield AuthorizedKey(node.user, key)
     if settings.passwordless_sudo and node.user != "root":
         yield File(
-            paths.SUDOERS.format(sudoers.file_name(node.user)),
-            content=render(TEMPLATES, "sudoers.j2", user=sudoers.user_word(node.user)),
+            paths.SUDOERS.format(fields.file_name(node.user)),
+            content=render(TEMPLATES, "sudoers.j2", user=fields.user_word(node.user)),
             mode=0o440,
             owner="root",
             group="root",

@@ -4,37 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.schema import Schema
 from spark_cluster.resources import Command, Directory, DiskSpace, Resource
 from spark_cluster.topology import Node
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `caches`."""
 
-    root: str = Field(
-        default=CACHE_ROOT, description="folder on the node; the same on all nodes that serve"
-    )
-    owner: str = Field(
-        default="root",
-        description="owner of the folder; what is below it is root's, whose containers write the "
-        "caches of their image only",
-    )
-    group: str | None = Field(
-        default=None, description="group of the folder; null leaves it as it is"
-    )
-    min_free_gib: float = Field(
-        default=5.0,
-        ge=0,
-        description="GiB that must be free there, or nothing is started; 0 disables the check",
-    )
-    mount_point: str | None = Field(
-        default=None,
-        description="a folder that must be a mount point (a second disk), so that nothing is "
-        "written into the empty folder below it when the disk is not mounted",
-    )
+    root: str = CACHE_ROOT
+    """folder on the node; the same on all nodes that serve"""
+    owner: str = "root"
+    """owner of the folder; what is below it is root's, whose containers write the caches of their
+    image only"""
+    group: str | None = None
+    """group of the folder; null leaves it as it is"""
+    min_free_gib: float = Field(default=5.0, ge=0)
+    """GiB that must be free there, or nothing is started; 0 disables the check"""
+    mount_point: str | None = None
+    """a folder that must be a mount point (a second disk), so that nothing is written into the
+    empty folder below it when the disk is not mounted"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from spark_cluster.config.schema import Schema
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.node import container_gpu, paths
 from spark_cluster.resources import (
@@ -41,50 +42,37 @@ SERVING = (
 """Prints which of the engine's containers run."""
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `containers`."""
 
-    packages: tuple[str, ...] | None = Field(
-        default=None,
-        description="apt packages; null takes docker-ce where it is (DGX OS ships it), else "
-        "the distribution's docker.io, and on DGX OS nvidia-container-toolkit",
-    )
-    users: bool = Field(
-        default=False,
-        description="put the login user into the group docker, whose members are root on the node "
-        "without a password; nothing of ours needs it. Every login from then on is in it; a shell "
-        "that is open already joins with `newgrp docker`",
-    )
-    log_max_size: str = Field(
-        default="50m", description="size of a container's log at which it is rotated; '' leaves it"
-    )
-    log_files: int = Field(default=3, ge=1, description="number of logs kept of a container")
-    data_root: str | None = Field(
-        default=None,
-        description="folder for images and containers, on the disk with room; null leaves it. "
-        "What is in the old one is not moved",
-    )
-    min_free_gib: float = Field(
-        default=5.0, ge=0, description="GiB that must be free for images; 0 disables the check"
-    )
-    allow_restart: bool = Field(
-        default=False,
-        description="restart Docker for new settings although that ends the engine that serves; "
-        "`provision --allow-restart`",
-    )
+    packages: tuple[str, ...] | None = None
+    """apt packages; null takes docker-ce where it is (DGX OS ships it), else the distribution's
+    docker.io, and on DGX OS nvidia-container-toolkit"""
+    users: bool = False
+    """put the login user into the group docker, whose members are root on the node without a
+    password; nothing of ours needs it. Every login from then on is in it; a shell that is open
+    already joins with `newgrp docker`"""
+    log_max_size: str = "50m"
+    """size of a container's log at which it is rotated; '' leaves it"""
+    log_files: int = Field(default=3, ge=1)
+    """number of logs kept of a container"""
+    data_root: str | None = None
+    """folder for images and containers, on the disk with room; null leaves it. What is in the old
+    one is not moved"""
+    min_free_gib: float = Field(default=5.0, ge=0)
+    """GiB that must be free for images; 0 disables the check"""
+    allow_restart: bool = False
+    """restart Docker for new settings although that ends the engine that serves; `provision
+    --allow-restart`"""
     daemon: dict[str, Any] = Field(
         default={}, description=f"more keys of {DAEMON}; existing keys that are not named stay"
     )
-    cdi: bool = Field(
-        default=True,
-        description="a CDI specification of the GPU as its driver is now, where the NVIDIA "
-        "container toolkit is installed",
-    )
-    keep_ipc: bool = Field(
-        default=True,
-        description="RemoveIPC=no for logind, which otherwise deletes the semaphores of a "
-        "container that has --ipc host and a user's uid when that user logs out; false leaves it",
-    )
+    cdi: bool = True
+    """a CDI specification of the GPU as its driver is now, where the NVIDIA container toolkit is
+    installed"""
+    keep_ipc: bool = True
+    """RemoveIPC=no for logind, which otherwise deletes the semaphores of a container that has --ipc
+    host and a user's uid when that user logs out; false leaves it"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:

@@ -1,11 +1,10 @@
-"""What copies between nodes need: rsync for files, zstd for images; sshd is there already."""
+"""What copies between nodes need: zstd for images, and openssl for the certificate of a copy."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel
-
+from spark_cluster.config.schema import Schema
 from spark_cluster.resources import Package, Resource
 from spark_cluster.topology import Node
 
@@ -13,11 +12,11 @@ TAGS = ("images", "models")
 """`--tags models` copies, too."""
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `copies`: none."""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
     """The packages, from the distribution."""
-    programs = ("command:rsync", "command:zstd")
-    yield Package("rsync", also=("zstd",), makes=programs, tags=TAGS)
+    programs = ("command:openssl", "command:zstd")
+    yield Package("openssl", also=("zstd",), makes=programs, tags=TAGS)

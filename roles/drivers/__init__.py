@@ -6,8 +6,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field, field_validator
+from pydantic import Field, field_validator
 
+from spark_cluster.config.schema import Schema
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import Refused
 from spark_cluster.facts.pins import Bad, load
@@ -27,47 +28,32 @@ FIRMWARE = "firmware state"
 """Title of the reading command whose output is fwupd's list of devices."""
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `drivers`. Without pins nothing is installed or upgraded."""
 
-    pins: dict[str, str] = Field(
-        default={},
-        description="package to version, as `apt-cache policy` shows it: nvidia-driver-580-open, "
-        "linux-image-6.17.0-1021-nvidia, nvidia-container-toolkit, cuda-toolkit-13-0. A version "
-        "may end in *; with * in its name a pin only tells apt what to prefer "
-        "(libnvidia-*: 580.126.09*)",
-    )
-    set: str | None = Field(
-        default=None,
-        description="pins that ship with this role, by name, added to `pins`: known-good is driver "
-        "580.142, which is known to be good with kernel 6.17.0-1014 (see its pins.json)",
-    )
-    hold: bool = Field(
-        default=True, description="hold the pinned packages, so that only this role changes them"
-    )
-    never: tuple[str, ...] = Field(
-        default=("mlnx-fw-updater",),
-        description="packages that no upgrade may bring or change; this one flashes the ConnectX-7 "
-        "and is reported to brick it",
-    )
-    packages: tuple[str, ...] | None = Field(
-        default=None,
-        description="further packages, at any version; null takes rdma-core and perftest on DGX OS",
-    )
-    allow_known_bad: bool = Field(
-        default=False, description="install a pinned version that is known not to work"
-    )
-    repair: bool = Field(
-        default=True,
-        description="install the package that repairs a known-bad combination of kernel and "
-        "driver, where there is one",
-    )
-    firmware: Literal["report", "none"] = Field(
-        default="report", description="check the firmware with fwupd, where that is installed"
-    )
-    allow_reboot: bool = Field(
-        default=False, description="reboot when that is needed; `provision --allow-reboot`"
-    )
+    pins: dict[str, str] = Field(default={})
+    """package to version, as `apt-cache policy` shows it: nvidia-driver-580-open,
+    linux-image-6.17.0-1021-nvidia, nvidia-container-toolkit, cuda-toolkit-13-0. A version may end
+    in *; with * in its name a pin only tells apt what to prefer (libnvidia-*: 580.126.09*)"""
+    set: str | None = None
+    """pins that ship with this role, by name, added to `pins`: known-good is driver 580.142, which
+    is known to be good with kernel 6.17.0-1014 (see its pins.json)"""
+    hold: bool = True
+    """hold the pinned packages, so that only this role changes them"""
+    never: tuple[str, ...] = ("mlnx-fw-updater",)
+    """packages that no upgrade may bring or change; this one flashes the ConnectX-7 and is reported
+    to brick it"""
+    packages: tuple[str, ...] | None = None
+    """further packages, at any version; null takes rdma-core and perftest on DGX OS"""
+    allow_known_bad: bool = False
+    """install a pinned version that is known not to work"""
+    repair: bool = True
+    """install the package that repairs a known-bad combination of kernel and driver, where there is
+    one"""
+    firmware: Literal["report", "none"] = "report"
+    """check the firmware with fwupd, where that is installed"""
+    allow_reboot: bool = False
+    """reboot when that is needed; `provision --allow-reboot`"""
 
     @field_validator("set")
     @classmethod

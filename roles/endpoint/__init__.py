@@ -8,8 +8,9 @@ from collections.abc import Iterator
 from ipaddress import ip_address
 from pathlib import Path
 
-from pydantic import BaseModel, Field, InstanceOf, SecretStr
+from pydantic import Field, InstanceOf, SecretStr
 
+from spark_cluster.config.schema import Schema
 from spark_cluster.engine import named_keys, proxy
 from spark_cluster.engine.proxy import (
     CONNECTIONS,
@@ -59,44 +60,35 @@ UNAUTHORIZED = (
 )
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `endpoint`; `up` gives all but `connections_per_address`."""
 
-    host: str | None = Field(
-        default=None,
-        description="the head's address that the endpoint listens on; null removes the proxy, "
-        "and vLLM listens on the port itself",
-    )
-    port: int = Field(default=8000, description="port of the endpoint")
-    engine_port: int = Field(default=18000, description="vLLM's own port, on the head's loopback")
-    url: str = Field(default="", description="the OpenAI base URL, as users write it")
-    api_key: SecretStr | None = Field(
-        default=None, description="key that requests must carry; only its digest goes to the node"
-    )
-    tls: TlsKind | None = Field(
-        default=None, description="where the certificate comes from; null is plain HTTP"
-    )
-    certificate: SecretStr | None = Field(
-        default=None, description="PEM text of the certificate and its private key"
-    )
-    replicas: tuple[InstanceOf[Replica], ...] = Field(
-        default=(),
-        description="servers on several nodes that requests are shared out to; none is one server "
-        "on `engine_port` of the head's loopback",
-    )
-    models: tuple[InstanceOf[ModelServer], ...] = Field(
-        default=(),
-        description="servers of several models, to which requests are sent by the model that they "
-        "name; none is one model",
-    )
-    connections_per_address: int = Field(
-        default=512,
-        ge=1,
-        description="connections that one client address may have open at a time once it has shown "
-        "a key, and that all other addresses of a network (/24 of IPv4, /64 of IPv6) may have "
-        "together; those beyond are reset. Without a limit where the endpoint is on the loopback; "
-        "at most 128 with several models, whose connections take more memory",
-    )
+    host: str | None = None
+    """the head's address that the endpoint listens on; null removes the proxy, and vLLM listens on
+    the port itself"""
+    port: int = 8000
+    """port of the endpoint"""
+    engine_port: int = 18000
+    """vLLM's own port, on the head's loopback"""
+    url: str = ""
+    """the OpenAI base URL, as users write it"""
+    api_key: SecretStr | None = None
+    """key that requests must carry; only its digest goes to the node"""
+    tls: TlsKind | None = None
+    """where the certificate comes from; null is plain HTTP"""
+    certificate: SecretStr | None = None
+    """PEM text of the certificate and its private key"""
+    replicas: tuple[InstanceOf[Replica], ...] = ()
+    """servers on several nodes that requests are shared out to; none is one server on `engine_port`
+    of the head's loopback"""
+    models: tuple[InstanceOf[ModelServer], ...] = ()
+    """servers of several models, to which requests are sent by the model that they name; none is
+    one model"""
+    connections_per_address: int = Field(default=512, ge=1)
+    """connections that one client address may have open at a time once it has shown a key, and that
+    all other addresses of a network (/24 of IPv4, /64 of IPv6) may have together; those beyond are
+    reset. Without a limit where the endpoint is on the loopback; at most 128 with several models,
+    whose connections take more memory"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:

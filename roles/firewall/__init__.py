@@ -12,9 +12,8 @@ from ipaddress import IPv4Address, IPv6Address, ip_address, ip_network
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field
-
 from spark_cluster.config.ports import Span
+from spark_cluster.config.schema import Schema
 from spark_cluster.engine.firewall import COPIES_TABLE, DROP_IN, TABLE, UNIT, UNIT_FILE
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed
@@ -37,25 +36,21 @@ TRUST = (
 )
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `firewall`; `up` gives all but `allow`."""
 
-    state: Literal["present", "absent", "copies"] = Field(
-        description="absent: whoever reaches the node reaches the engine's ports; copies: the "
-        "table of the ports on which a node sends copies, and nothing else"
-    )
-    peers: tuple[str, ...] = Field(
-        default=(), description="names of the nodes that serve together; none for one alone"
-    )
-    ports: tuple[Span, ...] = Field(default=(), description="ports of the engine: first, last")
-    endpoint_port: int | None = Field(
-        default=None, description="of the endpoint, where the inventory puts it on the network"
-    )
-    allow: tuple[int, ...] = Field(
-        default=(),
-        description="TCP ports of your own services that stay reachable although they lie in the "
-        "range from which the kernel picks ports (net.ipv4.ip_local_port_range)",
-    )
+    state: Literal["present", "absent", "copies"]
+    """absent: whoever reaches the node reaches the engine's ports; copies: the table of the ports
+    on which a node sends copies, and nothing else"""
+    peers: tuple[str, ...] = ()
+    """names of the nodes that serve together; none for one alone"""
+    ports: tuple[Span, ...] = ()
+    """ports of the engine: first, last"""
+    endpoint_port: int | None = None
+    """of the endpoint, where the inventory puts it on the network"""
+    allow: tuple[int, ...] = ()
+    """TCP ports of your own services that stay reachable although they lie in the range from which
+    the kernel picks ports (net.ipv4.ip_local_port_range)"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, Field
-
+from spark_cluster.config.schema import Schema
 from spark_cluster.node import paths
 from spark_cluster.resources import Package, Resource, VirtualEnvironment
 from spark_cluster.topology import Node
@@ -13,17 +12,15 @@ from spark_cluster.topology import Node
 VERSION = "0.8.1"
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `guidellm`."""
 
-    version: str = Field(
-        default=VERSION, description="of the tool; cells of another version than the default fail"
-    )
-    path: str = Field(default=paths.GUIDELLM, description="folder of the environment")
-    pip_options: tuple[str, ...] = Field(
-        default=("--extra-index-url=https://download.pytorch.org/whl/cpu",),
-        description="options of pip; the default has PyTorch without CUDA, which saves 5 GB",
-    )
+    version: str = VERSION
+    """of the tool; cells of another version than the default fail"""
+    path: str = paths.GUIDELLM
+    """folder of the environment"""
+    pip_options: tuple[str, ...] = ("--extra-index-url=https://download.pytorch.org/whl/cpu",)
+    """options of pip; the default has PyTorch without CUDA, which saves 5 GB"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel
-
+from spark_cluster.config.schema import Schema
 from spark_cluster.node import paths
 from spark_cluster.resources import Command, Package, Resource
 from spark_cluster.topology import Node
@@ -14,7 +13,7 @@ PROGRAM = "/usr/sbin/haproxy"
 MASK = f"{paths.SYSTEMD_UNITS}/haproxy.service"
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `haproxy`: there are none."""
 
 

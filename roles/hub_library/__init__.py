@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, Field
-
+from spark_cluster.config.schema import Schema
 from spark_cluster.node.store.layout import LIBRARY
 from spark_cluster.resources import Package, Resource, VirtualEnvironment
 from spark_cluster.topology import Node
@@ -16,16 +15,17 @@ TAGS = ("models",)
 """`--tags models` fetches models, for which it is needed."""
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `hub_library`."""
 
-    version: str = Field(default=VERSION, description="of huggingface_hub")
-    xet_version: str = Field(default=XET_VERSION, description="of hf_xet")
-    path: str = Field(default=LIBRARY, description="folder of the environment")
-    pip_options: tuple[str, ...] = Field(
-        default=(),
-        description="options of pip, such as --index-url=..., where PyPI cannot be reached",
-    )
+    version: str = VERSION
+    """of huggingface_hub"""
+    xet_version: str = XET_VERSION
+    """of hf_xet"""
+    path: str = LIBRARY
+    """folder of the environment"""
+    pip_options: tuple[str, ...] = ()
+    """options of pip, such as --index-url=..., where PyPI cannot be reached"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001

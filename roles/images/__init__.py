@@ -6,9 +6,10 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from spark_cluster.config.image_build import bases
+from spark_cluster.config.schema import Schema
 from spark_cluster.node import paths
 from spark_cluster.node.values import LaptopFile
 from spark_cluster.resources import BuiltImage, Directory, File, Image, Resource
@@ -19,33 +20,37 @@ FOLDER = paths.BUILDS
 """Where the files of builds lie on the nodes."""
 
 
-class BuildFile(BaseModel):
+class BuildFile(Schema):
     """A file of the laptop that a build copies."""
 
-    file: Path = Field(description="where it is on the laptop")
-    sha256: str = Field(description="SHA-256 that it must have")
+    file: Path
+    """where it is on the laptop"""
+    sha256: str
+    """SHA-256 that it must have"""
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `images`; `up` gives them from the recipe."""
 
-    ref: str = Field(description="name and tag, as `docker pull` takes it")
-    digest: str | None = Field(default=None, description="sha256:..., the same on all nodes")
-    archive: str | None = Field(default=None, description="file on the node to load instead")
-    dockerfile: str | None = Field(default=None, description="text to build it from instead")
-    base_archive: str | None = Field(
-        default=None, description="file on the node to load what the Dockerfile begins from"
-    )
-    files: dict[str, BuildFile] = Field(
-        default={}, description="files that the Dockerfile copies, by their path in the build"
-    )
-    network: bool = Field(default=True, description="whether the build may fetch something")
-    copies: bool = Field(
-        default=True,
-        description="an image that is built, has no digest or whose registry does not answer goes "
-        "over the fabric from the node that has it to the others; false: each pulls or builds it",
-    )
-    timeout_s: float = Field(default=BUILD_S, description="longest time of a build, seconds")
+    ref: str
+    """name and tag, as `docker pull` takes it"""
+    digest: str | None = None
+    """sha256:..., the same on all nodes"""
+    archive: str | None = None
+    """file on the node to load instead"""
+    dockerfile: str | None = None
+    """text to build it from instead"""
+    base_archive: str | None = None
+    """file on the node to load what the Dockerfile begins from"""
+    files: dict[str, BuildFile] = Field(default={})
+    """files that the Dockerfile copies, by their path in the build"""
+    network: bool = True
+    """whether the build may fetch something"""
+    copies: bool = True
+    """an image that is built, has no digest or whose registry does not answer goes over the fabric
+    from the node that has it to the others; false: each pulls or builds it"""
+    timeout_s: float = BUILD_S
+    """longest time of a build, seconds"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001

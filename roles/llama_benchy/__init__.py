@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, Field
-
+from spark_cluster.config.schema import Schema
 from spark_cluster.node import paths
 from spark_cluster.resources import Package, Resource, VirtualEnvironment
 from spark_cluster.topology import Node
@@ -13,21 +12,17 @@ from spark_cluster.topology import Node
 VERSION = "0.4.0"
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `llama_benchy`."""
 
-    version: str = Field(
-        default=VERSION, description="of the tool; cells of another version than the default fail"
-    )
-    path: str = Field(default=paths.LLAMA_BENCHY, description="folder of the environment")
-    pip_options: tuple[str, ...] = Field(
-        default=(),
-        description="options of pip, such as --index-url=..., where PyPI cannot be reached",
-    )
-    book: str = Field(
-        default="",
-        description="text file on the head to take prompts from; the tool downloads one without it",
-    )
+    version: str = VERSION
+    """of the tool; cells of another version than the default fail"""
+    path: str = paths.LLAMA_BENCHY
+    """folder of the environment"""
+    pip_options: tuple[str, ...] = ()
+    """options of pip, such as --index-url=..., where PyPI cannot be reached"""
+    book: str = ""
+    """text file on the head to take prompts from; the tool downloads one without it"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:

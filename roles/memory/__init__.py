@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
-from spark_cluster.config import sudoers
+from spark_cluster.config import fields
+from spark_cluster.config.schema import Schema
 from spark_cluster.loader.template import render
 from spark_cluster.node import paths
 from spark_cluster.resources import Command, File, Package, Resource, Service, Swap, Sysctl
@@ -20,44 +21,28 @@ Expression = Annotated[str, Field(pattern=r"^[^'\"\\\n]+$")]
 """Stands within quotes in a file of systemd's, where quotes and backslashes mean something."""
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `memory`. The figures are those of the community's long runs."""
 
-    swap: Literal["keep", "swappiness", "off"] = Field(
-        default="swappiness",
-        description="`swappiness` keeps swap for what sleeps; `off` switches all of it off, now "
-        "and at boot; a node whose unified memory is full thrashes with it until it hangs",
-    )
-    swappiness: int = Field(default=10, ge=0, le=200, description="vm.swappiness")
-    earlyoom: bool = Field(
-        default=True, description="end the largest process before the node hangs; false leaves it"
-    )
-    earlyoom_memory_percent: int = Field(
-        default=2,
-        ge=1,
-        le=50,
-        description="act below this much available memory: of a Spark 2 % are 2.4 GiB, and the "
-        "plan leaves 4",
-    )
-    earlyoom_swap_percent: int = Field(
-        default=100,
-        ge=0,
-        le=100,
-        description="and only below this much free swap; 100 ignores swap, which stays free while "
-        "pinned GPU memory fills the node",
-    )
-    earlyoom_prefer: Expression = Field(
-        default="(vllm|VLLM|ray|python3)",
-        description="processes to end first, a regular expression; without quotes or backslashes",
-    )
-    earlyoom_avoid: Expression = Field(
-        default="(systemd|sshd|dockerd)", description="processes to spare; as above"
-    )
-    headless: bool | None = Field(
-        default=None,
-        description="true: no desktop, now and at boot (it takes 3 to 10 GB); false: a desktop at "
-        "boot; null leaves it",
-    )
+    swap: Literal["keep", "swappiness", "off"] = "swappiness"
+    """`swappiness` keeps swap for what sleeps; `off` switches all of it off, now and at boot; a
+    node whose unified memory is full thrashes with it until it hangs"""
+    swappiness: int = Field(default=10, ge=0, le=200)
+    """vm.swappiness"""
+    earlyoom: bool = True
+    """end the largest process before the node hangs; false leaves it"""
+    earlyoom_memory_percent: int = Field(default=2, ge=1, le=50)
+    """act below this much available memory: of a Spark 2 % are 2.4 GiB, and the plan leaves 4"""
+    earlyoom_swap_percent: int = Field(default=100, ge=0, le=100)
+    """and only below this much free swap; 100 ignores swap, which stays free while pinned GPU
+    memory fills the node"""
+    earlyoom_prefer: Expression = "(vllm|VLLM|ray|python3)"
+    """processes to end first, a regular expression; without quotes or backslashes"""
+    earlyoom_avoid: Expression = "(systemd|sshd|dockerd)"
+    """processes to spare; as above"""
+    headless: bool | None = None
+    """true: no desktop, now and at boot (it takes 3 to 10 GB); false: a desktop at boot; null
+    leaves it"""
     drop_caches: bool = Field(
         default=True,
         description=f"let the login user run {HELPER} with sudo without a password, and only that: "
@@ -110,7 +95,7 @@ def _helper(node: Node) -> Iterator[Resource]:
         yield File(
             paths.SUDOERS_DROP_CACHES,
             content=render(
-                TEMPLATES, "sudoers.j2", user=sudoers.user_word(node.user), helper=HELPER
+                TEMPLATES, "sudoers.j2", user=fields.user_word(node.user), helper=HELPER
             ),
             mode=0o440,
             owner="root",

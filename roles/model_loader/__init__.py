@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel, Field, InstanceOf
+from pydantic import Field, InstanceOf
 
+from spark_cluster.config.schema import Schema
 from spark_cluster.engine import model_loading
 from spark_cluster.engine.proxy import LOADER_UNIT, UNIT, ModelServer
 from spark_cluster.resources import Resource
@@ -15,23 +16,16 @@ from spark_cluster.topology import Node
 TEMPLATE = Path(__file__).parent / "templates/model-loader.service.j2"
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `model_loader`; `up` gives them."""
 
-    servers: tuple[InstanceOf[ModelServer], ...] = Field(
-        default=(),
-        description="the models of the endpoint; where none is loaded on request, the program is "
-        "removed",
-    )
-    ready_s: float = Field(
-        default=1800, ge=0, description="seconds until a server that was started must answer"
-    )
-    stays_s: float = Field(
-        default=60,
-        ge=0,
-        description="seconds that a model stays after it was loaded, so that who asked for it can "
-        "ask again, and two models that are asked for in turns do not only load",
-    )
+    servers: tuple[InstanceOf[ModelServer], ...] = ()
+    """the models of the endpoint; where none is loaded on request, the program is removed"""
+    ready_s: float = Field(default=1800, ge=0)
+    """seconds until a server that was started must answer"""
+    stays_s: float = Field(default=60, ge=0)
+    """seconds that a model stays after it was loaded, so that who asked for it can ask again, and
+    two models that are asked for in turns do not only load"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:

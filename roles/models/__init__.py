@@ -8,12 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field
-
-from spark_cluster.engine.copies.folders import SENT_TO_EACH, is_large
+from spark_cluster.config.schema import Schema
+from spark_cluster.engine.copies.folders import SENT_TO_EACH, is_large, uploads
 from spark_cluster.errors import Refused
 from spark_cluster.node import confinement, paths
-from spark_cluster.resources import Command, Directory, File, LaptopFile, Resource, Secret
+from spark_cluster.resources import Command, Directory, Resource, Secret
 from spark_cluster.topology import Node
 
 DOWNLOADS = paths.DOWNLOADS
@@ -22,55 +21,56 @@ DOWNLOADS = paths.DOWNLOADS
 SCRIPT = Path(__file__).parent / "templates" / "download.sh"
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `models`; `up` gives the first five from the recipe."""
 
-    name: str = Field(description="repository on the hub")
-    revision: str = Field(default="main", description="branch, tag or commit")
-    source: Literal["hub", "directory"] = Field(default="hub", description="source of the model")
-    path: str = Field(description="folder on the node")
-    directory: Path | None = Field(default=None, description="folder on the laptop")
-    image: str = Field(default="", description="image whose `hf` command downloads")
-    venv: str = Field(default="", description="virtual environment whose `hf` does it instead")
-    mounts: tuple[str, ...] = Field(
-        default=(), description="mounts that `hf` needs, SOURCE:TARGET; they are read-only"
-    )
-    endpoint: str = Field(
-        default="", description="address of a mirror of the hub; it gets the hub token, too"
-    )
-    token_env: str = Field(
-        default="HF_TOKEN", description="variable of the laptop with a hub token, when it is set"
-    )
-    download_timeout_s: float = Field(default=6 * 3600.0, description="seconds")
+    name: str
+    """repository on the hub"""
+    revision: str = "main"
+    """branch, tag or commit"""
+    source: Literal["hub", "directory"] = "hub"
+    """source of the model"""
+    path: str
+    """folder on the node"""
+    directory: Path | None = None
+    """folder on the laptop"""
+    image: str = ""
+    """image whose `hf` command downloads"""
+    venv: str = ""
+    """virtual environment whose `hf` does it instead"""
+    mounts: tuple[str, ...] = ()
+    """mounts that `hf` needs, SOURCE:TARGET; they are read-only"""
+    endpoint: str = ""
+    """address of a mirror of the hub; it gets the hub token, too"""
+    token_env: str = "HF_TOKEN"  # noqa: S105  (the name of a variable)
+    """variable of the laptop with a hub token, when it is set"""
+    download_timeout_s: float = 6 * 3600.0
+    """seconds"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
     """The folder with the model in it."""
-    yield Directory(settings.path, mode=0o755)
     if settings.source == "directory":
-        yield from _upload(settings)
-    else:
-        yield _download(settings)
+        yield from uploads(_small_folder(settings.directory), settings.path)
+        return
+    yield Directory(settings.path, mode=0o755)
+    yield _download(settings)
 
 
-def _upload(settings: Settings) -> Iterator[Resource]:
-    folder = settings.directory
+def _small_folder(folder: Path | None) -> Path:
+    """Return the folder on the laptop. Raises Refused: it is not there, or too large for this."""
     if folder is None or not folder.is_dir():
         raise Refused(
             f"the model's folder {folder} is not on this machine",
             hint="`directory` in the recipe; in the lab: spark-cluster lab up makes it",
         )
-    files = sorted(p for p in folder.rglob("*") if p.is_file())
-    if not files or is_large(folder):
+    if is_large(folder):
         raise Refused(
-            f"{folder} holds {len(files)} files, or more than {SENT_TO_EACH // 2**20} MiB",
+            f"{folder} holds more than {SENT_TO_EACH // 2**20} MiB",
             hint="`up` sends a larger folder to one node and copies it on; `source: hub` needs "
             "none",
         )
-    for parent in sorted({p.parent for p in files} - {folder}):
-        yield Directory(f"{settings.path}/{parent.relative_to(folder)}", mode=0o755)
-    for path in files:
-        yield File(f"{settings.path}/{path.relative_to(folder)}", content=LaptopFile(path))
+    return folder
 
 
 def _download(settings: Settings) -> Resource:

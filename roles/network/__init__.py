@@ -12,8 +12,9 @@ from itertools import combinations
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from spark_cluster.config.schema import Schema
 from spark_cluster.errors import Failed
 from spark_cluster.facts.model import NetplanDefinition
 from spark_cluster.loader.template import render
@@ -26,28 +27,20 @@ CABLES = {2: 1, 4: 2}
 """ConnectX-7 functions that are up to cables: a port has two; any other count is ambiguous."""
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `network`."""
 
-    netplan_file: str = Field(
-        default=paths.NETPLAN, description="our own file; those of others are never written"
-    )
-    existing_addresses: Literal["adopt", "refuse"] = Field(
-        default="adopt",
-        description="addresses that other netplan files give the link: `adopt` uses them, "
-        "`refuse` ends before anything is changed and names the lines to remove",
-    )
-    any_cable_count: bool = Field(
-        default=False,
-        description="continue although the number of functions that are up (1 or 3) fits no number "
-        "of cables; half the bandwidth is missing then",
-    )
-    confirm_within_s: float = Field(
-        default=20.0,
-        ge=0,
-        description="after a change the laptop must get a new connection within so many seconds, "
-        "or the node restores the old file; 0 disables this",
-    )
+    netplan_file: str = paths.NETPLAN
+    """our own file; those of others are never written"""
+    existing_addresses: Literal["adopt", "refuse"] = "adopt"
+    """addresses that other netplan files give the link: `adopt` uses them, `refuse` ends before
+    anything is changed and names the lines to remove"""
+    any_cable_count: bool = False
+    """continue although the number of functions that are up (1 or 3) fits no number of cables; half
+    the bandwidth is missing then"""
+    confirm_within_s: float = Field(default=20.0, ge=0)
+    """after a change the laptop must get a new connection within so many seconds, or the node
+    restores the old file; 0 disables this"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:

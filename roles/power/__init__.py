@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel, Field, model_validator
+from pydantic import Field, model_validator
 
+from spark_cluster.config.schema import Schema
 from spark_cluster.loader.template import render
 from spark_cluster.node import paths
 from spark_cluster.resources import ClockCap, File, Resource, Service
@@ -16,26 +17,20 @@ TEMPLATES = Path(__file__).parent / "templates"
 UNIT = "spark-clock-cap"
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `power`."""
 
-    clock_cap: bool = Field(
-        default=True,
-        description="lock the GPU's clocks into a range, at every boot; a GB10 has no power limit "
-        "to set, and `nvidia-smi -lgc` alone is lost at a reboot. false removes it again",
-    )
-    min_mhz: int = Field(default=300, gt=0, description="lowest clock")
-    max_mhz: int = Field(
-        default=2100,
-        gt=0,
-        description="highest clock; uncapped it is about 2400 under load. Decoding is bound by "
-        "memory and loses next to nothing, prefill loses about the ratio of the clocks",
-    )
-    persistence: bool = Field(
-        default=True,
-        description="keep the driver loaded while the GPU is idle, so that the cap stays in "
-        "force; set with the cap at every boot, without it nvidia-persistenced decides",
-    )
+    clock_cap: bool = True
+    """lock the GPU's clocks into a range, at every boot; a GB10 has no power limit to set, and
+    `nvidia-smi -lgc` alone is lost at a reboot. false removes it again"""
+    min_mhz: int = Field(default=300, gt=0)
+    """lowest clock"""
+    max_mhz: int = Field(default=2100, gt=0)
+    """highest clock; uncapped it is about 2400 under load. Decoding is bound by memory and loses
+    next to nothing, prefill loses about the ratio of the clocks"""
+    persistence: bool = True
+    """keep the driver loaded while the GPU is idle, so that the cap stays in force; set with the
+    cap at every boot, without it nvidia-persistenced decides"""
 
     @model_validator(mode="after")
     def _in_order(self) -> Settings:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, InstanceOf
+from pydantic import InstanceOf
 from pydantic.json_schema import SkipJsonSchema
 
-from spark_cluster.config.schema import handed
+from spark_cluster.config.schema import Schema, handed
 from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import engine
@@ -17,7 +17,7 @@ from spark_cluster.resources import Directory, Resource
 from spark_cluster.topology import Node
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `ray`."""
 
     server: SkipJsonSchema[InstanceOf[Server]] = handed("the server to start; `up` sets it")

@@ -11,9 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pydantic import BaseModel, Field
-
 from spark_cluster.config.fields import is_ip
+from spark_cluster.config.schema import Schema
 from spark_cluster.facts.gather import MESH_KEY
 from spark_cluster.loader.template import render
 from spark_cluster.node import paths
@@ -33,27 +32,20 @@ KNOWN_HOSTS = paths.MESH_KNOWN_HOSTS
 OWN_COMMENTS = "spark-cluster-mesh-"
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `ssh_mesh`."""
 
-    suffix: str = Field(
-        default="-fabric", description="suffix of a node's name on the fabric: spark2-fabric"
-    )
-    plain_names: bool = Field(
-        default=True,
-        description="let the plain names (spark2) mean the fabric too, where /etc/hosts does not "
-        "say otherwise already",
-    )
-    restrict: bool = Field(
-        default=True,
-        description="let a node's key log in from that node's own addresses only, and forward no "
-        "port, agent or X11; false sets no limits",
-    )
-    peers: tuple[str, ...] = Field(
-        default=(),
-        description="all nodes that belong together; `provision` gives those of the inventory. "
-        "Until all of them are known, a node only gets its own key",
-    )
+    suffix: str = "-fabric"
+    """suffix of a node's name on the fabric: spark2-fabric"""
+    plain_names: bool = True
+    """let the plain names (spark2) mean the fabric too, where /etc/hosts does not say otherwise
+    already"""
+    restrict: bool = True
+    """let a node's key log in from that node's own addresses only, and forward no port, agent or
+    X11; false sets no limits"""
+    peers: tuple[str, ...] = ()
+    """all nodes that belong together; `provision` gives those of the inventory. Until all of them
+    are known, a node only gets its own key"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:

@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field
-
+from spark_cluster.config.schema import Schema
 from spark_cluster.engine import supervision
 from spark_cluster.resources import Resource
 from spark_cluster.topology import Node
@@ -15,12 +14,11 @@ from spark_cluster.topology import Node
 TEMPLATE = Path(__file__).parent / "templates/start-limit.service.j2"
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `start_limit`."""
 
-    state: Literal["present", "absent"] = Field(
-        default="present", description="`absent` removes the unit and its program"
-    )
+    state: Literal["present", "absent"] = "present"
+    """`absent` removes the unit and its program"""
 
 
 def role(_node: Node, settings: Settings) -> Iterator[Resource]:

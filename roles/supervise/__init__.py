@@ -6,8 +6,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 
+from spark_cluster.config.schema import Schema
 from spark_cluster.engine import supervision
 from spark_cluster.node.health import MANY_RESTARTS
 from spark_cluster.resources import Resource
@@ -16,33 +17,28 @@ from spark_cluster.topology import Node
 TEMPLATE = Path(__file__).parent / "templates/supervise.service.j2"
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `supervise`."""
 
-    state: Literal["present", "absent"] = Field(
-        default="present", description="`absent` removes the unit, its program and what it keeps"
-    )
-    at_boot: bool = Field(default=False, description="start the supervision at boot")
-    look_s: float = Field(default=15, ge=1, description="seconds between two looks at the server")
-    answer_s: float = Field(default=30, ge=1, description="seconds for a completion")
-    misses: int = Field(
-        default=3, ge=1, description="looks without an answer after which the server is dead"
-    )
-    load_s: float = Field(
-        default=1800, ge=1, description="seconds until a server that was started must answer"
-    )
-    crashes: int = Field(
-        default=MANY_RESTARTS,
-        ge=1,
-        description="times that Docker or systemd starts a server again before it answers, after "
-        "which it is stopped",
-    )
-    pause_s: float = Field(
-        default=10, ge=0, description="seconds before a start, doubled for each one within an hour"
-    )
-    restarts: int = Field(
-        default=5, ge=1, description="starts within an hour after which it is given up"
-    )
+    state: Literal["present", "absent"] = "present"
+    """`absent` removes the unit, its program and what it keeps"""
+    at_boot: bool = False
+    """start the supervision at boot"""
+    look_s: float = Field(default=15, ge=1)
+    """seconds between two looks at the server"""
+    answer_s: float = Field(default=30, ge=1)
+    """seconds for a completion"""
+    misses: int = Field(default=3, ge=1)
+    """looks without an answer after which the server is dead"""
+    load_s: float = Field(default=1800, ge=1)
+    """seconds until a server that was started must answer"""
+    crashes: int = Field(default=MANY_RESTARTS, ge=1)
+    """times that Docker or systemd starts a server again before it answers, after which it is
+    stopped"""
+    pause_s: float = Field(default=10, ge=0)
+    """seconds before a start, doubled for each one within an hour"""
+    restarts: int = Field(default=5, ge=1)
+    """starts within an hour after which it is given up"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pydantic import BaseModel, Field
+
+from spark_cluster.config.schema import Schema
 
 from spark_cluster.resources import VirtualEnvironment
 from spark_cluster.topology import Node
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `venv`; `up` gives them from the recipe."""
 
-    path: str = Field(description="folder on the node")
-    requirements: tuple[str, ...] = Field(
-        default=(), description="what it is made of, pinned; without any it must be there"
-    )
-    python: str = Field(default="python3", description="what it is made with")
+    path: str
+    """folder on the node"""
+    requirements: tuple[str, ...] = ()
+    """what it is made of, pinned; without any it must be there"""
+    python: str = "python3"
+    """what it is made with"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[VirtualEnvironment]:  # noqa: ARG001

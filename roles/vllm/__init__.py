@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from pydantic import BaseModel, Field, InstanceOf
+from pydantic import InstanceOf
 from pydantic.json_schema import SkipJsonSchema
 
 from spark_cluster.config.ports import EnginePorts
-from spark_cluster.config.schema import handed
+from spark_cluster.config.schema import Schema, handed
 from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import engine
@@ -19,15 +19,14 @@ from spark_cluster.topology import Node
 PORTS = EnginePorts()
 
 
-class Settings(BaseModel):
+class Settings(Schema):
     """Settings of the role `vllm`, which starts any engine."""
 
     server: SkipJsonSchema[InstanceOf[Server]] = handed("the server to start; `up` sets it")
-    master_port: int = Field(
-        default=PORTS.master,
-        description="rendezvous of ranks that the engine joins without Ray",
-    )
-    stop_timeout_s: int = Field(default=30, description="grace period before it is killed, seconds")
+    master_port: int = PORTS.master
+    """rendezvous of ranks that the engine joins without Ray"""
+    stop_timeout_s: int = 30
+    """grace period before it is killed, seconds"""
 
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:

@@ -17,7 +17,7 @@ from spark_cluster.agent.unit_work import result_of
 from spark_cluster.node import image_digests, paths
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import copy_work, folder_work, layout, plain_folder
+from spark_cluster.node.store import copy_work, layout, plain_folder, verify
 from spark_cluster.node.store.copy_channel import make_secrets
 from spark_cluster.node.store.manifest import Manifest
 
@@ -46,9 +46,8 @@ def _where(host: Host, request: Request) -> dict[str, str]:
 
 def _folder(host: Host, request: Request) -> Reply:
     """Return the manifest of a plain folder; what has not changed is not read."""
-    where = _where(host, request)
-    argv = folder_work.argv(where["folder"], where["ours"], exact=bool(request.get("exact")))
-    return result_of(host, f"read {request['folder']}", argv, timeout=LIMIT_S)
+    asked = {"what": "folder", **_where(host, request), "exact": bool(request.get("exact"))}
+    return result_of(host, f"read {request['folder']}", verify.argv(asked), timeout=LIMIT_S)
 
 
 def _lacking(host: Host, request: Request) -> Reply:

@@ -7,20 +7,19 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict
-from typing import Any
+from typing import Any, cast
 
 from spark_cluster.agent.unit_work import result_of
-from spark_cluster.node.faults import explain
+from spark_cluster.node import launch_records
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import prune, verify
-from spark_cluster.node.store.adopt import homes
+from spark_cluster.node.store import verify
 from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.layout import LIBRARY, OURS
+from spark_cluster.node.store.layout import OURS
 from spark_cluster.node.store.manifest import is_commit, is_repository
-from spark_cluster.node.store.prune import Pruning, Wish
-from spark_cluster.node.store.records import Records, adopted, manifest_of
-from spark_cluster.node.store.usage import usage
-from spark_cluster.node.values import ResourceError, Secret
+from spark_cluster.node.store.records import Records, adopted, held, manifest_of
+from spark_cluster.node.store.usage import LOCK_S, Usage, plan, remove, usage
+from spark_cluster.node.values import ResourceError
+from spark_cluster.resources.base import from_wire
 from spark_cluster.resources.hub_model import HubModel
 
 LONGEST_S = 6 * 3600.0
@@ -53,15 +52,11 @@ class Store:
         commit = self.cache.commit_of(repository, revision)
         reply: Reply = {"commit": commit, "manifest": None, "missing": [], "problem": ""}
         reply |= {"missing_bytes": 0, "links": [], "elsewhere": ""}
-        try:
-            if commit is None:
-                return reply | self._elsewhere(repository, revision)
-            manifest = manifest_of(self.cache, self.records, repository, commit)
-            lacking = self.cache.lacking(manifest)
-        except ResourceError as error:
-            return reply | {"problem": error.message} | self._elsewhere(repository, revision)
-        except OSError as error:
-            return reply | {"problem": explain(error)}
+        if commit is None:
+            return reply | self._elsewhere(repository, revision)
+        manifest, lacking, problem = held(self.cache, self.records, repository, commit)
+        if manifest is None or lacking is None:
+            return reply | {"problem": problem} | self._elsewhere(repository, revision)
         return reply | {
             "manifest": manifest.document(),
             "missing": lacking.paths,
@@ -72,24 +67,17 @@ class Store:
     def _elsewhere(self, repository: str, revision: str) -> Reply:
         """Return the cache of another tool that has it whole, to adopt it: root's, or that of the
         user who has logged in."""
-        for other in self._homes():
+        for place, other in verify.homes(self.host.root, _user()).items():
             commit = other.commit_of(repository, revision)
             if other.root != self.cache.root and commit is not None:
                 with contextlib.suppress(ResourceError):
                     found = adopted(other, repository, commit).document()
-                    return {"elsewhere": self._place(other), "commit": commit, "adoptable": found}
+                    return {"elsewhere": place, "commit": commit, "adoptable": found}
         return {}
-
-    def _homes(self) -> list[HubCache]:
-        """The hub caches of root and of the user from whom sudo has made root."""
-        return homes(self.host.root, os.environ.get("SUDO_USER", "root"))
-
-    def _place(self, other: HubCache) -> str:
-        return "/" + str(other.root.relative_to(self.host.root))
 
     def usage(self) -> Reply:
         """Return all revisions and the totals."""
-        found = usage(self.cache, self.records, self.host.path("/proc"))
+        found = self._usage()
         return {
             "revisions": [asdict(revision) for revision in found.revisions],
             "size": found.size,
@@ -98,74 +86,57 @@ class Store:
             "free": self.cache.files.free(),
         }
 
+    def _usage(self) -> Usage:
+        served = launch_records.served(self.host.root)
+        return usage(self.cache, self.records, served, self.host.path("/proc"))
+
     def pin(self) -> Reply:
-        """Pin the model `name` (with `revision`, one revision)."""
-        return {"changed": self.records.pin(self._named(), time.time())}
+        """Pin the model `name`, or unpin it where `pinned` is false: ORG/NAME, or ORG/NAME@REVISION
+        for one revision."""
+        name, pinned = self._named(self.request["name"]), bool(self.request["pinned"])
+        return {"changed": self.records.pin(name, time.time(), pinned=pinned)}
 
-    def unpin(self) -> Reply:
-        """Unpin it."""
-        return {"changed": self.records.unpin(self._named())}
-
-    def _named(self) -> str:
-        repository, revision = str(self.request["name"]), str(self.request.get("revision", ""))
-        if not is_repository(repository):
-            raise ResourceError(f"{repository[:100]!r} is not the name of a model: ORG/NAME")
+    def _named(self, name: object) -> str:
+        """Return a model's name with the commit of the revision that it names, if it does."""
+        repository, _, revision = str(name).partition("@")
         if not revision:
             return repository
-        return f"{repository}@{self._commit(repository, revision)}"
-
-    def _commit(self, repository: str, revision: str) -> str:
         commit = self.cache.commit_of(repository, revision)
         if commit is None:
             raise ResourceError(
                 f"the revision {revision[:80]!r} of {repository} is not on this node",
                 "`spark-cluster models list` shows what is there",
             )
-        return commit
-
-    def used(self) -> Reply:
-        """Note that a revision (`repository`, `commit`) serves now."""
-        self.records.mark_used(*self._revision(), time.time())
-        return {}
+        return f"{repository}@{commit}"
 
     def prune(self) -> Reply:
-        """Plan, and with `apply` remove; see `Wish` for `keep`, `only`, `bytes`, `unused_s`."""
-        wish = Wish(
-            keep=tuple((str(name), str(ref)) for name, ref in self.request.get("keep", [])),
-            only=tuple(self._only(str(name)) for name in self.request.get("only", [])),
+        """Plan, and with `apply` remove; see `plan` for `keep`, `only`, `bytes`, `unused_s`."""
+        found = self._usage()
+        removed, kept = plan(
+            self.cache,
+            found,
+            time.time(),
+            keep=[(str(name), str(ref)) for name, ref in self.request.get("keep", [])],
+            only=list(map(self._named, self.request.get("only", []))),
             free=int(self.request.get("bytes", 0)),
             unused_s=float(self.request.get("unused_s", 0.0)),
         )
-        found = usage(self.cache, self.records, self.host.path("/proc"))
-        pruning = prune.plan(self.cache, found, wish, time.time())
         if self.request.get("apply"):
-            pruning = prune.remove(self.cache, self.records, found, pruning)
-        return _pruning(pruning)
-
-    def _only(self, name: str) -> str:
-        repository, _, revision = name.partition("@")
-        return f"{repository}@{self._commit(repository, revision)}" if revision else repository
+            removed, busy = remove(self.cache, self.records, found, removed)
+            kept += busy
+        return {
+            "removed": [asdict(revision) for revision in removed],
+            "kept": [{**asdict(revision), "reason": why} for revision, why in kept],
+            "freed": found.freed(removed),
+        }
 
     def preview(self) -> Reply:
-        """Ask the hub what a pull of `repository` at `revision` would fetch; nothing is fetched.
-
-        Of the request come `token`, `endpoint` and `all_files`, too: see `HubModel`.
-        """
-        asked = self.request
-        return HubModel(
-            str(asked["repository"]),
-            str(asked["revision"]),
-            str(asked["hub"]),
-            LIBRARY,
-            token=Secret(str(asked["token"]["$secret"])),
-            endpoint=str(asked["endpoint"]),
-            all_files=bool(asked["all_files"]),
-        ).preview(self.host)
+        """Ask the hub what a pull of the HubModel `model` would fetch; nothing is fetched."""
+        return cast("HubModel", from_wire(self.request["model"])).preview(self.host)
 
     def verify(self) -> Reply:
         """Read a revision (`repository`, `commit`) and compare it with its hashes."""
-        repository, commit = self._revision()
-        return self._long("verify", repository, commit)
+        return self._long("verify")
 
     def adopt(self) -> Reply:
         """Take a revision over from the hub cache `other`, with `revision` as its branch.
@@ -173,17 +144,8 @@ class Store:
         Raises:
             ResourceError: the cache is neither root's nor that of the user who has logged in.
         """
-        repository, commit = self._revision()
-        place = str(self.request["other"])
-        other = next((one for one in self._homes() if self._place(one) == place), None)
-        if other is None or other.files.owners is None:
-            raise ResourceError(
-                f"{place[:200]} is not the hub cache of root or of the user who has logged in",
-                "log in as the user whose model it is, or pull it: `spark-cluster models pull`",
-            )
-        found = {"home": str(other.files.root), "owners": sorted(other.files.owners)}
-        revision = str(self.request.get("revision", ""))
-        return self._long("adopt", repository, commit, **found, revision=revision)
+        more = {name: str(self.request.get(name, "")) for name in ("other", "revision")}
+        return self._long("adopt", **more, root=str(self.host.root), user=_user())
 
     def remove_damaged(self) -> Reply:
         """Remove the blobs of damaged files (`paths`) and make the links that are lacking.
@@ -194,7 +156,7 @@ class Store:
         manifest = manifest_of(self.cache, self.records, repository, commit)
         damaged = {str(path) for path in self.request.get("paths", [])}
         blobs = {file.blob for file in manifest.files if file.path in damaged}
-        with alone(self.cache, repository, prune.LOCK_S):
+        with alone(self.cache, repository, LOCK_S):
             self.records.keep(manifest)
             for blob in sorted(blobs):
                 self.cache.files.remove(self.cache.blob(repository, blob))
@@ -209,8 +171,9 @@ class Store:
             raise ResourceError(f"{repository[:100]}@{commit[:60]} is not a model's revision")
         return repository, commit
 
-    def _long(self, what: str, repository: str, commit: str, **more: Any) -> Reply:
+    def _long(self, what: str, **more: Any) -> Reply:
         """Run it in a unit of its own, which goes on when the laptop is gone."""
+        repository, commit = self._revision()
         work = {"what": what, "repository": repository, "commit": commit, **more}
         folders = {"hub": str(self.cache.root), "ours": str(self.records.folder)}
         argv = verify.argv({**work, **folders})
@@ -218,12 +181,9 @@ class Store:
         return result_of(self.host, key, argv, timeout=LONGEST_S)
 
 
-def _pruning(pruning: Pruning) -> Reply:
-    return {
-        "removed": [asdict(revision) for revision in pruning.removed],
-        "kept": [{**asdict(revision), "reason": why} for revision, why in pruning.kept],
-        "freed": pruning.freed,
-    }
+def _user() -> str:
+    """The user from whom sudo has made root."""
+    return os.environ.get("SUDO_USER", "root")
 
 
 def _on_store(method: Callable[[Store], Reply]) -> Callable[[Host, Request], Reply]:
@@ -233,7 +193,7 @@ def _on_store(method: Callable[[Store], Reply]) -> Callable[[Host, Request], Rep
 ACTIONS: dict[str, Callable[[Host, Request], Reply]] = {
     method.__name__: _on_store(method)
     for method in (
-        *(Store.state, Store.usage, Store.pin, Store.unpin, Store.used, Store.preview),
-        *(Store.prune, Store.verify, Store.adopt, Store.remove_damaged),
+        *(Store.state, Store.usage, Store.pin, Store.prune, Store.preview),
+        *(Store.verify, Store.adopt, Store.remove_damaged),
     )
 }

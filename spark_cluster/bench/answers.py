@@ -14,10 +14,10 @@ from typing import Any
 
 from spark_cluster.bench import on_node
 from spark_cluster.bench.expansion import PlannedCell
-from spark_cluster.bench.generator import At, Generator, Run
-from spark_cluster.bench.reading import metric, number, read_json, result
+from spark_cluster.bench.generator import At, Generator, Run, metric, result
 from spark_cluster.bench.record import CellResult, Metric, MetricName, QuestionResult, Tool
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.run_folder import number, read_json
+from spark_cluster.bench.suite import Suite
 from spark_cluster.engine.checks.questions import VERSION, Question, chosen, why_wrong
 from spark_cluster.node.bench import ask
 from spark_cluster.node.replies import at, short, text_of

@@ -9,14 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import fmean
+from statistics import fmean, quantiles
 from typing import Any
 
 from spark_cluster.bench.expansion import PlannedCell
-from spark_cluster.bench.generator import OFFLINE, At, Generator, Run, Target
-from spark_cluster.bench.reading import metric, number, numbers, percentile, read_json, result
+from spark_cluster.bench.generator import OFFLINE, At, Generator, Run, Target, metric, result
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
-from spark_cluster.bench.suite_schema import MeasurementSettings, Suite
+from spark_cluster.bench.run_folder import number, numbers, read_json
+from spark_cluster.bench.suite import MeasurementSettings, Suite
 from spark_cluster.node.replies import decoded, short
 
 NAME = "llama-benchy"
@@ -298,5 +298,7 @@ def _metric(values: list[float], runs: int) -> Metric:
     """
     size = len(values) // runs
     each = [fmean(values[at : at + size]) for at in range(0, len(values), size)]
-    shares = (5, 50, 95) if size > 1 else ()
-    return metric(each, {f"p{p}": percentile(values, p / 100) for p in shares})
+    if size == 1:
+        return metric(each)
+    shares = quantiles(values, n=100, method="inclusive")
+    return metric(each, {f"p{p}": shares[p - 1] for p in (5, 50, 95)})

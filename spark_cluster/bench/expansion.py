@@ -10,15 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import product
-from typing import Any
 
 from spark_cluster.bench.record import CellKey
-from spark_cluster.bench.suite_schema import Pair, Stage, Suite, Variant
-from spark_cluster.bench.variant import label, variants, varied
+from spark_cluster.bench.suite import Pair, Stage, Suite, Sweep, Variant
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.document import Document, Flat, Hidden, derived, printed
 from spark_cluster.errors import Refused, UsageError
 
 RUNS = 5
@@ -37,7 +38,7 @@ def cells_text(count: int) -> str:
 
 
 @dataclass(frozen=True)
-class PlannedCell:
+class PlannedCell(Document):
     """A cell to measure.
 
     Attributes:
@@ -49,27 +50,15 @@ class PlannedCell:
 
     id: str
     setup: str
-    key: CellKey
+    key: Flat[CellKey]
     runs: int
     requests: int | None = None
     turn: int = 1
     skip: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """As in `--json`."""
-        return {
-            "id": self.id,
-            "setup": self.setup,
-            **self.key.model_dump(mode="json"),
-            "runs": self.runs,
-            "requests": self.requests,
-            "turn": self.turn,
-            "skip": self.skip,
-        }
-
 
 @dataclass(frozen=True)
-class PlannedSetup:
+class PlannedSetup(Document):
     """A server to bring up.
 
     Attributes:
@@ -82,36 +71,20 @@ class PlannedSetup:
     recipe: str
     tp: int
     replicas: int = 1
-    variant: Variant = field(default_factory=Variant)
-    served: Recipe | None = None
+    variant: Hidden[Variant] = field(default_factory=Variant)
+    served: Hidden[Recipe | None] = None
     skip: str = ""
+    variant_label = derived(str, lambda setup: label(setup.variant), key="variant")
 
     @property
     def each(self) -> int:
         """Nodes that one replica needs."""
         return self.served.nodes_for(self.tp) if self.served is not None else self.tp
 
-    @property
+    @printed
     def nodes(self) -> int:
         """Nodes that it needs."""
         return self.each * self.replicas
-
-    @property
-    def variant_label(self) -> str:
-        """As `Setup.variant` in the record."""
-        return label(self.variant)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in `--json`."""
-        return {
-            "id": self.id,
-            "recipe": self.recipe,
-            "tp": self.tp,
-            "replicas": self.replicas,
-            "variant": self.variant_label,
-            "nodes": self.nodes,
-            "skip": self.skip,
-        }
 
 
 @dataclass(frozen=True)
@@ -150,9 +123,27 @@ class Expansion:
         """The most nodes that a server needs."""
         return max((s.nodes for s in self.setups if not s.skip), default=0)
 
+    def without(self, reason: Callable[[PlannedSetup], str]) -> Expansion:
+        """Return it with a reason in `skip` of more servers and their cells.
+
+        Args:
+            reason: why a server is left out; empty for one that is not.
+        """
+        steps = []
+        for step in self.steps:
+            why = reason(step.setup)
+            setup = replace(step.setup, skip=step.setup.skip or why)
+            cells = tuple(replace(cell, skip=cell.skip or why) for cell in step.cells)
+            steps.append(replace(step, setup=setup, cells=cells))
+        return Expansion(tuple(steps))
+
 
 def expand(
-    suite: Suite, recipes: Mapping[str, Recipe] | None = None, names: Sequence[str] = ()
+    suite: Suite,
+    recipes: Mapping[str, Recipe] | None = None,
+    names: Sequence[str] = (),
+    *,
+    recorded: Mapping[str, Recipe] | None = None,
 ) -> Expansion:
     """Return the steps of a suite.
 
@@ -162,6 +153,8 @@ def expand(
     Args:
         recipes: by name; without one nothing is said of what it can do.
         names: recipes instead of the suite's own.
+        recorded: recipes by the ids of servers, in place of `recipes`; a variant's changes, which
+            these have, make no difference.
 
     Raises:
         UsageError: the suite names no recipe, and none is given.
@@ -172,7 +165,7 @@ def expand(
         raise UsageError(
             f"suite {suite.name} names no recipe", hint="give one with --recipe, such as lab-paris"
         )
-    known = recipes or {}
+    known = (recipes or {}) if recorded is None else recorded
     _must_generate(known.values())
     measured: set[str] = set()
     steps = []
@@ -181,7 +174,9 @@ def expand(
         for name, tp in sizes:
             for variant, turn, turns in _servers(suite):
                 replicas = stage.replicas or suite.replicas
-                setup = _setup(name, tp, replicas, variant, known.get(name))
+                id = _setup_id(name, tp, replicas, variant)
+                recipe = known.get(name if recorded is None else id)
+                setup = _setup(PlannedSetup(id, name, tp, replicas, variant), recipe)
                 cells = tuple(
                     cell
                     for cell in _cells(suite, stage, setup, turn, turns)
@@ -220,13 +215,7 @@ def _joined(steps: Sequence[Step]) -> list[Step]:
 
 def measurable(suite: Suite, found: Expansion) -> Expansion:
     """Return the steps with the reason in `skip` for what `bench run` does not measure yet."""
-    steps = []
-    for step in found.steps:
-        why = _unsupported(suite, step.setup)
-        setup = replace(step.setup, skip=step.setup.skip or why)
-        cells = tuple(replace(cell, skip=cell.skip or why) for cell in step.cells)
-        steps.append(replace(step, setup=setup, cells=cells))
-    return Expansion(tuple(steps))
+    return found.without(partial(_unsupported, suite))
 
 
 def _unsupported(suite: Suite, setup: PlannedSetup) -> str:
@@ -255,27 +244,24 @@ def _turns(pair: Pair) -> Iterator[tuple[Variant, int, int]]:
             yield variant, turn, pair.turns
 
 
-def _setup(
-    name: str, tp: int, replicas: int, variant: Variant, recipe: Recipe | None
-) -> PlannedSetup:
-    text = label(variant)
-    id = _id(f"{name}-tp{tp}" + (f"-x{replicas}" if replicas > 1 else ""), text)
-    served, skip = None, ""
-    if recipe is not None:
-        try:
-            recipe.check_size(tp)
-            served = varied(recipe, variant)
-        except Refused as error:
-            skip = error.message
-    return PlannedSetup(id, name, tp, replicas, variant, served, skip)
+def _setup(planned: PlannedSetup, recipe: Recipe | None) -> PlannedSetup:
+    """Return a server with its recipe, or why that cannot serve it."""
+    if recipe is None:
+        return planned
+    try:
+        recipe.check_size(planned.tp)
+        return replace(planned, served=varied(recipe, planned.variant))
+    except Refused as error:
+        return replace(planned, skip=error.message)
 
 
 _PLAIN = re.compile(r"[a-z0-9.-]+")
 _PLAIN_VARIANT = re.compile(r"|([a-z0-9-]+|num_speculative_tokens)=[a-z0-9.]+")
 
 
-def _id(server: str, variant: str) -> str:
+def _setup_id(name: str, tp: int, replicas: int, changes: Variant) -> str:
     """Return an id that a file can have; with a hash where the name alone would be ambiguous."""
+    server, variant = f"{name}-tp{tp}" + (f"-x{replicas}" if replicas > 1 else ""), label(changes)
     text = f"{server}-{variant}" if variant else server
     plain = re.sub(r"[^a-z0-9.]+", "-", text.lower()).strip("-.")
     is_plain = _PLAIN.fullmatch(server) and _PLAIN_VARIANT.fullmatch(variant)
@@ -347,6 +333,55 @@ def _too_long(key: CellKey, recipe: Recipe | None) -> str:
     return f"needs {needed:,} tokens of context, the server has {limit:,} (max-model-len)"
 
 
-def canonical(suite: Suite) -> str:
-    """Return the suite as it is, for the record: two that mean the same have the same text."""
-    return json.dumps(suite.model_dump(mode="json", exclude_none=True), sort_keys=True)
+# -- variants --------------------------------------------------------------------------------------
+
+
+def variants(sweep: Sweep) -> Iterator[Variant]:
+    """Yield every combination, the last argument changing fastest."""
+    flags = list(sweep.engine_args)
+    drafted: list[int | None] = [*sweep.num_speculative_tokens] or [None]
+    for *values, tokens in product(*sweep.engine_args.values(), drafted):
+        args = dict(zip(flags, values, strict=True))
+        yield Variant.model_construct(engine_args=args, num_speculative_tokens=tokens)
+
+
+def label(variant: Variant) -> str:
+    """Return what differs from the recipe, such as `enforce-eager=true`; empty for nothing."""
+    parts = [f"{flag}={_text(value)}" for flag, value in sorted(variant.engine_args.items())]
+    if variant.num_speculative_tokens is not None:
+        parts.append(f"num_speculative_tokens={variant.num_speculative_tokens}")
+    parts += [f"{name}={value}" for name, value in sorted(variant.env.items())]
+    return " ".join(parts)
+
+
+def _text(value: EngineValue) -> str:
+    return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
+
+
+def varied(recipe: Recipe, variant: Variant) -> Recipe:
+    """Return the recipe with a variant's changes.
+
+    Raises:
+        Refused: tokens to draft are given, and the recipe has no drafter.
+    """
+    changed: dict[str, object] = {}
+    if variant.engine_args:
+        args = {**recipe.engine_args, **variant.engine_args}
+        changed["engine_args"] = {flag: value for flag, value in args.items() if value is not False}
+        # The recipe's own field would win over the flag.
+        if "gpu-memory-utilization" in variant.engine_args:
+            changed["gpu_memory_utilization"] = None
+    if variant.env:
+        changed["env"] = {**recipe.env, **variant.env}
+    tokens = variant.num_speculative_tokens
+    if tokens == 0:
+        changed["drafter"] = None
+    elif tokens is not None:
+        if recipe.drafter is None:
+            raise Refused(
+                f"recipe {recipe.name} has no drafter, so num_speculative_tokens cannot be "
+                f"{tokens}",
+                hint="give a recipe with a drafter, such as gemma4-26b-a4b-fp8-mtp",
+            )
+        changed["drafter"] = recipe.drafter.model_copy(update={"tokens": tokens})
+    return recipe.model_copy(update=changed) if changed else recipe

@@ -1,7 +1,13 @@
-"""`bench fabric` on the nodes: may it run now, which messages, the job, and what came of it."""
+"""`bench fabric` on the nodes: may it run now, which messages, the job, and what came of it.
+
+A Ray that was started for it is ended by the nodes themselves when its laptop has gone: a timer of
+systemd on each node ends it after a limit that no measurement reaches. It ends the Ray of its own
+run and no other: one that `up` or a later run has made since has another label.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import statistics
@@ -9,21 +15,25 @@ import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster import __version__
 from spark_cluster.bench import fabric_probe, on_node
-from spark_cluster.bench.fabric_record import FabricNode, FabricRecord, Use, all_reduce
-from spark_cluster.bench.fabric_verdict import judged
+from spark_cluster.bench.describe import link_mtus
+from spark_cluster.bench.fabric_record import FabricNode, FabricRecord, Use, all_reduce, judged
 from spark_cluster.engine import ray_cluster, vram
+from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.job_client import ray_jobs
-from spark_cluster.errors import Failed, Refused, UsageError
+from spark_cluster.engine.names import RAY
+from spark_cluster.engine.ray import MEASURING
+from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
+from spark_cluster.planning.batch import batched_tokens
+from spark_cluster.planning.speed.serving import serving_of
+from spark_cluster.resources.unit import FOLDER
 from spark_cluster.runner.events import Progress
-
-if TYPE_CHECKING:
-    from spark_cluster.engine.deployment import Server
-    from spark_cluster.runner.play import Play
-    from spark_cluster.topology import Node
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
+from spark_cluster.topology import Node
 
 COMMAND = "bench fabric"
 
@@ -39,6 +49,34 @@ SWEEP = (*(8 * 4**power for power in range(13)), LARGEST)
 
 DTYPES = {"bfloat16": 2, "float16": 2, "half": 2, "float32": 4, "float": 4}
 """Bytes of an element of the activations."""
+
+UNIT = "spark-cluster-fabric-end"
+
+START_S = 600.0
+"""Seconds for starting and ending Ray's programs, besides the time in which its nodes join."""
+
+END = """\
+if command -v docker >/dev/null; then
+    docker container ls --all --quiet --filter "name=^/?$1$" --filter "label=$2=$3" |
+        xargs --no-run-if-empty docker rm --force
+fi
+if grep --quiet --no-messages --fixed-strings --regexp="\\"$2\\": \\"$3\\"" "$4"; then
+    systemctl disable --now "$1.service"
+fi
+"""
+"""Ends the Ray of a run, as a container or as a unit; the file of a unit has its labels in JSON."""
+
+ONCE = r"""\
+if command -v docker >/dev/null && docker container inspect "$1" >/dev/null 2>&1; then
+    docker update --restart no "$1" >/dev/null || exit
+fi
+if test -e "$2"; then
+    systemctl --quiet disable "$1.service"
+fi
+"""
+"""Keeps Ray from coming back with the node: its timer would not."""
+
+ARM = 'systemctl stop "$0.timer" 2>/dev/null; exec systemd-run --unit "$0" "$@"'
 
 
 def must_be_possible(play: Play, server: Server) -> None:
@@ -78,10 +116,6 @@ def messages(server: Server, folder: Path) -> dict[int, Use]:
         folder: where the model's folder is looked for too.
     """
     found: dict[int, Use] = dict.fromkeys(SWEEP, "")
-    # Late: formulas are not imported for looking that a server is up.
-    from spark_cluster.planning.batch import batched_tokens
-    from spark_cluster.planning.speed.of_recipe import serving_of
-
     try:
         geometry = serving_of(server.recipe, server.tp, folder).geometry
     except UsageError:  # a shape that is not known here
@@ -198,15 +232,13 @@ def record_of(
 
 
 def _node(node: Node, reported: Mapping[str, Any]) -> FabricNode:
-    names = {link.interface for link in node.links}
-    mtus = [face.mtu for face in node.facts.interfaces if face.name in names]
     memory = reported["memory"]
     return FabricNode(
         name=node.name,
         device=str(reported["device"]),
         driver=node.facts.gpu.driver if node.facts.gpu else "",
         kernel=node.facts.kernel,
-        mtu=min(mtus, default=None),
+        mtu=min(link_mtus(node), default=None),
         hcas=tuple(link.hca for link in node.links if link.hca),
         copy_gb_s=_middle(memory["copy"]),
         triad_gb_s=_middle(memory["triad"]),
@@ -217,3 +249,62 @@ def _node(node: Node, reported: Mapping[str, Any]) -> FabricNode:
 def _middle(rates: Sequence[float]) -> float:
     """The median in 10^9 bytes/s."""
     return float(f"{statistics.median(map(float, rates)) / 1e9:.6g}")
+
+
+# -- the end of a Ray that was started for it ------------------------------------------------------
+
+
+def end_limit_s(join_timeout_s: float) -> float:
+    """Return the seconds after which Ray is ended.
+
+    Args:
+        join_timeout_s: of the recipe, for Ray's nodes.
+    """
+    return join_timeout_s + LIMIT_S + SLACK_S + START_S
+
+
+def end_command(run: str) -> list[str]:
+    """Return the command that ends the Ray of a run on a node."""
+    return ["sh", "-c", END, "end", RAY, MEASURING, run, f"{FOLDER}/{RAY}.service"]
+
+
+def arm(sessions: Iterable[Session], run: str, seconds: float) -> None:
+    """Have each node end the Ray of a run after so many seconds, whatever becomes of the laptop.
+
+    Raises:
+        SparkClusterError: a node does not do so.
+    """
+    options = ["--quiet", "--collect", "--no-ask-password", f"--on-active={seconds:.0f}"]
+    options += ["--timer-property=AccuracySec=10s", "--property=RuntimeMaxSec=120", "--"]
+    for session in sessions:
+        done = session.run(["sh", "-c", ARM, UNIT, *options, *end_command(run)])
+        if done.status != 0:
+            raise Failed(
+                f"systemd-run: {done.stderr.strip()[:200] or f'status {done.status}'}",
+                where=session.node,
+                hint="`bench fabric` starts Ray only where the node ends it by itself",
+            )
+
+
+def start_no_more(sessions: Iterable[Session]) -> None:
+    """Have no node start Ray again after a reboot or a power cut, of which no timer is left.
+
+    Only when its nodes have joined: until then Ray's programs may have to be started again.
+
+    Raises:
+        SparkClusterError: a node does not do so.
+    """
+    for session in sessions:
+        done = session.run(["sh", "-c", ONCE, "once", RAY, f"{FOLDER}/{RAY}.service"])
+        if done.status != 0:
+            raise Failed(
+                f"Ray would start again with the node: {done.stderr.strip()[:200]}",
+                where=session.node,
+            )
+
+
+def disarm(sessions: Iterable[Session]) -> None:
+    """Take the timers back; one that stays finds nothing to end."""
+    for session in sessions:
+        with contextlib.suppress(SparkClusterError):
+            session.run(["systemctl", "stop", f"{UNIT}.timer"])

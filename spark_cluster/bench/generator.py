@@ -1,20 +1,21 @@
 """What a load generator is to a run: the command of a cell, and the meaning of what it leaves.
 
-To add one: a module with a `Generator`, a line in `generators.py`, its name in `suite_schema.py`,
+To add one: a module with a `Generator`, a line in `generators.py`, its name in `suite.py`,
 and where it is not part of the engine a role that installs it on the head.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import fmean, stdev
 from typing import Any, ClassVar
 
 from spark_cluster.bench.expansion import PlannedCell
-from spark_cluster.bench.record import CellResult, Tool
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
+from spark_cluster.bench.suite import Suite
 from spark_cluster.engine.deployment import Deployment
 
 OFFLINE = {"HF_HUB_OFFLINE": "1", "TRANSFORMERS_OFFLINE": "1"}
@@ -121,8 +122,42 @@ class Generator(ABC):
         return False
 
 
-def last_line(output: str) -> str:
-    """Return the last line in which a program says what went wrong; empty for none."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
-    return (errors or lines or [""])[-1][:200]
+# -- results ---------------------------------------------------------------------------------------
+
+
+def metric(values: Sequence[float], percentiles: dict[str, float] | None = None) -> Metric:
+    """Return a figure with a value for each run.
+
+    Args:
+        values: at least one.
+    """
+    std = stdev(values) if len(values) > 1 else None
+    return Metric(mean=fmean(values), std=std, values=tuple(values), percentiles=percentiles or {})
+
+
+def result(
+    cell: PlannedCell,
+    *,
+    metrics: dict[MetricName, Metric] | None = None,
+    reasons: Sequence[str] = (),
+    attention: Sequence[str] = (),
+    raw: tuple[str, ...] = (),
+    key: CellKey | None = None,
+) -> CellResult:
+    """Return a cell's result: failed when there is a reason.
+
+    Args:
+        key: of another phase of the cell, which is a cell of its own.
+    """
+    own = key is None or key == cell.key
+    return CellResult(
+        id=cell.id if own else f"{cell.id}-ctx",
+        setup=cell.setup,
+        key=key or cell.key,
+        runs=cell.runs,
+        status="failed" if reasons else "ok",
+        reason="; ".join(dict.fromkeys(reasons)),
+        attention=tuple(dict.fromkeys(attention)),
+        metrics=metrics or {},
+        raw=raw,
+    )

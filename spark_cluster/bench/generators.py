@@ -6,7 +6,7 @@ from spark_cluster.bench.answers import Questions
 from spark_cluster.bench.benchy import LlamaBenchy
 from spark_cluster.bench.generator import Generator
 from spark_cluster.bench.guidellm import GuideLlm
-from spark_cluster.bench.suite_schema import Suite, ToolName
+from spark_cluster.bench.suite import Suite, ToolName
 from spark_cluster.bench.vllm_bench import VllmBench
 
 GENERATORS: dict[ToolName, Generator] = {

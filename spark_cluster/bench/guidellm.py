@@ -14,9 +14,9 @@ from typing import Any
 from spark_cluster.bench import vllm_bench
 from spark_cluster.bench.expansion import REQUESTS, PlannedCell
 from spark_cluster.bench.generator import OFFLINE, At, Generator, Run, Target
-from spark_cluster.bench.reading import number
 from spark_cluster.bench.record import CellResult, Tool
-from spark_cluster.bench.suite_schema import MeasurementSettings, Suite
+from spark_cluster.bench.run_folder import number
+from spark_cluster.bench.suite import MeasurementSettings, Suite
 from spark_cluster.node.replies import at as found_at
 
 NAME = "guidellm"

@@ -5,30 +5,25 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.bench import (
-    acceptance,
     describe,
-    environment,
     generators,
-    node_files,
     on_node,
     run_telemetry,
-    startup_logs,
 )
 from spark_cluster.bench.expansion import PlannedCell, Step
 from spark_cluster.bench.generator import At, Generator, Target
-from spark_cluster.bench.planned_speed import predictions
-from spark_cluster.bench.reading import moment, number, read_json
 from spark_cluster.bench.record import CellResult
-from spark_cluster.bench.run import BenchRun, StartedServer
+from spark_cluster.bench.run import BenchRun
+from spark_cluster.bench.run_folder import moment, number, read_json
 from spark_cluster.bench.run_telemetry import Recording
-from spark_cluster.bench.sampling import rows_of
+from spark_cluster.bench.telemetry import read_lines
+from spark_cluster.bench.telemetry_flags import with_telemetry
 from spark_cluster.engine import vram
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.engine import engine
@@ -41,7 +36,7 @@ WAIT_S = 2.0
 """Seconds between two looks whether the head still measures."""
 
 
-def measure(play: Play, run: BenchRun, step: Step, server: StartedServer) -> None:
+def measure(play: Play, run: BenchRun, step: Step, deployment: Deployment) -> None:
     """Measure the cells of a step on the head, and bring back what came of them.
 
     Raises:
@@ -51,8 +46,6 @@ def measure(play: Play, run: BenchRun, step: Step, server: StartedServer) -> Non
     head = play.head  # it leaves the play when its cells end with an error
     session = play.session(head)
     folder = run.on_node(step)
-    _describe(play, run, step, server)
-    deployment = server.served.deployment
     job = job_of(run, step, deployment, play)
     metrics = {one.nodes[0].name: f"{engine_base(one)}/metrics" for one in deployment.servers}
     nodes = [node.name for node in deployment.nodes]
@@ -77,25 +70,6 @@ def measure(play: Play, run: BenchRun, step: Step, server: StartedServer) -> Non
             _bring_back(play, head, run, step, recording)
         raise
     _bring_back(play, head, run, step, recording)
-
-
-def _describe(play: Play, run: BenchRun, step: Step, server: StartedServer) -> None:
-    """Record what the server is, what runs on its nodes, and what the plan predicts for it."""
-    keys = [cell.key for cell in run.expansion.cells if cell.setup == step.setup.id]
-    caching = run.suite.settings.prefix_caching
-    predicted = predictions(play.project, step.setup, keys, prefix_caching=caching)
-    logs = startup_logs.keep(play, run.folder, run.raw(step).name)
-    served = server.served
-    setup = describe.setup_of(play, step.setup, served, server.startup_s, logs)
-    before = run.recorded(step)
-    if before is not None:  # of an earlier turn, or before the run was interrupted
-        kept = tuple(dict.fromkeys((*before.logs, *setup.logs)))
-        setup = setup.model_copy(update={"vram": (*before.vram, *setup.vram), "logs": kept})
-    setup = setup.model_copy(update={"predictions": predicted, "checks": server.checks})
-    run.add_setup(setup, describe.nodes_of(play, served))
-    run.add_version(served.versions.get("vllm", ""))
-    base = load_base(served.deployment)
-    run.add_round_trip(environment.round_trip_ms(play.session(play.head), base))
 
 
 def vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
@@ -229,34 +203,24 @@ def fetch(play: Play, run: BenchRun, step: Step) -> None:
 
 
 def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Recording) -> None:
-    """Copy telemetry and results; what goes on without the laptop is recorded on."""
+    """Copy telemetry and results, and add them to the record; what goes on without the laptop is
+    recorded on."""
     session = play.connections.session(head.name)  # after a reboot it is another one
-    recording.fetch(run.raw(step))
-    if on_node.measured(session) != run.on_node(step):
+    into, folder = run.raw(step), run.on_node(step)
+    recording.fetch(into)
+    if on_node.measured(session) != folder:
         recording.stop()
-    collect(play, run, step, head)
-
-
-def collect(play: Play, run: BenchRun, step: Step, head: Node) -> None:
-    """Bring back the results that are on the node, and add them to the record."""
-    into = run.raw(step)
-    with node_files.files_of(play.connections, head.name) as files:
-        too_large = on_node.fetch(files, run.on_node(step), into)
+    with on_node.files_of(play.connections, head.name) as files:
+        too_large = on_node.fetch(files, folder, into)
     found = []
     for cell in step.cells:
         ended = read_json(into / "cells" / f"{cell.id}.json")
         if isinstance(ended, dict):
             found += results_of(run, cell, ended, into, too_large)
-    run.add(with_telemetry(run, step, found))
-
-
-def with_telemetry(run: BenchRun, step: Step, found: Sequence[CellResult]) -> list[CellResult]:
-    """Return results with what the telemetry says of them."""
-    lines = run_telemetry.texts(run.raw(step))
-    rows = list(rows_of(lines))
-    engines = [list(acceptance.counters(text.splitlines())) for text in lines.values()]
-    accepted = acceptance.with_acceptance(found, engines)
-    return run_telemetry.flagged(accepted, rows, run.nodes(step), step.setup.tp)
+    known = [read_lines(*one) for one in run_telemetry.texts(into).items()]
+    rows = [row for of_node, _ in known for row in of_node]
+    drafts = [of_node for _, of_node in known]
+    run.add(with_telemetry(found, rows, drafts, run.nodes(step), step.setup.tp))
 
 
 def results_of(

@@ -11,30 +11,28 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from spark_cluster.bench import image_pins
-from spark_cluster.bench.describe import text_of
-from spark_cluster.bench.expansion import Expansion, Step, expand, measurable
+from spark_cluster.bench.describe import node_record, text_of
+from spark_cluster.bench.expansion import Expansion, PlannedSetup, expand, measurable
 from spark_cluster.bench.record import Record, Repeats, Setup
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import RECORD, load_record
+from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.suite import check as suite_problems
-from spark_cluster.bench.suite_schema import Suite
 from spark_cluster.config import recipe_checks
-from spark_cluster.config.allowances import Allowances, Allowed
+from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import Problem, dotted
 from spark_cluster.errors import InvalidFile, Refused, UsageError
+from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.durable import write_file
-
-if TYPE_CHECKING:
-    from spark_cluster.loader.project import Project
-    from spark_cluster.topology import Node
+from spark_cluster.topology import Node
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -116,7 +114,7 @@ def recipe_of(setup: Setup, where: str, allow: Allowances) -> Recipe:
     """
     place = f"recipe_text of {setup.id}"
     recipe = _parsed(Recipe, setup.recipe_text, where, place, recipe_checks.check)
-    return recipe.with_files(Allowed(user=allow))
+    return recipe.with_allowances(allow)
 
 
 def _parsed(
@@ -153,32 +151,15 @@ def expansion_of(original: Original, nodes: int) -> Expansion:
     Args:
         nodes: that there are; servers that need more are left out, with the reason.
     """
-    whole = expand(original.suite, {}, original.record.recipes)
-    by_server = {setup.id: _steps_of(original, setup.id) for setup in whole.setups}
-    steps = []
-    for number, step in enumerate(whole.steps):
-        own = by_server[step.setup.id]
-        found = own.get(number, step)
-        why = ""
-        if not own:
-            why = "the record has no recipe of this server: it was not brought up there"
-        elif step.setup.nodes > nodes:
-            why = f"it needs {step.setup.nodes} nodes; there are {nodes}"
-        setup = replace(found.setup, skip=found.setup.skip or why)
-        cells = tuple(replace(cell, skip=cell.skip or why) for cell in found.cells)
-        steps.append(replace(found, setup=setup, cells=cells))
-    return measurable(original.suite, Expansion(tuple(steps)))
 
+    def reason(setup: PlannedSetup) -> str:
+        if setup.id not in original.recipes:
+            return "the record has no recipe of this server: it was not brought up there"
+        return f"it needs {setup.nodes} nodes; there are {nodes}" if setup.nodes > nodes else ""
 
-def _steps_of(original: Original, server: str) -> dict[int, Step]:
-    """Return the steps of a server by their place in the suite, with the recipe as recorded; none
-    where no recipe was recorded."""
-    recipe = original.recipes.get(server)
-    if recipe is None:
-        return {}
-    name = original.record.setup(server).recipe
-    found = expand(original.suite, {name: recipe}, original.record.recipes).steps
-    return {number: step for number, step in enumerate(found) if step.setup.id == server}
+    names = original.record.recipes
+    found = expand(original.suite, names=names, recorded=original.recipes).without(reason)
+    return measurable(original.suite, found)
 
 
 def continued(record: Record, folder: Path, allow: Allowances, nodes: int) -> BenchRun:
@@ -263,22 +244,12 @@ def differences(record: Record, nodes: Sequence[Node], tool: str) -> Iterator[st
         yield f"{record.tool.name}: {record.tool.version} there, {tool} here"
     if len(record.nodes) != len(nodes):
         yield f"nodes: {len(record.nodes)} there, {len(nodes)} here"
-    facts = [node.facts for node in nodes]
-    here: dict[str, Iterable[object]] = {
-        "hardware": (one.gpu.name if one.gpu else one.arch for one in facts),
-        "driver": (one.gpu.driver if one.gpu else "" for one in facts),
-        "kernel": (one.kernel for one in facts),
-        "dgx": (one.dgx_version for one in facts),
-        "mtu": (
-            interface.mtu
-            for node in nodes
-            for interface in node.facts.interfaces
-            if interface.name in {link.interface for link in node.links}
-        ),
-    }
-    for name, values in here.items():
-        theirs = {str(value) for node in record.nodes if (value := getattr(node, name))}
-        ours = {str(value) for value in values if value}
+    here = [node_record(node) for node in nodes]
+    for name in ("hardware", "driver", "kernel", "dgx", "mtu"):
+        theirs, ours = (
+            {str(value) for node in side if (value := getattr(node, name))}
+            for side in (record.nodes, here)
+        )
         if theirs and theirs != ours:
             shown = [", ".join(sorted(side)) or "not known" for side in (theirs, ours)]
             yield f"{name}: {shown[0]} there, {shown[1]} here"

@@ -1,4 +1,4 @@
-"""A benchmark run and its record, and the server of a step.
+"""A benchmark run and its record.
 
 What is measured already is never measured again: the record on the laptop says which cells have a
 result, and the folder on the node has those that the laptop has not seen yet.
@@ -8,29 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
-from spark_cluster.bench import describe, generators, on_node
+from spark_cluster.bench import generators, on_node
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
-from spark_cluster.bench.reading import result
 from spark_cluster.bench.record import (
     CellResult,
-    CheckResult,
     NodeRecord,
     Record,
     Setup,
     VramReading,
 )
 from spark_cluster.bench.run_folder import RECORD, save_record
-from spark_cluster.bench.suite_schema import Suite
-from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.resolve import resolve
-from spark_cluster.engine.result import Served
-from spark_cluster.errors import Failed, InvalidFile
-from spark_cluster.runner.play import Play
+from spark_cluster.bench.suite import Suite
+from spark_cluster.errors import InvalidFile
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
@@ -136,59 +129,3 @@ class BenchRun:
     def _change(self, **what: object) -> None:
         self.record = self.record.model_copy(update=what)
         save_record(self.record, self.folder)
-
-
-def left_out(step: Step) -> dict[str, str]:
-    """Return the cells of a step that cannot be measured, with the reason."""
-    return {cell.id: cell.skip for cell in step.cells if cell.skip}
-
-
-def skipped(cell: PlannedCell, why: str) -> CellResult:
-    return result(cell, reasons=[why]).model_copy(update={"status": "skipped"})
-
-
-def bring_up(play: Play, step: Step) -> Served | None:
-    """Bring the step's server up with the playbook `up`, verified; None in check mode.
-
-    Its memory under load is read while its cells are measured.
-    """
-    setup = step.setup
-    if setup.served is None:
-        raise Failed(f"recipe {setup.recipe} was not read")
-    deployment = resolve(
-        setup.served, play.inventory, play.nodes, setup.tp, replicas=setup.replicas
-    )
-    if setup.replicas > 1:
-        deployment = replace(deployment, endpoint=on_loopback(deployment.endpoint))
-    playbook = play.project.load_playbook("up")
-    served: Served | None = playbook.function(play, deployment=deployment, load=False)
-    return served
-
-
-def on_loopback(endpoint: Endpoint) -> Endpoint:
-    """Return the endpoint of replicas for the load generator next to it.
-
-    It asks for no key and has no TLS, as a single server's own port on the loopback.
-    """
-    return replace(endpoint, host=LOOPBACK, api_key=None, tls=None, pem=None)
-
-
-@dataclass(frozen=True)
-class StartedServer:
-    """A server that is up.
-
-    Attributes:
-        startup_s: seconds that it took to load.
-        checks: of its answers.
-    """
-
-    served: Served
-    startup_s: float | None = None
-    checks: tuple[CheckResult, ...] = ()
-
-
-def take_down(play: Play, run: BenchRun, step: Step) -> None:
-    """Stop the server, verify that its memory is free again, and record that."""
-    stopped = play.project.load_playbook("down").function(play)
-    if stopped is not None:
-        run.add_vram(step.setup.id, describe.readings(stopped.now, "after"))

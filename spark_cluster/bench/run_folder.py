@@ -1,15 +1,18 @@
-"""The folder of a run on the laptop: `run.json`, `raw/`, `logs/`; what is written is whole."""
+"""The folder of a run on the laptop: `run.json`, `raw/`, `logs/`.
+
+What is written is whole. What is read may be somebody else's, or a node's.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from spark_cluster.bench.printable import printable
 from spark_cluster.bench.record import FORMAT, Record
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.node.durable import write_file
@@ -24,12 +27,19 @@ PAGE = "report.html"
 """In that folder: the report as a page."""
 
 MAX_BYTES = 256 * 1024**2
+"""Of a document; the result of an hour with a figure for every token stays below this."""
 MAX_NUMBER = 1e15
 """Nothing that is measured comes near it; a plot of more fails in ways that help no one."""
 
 
 MOST = {"cells": 20_000, "setups": 200, "nodes": 64}
 """More than any run has; a page of more would be of no use, and its making without an end."""
+
+LARGEST = 1e30
+"""A figure is smaller: sums and products of those that a foreign file gives stay finite."""
+
+LATEST = 1e11
+"""UNIX seconds that no clock shows: a node's file is foreign input."""
 
 
 def load_record(run: Path) -> Record:
@@ -112,3 +122,52 @@ def save_document(document: BaseModel, path: Path) -> None:
     """Write a document, and the folder that it is in; it is there whole or as it was before."""
     path.parent.mkdir(parents=True, exist_ok=True)
     write_file(path, (document.model_dump_json(indent=1) + "\n").encode(), mode=0o644)
+
+
+# -- what others wrote -----------------------------------------------------------------------------
+
+
+def printable(text: str) -> str:
+    """The text without control characters, overrides of the writing direction and halves of pairs.
+
+    Neither HTML nor XML can hold all of them, and none is worth showing.
+    """
+    if text.isprintable():
+        return text
+    return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
+
+
+def read_json(path: Path) -> dict[str, Any] | str:
+    """Return a JSON object, or why there is none."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            return f"{path.name} is larger than {MAX_BYTES >> 20} MiB"
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return f"it wrote no result ({path.name})"
+    except OSError as error:
+        return f"{path.name} cannot be read: {error.strerror}"
+    except (ValueError, RecursionError):
+        return f"{path.name} is not JSON; it may have been cut while it was written"
+    return data if isinstance(data, dict) else f"{path.name}: expected a JSON object"
+
+
+def number(value: object) -> float | None:
+    """Return a number below LARGEST, as a float; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if abs(value) < LARGEST else None
+
+
+def moment(seconds: float | None) -> datetime | None:
+    """Return the time of UNIX seconds; None for what no clock shows."""
+    if seconds is None or not 0 < seconds < LATEST:
+        return None
+    return datetime.fromtimestamp(seconds, UTC)
+
+
+def numbers(values: object) -> list[float]:
+    """Return the numbers of a list; what is not one counts as missing."""
+    if not isinstance(values, list):
+        return []
+    return [found for value in values if (found := number(value)) is not None]

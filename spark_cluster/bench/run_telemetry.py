@@ -9,23 +9,16 @@ import re
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from spark_cluster.bench import node_files
-from spark_cluster.bench.record import CellResult
+from spark_cluster.bench import on_node
 from spark_cluster.bench.run_folder import TELEMETRY
-from spark_cluster.bench.sampling import rows_of, start_recording, stop_recording
-from spark_cluster.bench.telemetry import Row
+from spark_cluster.bench.telemetry import read_lines
 from spark_cluster.bench.telemetry_file import write_parquet
-from spark_cluster.bench.telemetry_flags import attention
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.node import paths
 from spark_cluster.node.telemetry import FILE_LIMIT
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-
-if TYPE_CHECKING:
-    from spark_cluster.bench.node_files import NodeFiles
 
 PLACE = paths.TELEMETRY
 """On every node; root's own."""
@@ -59,7 +52,6 @@ class Recording:
         self.unit = unit_of(folder)
         # Root's own: in the step's folder a link of the load generator's user would be followed.
         self.place = f"{PLACE}/{self.unit}"
-        self.file = f"{self.place}/{FILE}"
         self.nodes = [node.name for node in play.nodes if node.name in nodes]
         self.metrics = metrics or {}
 
@@ -67,25 +59,35 @@ class Recording:
         """Start to record; where that fails the user is told, and the cells are measured."""
         for name in self.nodes:
             try:
-                session = self._session(name)
-                _need_folder(session, self.place)
-                settings = {"metrics": self.metrics.get(name, ""), "longest": self.longest}
-                start_recording(session, self.unit, self.file, **settings)
+                self._start(name)
             except SparkClusterError as error:
                 self.play.note(f"{name}: no telemetry: {error.message}", warning=True)
+
+    def _start(self, name: str) -> None:
+        session = self._session(name)
+        done = session.run(["mkdir", "-p", self.place])
+        if done.status != 0:
+            raise Failed(done.stderr.strip() or f"mkdir ended with status {done.status}")
+        session.request(
+            "telemetry",
+            unit=self.unit,
+            file=f"{self.place}/{FILE}",
+            metrics=self.metrics.get(name, ""),
+            longest=self.longest,
+        )
 
     def fetch(self, into: Path) -> None:
         """Bring the lines of all nodes to the laptop; what a node does not give is left out."""
         into.mkdir(parents=True, exist_ok=True)
         for name in self.nodes:
             try:
-                with node_files.files_of(self.play.connections, name) as files:
+                with on_node.files_of(self.play.connections, name) as files:
                     lines = self._lines(files)
                 (into / LINES.format(name)).write_bytes(gzip.compress(lines))
             except SparkClusterError as error:
                 self.play.note(f"{name}: its telemetry stays there: {error.message}", warning=True)
 
-    def _lines(self, files: NodeFiles) -> bytes:
+    def _lines(self, files: on_node.NodeFiles) -> bytes:
         """Return the lines of a node, those of an earlier file first."""
         sizes = files.sizes(self.place)
         names = [name for name in (f"{FILE}.1", FILE) if name in sizes]
@@ -96,7 +98,7 @@ class Recording:
         """End the samplers; a node that does not answer ends its own later."""
         for name in self.nodes:
             with contextlib.suppress(SparkClusterError):
-                stop_recording(self._session(name), self.unit)
+                self._session(name).run(["systemctl", "stop", f"{self.unit}.service"], timeout=30.0)
 
     def _session(self, node: str) -> Session:
         """Return the session of now: after a reboot of the node it is another one."""
@@ -119,7 +121,8 @@ def texts(step: Path) -> dict[str, str]:
 def merge(run: Path) -> None:
     """Write the telemetry of a run from the lines of its steps; nothing where there are none."""
     steps = [step for step in (run / "raw").glob("*") if step.is_dir()]
-    rows = [row for step in steps for row in rows_of(texts(step))]
+    known = [read_lines(*one)[0] for step in steps for one in texts(step).items()]
+    rows = [row for found in known for row in found]
     if rows:
         write_parquet(run / TELEMETRY, sorted(rows, key=lambda row: (row.time, row.node)))
 
@@ -129,28 +132,3 @@ def unit_of(folder: str) -> str:
     digest = hashlib.sha256(folder.encode()).hexdigest()[:10]
     plain = re.sub(r"[^A-Za-z0-9_-]", "-", folder).strip("-")[-70:]
     return f"spark-cluster-telemetry-{digest}-{plain}"
-
-
-def _need_folder(session: Session, folder: str) -> None:
-    done = session.run(["mkdir", "-p", folder])
-    if done.status != 0:
-        raise Failed(done.stderr.strip() or f"mkdir ended with status {done.status}")
-
-
-def flagged(
-    cells: Sequence[CellResult], known: Sequence[Row], nodes: Sequence[str], tp: int
-) -> list[CellResult]:
-    """Return results with what telemetry says against them.
-
-    Args:
-        nodes: those of the servers that were measured.
-        tp: nodes of one of them.
-    """
-    found = []
-    for cell in cells:
-        if nodes and known and cell.started is not None and cell.finished is not None:
-            more = attention(known, cell.started, cell.finished, nodes, tp=tp)
-            found.append(cell.model_copy(update={"attention": (*cell.attention, *more)}))
-        else:
-            found.append(cell)
-    return found

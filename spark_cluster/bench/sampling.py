@@ -1,4 +1,4 @@
-"""Samplers on the nodes: streamed to the laptop, or writing files there that outlive it."""
+"""Samplers on the nodes, streamed to the laptop, and the state of all nodes as `top` shows it."""
 
 from __future__ import annotations
 
@@ -6,32 +6,34 @@ import contextlib
 import queue
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from contextvars import copy_context
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.telemetry import LineReader, Row
+from spark_cluster.config.inventory import InventoryNode
+from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+from spark_cluster.facts.model import BUSY_PERCENT, SLOW_MHZ
 from spark_cluster.node.output import LINE_LIMIT
+from spark_cluster.runner.dialer import Dialer
+from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.parallel import in_parallel
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.config.inventory_schema import ServeEntry
-    from spark_cluster.runner.dialer import Dialer
-    from spark_cluster.runner.node_connection import NodeConnection
-    from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Session
 
 LABEL = "top"
 """Of the agents' processes."""
 
 PAUSES = (1.0, 10.0)
 """Seconds until a lost node is connected to again: at first, and at most."""
+
+SILENT_S = 5.0
+"""Seconds (and three intervals) without a row after which a node is shown as silent."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +57,6 @@ def metrics_url(serve: ServeEntry) -> str:
 
     It is the engine's own port on the loopback: there it asks for no key, and no proxy is between.
     """
-    from spark_cluster.config.ports import LOOPBACK
-
     return f"http://{LOOPBACK}:{serve.engine_port if serve.proxied else serve.port}/metrics"
 
 
@@ -185,33 +185,96 @@ class Sampling:
             connection.close()
 
 
-def start_recording(session: Session, unit: str, file: str, **settings: Any) -> bool:
-    """Start a sampler that writes JSON lines to a file of the node, and outlives the connection.
+# -- what is known of the nodes now ----------------------------------------------------------------
+
+
+@dataclass
+class NodeState:
+    """The state of a node, as far as it is known.
+
+    Attributes:
+        rows: how many have come.
+        processes: of the last reading.
+        lost: why it does not answer; None while it does.
+        for_good: it is not connected to again.
+    """
+
+    name: str
+    row: Row | None = None
+    rows: int = 0
+    processes: tuple[ProcessMemory, ...] = ()
+    lost: SparkClusterError | None = None
+    for_good: bool = False
+    heard: float = field(default_factory=time.monotonic)
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since its last row, or since the beginning."""
+        return time.monotonic() - self.heard
+
+
+class LiveState:
+    """The state of all nodes.
 
     Args:
-        unit: name of its transient unit, `spark-cluster-telemetry-...`, without `.service`.
-        settings: as for `Sampling`.
-
-    Returns:
-        False where it runs already.
-
-    Raises:
-        Failed: it cannot be started.
+        names: of the nodes, in the order in which they are shown.
+        every: seconds between two rows.
     """
-    reply = session.request("telemetry", unit=unit, file=file, **settings)
-    return bool(reply["started"])
+
+    def __init__(self, names: Iterable[str], every: float) -> None:
+        self.nodes = {name: NodeState(name) for name in names}
+        self._silent_s = max(SILENT_S, 3 * every)
+
+    def take(self, update: Update) -> bool:
+        """Take in what a node sends; True if it is news (each row, and a loss the first time)."""
+        if isinstance(update, Lost):
+            node = self.nodes[update.node]
+            known = node.lost is not None and node.lost.message == update.error.message
+            node.lost, node.for_good = update.error, update.for_good
+            return not known
+        node = self.nodes[update.node]
+        node.row, node.lost, node.heard = update, None, time.monotonic()
+        node.rows += 1
+        if update.processes is not None:
+            node.processes = update.processes
+        return True
+
+    def trouble(self, node: NodeState) -> str:
+        """Return why a node shows nothing of now; empty while it answers."""
+        if node.lost is not None:
+            again = "" if node.for_good else "; connecting again"
+            return f"{node.lost.message}{again}"
+        if node.silent_s <= self._silent_s:
+            return "" if node.row is not None else "connecting"
+        return f"no answer for {node.silent_s:.0f} s"
+
+    def has(self, count: int) -> bool:
+        """Return whether each node that answers has sent so many rows, and one does."""
+        waited_for = [node for node in self.nodes.values() if node.lost is None]
+        return bool(waited_for) and all(node.rows >= count for node in waited_for)
+
+    def first_loss(self) -> SparkClusterError | None:
+        """Return the error when no node has ever sent a row and none is still being tried."""
+        nodes = list(self.nodes.values())
+        if any(node.rows or node.lost is None for node in nodes):
+            return None
+        return next((node.lost for node in nodes if node.lost is not None), None)
+
+    def never_seen(self) -> list[NodeState]:
+        """Return the nodes that have sent nothing."""
+        return [node for node in self.nodes.values() if not node.rows]
 
 
-def stop_recording(session: Session, unit: str) -> None:
-    """End such a sampler; nothing where there is none."""
-    session.run(["systemctl", "stop", f"{unit}.service"], timeout=30.0)
-
-
-def rows_of(texts: Mapping[str, str]) -> Iterator[Row]:
-    """Yield the rows of recorded files: node to text, FILE.1 before FILE."""
-    for node, text in texts.items():
-        reader = LineReader(node)
-        for line in text.splitlines():
-            row = reader.row(line)
-            if row is not None:
-                yield row
+def warnings(row: Row) -> list[str]:
+    """Return what is wrong with a node at this moment, in a few words each."""
+    found = []
+    busy = (row.utilisation or 0) >= BUSY_PERCENT
+    if row.throttle:
+        found.append(f"throttled: {row.throttle.replace(',', ', ')}")
+    if busy and row.sm_clock_mhz is not None and row.sm_clock_mhz < SLOW_MHZ:
+        found.append(f"SM clock under {SLOW_MHZ / 1000:g} GHz under load")
+    if row.swap_bytes_s:
+        found.append("swapping")
+    if row.rdma_errors:
+        found.append(f"{row.rdma_errors} RDMA errors")
+    return [*found, *row.notes]

@@ -2,39 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
-from typing import TypeVar
+from collections.abc import Sequence
 
-from spark_cluster.bench import (
-    describe,
-    generators,
-    run_telemetry,
-    start_failures,
-    startup_logs,
-    verification,
-)
-from spark_cluster.bench.expansion import Step, cells_text
-from spark_cluster.bench.head import is_done_there, measure, settings_of
-from spark_cluster.bench.run import (
-    BenchRun,
-    StartedServer,
-    bring_up,
-    left_out,
-    skipped,
-    take_down,
-)
+from spark_cluster.bench import describe, generators, run_telemetry, step_server
+from spark_cluster.bench.expansion import PlannedCell, Step, cells_text
+from spark_cluster.bench.generator import result
+from spark_cluster.bench.head import is_done_there, load_base, measure, settings_of
+from spark_cluster.bench.planned_speed import predictions
+from spark_cluster.bench.record import CellResult
+from spark_cluster.bench.run import BenchRun
 from spark_cluster.config.engines import words
 from spark_cluster.engine import runtime
 from spark_cluster.engine.former import former_of
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
+from spark_cluster.engine.result import Served
 from spark_cluster.errors import Failed, Refused, SparkClusterError
 from spark_cluster.node import unit_state
 from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.runner.play import Play
 
-T = TypeVar("T")
+
+def left_out(step: Step) -> dict[str, str]:
+    """Return the cells of a step that cannot be measured, with the reason."""
+    return {cell.id: cell.skip for cell in step.cells if cell.skip}
+
+
+def skipped(cell: PlannedCell, why: str) -> CellResult:
+    return result(cell, reasons=[why]).model_copy(update={"status": "skipped"})
 
 
 def must_be_as_before(run: BenchRun, step: Step) -> None:
@@ -100,19 +95,14 @@ def _measure_steps(
         play.note(
             f"server {number} of {len(steps)}: {step.setup.id}, {cells_text(len(step.cells))}"
         )
-        try:
-            _measure_step(play, run, step)
-        except start_failures.NotStarted as failure:
-            if stop_at_first_failure:
-                raise failure.error from None
-            _give_up(play, run, step, failure.error)
+        if not _measure_step(play, run, step, stop_at_first_failure=stop_at_first_failure):
             continue
         following = steps[number] if number < len(steps) else None
         if play.check or (following is None and keep):
             continue
         # Every turn of a pair has a start of its own.
         if following is None or _server(following) != _server(step):
-            take_down(play, run, step)
+            step_server.take_down(play, run, step)
 
 
 def _take_down_last(play: Play, run: BenchRun) -> None:
@@ -130,7 +120,7 @@ def _take_down_last(play: Play, run: BenchRun) -> None:
     if other:
         play.note(f"{other} serves now, which is not of this run: it stays up")
         return
-    take_down(play, run, measured[-1])  # where nothing serves: what is left of it
+    step_server.take_down(play, run, measured[-1])  # where nothing serves: what is left of it
 
 
 def is_of(step: Step, running: ContainerState) -> bool:
@@ -145,38 +135,57 @@ def _server(step: Step) -> tuple[str, int]:
     return step.setup.id, step.turn
 
 
-def _measure_step(play: Play, run: BenchRun, step: Step) -> None:
+def _measure_step(play: Play, run: BenchRun, step: Step, *, stop_at_first_failure: bool) -> bool:
     """Bring the server of a step up and measure its cells; nothing where they are done already.
 
+    Returns:
+        False where it did not start, so that nothing of it is left.
+
     Raises:
-        NotStarted: the server does not start.
         SparkClusterError: the run cannot go on.
     """
     if not play.check:
         must_be_as_before(run, step)
         if is_done_there(play, run, step):
-            return
+            return True
     before = play.seconds.get("load", 0.0)
-    if served := _started(play, partial(bring_up, play, step)):
-        loaded = play.seconds.get("load", 0.0) - before
-        checks = verification.checks_of(play, run, step, served)
-        server = StartedServer(served, round(loaded, 1), checks)
-        with play.stage("measure"):
-            measure(play, run, step, server)
-
-
-def _started(play: Play, start: Callable[[], T]) -> T:
-    """Return what `start` does.
-
-    Raises:
-        NotStarted: the server is at fault that it fails.
-    """
     try:
-        return start()
+        served = step_server.bring_up(play, step)
     except SparkClusterError as error:
-        if play.check or not start_failures.is_of_server(play, error):
+        if play.check or stop_at_first_failure or not step_server.is_at_fault(play, error):
             raise
-        raise start_failures.NotStarted(error) from error
+        _give_up(play, run, step, error)
+        return False
+    if served is not None:
+        startup_s = round(play.seconds.get("load", 0.0) - before, 1)
+        _record_server(play, run, step, served, startup_s)
+        with play.stage("measure"):
+            measure(play, run, step, served.deployment)
+    return True
+
+
+def _record_server(play: Play, run: BenchRun, step: Step, served: Served, startup_s: float) -> None:
+    """Record what the server is, what runs on its nodes, what the plan predicts for it, and the
+    checks of its answers.
+
+    Args:
+        startup_s: seconds that it took to load.
+    """
+    checks = step_server.checks_of(play, run, step, served)
+    keys = [cell.key for cell in run.expansion.cells if cell.setup == step.setup.id]
+    caching = run.suite.settings.prefix_caching
+    predicted = predictions(play.project, step.setup, keys, prefix_caching=caching)
+    logs = step_server.keep_logs(play, run.folder, run.raw(step).name)
+    setup = describe.setup_of(play, step.setup, served, startup_s, logs)
+    before = run.recorded(step)
+    if before is not None:  # of an earlier turn, or before the run was interrupted
+        kept = tuple(dict.fromkeys((*before.logs, *setup.logs)))
+        setup = setup.model_copy(update={"vram": (*before.vram, *setup.vram), "logs": kept})
+    setup = setup.model_copy(update={"predictions": predicted, "checks": checks})
+    run.add_setup(setup, describe.nodes_of(play, served))
+    run.add_version(served.versions.get("vllm", ""))
+    base = load_base(served.deployment)
+    run.add_round_trip(describe.round_trip_ms(play.session(play.head), base))
 
 
 def _give_up(play: Play, run: BenchRun, step: Step, error: SparkClusterError) -> None:
@@ -185,11 +194,11 @@ def _give_up(play: Play, run: BenchRun, step: Step, error: SparkClusterError) ->
     They have no result before the server is gone and its memory is free: where that cannot be
     seen, the cluster is at fault, and the run ends with these cells still to be measured.
     """
-    reason = start_failures.reason(error)
+    reason = step_server.not_started(error)
     play.note(f"{step.setup.id}: {reason}", warning=True)
-    logs = startup_logs.keep(play, run.folder, run.raw(step).name)
-    take_down(play, run, step)
+    logs = step_server.keep_logs(play, run.folder, run.raw(step).name)
+    step_server.take_down(play, run, step)
     recipe = step.setup.served
     if run.recorded(step) is None and recipe is not None:
         run.add_setup(describe.setup_not_started(play, step.setup, recipe, logs), ())
-    run.add([start_failures.failed(cell, reason, logs) for cell in run.left(step)])
+    run.add([result(cell, reasons=[reason], raw=logs) for cell in run.left(step)])

@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 from spark_cluster.bench.record import ProcessMemory
+from spark_cluster.bench.run_folder import number
+from spark_cluster.document import Document, PrintedAs
 from spark_cluster.node.telemetry import FORMAT
 
 KIB = 1024
@@ -18,8 +20,15 @@ LONGEST_GAP_S = 60.0
 """Seconds between two lines of which rates are made; over longer ones they say nothing."""
 
 
+def _utc(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
+
+
+Moment = Annotated[datetime, PrintedAs(_utc)]
+
+
 @dataclass(frozen=True)
-class Row:
+class Row(Document):
     """A node at one moment; what is not known is None.
 
     Attributes:
@@ -40,7 +49,7 @@ class Row:
         notes: why something is not known.
     """
 
-    time: datetime
+    time: Moment
     node: str
     sm_clock_mhz: float | None = None
     power_w: float | None = None
@@ -69,39 +78,21 @@ class Row:
     processes: tuple[ProcessMemory, ...] | None = None
     notes: tuple[str, ...] = ()
 
-    def to_dict(self) -> dict[str, Any]:
-        """As in a line of `top --json`."""
-        processes = self.processes
-        return {
-            "time": f"{self.time.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z",
-            "node": self.node,
-            "sm_clock_mhz": self.sm_clock_mhz,
-            "power_w": self.power_w,
-            "temperature_c": self.temperature_c,
-            "throttle": self.throttle,
-            "mem_available_mib": self.mem_available_mib,
-            "mem_total_mib": self.mem_total_mib,
-            "swap_used_mib": self.swap_used_mib,
-            "gpu_mem_mib": self.gpu_mem_mib,
-            "rdma_rx_bytes_s": self.rdma_rx_bytes_s,
-            "rdma_tx_bytes_s": self.rdma_tx_bytes_s,
-            "net_rx_bytes_s": self.net_rx_bytes_s,
-            "net_tx_bytes_s": self.net_tx_bytes_s,
-            "running": self.running,
-            "waiting": self.waiting,
-            "kv_usage": self.kv_usage,
-            "acceptance": self.acceptance,
-            "prompt_tps": self.prompt_tps,
-            "generation_tps": self.generation_tps,
-            "utilisation": self.utilisation,
-            "link_rx_bytes_s": self.link_rx_bytes_s,
-            "link_tx_bytes_s": self.link_tx_bytes_s,
-            "rdma_errors": self.rdma_errors,
-            "swap_bytes_s": self.swap_bytes_s,
-            "preemptions": self.preemptions,
-            "processes": None if processes is None else [p.model_dump() for p in processes],
-            "notes": list(self.notes),
-        }
+
+@dataclass(frozen=True)
+class Drafts:
+    """The counters of an engine's drafter at a moment.
+
+    Attributes:
+        time: UNIX seconds.
+        steps: in which tokens were drafted.
+        drafted, accepted: tokens.
+    """
+
+    time: float
+    steps: float
+    drafted: float
+    accepted: float
 
 
 class LineReader:
@@ -109,10 +100,14 @@ class LineReader:
 
     Args:
         node: its name.
+
+    Attributes:
+        drafts: of the last row; None where the engine has no drafter.
     """
 
     def __init__(self, node: str) -> None:
         self.node = node
+        self.drafts: Drafts | None = None
         self._before: Mapping[str, Any] = {}
         self._errors: int | None = None
         self._gpu_mem_mib: int | None = None
@@ -122,17 +117,9 @@ class LineReader:
         try:
             sample = json.loads(line)
             at = datetime.fromtimestamp(float(sample["time"]), UTC)
-            known = sample["format"] == FORMAT
+            return self._row(at, sample) if sample["format"] == FORMAT else None
         except _NOT_A_ROW:
             return None
-        if not known:
-            return None
-        try:
-            row = self._row(at, sample)
-        except _NOT_A_ROW:
-            return None
-        self._before = sample
-        return row
 
     def _row(self, at: datetime, sample: Mapping[str, Any]) -> Row:
         gpu, engine = _part(sample, "gpu"), _part(sample, "engine")
@@ -140,14 +127,15 @@ class LineReader:
         if processes is not None:
             self._gpu_mem_mib = sum(process.used_mib or 0 for process in processes)
         reasons = gpu.get("throttle")
-        return Row(
+        counters = _counters(sample)
+        row = Row(
             time=at,
             node=self.node,
             **{name: gpu.get(name) for name in _GPU},
             throttle=",".join(reasons) if isinstance(reasons, list) else None,
             **_memory(_part(sample, "memory")),
             gpu_mem_mib=self._gpu_mem_mib,
-            **self._rates(sample),
+            **_rates(self._before, counters),
             running=_whole(engine.get("running")),
             waiting=_whole(engine.get("waiting")),
             kv_usage=engine.get("kv_usage"),
@@ -155,32 +143,10 @@ class LineReader:
             processes=processes,
             notes=tuple(map(str, sample.get("notes", ()))),
         )
-
-    def _rates(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        before = self._before
-        seconds = _seconds(before, sample)
-
-        def grown(count: Any) -> float | None:
-            return None if seconds is None else _grown(count(before), count(sample))
-
-        def rate(count: Any) -> float | None:
-            by = grown(count)
-            return None if by is None or seconds is None else by / seconds
-
-        drafted = grown(lambda line: _part(line, "engine").get("draft_tokens"))
-        accepted = grown(lambda line: _part(line, "engine").get("accepted_tokens"))
-        return {
-            **{
-                f"{name}_{way}_bytes_s": rate(lambda line, c=count, n=n: c(line, n))
-                for name, count in (("rdma", _rdma), ("net", _network), ("link", _link))
-                for n, way in enumerate(("rx", "tx"))
-            },
-            "prompt_tps": rate(lambda line: _part(line, "engine").get("prompt_tokens")),
-            "generation_tps": rate(lambda line: _part(line, "engine").get("generation_tokens")),
-            "acceptance": accepted / drafted if drafted and accepted is not None else None,
-            "preemptions": _whole(grown(lambda line: _part(line, "engine").get("preemptions"))),
-            "swap_bytes_s": rate(lambda line: _part(line, "memory").get("swapped_bytes")),
-        }
+        known = [found for name in _DRAFTS if (found := number(counters[name])) is not None]
+        self.drafts = Drafts(at.timestamp(), *known) if len(known) == len(_DRAFTS) else None
+        self._before = counters
+        return row
 
     def _new_errors(self, sample: Any) -> int | None:
         if not isinstance(sample, dict) or not any(v is not None for v in sample.values()):
@@ -189,12 +155,23 @@ class LineReader:
         return _whole(_grown(before, self._errors))
 
 
+def read_lines(node: str, text: str) -> tuple[list[Row], list[Drafts]]:
+    """Return what a recorded file says: FILE.1 before FILE."""
+    reader, rows, drafts = LineReader(node), [], []
+    for line in text.splitlines():
+        if (row := reader.row(line)) is not None:
+            rows.append(row)
+            drafts += [reader.drafts] if reader.drafts is not None else []
+    return rows, drafts
+
+
 _NOT_A_ROW = (
     ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError,
 )  # fmt: skip
 """What reading a line raises that is not the sampler's."""
 
 _GPU = ("utilisation", "sm_clock_mhz", "power_w", "temperature_c")
+_DRAFTS = ("drafts", "draft_tokens", "accepted_tokens")
 
 
 def _part(line: Mapping[str, Any], name: str) -> Mapping[str, Any]:
@@ -219,12 +196,50 @@ def _processes(sample: Any) -> tuple[ProcessMemory, ...] | None:
     return tuple(ProcessMemory(pid=pid, name=name, used_mib=mib) for pid, name, mib in sample)
 
 
-def _seconds(before: Mapping[str, Any], now: Mapping[str, Any]) -> float | None:
-    """Seconds between two lines by the monotonic clock; None over a reboot or a long gap."""
-    if not before:
-        return None
-    seconds = float(now.get("clock", 0)) - float(before.get("clock", 0))
-    return seconds if 0 < seconds <= LONGEST_GAP_S else None
+def _counters(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the clock and all that only grows; what becomes a rate by the rate's name."""
+    engine, network = _part(sample, "engine"), _part(sample, "network")
+    hcas = _part(sample, "rdma").values()
+    interfaces = {hca.get("interface") for hca in hcas}
+    link = [network[name] for name in interfaces if name in network]
+    moved = {
+        f"{name}_{way}_bytes_s": _total(values)
+        for n, way in enumerate(("rx", "tx"))
+        for name, values in (
+            ("rdma", [hca.get(way) for hca in hcas]),
+            ("net", [counted[n] for counted in network.values()]),
+            ("link", [counted[n] for counted in link]),
+        )
+    }
+    return {
+        "clock": float(sample.get("clock", 0)),
+        **moved,
+        "prompt_tps": engine.get("prompt_tokens"),
+        "generation_tps": engine.get("generation_tokens"),
+        "swap_bytes_s": _part(sample, "memory").get("swapped_bytes"),
+        "preemptions": engine.get("preemptions"),
+        **{name: engine.get(name) for name in _DRAFTS},
+    }
+
+
+def _rates(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rates a second, and what else has grown between two lines.
+
+    All are None over a reboot, by the monotonic clock, or a long gap.
+    """
+    seconds = now["clock"] - before["clock"] if before else 0.0
+    is_known = 0 < seconds <= LONGEST_GAP_S
+    grown = {name: _grown(before[name], now[name]) if is_known else None for name in now}
+    drafted, accepted = grown["draft_tokens"], grown["accepted_tokens"]
+    return {
+        **{
+            name: None if by is None else by / seconds
+            for name, by in grown.items()
+            if name.endswith(("_tps", "_bytes_s"))
+        },
+        "acceptance": accepted / drafted if drafted and accepted is not None else None,
+        "preemptions": _whole(grown["preemptions"]),
+    }
 
 
 def _grown(before: float | None, now: float | None) -> float | None:
@@ -235,17 +250,3 @@ def _grown(before: float | None, now: float | None) -> float | None:
 def _total(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None
-
-
-def _rdma(line: Mapping[str, Any], way: int) -> float | None:
-    return _total(hca.get(("rx", "tx")[way]) for hca in _part(line, "rdma").values())
-
-
-def _network(line: Mapping[str, Any], way: int) -> float | None:
-    return _total(counted[way] for counted in _part(line, "network").values())
-
-
-def _link(line: Mapping[str, Any], way: int) -> float | None:
-    network = _part(line, "network")
-    names = {hca.get("interface") for hca in _part(line, "rdma").values()}
-    return _total(network[name][way] for name in names if name in network)

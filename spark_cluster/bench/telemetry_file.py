@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import fields
 from datetime import datetime
 from itertools import islice
@@ -15,7 +15,7 @@ from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.errors import UsageError, install_extra
 
-KINDS = {"datetime": "timestamp", "str": "string", "int": "int32", "float": "float32"}
+KINDS = {"Moment": "timestamp", "str": "string", "int": "int32", "float": "float32"}
 """Of the file of rows: a field's type, and pyarrow's name for it; rates of bytes are float64."""
 
 COLUMNS = {
@@ -157,28 +157,6 @@ def write_parquet(path: Path, rows: Iterable[Row]) -> None:
                 out.write_table(arrow.Table.from_pylist(found, schema=out.schema))
     processes_path(new).replace(processes_path(path))
     new.replace(path)
-
-
-def read_parquet(path: Path) -> Iterator[Row]:
-    """Yield the rows of a file that `write_parquet` wrote, with the processes' memory.
-
-    Raises:
-        UsageError: pyarrow is not installed.
-        OSError: the file cannot be read.
-    """
-    need_pyarrow()
-    import pyarrow.parquet
-
-    held: dict[tuple[Any, str], list[ProcessMemory]] = {}
-    companion = processes_path(path)
-    if companion.exists():
-        for data in pyarrow.parquet.read_table(companion).to_pylist():
-            process = ProcessMemory(**{name: data[name] for name in ("pid", "name", "used_mib")})
-            held.setdefault((data["time"], data["node"]), []).append(process)
-    for data in pyarrow.parquet.read_table(path).to_pylist():
-        processes = held.get((data["time"], data["node"]))
-        known = {name: data.get(name) for name in COLUMNS}
-        yield Row(**known, processes=None if processes is None else tuple(processes))
 
 
 def _kind(arrow: Any, kind: str) -> Any:

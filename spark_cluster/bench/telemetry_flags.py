@@ -1,4 +1,8 @@
-"""Reasons against a measurement from the telemetry of the time in which it was made."""
+"""What telemetry says of a measurement: reasons against it, and the acceptance of drafted tokens.
+
+The counters of drafts are in the sampler's lines, once a second (see node/engine_metrics.py). Of a
+cell what counts is by how much they grew between its begin and its end, with its warm-up.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 
-from spark_cluster.bench.telemetry import MIB, Row
+from spark_cluster.bench.record import CellResult, Metric, MetricName
+from spark_cluster.bench.telemetry import MIB, Drafts, Row
 from spark_cluster.facts.model import BUSY_PERCENT, SLOW_MHZ
 
 LEAST_S = 3.0
@@ -27,6 +32,10 @@ LINK_BYTES = MIB
 MISSING_SHARE = 0.1
 """Share of a stretch without rows from which it is flagged. Our choice."""
 
+SETTLED_S = 1.5
+"""Seconds after a cell in which a line may still say what the counters were before its end. The
+load generator of the next cell takes longer to start."""
+
 
 @dataclass(frozen=True)
 class Stretch:
@@ -40,6 +49,66 @@ class Stretch:
     def busy(self) -> list[tuple[Row, float]]:
         """Those under load."""
         return [(row, s) for row, s in self.rows if (row.utilisation or 0) >= BUSY_PERCENT]
+
+
+def with_telemetry(
+    cells: Sequence[CellResult],
+    rows: Sequence[Row],
+    engines: Sequence[Sequence[Drafts]],
+    nodes: Sequence[str],
+    tp: int,
+) -> list[CellResult]:
+    """Return results with what telemetry says of them.
+
+    The acceptance of drafts that the load generator told stays.
+
+    Args:
+        rows: of these nodes and perhaps others, in any order.
+        engines: the counters of each engine that served, in the order of time.
+        nodes: those of the servers that were measured.
+        tp: nodes of one of them.
+    """
+    found = []
+    for cell in cells:
+        changed: dict[str, object] = {}
+        if cell.started is not None and cell.finished is not None:
+            metrics = _acceptance(cell, engines, cell.started, cell.finished) | cell.metrics
+            more = attention(rows, cell.started, cell.finished, nodes, tp) if rows and nodes else ()
+            changed = {"metrics": metrics, "attention": (*cell.attention, *more)}
+        found.append(cell.model_copy(update=changed))
+    return found
+
+
+def _acceptance(
+    cell: CellResult, engines: Sequence[Sequence[Drafts]], started: datetime, finished: datetime
+) -> dict[MetricName, Metric]:
+    if cell.status != "ok" or cell.key.context_prefill or "acceptance" in cell.metrics:
+        return {}
+    grown = [_grown(found, started, finished) for found in engines]
+    steps, drafted, accepted = (sum(one[k] for one in grown) for k in range(3))
+    if not (steps > 0 and 0 <= accepted <= drafted and drafted > 0):
+        return {}
+    return {
+        "acceptance": Metric(mean=accepted / drafted),
+        # Each step also gives the token that the model itself makes.
+        "acceptance_length": Metric(mean=1 + accepted / steps),
+    }
+
+
+def _grown(
+    found: Sequence[Drafts], started: datetime, finished: datetime
+) -> tuple[float, float, float]:
+    """Return by how much drafts, drafted and accepted tokens grew; where an engine was started
+    again in between, what it counted before is left out."""
+    begin, end = started.timestamp(), finished.timestamp()
+    before = [one for one in found if one.time <= begin][-1:]
+    within = [one for one in found if begin < one.time <= end + SETTLED_S]
+    total = [0.0, 0.0, 0.0]
+    for a, b in pairwise([*before, *within]):
+        more = (b.steps - a.steps, b.drafted - a.drafted, b.accepted - a.accepted)
+        if min(more) >= 0:
+            total = [old + new for old, new in zip(total, more, strict=True)]
+    return total[0], total[1], total[2]
 
 
 def attention(

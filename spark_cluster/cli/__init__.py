@@ -21,7 +21,6 @@ import click
 from spark_cluster import __version__
 from spark_cluster.cli.app import App
 from spark_cluster.cli.visible import show_error
-from spark_cluster.cli.watch import watching
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
@@ -69,6 +68,9 @@ COMMANDS = {
 }
 """In the order in which a newcomer meets them. The text is here so that --help imports nothing."""
 
+ELSEWHERE = {"lab": "spark_cluster.lab.commands"}
+"""Modules of commands that are no part of the command line itself."""
+
 
 class LazyGroup(click.Group):
     """A group whose commands are imported when they are called."""
@@ -79,7 +81,7 @@ class LazyGroup(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"spark_cluster.cli.{cmd_name}")
+        module = importlib.import_module(ELSEWHERE.get(cmd_name, f"spark_cluster.cli.{cmd_name}"))
         command: click.Command = module.command
         take_globals(command)
         return command
@@ -188,6 +190,7 @@ def cli(
     5 verification failed, 130 interrupted.
     """
     from spark_cluster.cli.api import Cluster
+    from spark_cluster.cli.opened import watching
     from spark_cluster.loader.extension import using
 
     cluster = Cluster(inventory, project=project, limit=limit, started=process_start.STARTED)

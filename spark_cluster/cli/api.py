@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
@@ -171,7 +170,7 @@ class Cluster(Serving):
 
         with self.dialer.sessions(self.nodes, "vram") as sessions:
             readings, models = sample(sessions), models_by_process(sessions)
-        return VramResult(tuple(replace(r, models=models.get(r.name, {})) for r in readings))
+        return VramResult(tuple(one.serving(models.get(one.name, {})) for one in readings))
 
     def provision(
         self,
@@ -254,19 +253,12 @@ class Cluster(Serving):
             UsageError: `out` holds a run already.
             SparkClusterError: a node is not reached, or an extra is not installed.
         """
-        from spark_cluster.cli.bench_measure import bench
+        from spark_cluster.cli.bench_measure import begun, measure
         from spark_cluster.runner.options import Options
 
-        return bench(
-            self,
-            suite,
-            recipes,
-            out=None if out is None else Path(out),
-            keep=keep,
-            stop_at_first_failure=stop_at_first_failure,
-            allow=allow,
-            options=options or Options(),
-        )
+        made = begun(self, suite, tuple(recipes), allow, None if out is None else Path(out))
+        how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
+        return measure(self, made, options or Options(), how, run_id=made.record.id)
 
     def playbook(self, file: str | Path, *, options: Options | None = None) -> PlaybookResult:
         """Run a playbook.
@@ -331,12 +323,8 @@ def _run(playbook: Playbook, play: Play) -> object:
 
 
 def _provisioned(run: Run, done: Any, failed: dict[str, SparkClusterError]) -> ProvisionResult:
-    from spark_cluster.cli.results import (
-        MeasuredBandwidth,
-        NodeError,
-        ProvisionedNode,
-        ProvisionResult,
-    )
+    from spark_cluster.cli.recap import NodeError
+    from spark_cluster.cli.results import MeasuredBandwidth, ProvisionedNode, ProvisionResult
 
     nodes = {}
     for name, tally in run.recap.nodes.items():

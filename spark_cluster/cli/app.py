@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import signal
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -18,26 +20,18 @@ if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
     from spark_cluster.cli.api import Cluster
-    from spark_cluster.cli.display import Display
     from spark_cluster.cli.run import Run
     from spark_cluster.cli.terminal import Console
-    from spark_cluster.cli.watch import WatchedRun
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.loader.project import Project
     from spark_cluster.runner.events import Sink
 
 F = TypeVar("F", bound=Callable[..., Any])
-R = TypeVar("R", bound="Documented")
+R = TypeVar("R")
 
 WOULD_CHANGE = 10
 """Exit status of `--check --exit-code` when something would change."""
-
-
-class Documented(Protocol):
-    """A result that has a JSON document."""
-
-    def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -53,7 +47,7 @@ class App:
     cluster: Cluster
     as_json: bool = field(default=False, kw_only=True)
     verbose: bool = field(default=False, kw_only=True)
-    last_run: WatchedRun | None = field(default=None, init=False)
+    last_run: Run | None = field(default=None, init=False)
 
     @property
     def project(self) -> Project:
@@ -74,11 +68,6 @@ class App:
     def nodes(self) -> list[InventoryNode]:
         """The nodes that --limit selects."""
         return self.cluster.nodes
-
-    @property
-    def connect_early(self) -> Callable[..., None]:
-        """Begin to connect while the command is still being imported; see `Opened`."""
-        return self.cluster.connect_early
 
     @property
     def play(self) -> Callable[..., AbstractContextManager[Run]]:
@@ -106,7 +95,9 @@ class App:
     @cached_property
     def run_id(self) -> str:
         """The id of the run that this command makes."""
-        return self.cluster.take_run_id()
+        from spark_cluster.cli.opened import new_run
+
+        return new_run()
 
     @cached_property
     def console(self) -> Console:
@@ -117,30 +108,39 @@ class App:
 
     def print_json(self, document: Any) -> None:
         """The one JSON document."""
-        click.echo(json.dumps(document, indent=2, default=str))
+        from spark_cluster.document import as_json
+
+        click.echo(json.dumps(as_json(document), indent=2, default=str))
 
     def show(self, found: R, show: Callable[[App, R], object]) -> None:
         """Print what a command has found: its JSON document, or what `show` prints for people."""
         if self.as_json:
-            self.print_json(found.to_dict())
+            self.print_json(found)
         else:
             show(self, found)
 
-    def watch(self, run: WatchedRun) -> Sink:
-        """Return what shows a run of this command."""
-        from spark_cluster.cli.late_display import shown
+    def watch(self, run: Run) -> Sink:
+        """Return what shows a run of this command; with --step it also asks.
+
+        The process is the run's from here on: garbage is collected again, and SIGTERM ends it as
+        Ctrl-C does.
+        """
+        from spark_cluster.cli.display import Display
 
         self.last_run = run
         if not run.change:  # its result is shown right after; a run that changes shows its events
             self.import_meanwhile()
+        gc.freeze()
+        gc.enable()
+        signal.signal(signal.SIGTERM, _interrupt)
+        display = Display(lambda: self.console, verbose=self.verbose, titled=run.change)
+        if run.options.step:
+            from spark_cluster.cli.step import Stepper
 
-        def draw() -> Display:
-            from spark_cluster.cli.display import Display
-
-            return Display(self.console, verbose=self.verbose, titled=run.change)
-
-        asks = not self.as_json and sys.stdin.isatty() and sys.stdout.isatty()
-        return shown(run, draw, verbose=self.verbose, asks=asks)
+            run.options.ask = Stepper(display).ask
+        if not self.as_json and sys.stdin.isatty() and sys.stdout.isatty():
+            run.options.consent = display.confirm
+        return display
 
     def show_recap(self) -> None:
         """Print the closing table of the last run, unless the output is JSON."""
@@ -149,6 +149,10 @@ class App:
 
             run = self.last_run
             recap(self.console, run.recap, run.seconds, check=run.check)
+
+
+def _interrupt(_signal: int, _frame: object) -> None:
+    raise KeyboardInterrupt
 
 
 def allowing(function: F) -> F:
@@ -227,18 +231,22 @@ _ALLOWANCES = (
 
 
 def changing(function: F) -> F:
-    """The options of every command that can change nodes, given to it as `options`."""
+    """The options of every command that can change nodes, given to it as `options`; with its
+    --exit-code they also decide how it ends.
+    """
 
-    def collect(ctx: click.Context, /, **given: Any) -> Any:
+    def collect(ctx: click.Context, /, **given: Any) -> None:
         from spark_cluster.runner.options import Options, Selection
 
-        names = ("check", "diff", "tags", "skip_tags", "start_at", "step")
-        check, diff, tags, skip_tags, start_at, step = (given.pop(n) for n in names)
+        names = ("check", "diff", "tags", "skip_tags", "start_at", "step", "exit_code")
+        check, diff, tags, skip_tags, start_at, step, exit_code = (given.pop(n) for n in names)
+        app = ctx.ensure_object(App)
         if step:
-            _can_ask(ctx.find_object(App), check=check)
+            _can_ask(app, check=check)
         selection = Selection(_names(tags), _names(skip_tags), start_at)
         options = Options(check=check, diff=diff, selection=selection, step=step)
-        return ctx.invoke(function, options=options, **given)
+        ctx.invoke(function, options=options, **given)
+        leave_with(app.last_run, exit_code=exit_code)
 
     return with_options(collect, function, _OPTIONS)
 
@@ -272,13 +280,13 @@ def with_options(
     return click.pass_context(collect)  # type: ignore[return-value]
 
 
-def _can_ask(app: App | None, *, check: bool) -> None:
+def _can_ask(app: App, *, check: bool) -> None:
     """Raises:
     UsageError: --step has no one to ask, or nothing.
     """
     if check:
         raise UsageError("--step and --check contradict each other", hint="leave one of them out")
-    out = sys.stderr if app is not None and app.as_json else sys.stdout
+    out = sys.stderr if app.as_json else sys.stdout
     if not (sys.stdin.isatty() and out.isatty()):
         raise UsageError(
             "--step asks before each change, and there is no terminal to ask on",
@@ -290,7 +298,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(name.strip() for name in text.split(",") if name.strip())
 
 
-def leave_with(run: WatchedRun | None, *, exit_code: bool) -> None:
+def leave_with(run: Run | None, *, exit_code: bool) -> None:
     """Status 10 when the user asked for it and something would change."""
     if exit_code and run is not None and run.check and run.recap.changed:
         sys.exit(WOULD_CHANGE)

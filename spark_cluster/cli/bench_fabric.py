@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from rich.table import Table
 
-from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.bench.fabric_record import EXPECTED_GB_S, FILE, FabricRecord
+from spark_cluster.bench.run_folder import save_document
+from spark_cluster.cli.app import App, allowing, changing
+from spark_cluster.cli.bench_format import figures_table
 from spark_cluster.cli.bench_measure import RESULTS
+from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.recipes_to_serve import recipe_for_ray
+from spark_cluster.config.allowances import Allowances
 from spark_cluster.errors import UsageError, VerificationFailed
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from spark_cluster.bench.fabric_record import FabricRecord
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.runner.options import Options
+from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.runner.options import Options
 
 
 @click.command()
@@ -37,7 +38,6 @@ def fabric(
     recipe_name: str | None,
     out: Path | None,
     allow: Allowances,
-    exit_code: bool,
     options: Options,
 ) -> None:
     """Measure all-reduces between the nodes, and the memory bandwidth of each.
@@ -45,10 +45,6 @@ def fabric(
     It runs as a Ray job in the image of a recipe, while nothing is served. NCCL on GPUs, gloo on
     CPUs. The exit status is 5 when the figures are worse than expected.
     """
-    from spark_cluster.bench.fabric_record import FILE
-    from spark_cluster.bench.run_folder import save_document
-    from spark_cluster.cli.recipes_to_serve import recipe_for_ray
-
     if options.selection.partial and not options.check:
         raise UsageError(
             "--tags, --skip-tags and --start-at would start a part of Ray only",
@@ -56,7 +52,6 @@ def fabric(
         )
     if out is not None and (out / FILE).exists():
         raise UsageError(f"{out} holds a {FILE} already", hint="give another folder with --out")
-    app.connect_early()
     recipe, size = recipe_for_ray(app.cluster, recipe_name, "bench fabric", allow)
     with app.play("bench fabric", app.nodes, options) as play_run:
         playbook = app.project.load_playbook("fabric")
@@ -67,22 +62,18 @@ def fabric(
             save_document(found, folder / FILE)
         play_run.finish()
         if app.as_json:
-            shown = found.model_dump(mode="json") if found is not None else None
             where = str(folder) if found is not None else None
-            app.print_json(play_run.to_dict(folder=where, fabric=shown))
+            app.print_json(play_run.document(folder=where, fabric=found))
         else:
             app.show_recap()
             if found is not None:
                 show(app, found, folder / FILE)
-    leave_with(play_run, exit_code=exit_code)
     if found is not None and found.verdict == "slow":
         sys.exit(VerificationFailed.exit_code)
 
 
 def show(app: App, found: FabricRecord, path: Path) -> None:
     """Show the verdict, the reasons and known issues, then the figures."""
-    from spark_cluster.cli.console import painted, styled
-
     colours = {"as expected": "green", "slow": "red", "not judged": "yellow"}
     verdict = painted(found.verdict, f"bold {colours[found.verdict]}")
     console = app.console
@@ -104,9 +95,6 @@ def show(app: App, found: FabricRecord, path: Path) -> None:
 
 
 def _links(found: FabricRecord) -> Table:
-    from spark_cluster.bench.fabric_verdict import EXPECTED_GB_S
-    from spark_cluster.cli.bench_format import figures_table
-
     low, high = EXPECTED_GB_S
     expected = f"GB/s ({low:g}-{high:g})" if found.verdict != "not judged" else "GB/s"
     table = figures_table("all-reduce of", "us", "fastest", "slowest", expected, "", text=(0, 5))
@@ -122,9 +110,6 @@ def _rate(value: float) -> str:
 
 
 def _memory(found: FabricRecord) -> Table:
-    from spark_cluster.cli.bench_format import figures_table
-    from spark_cluster.planning.speed.constants import Constants
-
     bandwidth = f" (of {Constants().bandwidth / 1e9:.0f})"
     whole = bandwidth if found.verdict != "not judged" else ""
     table = figures_table(

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable, Sequence
 
 import click
+from rich.table import Table
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import plain_table
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.groups import Group
 from spark_cluster.config.caches import PRUNED_KINDS
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
-
-    from rich.table import Table
-
-    from spark_cluster.engine.cache_parts import CachePart
-    from spark_cluster.runner.play import Play
+from spark_cluster.engine import cache_parts
+from spark_cluster.engine.cache_parts import CachePart
+from spark_cluster.engine.caches import root_on
+from spark_cluster.engine.copies.caches import copy_caches
+from spark_cluster.runner.options import Options
+from spark_cluster.runner.play import Play
 
 
 @click.group(cls=Group)
@@ -32,14 +32,11 @@ def list_(app: App) -> None:
 
     The part that was used longest ago comes first.
     """
-    from spark_cluster.runner.options import Options
-
-    app.connect_early()
     with app.play("caches list", app.nodes, Options(), change=False, gather_facts=False) as run:
         found = _parts(app, run.open())
         run.finish()
     if app.as_json:
-        app.print_json({"parts": [part.to_dict() for part in found]})
+        app.print_json({"parts": found})
         return
     app.console.print(table(found))
     _show_sums(app, found)
@@ -70,12 +67,7 @@ def prune(app: App, days: float, kinds: tuple[str, ...], recipe: str | None, act
     Never what a server uses, nor compiled code of the inventory's recipe. What is removed is made
     again by the next start that wants it, which takes its time.
     """
-    from spark_cluster.engine import cache_parts
-    from spark_cluster.runner.options import Options
-
-    app.connect_early()
-    options = Options()
-    with app.play("caches prune", app.nodes, options, change=act, gather_facts=False) as run:
+    with app.play("caches prune", app.nodes, Options(), change=act, gather_facts=False) as run:
         play = run.open()
         found = _parts(app, play)
         chosen = cache_parts.prunable(
@@ -87,8 +79,7 @@ def prune(app: App, days: float, kinds: tuple[str, ...], recipe: str | None, act
         run.finish()
     total = sum(part.bytes for part in chosen)
     if app.as_json:
-        listed = [part.to_dict() for part in chosen]
-        app.print_json({"applied": act, "bytes": total, "parts": listed})
+        app.print_json({"applied": act, "bytes": total, "parts": chosen})
         return
     _show_pruned(app, chosen, total, act=act)
 
@@ -108,44 +99,32 @@ def copy(app: App, source: str, targets: tuple[str, ...], no_encrypt: bool) -> N
     differ are moved. Compiled code of `--tp 1` is valid on any node, that of `--tp 2` on the node
     of the same rank.
     """
-    from spark_cluster.engine.copies.caches import copy_caches
-    from spark_cluster.runner.options import Options
-
-    app.connect_early()
     with app.play("caches copy", app.nodes, Options()) as run:
         done = copy_caches(run.open(), source, targets, encrypt=not no_encrypt)
         run.finish()
     if app.as_json:
-        app.print_json(run.to_dict(copies=[one.to_dict() for one in done]))
+        app.print_json(run.document(copies=done))
         return
     for one in done:
         app.console.print(f"{one.kind}: {one.copied}", soft_wrap=True)
 
 
 def _folders(app: App) -> dict[str, str]:
-    from spark_cluster.engine.caches import root_on
-
     return {node.name: root_on(node) for node in app.nodes}
 
 
 def _parts(app: App, play: Play) -> list[CachePart]:
-    from spark_cluster.engine.cache_parts import parts
-
-    return parts(play.sessions, _folders(app), app.inventory.serve.recipe_names)
+    return cache_parts.parts(play.sessions, _folders(app), app.inventory.serve.recipe_names)
 
 
 def table(found: Iterable[CachePart]) -> Table:
     """Return the table of parts; a key is shown by its beginning."""
-    from rich.table import Table
-
-    result = Table(box=None, pad_edge=False, header_style="bold")
-    result.add_column("node", no_wrap=True)
-    result.add_column("kind", no_wrap=True)
-    result.add_column("part", overflow="fold")
-    result.add_column("size", justify="right", no_wrap=True)
-    result.add_column("idle", justify="right", no_wrap=True)
-    result.add_column("recipes", overflow="fold")
-    result.add_column("kept", overflow="fold")
+    result = plain_table(
+        *("node", "kind", "part", "size", "idle", "recipes", "kept"),
+        right=("size", "idle"),
+        whole=("node", "kind", "size", "idle"),
+        fold=("part", "recipes", "kept"),
+    )
     for part in found:
         more = "" if part.whole else "+"
         cells = (part.node, part.kind, _name(part), f"{_size(part.bytes)}{more}", _idle(part))

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.visible import visible
-from spark_cluster.engine.client_target import CLIENTS, snippets
+from spark_cluster.config.caches import state_folder
+from spark_cluster.engine.client_target import (
+    CLIENTS,
+    ClientTarget,
+    Snippet,
+    current,
+    snippets,
+    target_of,
+    write_certificate,
+)
 from spark_cluster.errors import UsageError
-
-if TYPE_CHECKING:
-    from spark_cluster.engine.client_target import ClientTarget, Snippet
 
 
 @click.command()
@@ -48,8 +52,7 @@ def command(app: App, name: str | None, tunnel: bool, port: int | None, show_key
             )
         made = chosen
     if app.as_json:
-        listed = [snippet.to_dict() for snippet in made]
-        app.print_json({"endpoint": target.to_dict(), "clients": listed})
+        app.print_json({"endpoint": target, "clients": made})
     elif name is not None:
         click.echo(visible(made[0].text), nl=False)
         for note in (*target.notes, *made[0].notes):
@@ -60,12 +63,9 @@ def command(app: App, name: str | None, tunnel: bool, port: int | None, show_key
 
 def _target(app: App, port: int | None, *, tunnel: bool, show_key: bool) -> ClientTarget:
     """Ask the head, and save its certificate."""
-    from spark_cluster.config.caches import state_folder
-    from spark_cluster.engine.client_target import current, target_of, write_certificate
-
     head, serve = app.inventory.head, app.inventory.serve
-    with app.cluster.dialer.sessions([head], "clients") as sessions:
-        found = current(sessions[head.name], head.name)
+    with app.cluster.dialer.session(head, "clients") as session:
+        found = current(session, head.name)
     ca_file = ""
     if found.certificate:
         ca_file = str(write_certificate(state_folder(), head.name, found.certificate))

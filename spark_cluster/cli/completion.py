@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
@@ -45,6 +45,6 @@ def command(ctx: click.Context, shell: str) -> None:
     script = SHELLS[shell](ctx.find_root().command, {}, PROGRAM, VARIABLE).source()
     app: App = ctx.obj
     if app.as_json:
-        app.print_json(asdict(Completion(shell, script)))
+        app.print_json(Completion(shell, script))
     else:
         click.echo(visible(script))

@@ -41,7 +41,6 @@ def command(app: App, port: int, interval: float, open_it: bool) -> None:
     each time. It only shows: nothing can be changed from it. Commands that it offers (status, vram,
     doctor, history, logs) are run when you press their button.
     """
-    app.connect_early("top")
     from spark_cluster.bench.sampling import Sampling, metrics_url
     from spark_cluster.cli.bench_measure import RESULTS
     from spark_cluster.dashboard.feed import Feed

@@ -5,15 +5,13 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import TYPE_CHECKING, Any
 
-from rich.live import Live
-from rich.text import Text
+import click
 
 from spark_cluster.cli.console import mark, painted, plain_table, styled
-from spark_cluster.cli.results import Recap, Tally
-from spark_cluster.cli.terminal import Console
+from spark_cluster.cli.recap import Recap, Tally
 from spark_cluster.cli.visible import visible
 from spark_cluster.runner.events import (
     Applying,
@@ -29,6 +27,17 @@ from spark_cluster.runner.events import (
     StageFinished,
     StageStarted,
 )
+
+if TYPE_CHECKING:
+    from rich.live import Live
+    from rich.text import Text
+
+    from spark_cluster.cli.terminal import Console
+
+WITHIN_S = 0.15
+"""Seconds after which a title is shown, also when nothing has been sent to any node yet."""
+
+_TITLES = (RunStarted, StageStarted, Connected)
 
 STYLES = {
     "ok": "green",
@@ -49,14 +58,23 @@ WORDS = {
 class Display:
     """A sink that draws; on a terminal the last lines are alive, elsewhere it only adds lines.
 
+    Importing rich takes as long as a short play. So it begins to draw in the background, with the
+    first event that tells of work or a moment after a title, and shows then what it missed; it does
+    not begin where there is nothing to show.
+
     Args:
-        console: where to draw (standard error when standard output carries JSON).
+        make: imports and makes the console to draw on (standard error when standard output carries
+            JSON).
         verbose: also show what was fine already.
         titled: begin with the command and the run's id.
     """
 
-    def __init__(self, console: Console, *, verbose: bool = False, titled: bool = True) -> None:
-        self.console = console
+    console: Console
+
+    def __init__(
+        self, make: Callable[[], Console], *, verbose: bool = False, titled: bool = True
+    ) -> None:
+        self._make = make
         self.verbose = verbose
         self.titled = titled
         self._doing: dict[str, tuple[str, float]] = {}
@@ -64,25 +82,46 @@ class Display:
         self._check = False
         self._stages = 0
         self._noted: set[tuple[str, str]] = set()
+        seen = {RunFinished: False, Connected: verbose, RunStarted: titled}
+        self._unseen = tuple(kind for kind, is_seen in seen.items() if not is_seen)
         self._lock = threading.Lock()
-        self._held: list[Event] | None = None
+        self._held: list[Event] | None = []
         self._live: Live | None = None
-        if console.is_terminal:
-            self._live = Live(
-                console=console, transient=True, refresh_per_second=8, get_renderable=self._draw
-            )
-            self._live.start()
+        self._now = threading.Event()
+        self._drawer: threading.Thread | None = None
+        self._error: Exception | None = None
 
     def take(self, event: Event) -> None:
         with self._lock:
-            if self._held is not None:
+            if self._held is None:
+                self._show(event)
+            else:
                 self._held.append(event)
-                return
-            self._show(event)
+        if not isinstance(event, self._unseen):
+            self._begin()
+        if not isinstance(event, _TITLES):
+            self._now.set()
+        if isinstance(event, RunFinished):  # a command prints its result next
+            self.settle()
+
+    def settle(self) -> None:
+        """Wait until all that was told is shown.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        if self._drawer is not None:
+            self._now.set()
+            self._drawer.join()
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
 
     @contextlib.contextmanager
     def quiet(self) -> Iterator[None]:
-        """Hold events back while a person is asked; show them afterwards."""
+        """Show all that was told, and hold events back while a person is asked."""
+        self._begin()
+        self.settle()
         with self._lock:
             self._held = []
         if self._live is not None:
@@ -90,12 +129,44 @@ class Display:
         try:
             yield
         finally:
-            if self._live is not None:
-                self._live.start()
-            with self._lock:
-                held, self._held = self._held, None
-                for event in held:
-                    self._show(event)
+            self._go_on()
+
+    def confirm(self, question: str) -> bool:
+        """Ask on the terminal; Enter is a no."""
+        with self.quiet():
+            return click.confirm(visible(question))
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._drawer is None:
+                self._drawer = threading.Thread(target=self._draw_first, daemon=True)
+                self._drawer.start()
+
+    def _draw_first(self) -> None:
+        self._now.wait(WITHIN_S)
+        try:
+            self.console = self._make()
+            if self.console.is_terminal:
+                from rich.live import Live
+
+                self._live = Live(
+                    console=self.console,
+                    transient=True,
+                    refresh_per_second=8,
+                    get_renderable=self._draw,
+                )
+            self._go_on()
+        except Exception as error:  # noqa: BLE001  (handed to who waits)
+            self._error = error
+
+    def _go_on(self) -> None:
+        """Show what was held back, and each event from now on."""
+        if self._live is not None:
+            self._live.start()
+        with self._lock:
+            held, self._held = self._held or [], None
+            for event in held:
+                self._show(event)
 
     def _show(self, event: Event) -> None:
         handler = self._HANDLERS.get(type(event))
@@ -103,6 +174,7 @@ class Display:
             handler(self, event)
 
     def close(self) -> None:
+        self.settle()
         if self._live is not None:
             self._live.stop()
             self._live = None
@@ -181,6 +253,8 @@ class Display:
         self.console.print(styled("  [bold]{}[/]  {}", whose, text), soft_wrap=True)
 
     def _draw(self) -> Text:
+        from rich.text import Text
+
         now = time.monotonic()
         lines = [
             f"  {node:<{self._width}}  {what}  {now - since:.0f} s"
@@ -250,7 +324,7 @@ def recap(console: Console, counted: Recap, seconds: float, *, check: bool) -> N
 
 def _cells(tally: Tally) -> list[Text]:
     if tally.unreachable:
-        return [Text(), painted("unreachable", "red"), Text(), Text(), Text()]
+        return [painted(text, "red") for text in ("", "unreachable", "", "", "")]
     values = (
         (tally.ok, "green"),
         (tally.change, "yellow"),

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from spark_cluster.cli.app import App, changing, leave_with
+from spark_cluster.cli.app import App, changing
 from spark_cluster.cli.serving_options import ending_jobs, unloading
-
-if TYPE_CHECKING:
-    from spark_cluster.cli.results import DownResult
-    from spark_cluster.runner.options import Options
+from spark_cluster.cli.serving_results import DownResult
+from spark_cluster.cli.vram import table
 
 
 @click.command()
@@ -19,9 +17,7 @@ if TYPE_CHECKING:
 @ending_jobs
 @changing
 @click.pass_obj
-def command(
-    app: App, unload: tuple[str, ...], end_jobs: bool, exit_code: bool, options: Options
-) -> None:
+def command(app: App, /, **given: Any) -> None:
     """Stop the server and Ray on all nodes.
 
     Jobs that run on Ray are not ended without --end-jobs.
@@ -29,16 +25,12 @@ def command(
     Succeeds only when `nvidia-smi --query-compute-apps` lists nothing on any of them; otherwise it
     names the process ids and programs that hold memory.
     """
-    app.connect_early()
-    app.show(app.cluster.down(unload=unload, end_jobs=end_jobs, options=options), show)
-    leave_with(app.last_run, exit_code=exit_code)
+    app.show(app.cluster.down(**given), show)
 
 
 def show(app: App, found: DownResult) -> None:
     """Print the recap, and the memory before and after."""
     app.show_recap()
     if found.stopped is not None:
-        from spark_cluster.cli.vram import table
-
         app.console.print()
         app.console.print(table(found.stopped.now, before=found.stopped.before))

@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, wait
 from queue import SimpleQueue
 from types import TracebackType
 from typing import Generic, TypeVar
 
-from spark_cluster.cli.watch import WatchedRun, watching
-from spark_cluster.errors import Failed, Interrupted
+from spark_cluster.cli.opened import watching
+from spark_cluster.cli.run import Run
+from spark_cluster.errors import Failed, Interrupted, SparkClusterError
 from spark_cluster.runner.events import Event, RunFinished
+from spark_cluster.runner.parallel import start
 
 T = TypeVar("T")
 
@@ -76,7 +79,6 @@ class EventStream(Generic[T]):
             Interrupted: it was cancelled before its end.
             SparkClusterError: it failed.
         """
-        self._work.begin()
         return self._work.outcome()
 
     def cancel(self) -> None:
@@ -101,53 +103,47 @@ class _Work(Generic[T]):
         self.events: SimpleQueue[Event | None] = SimpleQueue()
         self._operation = operation
         self._lock = threading.Lock()
+        self._future: Future[T | SparkClusterError] | None = None
         self._thread: threading.Thread | None = None
-        self._run: WatchedRun | None = None
+        self._run: Run | None = None
         self._cancelled = False
-        self._results: list[T] = []
-        self._error: BaseException | None = None
 
-    def begin(self) -> None:
+    def begin(self) -> Future[T | SparkClusterError]:
         """Begin once; one that was cancelled before only says so."""
         with self._lock:
-            if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._go, name="spark-cluster run", daemon=True
-                )
-                self._thread.start()
+            if self._future is None:
+                self._future = start(self._go)
+            return self._future
 
     def outcome(self) -> T:
         """Wait for its end."""
-        if self._thread is not None:
-            self._thread.join()
-        if self._error is not None:
-            raise self._error
-        return self._results[0]
+        found = self.begin().result()
+        if isinstance(found, SparkClusterError):
+            raise found
+        return found
 
     def end(self, within_s: float) -> bool:
         """Cancel it; return whether it has ended within so many seconds."""
         with self._lock:
             self._cancelled = True
-            run, thread = self._run, self._thread
-        if thread is None or not thread.is_alive() or thread is threading.current_thread():
+            run, future = self._run, self._future
+        if future is None or threading.current_thread() is self._thread:
             return True
         if run is not None:
             run.cancel()
-        thread.join(within_s)
-        return not thread.is_alive()
+        return not wait([future], within_s).not_done
 
-    def _go(self) -> None:
+    def _go(self) -> T:
+        self._thread = threading.current_thread()
         try:
             if self._cancelled:
                 raise Interrupted("cancelled before it began; nothing was done")
             with watching(self._watch):
-                self._results.append(self._operation())
-        except BaseException as error:  # noqa: BLE001  (handed to who waits)
-            self._error = error
+                return self._operation()
         finally:
             self.events.put(None)
 
-    def _watch(self, run: WatchedRun) -> _Work[T]:
+    def _watch(self, run: Run) -> _Work[T]:
         with self._lock:
             self._run = run
             if self._cancelled:

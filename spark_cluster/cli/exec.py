@@ -32,7 +32,6 @@ def command(ctx: click.Context, become: bool, timeout: float, argv: tuple[str, .
     Exit status 1 when it fails on any node.
     """
     app: App = ctx.obj
-    app.connect_early("exec", become=become)
     from spark_cluster.runner.parallel import in_parallel
 
     jobs = {node.name: partial(_run, app, node, list(argv), become, timeout) for node in app.nodes}

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled
+from spark_cluster.cli.findings import show, show_issue
+from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
+from spark_cluster.known_issues.entries import Issue, catalogue
+from spark_cluster.known_issues.explain import Explanation, explain
+from spark_cluster.known_issues.seen import Seen
+from spark_cluster.logs import reading
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from rich.text import Text
-
-    from spark_cluster.known_issues.entries import Issue
-    from spark_cluster.known_issues.explain import Explanation
-    from spark_cluster.known_issues.seen import Seen
-
 
 NAMED = 4
 """Logs whose names stand in the headline."""
@@ -46,18 +46,11 @@ def command(app: App, files: tuple[str, ...], about: str | None) -> None:
             raise UsageError("give --about or log files, not both")
         _about(app, about)
         return
-    from spark_cluster.known_issues.explain import explain
-    from spark_cluster.logs import reading
-
     explanation = explain(reading.sources(files, short=not app.as_json))
     app.show(explanation, _show)
 
 
 def _about(app: App, name: str) -> None:
-    from spark_cluster.cli.findings import show_issue
-    from spark_cluster.config.suggest import did_you_mean
-    from spark_cluster.known_issues.entries import catalogue
-
     known = catalogue()
     if name != "all" and name not in known:
         raise UsageError(f"no known issue '{name}'", hint=did_you_mean(name, known, "issues"))
@@ -78,8 +71,6 @@ def _list(app: App, known: Mapping[str, Issue]) -> None:
 
 
 def _show(app: App, explanation: Explanation) -> None:
-    from spark_cluster.cli.findings import show
-
     console = app.console
     cause = explanation.cause
     console.print(_verdict(explanation), soft_wrap=True)
@@ -150,8 +141,8 @@ NOT_RECOGNISED = ("no error, and nothing of a start was recognised", "yellow")
 
 def _verdict(explanation: Explanation) -> Text:
 
-    lines = sum(count for _, _, count in explanation.logs)
-    names = [name for name, _, _ in explanation.logs]
+    lines = sum(log.lines for log in explanation.logs)
+    names = [log.name for log in explanation.logs]
     named = ", ".join(names) if len(names) <= NAMED else f"{names[0]} and {len(names) - 1} more"
     headline = HEADLINES[explanation.verdict] if explanation.recognised else NOT_RECOGNISED
     verdict = painted(*headline)

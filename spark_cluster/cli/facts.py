@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 @click.pass_obj
 def command(app: App) -> None:
     """Show the facts of each node: system, memory, GPU, ConnectX-7 links, Docker."""
-    app.connect_early()
     app.show(app.cluster.facts(), _show)
 
 

@@ -13,7 +13,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import plain_table, styled
-from spark_cluster.cli.results import NodeError
+from spark_cluster.cli.recap import NodeError
 from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import Failed, SparkClusterError
 
@@ -142,7 +142,6 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
     app: App = ctx.obj
     if node is not None:
         app.cluster.limit = node
-    app.connect_early("history")
     jobs = {n.name: partial(_ask, app, n, run_id) for n in app.nodes}
     app.import_meanwhile()
     outcomes = in_parallel(jobs)
@@ -157,7 +156,7 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
         document = (
             Runs(runs(found), reasons) if run_id is None else _details(run_id, found, reasons)
         )
-        app.print_json(dataclasses.asdict(document))
+        app.print_json(document)
     elif found:
         (_show_runs if run_id is None else _show_run)(app, found)
     for name, error in errors.items():

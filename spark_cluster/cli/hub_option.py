@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 if TYPE_CHECKING:
-    from spark_cluster.models.hub import Hub
+    from spark_cluster.models.hub.lookup import Hub
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -23,7 +23,7 @@ def offline_option(function: F) -> F:
 
 def hub(*, offline: bool) -> Hub:
     """Return where models are looked up: the hub, or with --offline what is kept of it here."""
-    from spark_cluster.models import known_models
-    from spark_cluster.models.hub import cached, online
+    from spark_cluster.models.find import known_models
+    from spark_cluster.models.hub.lookup import cached, online
 
     return cached() if offline else online(tuple(known_models()))

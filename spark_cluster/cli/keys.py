@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
 
 import click
 
@@ -10,9 +10,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import plain_table
 from spark_cluster.cli.groups import Group
 from spark_cluster.cli.visible import visible
-
-if TYPE_CHECKING:
-    from spark_cluster.engine.named_keys import NamedKey
+from spark_cluster.engine import named_keys
 
 
 @click.group(cls=Group)
@@ -32,10 +30,6 @@ def add(app: App, name: str) -> None:
 
     It is in force at once: neither the engine nor the proxy is restarted.
     """
-    from datetime import UTC, datetime
-
-    from spark_cluster.engine import named_keys
-
     named_keys.check_name(name)
     key = named_keys.new_key()
     day = datetime.now(UTC).date().isoformat()
@@ -57,20 +51,18 @@ def list_(app: App) -> None:
     A key that the running proxy accepts and the head's file no longer has, because a run was cut,
     is listed as in force until the proxy restarts; `keys revoke` ends it at once.
     """
-    from spark_cluster.engine.named_keys import listed
-
     head = app.inventory.head
-    with app.cluster.dialer.sessions([head], "keys list") as sessions:
-        found = listed(sessions[head.name], head.name)
+    with app.cluster.dialer.session(head, "keys list") as session:
+        found = named_keys.listed(session, head.name)
     if app.as_json:
-        app.print_json({"keys": [key.to_dict() for key in found]})
+        app.print_json({"keys": found})
     elif not found:
         app.console.print("there are no named keys; spark-cluster keys add NAME makes one")
     else:
         _show(app, found)
 
 
-def _show(app: App, found: list[NamedKey]) -> None:
+def _show(app: App, found: list[named_keys.NamedKey]) -> None:
     table = plain_table("name", "added", "in force")
     for key in found:
         kept = "yes" if key.kept else "until the proxy restarts"
@@ -83,8 +75,6 @@ def _show(app: App, found: list[NamedKey]) -> None:
 @click.pass_obj
 def revoke(app: App, name: str) -> None:
     """Refuse a key from now on; requests that were begun with it go on."""
-    from spark_cluster.engine import named_keys
-
     head = [app.inventory.head]
     with app.play(f"keys revoke {name}", head, gather_facts=False) as run:
         named_keys.revoke(run.open(), name)

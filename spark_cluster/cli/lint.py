@@ -95,7 +95,7 @@ def command(
     else:
         found = lint_target.findings(chosen, chosen.text, app.project, asked)
         if app.as_json:
-            issues = [finding.to_dict() for finding in found]
+            issues = found
             lacking = [entry.model_dump() for entry in chosen.not_carried_over]
             asks = {"variables": list(chosen.variables), "builds": list(chosen.builds)}
             app.print_json({"issues": issues, **asks, "not_carried_over": lacking})
@@ -186,8 +186,8 @@ def _write(app: App, chosen: LintTarget, done: Fixed, place: Path | None) -> Non
         lint_target.write(place, _named(chosen, done, place))
     if app.as_json:
         document = {
-            "issues": [finding.to_dict() for finding in done.remaining],
-            "fixed": [finding.to_dict() for finding in done.fixed],
+            "issues": done.remaining,
+            "fixed": done.fixed,
             "output": str(place) if place is not None else None,
             "text": done.text if place is None else None,
         }

@@ -3,38 +3,36 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TypeVar
 
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import plain_table, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.groups import Group
 from spark_cluster.cli.visible import visible
+from spark_cluster.config.allowances import Allowances
+from spark_cluster.engine.caches import root_on
+from spark_cluster.engine.copies import pull as pulling
+from spark_cluster.engine.copies import upkeep
+from spark_cluster.engine.copies.copy_model import copy_model
+from spark_cluster.engine.copies.pull import PulledModel
+from spark_cluster.engine.copies.state import Nodes, Wanted, hub_folder
+from spark_cluster.engine.copies.upkeep import ModelSizes, Need, Pruned, StoredModels, short
 from spark_cluster.errors import Refused, UsageError, VerificationFailed
 from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.store.manifest import Manifest, is_repository
+from spark_cluster.resources.hub_model import HubModel
+from spark_cluster.runner.options import Options
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
 
-if TYPE_CHECKING:
-    from spark_cluster.cli.run import Run
-    from spark_cluster.engine.copies.pull import From
-    from spark_cluster.engine.copies.state import Nodes, Wanted
-    from spark_cluster.engine.copies.upkeep import (
-        ModelSizes,
-        Need,
-        Pruned,
-        StoredModels,
-    )
-    from spark_cluster.node.store.manifest import Manifest
-    from spark_cluster.runner.play import Play
-    from spark_cluster.topology import Node
-
-    OfNode = TypeVar("OfNode", StoredModels, Pruned, ModelSizes)
+OfNode = TypeVar("OfNode", StoredModels, Pruned, ModelSizes)
 
 DAY_S = 86400.0
 
@@ -55,10 +53,8 @@ def list_models(app: App) -> None:
     Names and sizes are compared; `spark-cluster models verify` reads the contents. Models that
     other tools have downloaded into the same cache are listed, too.
     """
-    from spark_cluster.engine.copies.upkeep import stored
-
     with _nodes(app) as nodes:
-        found = stored(nodes, _needs(app))
+        found = upkeep.stored(nodes, _needs(app))
     _show(app, found, _show_stored)
 
 
@@ -66,11 +62,9 @@ def list_models(app: App) -> None:
 @click.pass_obj
 def size(app: App) -> None:
     """Show what the models take on each node, by recipe, and what pruning would free."""
-    from spark_cluster.engine.copies.upkeep import sizes
-
     needs = _needs(app)
     with _nodes(app) as nodes:
-        found = sizes(nodes, needs)
+        found = upkeep.sizes(nodes, needs)
     _show(app, found, _show_sizes)
 
 
@@ -99,24 +93,22 @@ def pull(
     cut goes on where it was. It runs on the node: closing the laptop does not stop it, and the same
     command finds it again. A hub token is taken from HF_TOKEN.
     """
-    app.connect_early()
     wanted = _wanted(model)
-    with _run(app, "models pull") as run:
-        from spark_cluster.engine.copies.pull import PulledModel, present, settings_source
-
+    with app.play("models pull", app.nodes, Options()) as run:
         play = run.open()
         node = _node(play, on)
         hub = _hub_folders(app)[node.name]
         if offline:
-            manifest = present(play, node, wanted, hub=hub)
+            manifest = pulling.present(play, node, wanted, hub=hub)
         else:
-            source = settings_source(app.inventory.nodes[node.name], endpoint)
-            source = replace(source, all_files=all_files)
-            manifest = _pulled(app, play, node, wanted, hub, source, yes=yes)
+            pulled_one = pulling.hub_model(
+                play, node, wanted, hub, endpoint=endpoint, all_files=all_files
+            )
+            manifest = _pulled(app, play, node, pulled_one, yes=yes)
         run.finish()
         pulled = PulledModel.of(node.name, manifest)
         if app.as_json:
-            app.print_json(run.to_dict(model=vars(pulled)))
+            app.print_json(run.document(model=pulled))
         else:
             app.show_recap()
             app.console.print(str(pulled))
@@ -160,20 +152,18 @@ def copy(
     command again to see it. A folder is named by its absolute path, the same on all nodes; its
     files are hashed on the node that sends them, and read again only when they have changed.
     """
-    app.connect_early()
-    with _run(app, "models copy") as run:
-        from spark_cluster.engine.copies.copy_model import copy_model, copy_path
-        from spark_cluster.engine.copies.state import Wanted
-
-        copying = (
-            partial(copy_path, run.open(), model)
-            if model.startswith("/")
-            else partial(copy_model, run.open(), Wanted.named(model))
+    with app.play("models copy", app.nodes, Options()) as run:
+        done = copy_model(
+            run.open(),
+            model,
+            source=source,
+            targets=targets,
+            encrypt=not no_encrypt,
+            streams=streams or 0,
         )
-        done = copying(source=source, targets=targets, encrypt=not no_encrypt, streams=streams or 0)
         run.finish()
         if app.as_json:
-            app.print_json(run.to_dict(model=model, copies=[one.to_dict() for one in done]))
+            app.print_json(run.document(model=model, copies=done))
             return
         for one in done:
             app.console.print(str(one), soft_wrap=True)
@@ -188,13 +178,11 @@ def verify(ctx: click.Context, models: tuple[str, ...]) -> None:
     Each byte is read once, in a unit of the node that goes on without this command. Exit status 5
     when a file is damaged or missing; `spark-cluster models repair` fetches just these.
     """
-    from spark_cluster.engine.copies import upkeep
-
     app: App = ctx.obj
     with _nodes(app) as nodes:
-        found = upkeep.verify(nodes, upkeep.stored(nodes, []), models, _progress)
+        found = upkeep.verify(nodes, models, _progress)
     if app.as_json:
-        app.print_json({"models": [dataclasses.asdict(one) for one in found]})
+        app.print_json({"models": found})
         ctx.exit(0 if all(one.sound for one in found) else VerificationFailed.exit_code)
     for one in found:
         app.console.print(str(one), soft_wrap=True)
@@ -216,13 +204,10 @@ def repair(app: App, models: tuple[str, ...]) -> None:
     It is copied from a selected node where the same revision is sound, else fetched from the hub.
     Links that are missing or broken are made again.
     """
-    app.connect_early()
-    with _run(app, "models repair") as run:
-        from spark_cluster.engine.copies import repair as repairing
-
-        found = repairing.repair(run.open(), _hub_folders(app), models, _progress)
+    with app.play("models repair", app.nodes, Options()) as run:
+        found = upkeep.repair(run.open(), _hub_folders(app), models, _progress)
     if app.as_json:
-        app.print_json(run.to_dict(models=[dataclasses.asdict(one) for one in found]))
+        app.print_json(run.document(models=found))
         return
     for one in found:
         app.console.print(str(one), soft_wrap=True)
@@ -250,8 +235,6 @@ def prune(
     Never what the inventory's recipe or one of your own recipes needs, what is pinned, what a
     process was started with, or what is being downloaded.
     """
-    from spark_cluster.engine.copies import upkeep
-
     needs = _needs(app)
     size, unused_s = int(free * 1e9), unused_for * DAY_S
     with _nodes(app) as nodes:
@@ -269,7 +252,7 @@ def pin(app: App, model: str) -> None:
 
     With @REVISION (branch, tag or commit) only the commit that it has there now.
     """
-    _change(app, model, "pin", "is pinned now", "was pinned already")
+    _change(app, model, True, "is pinned now", "was pinned already")
 
 
 @command.command()
@@ -280,27 +263,15 @@ def unpin(app: App, model: str) -> None:
 
     With @REVISION (branch, tag or commit) only the commit that it has there now.
     """
-    _change(app, model, "unpin", "is unpinned now", "was not pinned")
+    _change(app, model, False, "is unpinned now", "was not pinned")
 
 
 # -- what they share -----------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
-def _run(app: App, command: str) -> Iterator[Run]:
-    """Make a run of a command on the selected nodes."""
-    from spark_cluster.runner.options import Options
-
-    with app.play(command, app.nodes, Options()) as run:
-        yield run
-
-
-@contextlib.contextmanager
 def _nodes(app: App) -> Iterator[Nodes]:
     """Start agents on the selected nodes; they end with the block."""
-    app.connect_early("models")
-    from spark_cluster.engine.copies.state import Nodes
-
     hubs = _hub_folders(app)
     app.import_meanwhile()
     with app.cluster.dialer.sessions(app.nodes, "models") as sessions:
@@ -309,18 +280,14 @@ def _nodes(app: App) -> Iterator[Nodes]:
 
 def _hub_folders(app: App) -> dict[str, str]:
     """Return the hub cache of each selected node."""
-    from spark_cluster.engine.caches import root_on
-    from spark_cluster.engine.copies.state import hub_folder
-
     return {node.name: hub_folder(root_on(node)) for node in app.nodes}
 
 
 def _needs(app: App) -> list[Need]:
     """Return what the inventory's recipe and the user's own need."""
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.engine.copies.upkeep import needed
-
-    return needed(app.project, app.inventory.serve.recipe_names, app.allowances(Allowances()))
+    return upkeep.needed(
+        app.project, app.inventory.serve.recipe_names, app.allowances(Allowances())
+    )
 
 
 def _show(
@@ -328,7 +295,7 @@ def _show(
 ) -> None:
     """Show what was found, node by node, or as one document."""
     if app.as_json:
-        app.print_json({**more, "nodes": [dataclasses.asdict(one) for one in found]})
+        app.print_json({**more, "nodes": found})
         return
     for one in found:
         line(app, one)
@@ -348,16 +315,15 @@ def _age(when: float) -> str:
     return "now" if when else "never"
 
 
-def _change(app: App, model: str, what: Literal["pin", "unpin"], done: str, nothing: str) -> None:
+def _change(app: App, model: str, pinned: bool, done: str, nothing: str) -> None:
     """Pin or unpin a model on the selected nodes, and tell of each.
 
     Args:
         done: what is said of a node where that changed something.
         nothing: what is said of the others.
     """
-    name, _, revision = model.partition("@")
     with _nodes(app) as nodes:
-        answers = nodes.ask(what, name=name, revision=revision)
+        answers = nodes.ask("pin", name=model, pinned=pinned)
     changed = {node: bool(answer["changed"]) for node, answer in answers.items()}
     if app.as_json:
         app.print_json({"model": model, "changed": changed})
@@ -370,19 +336,18 @@ def _change(app: App, model: str, what: Literal["pin", "unpin"], done: str, noth
 
 
 def _show_stored(app: App, found: StoredModels) -> None:
-    from rich.table import Table
-
-    from spark_cluster.cli.console import styled
-    from spark_cluster.engine.copies.upkeep import short
-
     taken, count, free = gigabytes(found.size), len(found.models), gigabytes(found.free)
     line = styled("[bold]{}[/]  {} in {} models, {} free", found.node, taken, count, free)
     app.console.print(line)
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(overflow="fold")
-    for _ in range(2):
-        table.add_column(no_wrap=True, justify="right")
-    table.add_column(overflow="fold")
+    short_ones, long_ones = ("size", "used"), ("name", "remarks")
+    table = plain_table(
+        *("name", "size", "used", "remarks"),
+        right=short_ones,
+        whole=short_ones,
+        fold=long_ones,
+        header=False,
+        wide=True,
+    )
     for model in reversed(found.models):
         name = f"  {short(model.repository, model.commit)}"
         table.add_row(name, gigabytes(model.size), _age(model.last_used), model.remarks)
@@ -391,8 +356,6 @@ def _show_stored(app: App, found: StoredModels) -> None:
 
 
 def _show_sizes(app: App, sizes: ModelSizes) -> None:
-    from spark_cluster.cli.console import styled
-
     whole, free = gigabytes(sizes.size), gigabytes(sizes.free)
     line = styled("[bold]{}[/]  {} in models, {} free on the disk", sizes.node, whole, free)
     app.console.print(line)
@@ -408,9 +371,6 @@ def _show_sizes(app: App, sizes: ModelSizes) -> None:
 
 
 def _show_pruned(app: App, found: Pruned, *, apply: bool) -> None:
-    from spark_cluster.cli.console import styled
-    from spark_cluster.engine.copies.upkeep import short
-
     did = "freed" if apply else "would be freed"
     app.console.print(styled("[bold]{}[/]  {} {}", found.node, gigabytes(found.freed), did))
     verb = "removed" if apply else "would go"
@@ -427,9 +387,6 @@ def _show_pruned(app: App, found: Pruned, *, apply: bool) -> None:
 
 def _wanted(model: str) -> Wanted:
     """Return the model and revision that a word names. Raises UsageError."""
-    from spark_cluster.engine.copies.state import Wanted
-    from spark_cluster.node.store.manifest import is_repository
-
     wanted = Wanted.named(model)
     if not is_repository(wanted.repository):
         raise UsageError(
@@ -449,18 +406,14 @@ def _node(play: Play, name: str | None) -> Node:
     return found[name]
 
 
-def _pulled(
-    app: App, play: Play, node: Node, wanted: Wanted, hub: str, source: From, *, yes: bool
-) -> Manifest:
+def _pulled(app: App, play: Play, node: Node, model: HubModel, *, yes: bool) -> Manifest:
     """Fetch a model; a large download is asked about first. Raises Refused without a yes."""
-    from spark_cluster.engine.copies.pull import LARGE, preview, pull, warning
-
-    found = preview(play, node, wanted, hub=hub, source=source)
-    if found.missing > LARGE and not yes:
-        text = warning(wanted.repository, node.name, found)
+    found = pulling.preview(play, node, model)
+    if found.missing > pulling.LARGE and not yes:
+        text = pulling.warning(model.repository, node.name, found)
         interactive = sys.stdin.isatty() and sys.stdout.isatty() and not app.as_json
         if interactive:
             app.console.print(text)
         if not interactive or not click.confirm("Fetch it?", default=False):
             raise Refused(text, where=node.name, hint="--yes fetches it without asking")
-    return pull(play, node, wanted, hub=hub, source=source)
+    return pulling.pull(play, node, model)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -19,10 +20,25 @@ if TYPE_CHECKING:
     from spark_cluster.cli.run import Run
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
-    from spark_cluster.config.yamlfile import Sourced
     from spark_cluster.loader.project import Project
     from spark_cluster.runner.dialer import Dialer
+    from spark_cluster.runner.events import Sink
     from spark_cluster.runner.options import Options
+
+    Watch = Callable[[Run], Sink]
+    """Is given a run before it connects, and returns a sink for its events."""
+
+_watch: ContextVar[Watch | None] = ContextVar("watch", default=None)
+
+
+@contextlib.contextmanager
+def watching(watch: Watch) -> Iterator[None]:
+    """Have `watch` see each run that this thread begins in the block, in place of any other."""
+    token = _watch.set(watch)
+    try:
+        yield
+    finally:
+        _watch.reset(token)
 
 
 class Opened:
@@ -57,7 +73,6 @@ class Opened:
         self.prompts = Prompts()
         self._folder = Path(project or ".").absolute()
         self._started = started
-        self._early_id = ""
         self._closed = False
         self._runs: set[Run] = set()
 
@@ -97,19 +112,16 @@ class Opened:
         return self.named is None and not (self.project.folder / INVENTORY).exists()
 
     @cached_property
-    def _source(self) -> Sourced:
-        """The data of the inventory's file, not checked."""
-        if self.named is None or isinstance(self.named, str | Path):
-            return self.project.inventory_source(self.named)
-        from spark_cluster.loader.new_inventory import source_of
-
-        return source_of(self.named)
-
-    @cached_property
     def _checked(self) -> Inventory:
         from spark_cluster.config.inventory import checked
 
-        return replace(checked(self._source, self.project.list("roles")), prompts=self.prompts)
+        if self.named is None or isinstance(self.named, str | Path):
+            source = self.project.inventory_source(self.named)
+        else:
+            from spark_cluster.loader.new_inventory import source_of
+
+            source = source_of(self.named)
+        return replace(checked(source, self.project.list("roles")), prompts=self.prompts)
 
     @property
     def inventory(self) -> Inventory:
@@ -124,8 +136,7 @@ class Opened:
 
     def read_again(self) -> None:
         """Forget the inventory that was read: its file has changed."""
-        for name in ("_source", "_checked"):
-            self.__dict__.pop(name, None)
+        self.__dict__.pop("_checked", None)
 
     @property
     def nodes(self) -> list[InventoryNode]:
@@ -174,44 +185,11 @@ class Opened:
             with self.project.in_use():
                 own()
 
-    def connect_early(self, label: str = "", *, become: bool = True) -> None:
-        """Begin to connect to the selected nodes, while what asks them is still being imported.
-
-        For a process that does one thing: the connections are for its next run, and a later call
-        drops those that were not taken.
-
-        Args:
-            label: of the agents' processes; by default the id of the run that follows.
-            become: the agents will be root.
-
-        Raises:
-            SparkClusterError: there is no inventory that can be read.
-        """
-        from spark_cluster.config.ssh_settings import unchecked
-
-        if not label:  # a run follows: its agents get the project's own resources
-            self.load_extensions()
-            self._early_id = self._early_id or new_run()
-        found = unchecked(self._source, self.limit)
-        if not found:
-            return
-        from spark_cluster.runner.ssh_route import Target
-
-        targets = [Target.of(name, settings) for name, settings in found.items()]
-        asks_nothing = not become or "become" not in self._source.data
-        agent = (label or self._early_id) if asks_nothing else ""
-        self.dialer.begin(targets, agent, become=become)
-
     def close(self) -> None:
         """End the runs of other threads as Ctrl-C does, with their connections; begin no more."""
         self._closed = True
         for run in list(self._runs):
             run.cancel()
-
-    def take_run_id(self) -> str:
-        """Return the id of the next run: the one that was connected for early, or a new one."""
-        early, self._early_id = self._early_id, ""
-        return early or new_run()
 
     @contextlib.contextmanager
     def play(
@@ -230,7 +208,7 @@ class Opened:
             options: check mode, diffs, a selection of roles.
             change: it may change nodes.
             gather_facts: at once; otherwise when one is first read.
-            run_id: by default `take_run_id()`.
+            run_id: by default a new one.
 
         Raises:
             Interrupted: on Ctrl-C, or when it was cancelled.
@@ -247,10 +225,11 @@ class Opened:
                 command,
                 nodes,
                 options or Options(),
-                run_id=run_id or self.take_run_id(),
+                run_id=run_id or new_run(),
                 change=change,
                 gather_facts=gather_facts,
                 started=time.monotonic() if self._started is None else self._started,
+                watch=_watch.get(),
             )
             with ended(run):
                 self._runs.add(run)

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import styled
-
-if TYPE_CHECKING:
-    from spark_cluster.cli.results import PingResult
+from spark_cluster.cli.results import PingResult, Reached
 
 
 @click.command()
@@ -28,8 +24,6 @@ def command(ctx: click.Context) -> None:
 
 
 def _show(app: App, found: PingResult) -> None:
-    from spark_cluster.cli.results import Reached
-
     width = max(len(name) for name in found.nodes)
     for name, outcome in found.nodes.items():
         whose = name.ljust(width)

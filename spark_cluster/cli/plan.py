@@ -34,7 +34,7 @@ from spark_cluster.config.recipe_settings import (
     mounts_must_be_allowed,
 )
 from spark_cluster.engine import firewall, launches
-from spark_cluster.engine.copies.stored import stored_models
+from spark_cluster.engine.copies.state import stored_models
 from spark_cluster.engine.hub_on_node import NodeDocuments
 from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.models import placed as placed_on_nodes

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.cli.app import App, changing, leave_with
+from spark_cluster.cli.app import App, changing
 
 if TYPE_CHECKING:
     from spark_cluster.runner.options import Options
@@ -16,14 +16,12 @@ if TYPE_CHECKING:
 @click.argument("file")
 @changing
 @click.pass_obj
-def command(app: App, file: str, exit_code: bool, options: Options) -> None:
+def command(app: App, file: str, options: Options) -> None:
     """Run a playbook: a Python file with a function main(play), or the name of one in playbooks/.
 
     What main returns is in the JSON document as `result`.
     """
-    app.connect_early()
     found = app.cluster.playbook(file, options=options)
     app.show(found, lambda app, _found: app.show_recap())
     for error in found.errors.values():
         raise SystemExit(error.exit_code)
-    leave_with(app.last_run, exit_code=exit_code)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -14,7 +13,6 @@ from spark_cluster.cli.groups import Group
 from spark_cluster.cli.hub_option import hub, offline_option
 from spark_cluster.cli.predict_calibrate import calibration
 from spark_cluster.cli.predicted_speed import (
-    PredictedDrafter,
     PredictedSpeed,
     evidence_of,
     served_by,
@@ -24,15 +22,20 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import UsageError
 from spark_cluster.planning.evidence import said
 from spark_cluster.planning.speed.constants import Constants, load_constants
-from spark_cluster.planning.speed.decode import Decode, decode
+from spark_cluster.planning.speed.decode import decode
 from spark_cluster.planning.speed.estimate import Estimate
-from spark_cluster.planning.speed.prefill import Prefill, prefill
+from spark_cluster.planning.speed.prefill import prefill
 from spark_cluster.planning.speed.serving import Serving
 from spark_cluster.planning.speed.speculative import Speculative, speculative
 
 GB = 1e9
 ANSWER = 1024
 """Tokens of an answer when --context is not given; half of it is in the cache on average."""
+
+QUANTIZATION = click.option(
+    "--quantization", metavar="Q", help="Quantization of --model (default: as its config says)."
+)
+KV_DTYPE = click.option("--kv-dtype", metavar="D", help="Type of the KV cache of --model.")
 
 
 @click.group(cls=Group, later={"kv": "predict_kv"}, invoke_without_command=True)
@@ -47,10 +50,8 @@ ANSWER = 1024
 )
 @click.option("--recipe", metavar="NAME", help="Recipe that was run.")
 @click.option("--model", metavar="NAME|DIR", help="Model that was run.")
-@click.option(
-    "--quantization", metavar="Q", help="Quantization of --model (default: as its config says)."
-)
-@click.option("--kv-dtype", metavar="D", help="Type of the KV cache of --model.")
+@QUANTIZATION
+@KV_DTYPE
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size (default: 1).")
 @click.option(
     "--output",
@@ -101,10 +102,8 @@ def command(
 @command.command()
 @click.option("--recipe", metavar="NAME", help="Recipe to predict, with its drafter.")
 @click.option("--model", metavar="NAME|DIR", help="Model to predict.")
-@click.option(
-    "--quantization", metavar="Q", help="Quantization of --model (default: as its config says)."
-)
-@click.option("--kv-dtype", metavar="D", help="Type of the KV cache of --model.")
+@QUANTIZATION
+@KV_DTYPE
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes.")
 @click.option(
     "--prompt",
@@ -192,17 +191,16 @@ def speed(
         concurrency=concurrency,
         plain=plain,
         first=first,
-        drafted=PredictedDrafter(drafted) if drafted else None,
+        drafted=drafted,
         evidence=evidence_of(app, known, serving, many=concurrency, context=seen, drafts=drafts),
         too_large=too_large(serving),
     )
-    document = found.to_dict()
     if app.as_json:
-        app.print_json(document)
+        app.print_json(found)
     elif found.too_large:
         app.console.print(styled("[red]does not fit[/]: {}", found.too_large), soft_wrap=True)
     else:
-        _show(app, document, (plain, first, drafted))
+        _show(app, found)
         if found.evidence:
             best = (drafted or plain).request
             app.console.print(painted(said(found.evidence, best)), soft_wrap=True)
@@ -254,11 +252,9 @@ def _drafted(
     )
 
 
-def _show(
-    app: App, document: dict[str, Any], found: tuple[Decode, Prefill, Speculative | None]
-) -> None:
-    plain, first, drafted = found
-    many, prompt = document["concurrency"], document["prompt"]
+def _show(app: App, found: PredictedSpeed) -> None:
+    plain, first, drafted = found.plain, found.first, found.drafted
+    many, prompt = found.concurrency, found.prompt
     titles = ("expected", "low", "high", "roofline")
     table = plain_table("", *titles, right=titles, wide=True)
 
@@ -276,10 +272,10 @@ def _show(
     row(f"prefill of {prompt:,}, tok/s", first.tokens_s, 0)
     alone = " (alone)" if many > 1 else ""
     row(f"first response{alone}, ms", first.seconds.times(1e3), 0)
-    name = document["recipe"] or document["model"]
+    name = found.recipe or found.model
     about = (
-        f"{document['quantization']} weights, {_kv(document)} KV cache, TP {document['tp']}, "
-        f"{document['context']:,} tokens of context"
+        f"{found.quantization} weights, {_kv(found)} KV cache, TP {found.tp}, "
+        f"{found.context:,} tokens of context"
     )
     app.console.print(styled("[bold]{}[/]: {}", name, about), soft_wrap=True)
     app.console.print(table)
@@ -290,15 +286,15 @@ def _show(
             f"{drafted.gain:.2f} times as fast"
         )
     by_basis: dict[str, list[str]] = {}
-    for what, basis in document["basis"].items():
+    for what, basis in found.basis.items():
         by_basis.setdefault(basis, []).append(what)
     for basis, whats in by_basis.items():
         app.console.print(painted(f"{', '.join(whats)}: {basis}", "dim"), soft_wrap=True)
 
 
-def _kv(document: dict[str, Any]) -> str:
+def _kv(document: PredictedSpeed) -> str:
     """In words: without quantization the cache is what the model computes in."""
-    found = str(document["kv_dtype"])
+    found = str(document.kv_dtype)
     return "unquantized" if found == "auto" else found
 
 

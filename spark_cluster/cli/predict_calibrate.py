@@ -113,7 +113,7 @@ def show_fit(app: App, found: Calibration, left_out: Sequence[str]) -> None:
     """Print the constants, the errors before and after, and what does not fit."""
     titles = ("constant", "was", "is", "")
     table = plain_table(*titles, right=("was", "is"), fold=titles, wide=True)
-    before, after = Constants().to_dict(), found.constants.to_dict()
+    before, after = Constants().figures(), found.constants.figures()
     for how, names in (("", found.fitted), ("measured", found.measured)):
         for name in names:
             was, now = f"{before[name]:.3g}", f"{after[name]:.3g}"

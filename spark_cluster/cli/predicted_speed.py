@@ -4,31 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Annotated
 
-from spark_cluster import models as shapes
+from pydantic import Field
+
 from spark_cluster.bench.planned_speed import own_evidence
 from spark_cluster.cli.app import App
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.document import Document, Hidden, Rounded, derived, printed
 from spark_cluster.errors import UsageError
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.models.hub import Hub
+from spark_cluster.models.find import find
+from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.memory import GIB, RESERVE_GIB
 from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
-from spark_cluster.planning.evidence import Case, Evidence, own_first
+from spark_cluster.planning.evidence import Comparison, Evidence, by_others
 from spark_cluster.planning.room import assumed
 from spark_cluster.planning.speed.decode import Decode
-from spark_cluster.planning.speed.of_recipe import serving_of
+from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.prefill import Prefill
-from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.planning.speed.serving import Serving, serving_of
 from spark_cluster.planning.speed.speculative import Speculative
 
 MS = 1e3
 
 
 @dataclass(frozen=True)
-class PredictedSpeed:
+class PredictedSpeed(Document):
     """The question, and the predicted speeds.
 
     Attributes:
@@ -45,61 +48,37 @@ class PredictedSpeed:
     cached: int
     context: int
     concurrency: int
-    plain: Decode
-    first: Prefill
-    drafted: PredictedDrafter | None
-    evidence: Evidence | None = None
-    too_large: str = ""
+    plain: Hidden[Decode]
+    first: Hidden[Prefill]
+    drafted: Hidden[Speculative | None]
+    evidence: Hidden[Evidence | None] = None
+    too_large: Annotated[str, Field(serialization_alias="why_not")] = ""
+    bytes_per_token = derived(Annotated[float, Rounded()], "plain.bytes_per_token")
+    fits = derived(bool, lambda found: not found.too_large)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return the document of `predict speed --json`."""
-        plain, first, drafted = self.plain, self.first, self.drafted
-        best, evidence = (drafted.found if drafted else plain).request, self.evidence
-        fits = not self.too_large
-        return {
-            "recipe": self.recipe,
-            "model": self.model,
-            "quantization": self.quantization,
-            "kv_dtype": self.kv_dtype,
-            "tp": self.tp,
-            "prompt": self.prompt,
-            "cached": self.cached,
-            "context": self.context,
-            "concurrency": self.concurrency,
-            "decode_tok_s": plain.request.to_dict() if fits else None,
-            "total_tok_s": plain.total.to_dict() if fits else None,
-            "bytes_per_token": round(plain.bytes_per_token),
-            "prefill_tok_s": first.tokens_s.to_dict(0) if fits else None,
-            "ttfr_ms": first.seconds.times(MS).to_dict(0) if fits else None,
-            "speculative": drafted.to_dict() if drafted and fits else None,
-            "measured": evidence.to_dict(best) if evidence and fits else None,
-            "fits": fits,
-            "why_not": self.too_large,
-            "basis": self.basis(),
-        }
+    decode_tok_s = derived(Estimate | None, lambda one: one.known(one.plain.request))
+    total_tok_s = derived(Estimate | None, lambda one: one.known(one.plain.total))
+    prefill_tok_s = derived(Estimate | None, lambda one: one.known(one.first.tokens_s, 0))
+    ttfr_ms = derived(Estimate | None, lambda one: one.known(one.first.seconds.times(MS), 0))
+    speculative = derived(Speculative | None, lambda one: None if one.too_large else one.drafted)
 
+    def known(self, found: Estimate, digits: int = 2) -> Estimate | None:
+        """Return a figure as it is printed; None where the model does not fit."""
+        return None if self.too_large else found.rounded(digits)
+
+    @printed
+    def measured(self) -> Comparison | None:
+        """What was measured, next to the prediction."""
+        if self.evidence is None or self.too_large:
+            return None
+        return self.evidence.beside((self.drafted or self.plain).request)
+
+    @printed
     def basis(self) -> dict[str, str]:
         """Return what each figure is based on."""
         found = {"decode": self.plain.basis, "prefill": self.first.basis}
-        drafted = {} if self.drafted is None else {"speculative": self.drafted.found.basis}
+        drafted = {} if self.drafted is None else {"speculative": self.drafted.basis}
         return {**found, **drafted}
-
-
-@dataclass(frozen=True)
-class PredictedDrafter:
-    """The predicted speeds with a drafter."""
-
-    found: Speculative
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return the value of `speculative` in `predict speed --json`."""
-        found = self.found
-        return {
-            "decode_tok_s": found.request.to_dict(),
-            "total_tok_s": found.total.to_dict(),
-            "tokens_per_step": round(found.tokens_per_step, 2),
-            "gain": round(found.gain, 2),
-        }
 
 
 # The options of `predict` that say what is served.
@@ -129,7 +108,7 @@ def served_by(
             raise UsageError("--quantization and --kv-dtype need --model; a recipe sets its own")
         known = load_recipe(recipe, app.project)
         return known, serving_of(known, tp, app.project.folder, hub=hub)
-    geometry = shapes.find(str(model), app.project.folder, hub=hub)
+    geometry = find(str(model), app.project.folder, hub=hub)
     quantization = must_be_known(asked) if asked else checkpoint_quantization(geometry)
     kv_dtype = kv_dtype or checkpoint_kv_dtype(str(model), quantization, geometry)
     return None, Serving(geometry, quantization, kv_dtype, tp)
@@ -150,8 +129,7 @@ def evidence_of(
     if recipe or not drafts:
         plain = replace(launch, tp=serving.tp, quantization=serving.quantization)
         own = own_evidence(app.project, launch if recipe else plain, many, context)
-    names = (launch.model, launch.base or "")
-    return own_first(own, Case(names, serving, many, context, drafts))
+    return own or by_others(launch, serving, users=many, context=context, drafted=drafts)
 
 
 def too_large(serving: Serving) -> str:

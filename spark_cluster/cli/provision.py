@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING
+from typing import Any
 
 import click
 
-from spark_cluster.cli.app import App, changing, leave_with
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.options import Options
+from spark_cluster.cli.app import App, changing
 
 
 @click.command()
@@ -34,36 +31,14 @@ if TYPE_CHECKING:
 )
 @changing
 @click.pass_obj
-def command(
-    app: App,
-    allow_reboot: bool,
-    allow_restart: bool,
-    firmware: bool,
-    bandwidth: bool,
-    ask_password: bool,
-    password_env: str | None,
-    exit_code: bool,
-    options: Options,
-) -> None:
+def command(app: App, /, **given: Any) -> None:
     """Make the nodes ready: keys and names, drivers, the link, SSH between the nodes, memory,
     clocks, Docker, caches. Running it again changes nothing.
 
     Drivers are installed only where the inventory pins versions. A node that fails does not stop
     the others; the exit status shows it at the end.
     """
-    first_contact = ask_password or password_env is not None
-    if not first_contact:
-        app.connect_early()
-    found = app.cluster.provision(
-        allow_reboot=allow_reboot,
-        allow_restart=allow_restart,
-        firmware=firmware,
-        bandwidth=bandwidth,
-        ask_password=ask_password,
-        password_env=password_env,
-        options=options,
-    )
+    found = app.cluster.provision(**given)
     app.show(found, lambda app, _found: app.show_recap())
     if not found.ok:
         sys.exit(max(error.exit_code for error in found.errors.values()))
-    leave_with(app.last_run, exit_code=exit_code)

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
 import secrets
 import sys
+import threading
 import time
+import webbrowser
+from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.console import painted, plain_table, styled
+from spark_cluster.cli.down import show
+from spark_cluster.cli.ended_by_signals import ended_by_signals
 from spark_cluster.cli.groups import Group
+from spark_cluster.cli.line_printer import LinePrinter
 from spark_cluster.cli.serving_options import ending_jobs, local_port
 from spark_cluster.cli.visible import coloured, lines_of, visible
+from spark_cluster.cli.vram import table
+from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.engine.ray import Job, must_be_an_id, must_be_sendable
 from spark_cluster.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from spark_cluster.cli.results import RayUpResult
-    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.cli.serving_results import RayUpResult
     from spark_cluster.engine.job_client import RayJobs
-    from spark_cluster.engine.ray import Job
     from spark_cluster.engine.ray_cluster import RayStatus
     from spark_cluster.runner.options import Options
 
 
 def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
-    from spark_cluster.engine.ray import must_be_an_id
 
     must_be_an_id(value)
     return value
@@ -50,7 +59,6 @@ def command() -> None:
 @command.command()
 @click.option(
     "--recipe",
-    "recipe_name",
     metavar="NAME",
     help="Recipe whose image Ray and the jobs run in, instead of the inventory's.",
 )
@@ -58,29 +66,18 @@ def command() -> None:
 @allowing
 @changing
 @click.pass_obj
-def up(
-    app: App,
-    recipe_name: str | None,
-    end_jobs: bool,
-    allow: Allowances,
-    exit_code: bool,
-    options: Options,
-) -> None:
+def up(app: App, /, **given: Any) -> None:
     """Start Ray on all nodes, over the fabric, in the image of a recipe.
 
     Running it again changes nothing. Jobs that run on it are not ended without --end-jobs.
     """
-    app.connect_early()
-    found = app.cluster.ray_up(recipe_name, end_jobs=end_jobs, allow=allow, options=options)
-    app.show(found, _show_up)
-    leave_with(app.last_run, exit_code=exit_code)
+    app.show(app.cluster.ray_up(**given), _show_up)
 
 
 @command.command()
 @click.pass_obj
 def status(app: App) -> None:
     """Show Ray's nodes and GPUs, the jobs that run, and each node's GPU memory by process."""
-    app.connect_early()
     found = app.cluster.ray_status()
     app.show(found, _show)
 
@@ -110,7 +107,6 @@ def submit(
 
     It can use all GPUs, by Ray. Ctrl-C, and closing this machine, leave it running.
     """
-    from spark_cluster.engine.ray import must_be_sendable
 
     variables = _variables(env)
     if working_dir is not None:
@@ -124,7 +120,7 @@ def submit(
         except KeyboardInterrupt:
             raise _left(name) from None
     if app.as_json:
-        app.print_json({"job": job.to_dict()})
+        app.print_json({"job": job})
     elif no_wait:
         click.echo(visible(name))
     _leave_as(job)
@@ -152,7 +148,7 @@ def logs(app: App, follow: bool, job_id: str) -> None:
             text = jobs.log(job_id)
     if app.as_json:
         log = {} if follow else {"log": text}
-        app.print_json({"job": job.to_dict(), **log})
+        app.print_json({"job": job, **log})
     elif not follow:
         for line in lines_of(text):
             click.echo(coloured(line))
@@ -167,7 +163,7 @@ def list_(app: App) -> None:
     with app.cluster.ray_jobs(command="ray list") as jobs:
         found = jobs.list()
     if app.as_json:
-        app.print_json({"jobs": [job.to_dict() for job in found]})
+        app.print_json({"jobs": found})
     elif not found:
         app.console.print("there are no jobs; spark-cluster ray submit -- COMMAND runs one")
     else:
@@ -190,13 +186,9 @@ def stop(app: App, job_id: str) -> None:
 @command.command()
 @changing
 @click.pass_obj
-def down(app: App, exit_code: bool, options: Options) -> None:
+def down(app: App, options: Options) -> None:
     """End Ray on all nodes, with its jobs, and verify that the memory is free again."""
-    from spark_cluster.cli.down import show
-
-    app.connect_early()
     app.show(app.cluster.ray_down(options=options), show)
-    leave_with(app.last_run, exit_code=exit_code)
 
 
 @command.command()
@@ -209,9 +201,47 @@ def dashboard(app: App, port: int | None, with_token: bool, open_it: bool) -> No
 
     The page asks for the token of the cluster once. Who has it can run programs on the nodes.
     """
-    from spark_cluster.cli import ray_dashboard
+    from spark_cluster.engine.endpoint_tunnel import TunnelEvent, keep_open
+    from spark_cluster.engine.job_client import token_of
+    from spark_cluster.engine.ray_cluster import running_port
+    from spark_cluster.runner.tunnel import free_port
 
-    ray_dashboard.run(app, port, with_token=with_token, open_it=open_it)
+    head, dialer = app.inventory.head, app.cluster.dialer
+    with app.play("ray dashboard", [head], change=False, gather_facts=False) as run:
+        play = run.open()
+        there, token = running_port(play), token_of(play)
+    opened = threading.Event()
+
+    def report(event: TunnelEvent) -> None:
+        if event.event != "open":
+            click.echo(visible(str(event)), err=True)
+        elif not opened.is_set():
+            opened.set()
+            _tell(app, event.url, token if with_token else None)
+            if open_it:
+                webbrowser.open(event.url)
+
+    with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
+        if head.is_local:
+            with dialer.forward(head, there) as found:
+                report(TunnelEvent("open", head.name, url=f"http://{LOOPBACK}:{found}"))
+                threading.Event().wait()
+        url = f"http://{LOOPBACK}:{there}"
+        for event in keep_open(dialer.target(head), lambda _: url, port or free_port()):
+            report(event)
+
+
+def _tell(app: App, url: str, token: str | None) -> None:
+    """Say where Ray's page is, and its token where that is asked for."""
+    if app.as_json:
+        app.print_json({"url": url, **({} if token is None else {"token": token})})
+        return
+    click.echo(visible(url))
+    if token is not None:
+        click.echo(visible(f"token: {token}"))
+    else:
+        click.echo("it asks for the cluster's token, which --token prints")
+    click.echo("Ctrl-C ends it.")
 
 
 def _variables(given: Iterable[str]) -> dict[str, str]:
@@ -220,9 +250,6 @@ def _variables(given: Iterable[str]) -> dict[str, str]:
     Raises:
         UsageError: one has no name that a shell knows, or no value here.
     """
-    import os
-    import re
-
     found = {}
     for text in given:
         name, separator, value = text.partition("=")
@@ -236,8 +263,6 @@ def _variables(given: Iterable[str]) -> dict[str, str]:
 
 def _follow(app: App, jobs: RayJobs, name: str) -> Job:
     """Print a job's log to its end, and return the job."""
-    from spark_cluster.cli.line_printer import LinePrinter
-
     printer = LinePrinter(err=app.as_json)
     try:
         for part in jobs.follow(name):
@@ -271,8 +296,6 @@ def _show_up(app: App, found: RayUpResult) -> None:
 
 def _show(app: App, found: RayStatus) -> None:
     """Print the state, the nodes, the jobs that run, and the GPU memory."""
-    from spark_cluster.cli.vram import table
-
     colours = {"running": "green", "stopped": "dim", "degraded": "yellow", "failed": "red"}
     console = app.console
     parts = [f"Ray {found.version}" if found.version else "Ray"]

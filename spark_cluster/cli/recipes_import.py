@@ -4,8 +4,6 @@ recipe, and `recipes update` shows what has changed in the registries, and takes
 
 from __future__ import annotations
 
-import re
-import shutil
 import sys
 import tempfile
 from dataclasses import dataclass
@@ -20,19 +18,20 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.hub_option import hub, offline_option
 from spark_cluster.config.yamlfile import shown
+from spark_cluster.document import ErrorDocument, as_json
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.importers import commandline, snapshot
 from spark_cluster.importers.files import read_file
 from spark_cluster.importers.importer import Choice, Imported, Source
 from spark_cluster.importers.recipe_text import write
-from spark_cluster.importers.update import Update, update
+from spark_cluster.importers.update import Update, look, take
 from spark_cluster.loader import registries
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.loader.registries import Registry
-from spark_cluster.models.hub import Hub
+from spark_cluster.loader.saved_recipe import NAME, folders_of, write_recipe
+from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.memory import GIB
-from spark_cluster.planning.speed.of_recipe import serving_of
+from spark_cluster.planning.speed.serving import serving_of
 
 _STDIN = "standard input"
 _LARGEST = 2 << 20
@@ -108,10 +107,11 @@ def command(
     path = folder / f"{imported.name}.yaml"
     if not force:
         _refuse(app, path, imported, named=name is not None)
-    _save(app, path, imported)
+    write_recipe(path, imported.text, app.project, imported.files)
     imported.notes.append(_about_model(path, app.project, hub(offline=offline)))
     if app.as_json:
-        app.print_json(_document(path, imported))
+        files = [str(path.parent / name) for name in imported.files]
+        app.print_json({"ok": True, "file": str(path), **as_json(imported), "files": files})
     else:
         _show(app, path, imported)
 
@@ -146,7 +146,7 @@ def _from_stdin(choice: Choice) -> Source:
 
 def _target(app: App, output: str | None, name: str | None) -> tuple[Path, str | None]:
     """The folder to write to, and the recipe's name where it is said."""
-    if name is not None and not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", name):
+    if name is not None and not NAME.fullmatch(name):
         raise UsageError(
             f"--name: found '{name}', expected letters, digits, '_', '-' and '.'",
             hint="folders go into --output",
@@ -167,7 +167,7 @@ def _target(app: App, output: str | None, name: str | None) -> tuple[Path, str |
 def _refuse(app: App, path: Path, imported: Imported, *, named: bool) -> None:
     """Nothing is replaced, and no shipped recipe hidden, unless the user says so."""
     listed = not named and path.stem in app.project.list("recipes")
-    for place in (path, *(path.parent / top for top in _folders(imported))):
+    for place in (path, *(path.parent / top for top in folders_of(imported.files))):
         if place.exists():
             hint = "choose another --name, or replace it with --force"
             raise UsageError(f"{shown(place)} exists", hint=hint)
@@ -176,34 +176,6 @@ def _refuse(app: App, path: Path, imported: Imported, *, named: bool) -> None:
                 f"there is a recipe {path.stem} already, which this one would hide",
                 hint=f"choose another --name, or confirm with --name {path.stem}",
             )
-
-
-def _folders(imported: Imported) -> set[str]:
-    """Return the folders that the recipe's files are in."""
-    return {name.partition("/")[0] for name in imported.files}
-
-
-def _save(app: App, path: Path, imported: Imported) -> None:
-    """Write to a temporary folder, and rename it all after our own reader has accepted it."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".import-", dir=path.parent) as folder:
-            staging = Path(folder)
-            staged = staging / path.name
-            staged.write_text(imported.text, encoding="utf-8")
-            load_recipe(staged, app.project)
-            for name, content in imported.files.items():
-                place = staging / name
-                place.parent.mkdir(parents=True, exist_ok=True)
-                place.write_bytes(content)
-            for top in _folders(imported):
-                if (path.parent / top).exists():
-                    shutil.rmtree(path.parent / top)
-                (staging / top).replace(path.parent / top)
-            staged.chmod(0o644)
-            staged.replace(path)
-    except OSError as error:
-        raise UsageError(f"{path} cannot be written: {error.strerror}") from None
 
 
 def _about_model(path: Path, project: Project, hub: Hub) -> str:
@@ -217,23 +189,6 @@ def _about_model(path: Path, project: Project, hub: Hub) -> str:
     source = "counted from its tensors" if weights.counted else "computed from its shape"
     size = weights.memory_bytes() / GIB
     return f"{recipe.model.name}: {serving.quantization}, {size:.1f} GiB of weights ({source})"
-
-
-def _document(path: Path, imported: Imported) -> dict[str, Any]:
-    return {
-        "ok": True,
-        "file": str(path),
-        "name": imported.name,
-        "kind": imported.kind,
-        "kept": imported.kept,
-        "carried": [{"what": one.what, "where": one.where} for one in imported.carried],
-        "left_out": [{"what": one.what, "why": one.why} for one in imported.left_out],
-        "not_carried_over": [one.entry for one in imported.left_out if one.consequence],
-        "offers": [{"option": one.option, "what": one.what} for one in imported.offers],
-        "notes": imported.notes,
-        "to_do": imported.to_do,
-        "files": [str(path.parent / name) for name in imported.files],
-    }
 
 
 def _show(app: App, path: Path, imported: Imported) -> None:
@@ -299,20 +254,27 @@ def update_command(
             f"no registries: {registries.FILE} is not in {folder}",
             hint="see the how-to page 'Share recipes'",
         )
-    decision = _Decision(app, check=check, yes=yes, allow_rewritten=allow_rewritten)
-    rows: list[dict[str, Any]] = []
+    rows: list[Update | NotUpdated] = []
+    status = 0
     for registry in chosen:
         try:
-            found = update(registry, folder, decision.agree)
+            found = look(registry, folder)
+            _show_changes(app, found)
+            rewritten = found.rewritten and not found.in_use and not check
+            if rewritten and not allow_rewritten:
+                status = 4
+            elif not found.in_use and not check and (yes or _is_agreed(app, found)):
+                found = take(found, folder)
         except SparkClusterError as error:
-            rows.append(NotUpdated(registry.name, error).to_dict())
-            decision.failed(registry, error)
+            rows.append(NotUpdated(registry.name, error))
+            status = error.exit_code
+            _say(app, styled("{} {}: {}", mark("fail"), registry.name, error))
         else:
-            rows.append(found.to_dict())
-            decision.done(found)
+            rows.append(found)
+            _say(app, _outcome(found, check=check))
     if app.as_json:
-        app.print_json({"ok": decision.status == 0, "registries": rows})
-    ctx.exit(decision.status)
+        app.print_json({"ok": status == 0, "registries": rows})
+    ctx.exit(status)
 
 
 @dataclass(frozen=True)
@@ -320,90 +282,53 @@ class NotUpdated:
     """A registry that could not be looked at."""
 
     registry: str
-    error: SparkClusterError
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `recipes update --json` prints it."""
-        return {"registry": self.registry, "error": self.error.to_dict()}
+    error: ErrorDocument
 
 
-class _Decision:
-    """Shows what was found, asks, and keeps the exit status."""
+def _is_agreed(app: App, found: Update) -> bool:
+    """Return whether the user takes a revision; the first one is not asked for."""
+    interactive = sys.stdin.isatty() and sys.stdout.isatty() and not app.as_json
+    return found.taken is None or (interactive and click.confirm("Take it?", default=False))
 
-    def __init__(self, app: App, *, check: bool, yes: bool, allow_rewritten: bool) -> None:
-        self.app = app
-        self.check = check
-        self.yes = yes
-        self.allow_rewritten = allow_rewritten
-        self.status = 0
-        self._shown: set[str] = set()
 
-    def agree(self, found: Update) -> bool:
-        """Show what has changed, and return whether it is taken."""
-        self._show(found)
-        if self.check:
-            return False
-        if found.rewritten and not self.allow_rewritten:
-            self.status = 4
-            return False
-        if found.taken is None or self.yes:
-            return True
-        interactive = sys.stdin.isatty() and sys.stdout.isatty() and not self.app.as_json
-        return interactive and click.confirm("Take it?", default=False)
+def _outcome(found: Update, *, check: bool) -> Text:
+    """What is in use now."""
+    name = found.registry.name
+    if found.in_use:
+        usable = len(found.found.recipes) - len(found.broken)
+        return styled(
+            "{} {}: {} recipes at {}", mark("ok"), name, usable, found.found.revision[:12]
+        )
+    if found.rewritten and not check:
+        option = f"recipes update {name} --allow-rewritten"
+        return styled("{} {}: not taken; if its owner says why: {}", mark("fail"), name, option)
+    return styled("- {}: not taken; to take it: recipes update {} --yes", name, name)
 
-    def done(self, found: Update) -> None:
-        """Say what is in use now."""
-        self._show(found)
-        name = found.registry.name
-        if found.in_use:
-            usable = len(found.found.recipes) - len(found.broken)
-            revision = found.found.revision[:12]
-            self._print(styled("{} {}: {} recipes at {}", mark("ok"), name, usable, revision))
-        elif found.rewritten and not self.check:
-            option = f"recipes update {name} --allow-rewritten"
-            self._print(
-                styled("{} {}: not taken; if its owner says why: {}", mark("fail"), name, option)
-            )
-        else:
-            self._print(styled("- {}: not taken; to take it: recipes update {} --yes", name, name))
 
-    def failed(self, registry: Registry, error: SparkClusterError) -> None:
-        """Say why a registry could not be looked at; the others are."""
-        self.status = error.exit_code
-        self._print(styled("{} {}: {}", mark("fail"), registry.name, error))
+def _say(app: App, text: Text) -> None:
+    app.console.print(text, soft_wrap=True)
 
-    def _print(self, text: Text) -> None:
-        self.app.console.print(text, soft_wrap=True)
 
-    def _show(self, found: Update) -> None:
-        """Show the names that differ, once for each registry."""
-        name, new = found.registry.name, found.found.revision[:12]
-        if name in self._shown:
-            return
-        self._shown.add(name)
-        if found.changes or found.rewritten:
-            self._print(styled("[bold]{}[/]  {} → {}", name, (found.taken or "nothing")[:12], new))
-        if found.rewritten:
-            self._print(
-                styled("  [red]its history was rewritten[/]: the commit in use is not in it")
-            )
-        limit = None if self.app.verbose else _SHOWN
-        for sign, kind in (("+", "added"), ("~", "changed"), ("-", "removed")):
-            names: tuple[str, ...] = getattr(found.changes, kind)
-            for one in names[:limit]:
-                self._print(styled("  {} {} [dim]{}[/]", sign, one, kind))
-            if limit and len(names) > limit:
-                self._print(
-                    styled("  [dim]and {} more {} (-v shows them)[/]", len(names) - limit, kind)
-                )
-        broken, skipped = found.broken, found.found.skipped
-        if self.app.verbose:
-            for listed in broken:
-                self._print(styled("  [dim]not usable:[/] {}: {}", listed.name, listed.error))
-            for text in skipped:
-                self._print(styled("  [dim]not taken:[/] {}", text))
-        elif broken or skipped:
-            counts = (len(broken), len(skipped))
-            self._print(
-                styled("  [dim]{} cannot be used, {} files not taken (-v says why)[/]", *counts)
-            )
+def _show_changes(app: App, found: Update) -> None:
+    """Show the names that differ."""
+    name, new = found.registry.name, found.found.revision[:12]
+    if found.changes or found.rewritten:
+        _say(app, styled("[bold]{}[/]  {} → {}", name, (found.taken or "nothing")[:12], new))
+    if found.rewritten:
+        _say(app, styled("  [red]its history was rewritten[/]: the commit in use is not in it"))
+    limit = None if app.verbose else _SHOWN
+    for sign, kind in (("+", "added"), ("~", "changed"), ("-", "removed")):
+        names: tuple[str, ...] = getattr(found.changes, kind)
+        for one in names[:limit]:
+            _say(app, styled("  {} {} [dim]{}[/]", sign, one, kind))
+        if limit and len(names) > limit:
+            _say(app, styled("  [dim]and {} more {} (-v shows them)[/]", len(names) - limit, kind))
+    broken, skipped = found.broken, found.found.skipped
+    if app.verbose:
+        for listed in broken:
+            _say(app, styled("  [dim]not usable:[/] {}: {}", listed.name, listed.error))
+        for text in skipped:
+            _say(app, styled("  [dim]not taken:[/] {}", text))
+    elif broken or skipped:
+        counts = (len(broken), len(skipped))
+        _say(app, styled("  [dim]{} cannot be used, {} files not taken (-v says why)[/]", *counts))

@@ -39,8 +39,8 @@ def command(app: App, name: str, tp: int | None) -> None:
     if app.as_json:
         whole = recipe.model_dump(mode="json", exclude_none=True)
         line = list(recipe.dialect.command(recipe.model.node_path, tuple(args)))
-        shown = {str(n): speed.to_dict() for n, speed in speeds.items()}
-        found = {str(n): one.to_dict(speeds[n]) for n, one in others.items() if n in speeds}
+        shown = {n: speed.rounded() for n, speed in speeds.items()}
+        found = {n: one.beside(speeds[n]) for n, one in others.items() if n in speeds}
         about = {"expected_tok_s": shown, "measured_by_others": found}
         app.print_json({"recipe": whole, "tp": size, "command": line, **about})
     else:

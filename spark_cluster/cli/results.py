@@ -3,69 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Annotated, Any
 
+from spark_cluster.cli.recap import NodeError
+from spark_cluster.document import Document, ErrorDocument, Flat, Hidden, PrintedAs, printed
+from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.runner.events import Changing, Event, NodeFailed, Result, RunStarted
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spark_cluster.engine.memory_phases import MemoryOfNode
-    from spark_cluster.engine.ray_cluster import RayStatus
-    from spark_cluster.engine.result import Served
-    from spark_cluster.engine.vram import NodeVram, Stopped
-    from spark_cluster.topology import Node
-
-
-@dataclass
-class Tally:
-    """A node's row of the recap."""
-
-    ok: int = 0
-    change: int = 0
-    unknown: int = 0
-    failed: int = 0
-    skipped: int = 0
-    unreachable: bool = False
-    seconds: float = 0.0
-
-
-class Recap:
-    """Counts, node by node."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[str, Tally] = {}
-        self.last: dict[str, str] = {}
-
-    def take(self, event: Event) -> None:
-        if isinstance(event, RunStarted):
-            self.nodes.update({node: Tally() for node in event.nodes})
-        elif isinstance(event, Changing):
-            self.last[event.node] = event.resource
-        elif isinstance(event, Result):
-            tally = self.nodes.setdefault(event.node, Tally())
-            setattr(tally, event.verdict, getattr(tally, event.verdict) + 1)
-            tally.seconds += event.seconds
-            self.last.pop(event.node, None)
-        elif isinstance(event, NodeFailed):
-            tally = self.nodes.setdefault(event.node, Tally())
-            tally.unreachable = event.unreachable
-            if not event.unreachable:  # a role may refuse it before any resource could fail
-                tally.failed = max(tally.failed, 1)
-
-    def close(self) -> None:
-        return None
-
-    @property
-    def changed(self) -> int:
-        """Changes on all nodes."""
-        return sum(tally.change for tally in self.nodes.values())
+from spark_cluster.facts.model import Facts
+from spark_cluster.topology import Link, Node
 
 
 @dataclass(frozen=True)
-class RunSummary:
+class RunSummary(Document):
     """How a run went.
 
     Attributes:
@@ -75,35 +25,13 @@ class RunSummary:
         seconds: by stage, and in `total` all of it.
     """
 
-    id: str
+    id: Hidden[str]
     ok: bool
     changed: int
     seconds: dict[str, float]
 
-    def to_dict(self, **found: Any) -> dict[str, Any]:
-        """Return it as `--json` prints it, with what the run `found`."""
-        return {"ok": self.ok, "changed": self.changed, **found, "seconds": self.seconds}
 
-
-@dataclass(frozen=True)
-class NodeError:
-    """The reason why a node has no result.
-
-    Attributes:
-        message: what failed and where.
-        hint: what to do next; empty when there is nothing to add.
-    """
-
-    message: str
-    hint: str
-
-    @classmethod
-    def of(cls, error: SparkClusterError) -> NodeError:
-        """Return the error as JSON has it."""
-        return cls(error.message, error.hint)
-
-
-class NodeErrors:
+class NodeErrors(Document):
     """A result of which a node may drop out without ending the run.
 
     Attributes:
@@ -146,14 +74,45 @@ class Reached:
 
 
 @dataclass(frozen=True)
-class PingResult:
+class PingedNode(Document):
+    """A node that answers, as `ping --json` prints it."""
+
+    name: str
+    reached: Flat[Reached]
+    reachable: bool = True
+
+
+@dataclass(frozen=True)
+class UnreachedNode(Document):
+    """A node that does not answer, as `ping --json` prints it."""
+
+    name: str
+    error: str
+    hint: str
+    reachable: bool = False
+    rtt_ms: None = None
+
+
+def _pinged(
+    nodes: Mapping[str, Reached | SparkClusterError],
+) -> list[PingedNode | UnreachedNode]:
+    return [
+        PingedNode(name, found)
+        if isinstance(found, Reached)
+        else UnreachedNode(name, found.message, found.hint)
+        for name, found in nodes.items()
+    ]
+
+
+@dataclass(frozen=True)
+class PingResult(Document):
     """The answers of the nodes.
 
     Attributes:
         nodes: name to the answer, or to the error of a node that was not reached.
     """
 
-    nodes: Mapping[str, Reached | SparkClusterError]
+    nodes: Annotated[Mapping[str, Reached | SparkClusterError], PrintedAs(_pinged)]
 
     @property
     def errors(self) -> dict[str, SparkClusterError]:
@@ -165,60 +124,33 @@ class PingResult:
         """True if every node was reached."""
         return not self.errors
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `ping --json` prints it."""
-        return {"nodes": [pinged(name, outcome) for name, outcome in self.nodes.items()]}
+
+@dataclass(frozen=True)
+class NodeFacts(Document):
+    """A node as `facts --json` prints it."""
+
+    name: str
+    address: str
+    links: tuple[Link, ...]
+    facts: Flat[Facts]
 
 
-def pinged(name: str, outcome: Reached | SparkClusterError) -> dict[str, object]:
-    """Return one node as `ping --json` prints it."""
-    if isinstance(outcome, Reached):
-        return {
-            "name": name,
-            "reachable": True,
-            "rtt_ms": outcome.rtt_ms,
-            "connect_ms": outcome.connect_ms,
-            "python": outcome.python,
-        }
-    return {
-        "name": name,
-        "reachable": False,
-        "rtt_ms": None,
-        "error": outcome.message,
-        "hint": outcome.hint,
-    }
+def _facts(nodes: tuple[Node, ...]) -> list[NodeFacts]:
+    return [NodeFacts(node.name, node.address, node.links, node.facts) for node in nodes]
 
 
 @dataclass(frozen=True)
-class FactsResult:
+class FactsResult(Document):
     """The nodes with their facts and links, in the inventory's order."""
 
-    nodes: tuple[Node, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `facts --json` prints it."""
-        return {
-            "nodes": [
-                {
-                    "name": node.name,
-                    "address": node.address,
-                    "links": [asdict(link) for link in node.links],
-                    **asdict(node.facts),
-                }
-                for node in self.nodes
-            ]
-        }
+    nodes: Annotated[tuple[Node, ...], PrintedAs(_facts)]
 
 
 @dataclass(frozen=True)
-class VramResult:
+class VramResult(Document):
     """One reading of every node."""
 
     nodes: tuple[NodeVram, ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `vram --json` prints it."""
-        return {"nodes": [reading.to_dict() for reading in self.nodes]}
 
 
 # -- changing nodes --------------------------------------------------------------------------------
@@ -236,15 +168,6 @@ class PlayedNode:
 
 
 @dataclass(frozen=True)
-class PlaybookError:
-    """The error of the first node that dropped out of the run."""
-
-    message: str
-    where: str
-    hint: str
-
-
-@dataclass(frozen=True)
 class PlaybookResult(NodeErrors):
     """The result of a playbook. A node may drop out of it without ending it.
 
@@ -255,19 +178,15 @@ class PlaybookResult(NodeErrors):
         errors: the error of each node that dropped out, by name.
     """
 
-    run: RunSummary
+    run: Flat[RunSummary]
     result: Any
     nodes: Mapping[str, PlayedNode]
-    errors: Mapping[str, SparkClusterError]
+    errors: Hidden[Mapping[str, SparkClusterError]]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `playbook --json` prints it."""
-        first = next(iter(self.errors.values()), None)
-        return self.run.to_dict(
-            error=None if first is None else asdict(PlaybookError(**first.to_dict())),
-            result=self.result,
-            nodes={name: asdict(node) for name, node in self.nodes.items()},
-        )
+    @printed
+    def error(self) -> ErrorDocument | None:
+        """The error of the first node that dropped out of the run."""
+        return next(iter(self.errors.values()), None)
 
 
 @dataclass(frozen=True)
@@ -306,76 +225,7 @@ class ProvisionResult(NodeErrors):
         errors: the error that a node ends with, by name, of those that failed.
     """
 
-    run: RunSummary
+    run: Flat[RunSummary]
     nodes: Mapping[str, ProvisionedNode]
     bandwidth: tuple[MeasuredBandwidth, ...]
-    errors: Mapping[str, SparkClusterError]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `provision --json` prints it."""
-        nodes = {name: asdict(node) for name, node in self.nodes.items()}
-        return self.run.to_dict(nodes=nodes, bandwidth=[asdict(one) for one in self.bandwidth])
-
-
-@dataclass(frozen=True)
-class UpResult:
-    """The result of `up`.
-
-    Attributes:
-        run: how the run went.
-        served: the verified endpoint; None where nothing was verified (check mode, a selection of
-            roles).
-        memory: the GPU memory of each node by phase, next to what the plan predicted.
-        memory_plot: file of this machine with its course; None where nothing was started, without
-            the extra `bench`, or of several models.
-        several: several models are served.
-    """
-
-    run: RunSummary
-    served: Served | None
-    memory: tuple[MemoryOfNode, ...]
-    memory_plot: Path | None = None
-    several: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `up --json` prints it."""
-        found = self.served.to_dict() if self.served is not None else {}
-        memory = [asdict(node) for node in self.memory]
-        plot = str(self.memory_plot) if self.memory_plot is not None else None
-        more = {} if self.several else {"memory_plot": plot}
-        return self.run.to_dict(**found, memory=memory, **more)
-
-
-@dataclass(frozen=True)
-class DownResult:
-    """The result of `down`.
-
-    Attributes:
-        run: how the run went.
-        stopped: the memory held before and after; None in check mode.
-    """
-
-    run: RunSummary
-    stopped: Stopped | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `down --json` prints it."""
-        return self.run.to_dict(**(self.stopped.to_dict() if self.stopped is not None else {}))
-
-
-@dataclass(frozen=True)
-class RayUpResult:
-    """The result of `ray up`.
-
-    Attributes:
-        run: how the run went.
-        cluster: the Ray cluster; None in check mode and with a selection of roles.
-    """
-
-    run: RunSummary
-    cluster: RayStatus | None
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `ray up --json` prints it."""
-        cluster = self.cluster.to_dict() if self.cluster is not None else None
-        return self.run.to_dict(cluster=cluster)
+    errors: Hidden[Mapping[str, SparkClusterError]]

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from spark_cluster.cli.app import App, leave_with
 from spark_cluster.cli.console import styled
 from spark_cluster.errors import Failed, SparkClusterError
-from spark_cluster.runner.events import NodeFailed, Note, Result
+from spark_cluster.runner.events import Bus, NodeFailed, Note, Result
+from spark_cluster.runner.options import Options
 from spark_cluster.runner.parallel import in_parallel
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.events import Bus
-    from spark_cluster.runner.play import Play
-    from spark_cluster.runner.session import Session
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
 
 
 @dataclass(frozen=True)
@@ -77,8 +74,6 @@ def command(app: App, run_id: str, check: bool, diff: bool, exit_code: bool) -> 
     that was killed is continued by the same command. Packages, containers, services and commands
     cannot be reverted; they are listed. A revert is a run like any other, and can be reverted.
     """
-    from spark_cluster.runner.options import Options
-
     options = Options(check=check, diff=diff)
     with app.play(f"revert {run_id}", app.nodes, options, gather_facts=False) as run:
         play = run.open(fail_fast=False)
@@ -88,8 +83,7 @@ def command(app: App, run_id: str, check: bool, diff: bool, exit_code: bool) -> 
     for name, error in play.out.items():
         nodes.setdefault(name, RevertedNode(error=error.message))
     if app.as_json:
-        documents = {name: dataclasses.asdict(node) for name, node in nodes.items()}
-        app.print_json(run.to_dict(ok=not errors, run=run.id, nodes=documents))
+        app.print_json(run.document(ok=not errors, run=run.id, nodes=nodes))
     else:
         _show(app, nodes)
     if errors:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.cli import watch
-from spark_cluster.cli.results import Recap, RunSummary
+from spark_cluster.cli.recap import Recap
+from spark_cluster.cli.results import RunSummary
 from spark_cluster.cli.run_record import RunRecord
+from spark_cluster.document import as_json
 from spark_cluster.errors import Interrupted, SparkClusterError
 from spark_cluster.runner import connections
-from spark_cluster.runner.events import Bus, Note, RunFinished, RunStarted
+from spark_cluster.runner.events import Bus, Note, RunFinished, RunStarted, Sink
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode
@@ -37,6 +38,7 @@ class Run:
         change: it may change nodes: it is recorded and holds their locks, outside check mode.
         gather_facts: at once; otherwise when one is first read.
         started: when its time began, seconds on the monotonic clock.
+        watch: gives it a sink that shows its events.
     """
 
     def __init__(
@@ -52,6 +54,7 @@ class Run:
         change: bool,
         gather_facts: bool,
         started: float,
+        watch: Callable[[Run], Sink] | None,
     ) -> None:
         self.command = command
         self.options = options
@@ -60,6 +63,7 @@ class Run:
         self.recap = Recap()
         self.bus = Bus(self.recap)
         self._started = started
+        self._watch = watch
         self._begun = self._finished = self._cancelled = False
         if change:
             record = RunRecord(self.id, on_error=lambda why: self.bus.emit(Note(why, "warning")))
@@ -97,9 +101,8 @@ class Run:
         Raises:
             SparkClusterError: the first node's error.
         """
-        watcher = watch.current()
-        if watcher is not None:
-            self.bus.add(watcher(self))
+        if self._watch is not None:
+            self.bus.add(self._watch(self))
         names = tuple(self.connections.nodes)
         self.bus.emit(RunStarted(self.id, self.command, names, self.check))
         failed = self.connections.open()
@@ -113,9 +116,11 @@ class Run:
         """Return how it went so far."""
         return RunSummary(self.id, ok, self.recap.changed, self.stage_seconds)
 
-    def to_dict(self, *, ok: bool = True, **found: Any) -> dict[str, Any]:
-        """The JSON of a run that can change something: `found` between what all of them tell."""
-        return self.summary(ok=ok).to_dict(**found)
+    def document(self, *results: Any, ok: bool = True, **found: Any) -> dict[str, Any]:
+        """Return the JSON of a run that can change something: how it went, the keys of results
+        (None has none), and what else it `found`."""
+        keys = {k: v for one in results if one is not None for k, v in as_json(one).items()}
+        return {**self.summary(ok=ok).to_dict(), **keys, **as_json(found)}
 
     @property
     def stage_seconds(self) -> dict[str, float]:

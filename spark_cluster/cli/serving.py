@@ -12,7 +12,7 @@ from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.results import DownResult, RayUpResult, UpResult
+    from spark_cluster.cli.serving_results import DownResult, RayUpResult, UpResult
     from spark_cluster.config.overrides import Changes
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import EngineValue, Probe
@@ -66,8 +66,8 @@ class Serving(Opened):
             SparkClusterError: a node is not reached, or a part of it failed.
         """
         from spark_cluster.cli.recipes_to_serve import serves_several, texts
-        from spark_cluster.cli.results import UpResult
         from spark_cluster.cli.run_record import keep_plot
+        from spark_cluster.cli.serving_results import UpModelsResult, UpResult
         from spark_cluster.engine.memory_phases import MemoryPhases
 
         changes = texts(overrides)
@@ -88,7 +88,8 @@ class Serving(Opened):
                 play, deployment=resolve(play), force=force, offline=offline, end_jobs=end_jobs
             )
             plot = None if several else keep_plot(run.id, run.bus, memory)
-        return UpResult(run.summary(), served, tuple(memory.nodes.values()), plot, several)
+        kind = UpModelsResult if several else UpResult
+        return kind(run.summary(), served, tuple(memory.nodes.values()), plot)
 
     def status(self) -> Status:
         """Return what serves and what is wrong, after a real completion; nothing is changed.
@@ -105,16 +106,9 @@ class Serving(Opened):
         key = self.inventory.api_key()
         head_must_be_selected(self, "; spark-cluster ping reaches single nodes")
         with self.play("status", self.nodes, change=False) as run:
-            recipe = self._usual_recipe()
+            recipe = usual_recipe(self)
             upcoming = self._upcoming(recipe)
-            return state.status(run.open(fail_fast=False), key, _probe(recipe), upcoming)
-
-    def _usual_recipe(self) -> Recipe | None:
-        """The inventory's recipe; None when it names none."""
-        from spark_cluster.loader.recipes import load_recipe
-
-        name = self.inventory.serve.recipe
-        return None if name is None else load_recipe(name, self.project)
+            return state.status(run.open(fail_fast=False), key, probe_of(recipe), upcoming)
 
     def _upcoming(self, recipe: Recipe | None) -> Upcoming | None:
         if recipe is None:
@@ -187,7 +181,7 @@ class Serving(Opened):
             VerificationFailed: a process still holds GPU memory; with its id, program and node.
             SparkClusterError: a node is not reached.
         """
-        from spark_cluster.cli.results import DownResult
+        from spark_cluster.cli.serving_results import DownResult
 
         with self.play("down", self.nodes, options, gather_facts=False) as run:
             stopped = self.project.load_playbook("down").function(
@@ -218,7 +212,7 @@ class Serving(Opened):
             SparkClusterError: a node is not reached, or Ray's nodes do not join.
         """
         from spark_cluster.cli.recipes_to_serve import recipe_for_ray
-        from spark_cluster.cli.results import RayUpResult
+        from spark_cluster.cli.serving_results import RayUpResult
 
         found, size = recipe_for_ray(self, recipe, "ray up", allow)
         with self.play("ray up", self.nodes, options) as run:
@@ -280,7 +274,7 @@ class Serving(Opened):
             VerificationFailed: a process still holds GPU memory.
             SparkClusterError: a node is not reached.
         """
-        from spark_cluster.cli.results import DownResult
+        from spark_cluster.cli.serving_results import DownResult
 
         with self.play("ray down", self.nodes, options, gather_facts=False) as run:
             from spark_cluster.engine.ray_cluster import must_serve_nothing
@@ -360,7 +354,20 @@ def _size(tp: int | None, replicas: int) -> int | None:
     return 1
 
 
-def _probe(recipe: Recipe | None) -> Probe:
+def usual_recipe(opened: Opened) -> Recipe | None:
+    """Return the inventory's recipe; None when it names none.
+
+    Raises:
+        SparkClusterError: there is none of that name, or it is wrong.
+    """
+    from spark_cluster.loader.recipes import load_recipe
+
+    name = opened.inventory.serve.recipe
+    return None if name is None else load_recipe(name, opened.project)
+
+
+def probe_of(recipe: Recipe | None) -> Probe:
+    """Return what a server of a recipe is asked; the usual question where none is known."""
     if recipe is not None:
         return recipe.probe
     from spark_cluster.config.recipe import Recipe

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 import click
 
-if TYPE_CHECKING:
-    from spark_cluster.cli.setup_flow import Flow, Step
-    from spark_cluster.cli.setup_login import Login
-    from spark_cluster.cli.setup_model import Model
-    from spark_cluster.cli.setup_nodes import Asked
+from spark_cluster.cli.setup_choices import Asked, Model, model, nodes, own_answers, write
+from spark_cluster.cli.setup_flow import Asker, Flow, Step, Stopped
+from spark_cluster.cli.setup_login import Login
 
 WOULD_ASK = (
     "the addresses of the Sparks      --nodes ADDRESS[,ADDRESS]",
@@ -85,10 +82,6 @@ def command(
     it (up). Every step shows the command that it runs; run again, setup goes on where it stopped.
     --yes also accepts host keys that are new.
     """
-    from spark_cluster.cli.setup_flow import Asker, Flow, Stopped
-    from spark_cluster.cli.setup_login import Login
-    from spark_cluster.cli.setup_nodes import Asked
-
     asker = Asker(yes, check)
     asker.must_be_able(WOULD_ASK)
     flow = Flow(ctx.find_root().command, ctx.obj, asker)
@@ -105,8 +98,7 @@ def command(
     finally:
         flow.app.cluster.prompts.forget()
     if flow.app.as_json:
-        steps = [asdict(step) for step in flow.steps]
-        flow.app.print_json({"ok": status == 0, "check": check, "steps": steps})
+        flow.app.print_json({"ok": status == 0, "check": check, "steps": flow.steps})
     ctx.exit(status)
 
 
@@ -118,9 +110,6 @@ def _all(
     Raises:
         Stopped: one of them did not succeed.
     """
-    from spark_cluster.cli.setup_model import model
-    from spark_cluster.cli.setup_nodes import nodes
-
     with flow.step("nodes", "which Sparks") as step:
         nodes(flow, step, asked)
     with flow.step("trust", "their host keys") as step:
@@ -171,8 +160,6 @@ def _log_in(flow: Flow, step: Step, login: Login) -> None:
 
 def _second(flow: Flow, step: Step, login: Login) -> bool:
     """Propose the Spark at the other end of the only node's cable; return whether it is taken."""
-    from spark_cluster.cli.setup_nodes import own_answers, write
-
     answers = own_answers(flow)
     for peer in login.peers:
         if peer.address is None:
@@ -199,10 +186,8 @@ def _provision(flow: Flow, step: Step, login: Login) -> None:
         if found is not None and found.get("ok") and not found.get("changed"):
             flow.nothing_to_do(step, "the nodes are ready: provision --check would change nothing")
             return
-    if flow.ask.consent("Run `provision`? It installs what is missing, and can be reverted."):
-        flow.run(step, *words)
-    else:
-        flow.declined(step, *words)
+    question = "Run `provision`? It installs what is missing, and can be reverted."
+    flow.offer(step, question, *words)
 
 
 def _up(flow: Flow, step: Step, chosen: Model | None) -> None:
@@ -210,7 +195,5 @@ def _up(flow: Flow, step: Step, chosen: Model | None) -> None:
     served = None if flow.app.inventory_is_missing else flow.app.inventory.serve.recipe
     if chosen is not None and chosen.recipe != served and not flow.app.inventory_is_missing:
         words += ["--recipe", chosen.recipe]
-    if flow.ask.consent("Run `up`? The first time it downloads the image and the model."):
-        flow.run(step, *words)
-    else:
-        flow.declined(step, *words)
+    question = "Run `up`? The first time it downloads the image and the model."
+    flow.offer(step, question, *words)

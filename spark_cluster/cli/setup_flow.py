@@ -19,7 +19,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.visible import show_error, visible
-from spark_cluster.errors import Failed, Interrupted, SparkClusterError, UsageError
+from spark_cluster.errors import Interrupted, SparkClusterError, UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.loader.new_inventory import Answers
@@ -88,7 +88,7 @@ class Flow:
         """Run one step under its title; what fails in it stops the run.
 
         Raises:
-            Stopped: it failed, was declined although the others need it, or was interrupted.
+            Stopped: it failed, or was interrupted.
         """
         now = Step(name)
         self.steps.append(now)
@@ -97,7 +97,7 @@ class Flow:
         try:
             yield now
         except Stopped:
-            now.state = "failed" if now.state == "done" else now.state
+            now.state = "failed"
             raise
         except (KeyboardInterrupt, click.Abort):
             now.state = "failed"
@@ -188,17 +188,18 @@ class Flow:
             return None
         return found if isinstance(found, dict) else None
 
-    def declined(self, step: Step, *words: str, needed: bool = False) -> None:
-        """Note that the user did not want a step now.
+    def offer(self, step: Step, question: str, *words: str) -> None:
+        """Run a command where the user wants it now.
 
         Raises:
-            Stopped: the steps after it need it.
+            Stopped: it did not succeed.
         """
+        if self.ask.consent(question):
+            self.run(step, *words)
+            return
         step.state = "declined"
         line = self.line(*words)
         step.commands.append(line)
-        if needed:
-            raise Stopped(Failed.exit_code, line)
         self.say(styled("[dim]not now; later:[/] {}", line))
 
     def nothing_to_do(self, step: Step, text: str) -> None:
@@ -226,9 +227,8 @@ class Flow:
 
     def show_way_on(self, stopped: Stopped) -> None:
         """Print which command goes on from here."""
-        step = self.steps[-1]
-        why = "was declined" if step.state == "declined" else "is not done"
-        self.say(styled("\n{} step {} {}. Go on with:", mark("warn"), step.name, why))
+        name = self.steps[-1].name
+        self.say(styled("\n{} step {} is not done. Go on with:", mark("warn"), name))
         self.say(styled("  [bold]{}[/]", stopped.again))
         again = self.line("setup")
         if stopped.again != again:

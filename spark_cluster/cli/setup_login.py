@@ -7,19 +7,17 @@ import subprocess
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spark_cluster.cli.console import styled
+from spark_cluster.cli.first_login import FirstLogin, log_in, public_key
+from spark_cluster.cli.setup_choices import own_answers, write
 from spark_cluster.cli.setup_flow import Flow, Step, Stopped
-from spark_cluster.cli.setup_nodes import own_answers, write
+from spark_cluster.config.inventory import InventoryNode
+from spark_cluster.config.secret import Secret
+from spark_cluster.discovery import Peer
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
-
-if TYPE_CHECKING:
-    from spark_cluster.cli.first_login import FirstLogin
-    from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.config.secret import Secret
-    from spark_cluster.discovery import Peer
-    from spark_cluster.runner.dialer import Dialer
+from spark_cluster.runner.dialer import Dialer
+from spark_cluster.runner.ssh_errors import KeysRefused
 
 TRIES = 3
 """Passwords that are tried: sshd drops an address that fails more often for a while."""
@@ -77,8 +75,6 @@ class Login:
 
     def _all(self, nodes: list[InventoryNode]) -> dict[str, FirstLogin]:
         """Log in everywhere, first by key, then with the password."""
-        from spark_cluster.runner.ssh_errors import KeysRefused
-
         found, refused = self._logged_in(nodes)
         self._must(refused, only=KeysRefused)
         if refused and not self.variable and self.flow.ask.silent:
@@ -127,8 +123,6 @@ class Login:
         self, nodes: list[InventoryNode], refused: Collection[str], password: str | None
     ) -> tuple[list[InventoryNode], Secret]:
         """Return the nodes that are left, and where their password comes from."""
-        from spark_cluster.config.secret import Secret
-
         missing = [node for node in nodes if node.name in refused]
         if password is None:
             return missing, Secret(env=self.variable)
@@ -140,8 +134,6 @@ class Login:
         self, nodes: list[InventoryNode], password: Secret | None = None
     ) -> tuple[dict[str, FirstLogin], dict[str, SparkClusterError]]:
         """Log in to nodes; return what was found, and who refused and why."""
-        from spark_cluster.cli.first_login import log_in
-
         outcomes = log_in(self._dialer, nodes, password)
         errors = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
         return {n: o for n, o in outcomes.items() if not isinstance(o, SparkClusterError)}, errors
@@ -196,8 +188,6 @@ class Login:
         Raises:
             Failed: there is none.
         """
-        from spark_cluster.cli.first_login import public_key
-
         if all(public_key(node, search=True) for node in nodes):
             return
         path = nodes[0].identity_file or Path.home() / ".ssh" / "id_ed25519"

@@ -30,7 +30,6 @@ def command(ctx: click.Context) -> None:
     Exit status 5 when the state is failed or degraded, 3 when no node can be reached.
     """
     app: App = ctx.obj
-    app.connect_early()
     found = app.cluster.status()
     app.show(found, _show)
     if found.state in ("failed", "degraded"):

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+import time
+from typing import Literal
 
 import click
 
-from spark_cluster.cli.app import App, changing, leave_with
+from spark_cluster.cli.app import App, changing
 from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.groups import Group
-
-if TYPE_CHECKING:
-    from spark_cluster.engine.supervision import Supervision
-    from spark_cluster.runner.options import Options
+from spark_cluster.engine import supervision
+from spark_cluster.runner.options import Options
 
 SHOWN = 10
 """Events that are shown; --json has all of them."""
@@ -27,34 +26,31 @@ def command() -> None:
 @click.option("--at-boot", is_flag=True, help="Start the supervision at boot, too.")
 @changing
 @click.pass_obj
-def install(app: App, at_boot: bool, exit_code: bool, options: Options) -> None:
+def install(app: App, at_boot: bool, options: Options) -> None:
     """Install the supervision on the head, as a systemd unit, and start it.
 
     It asks the server for a real completion, stops a server that gives none, waits until its
     memory is back, and starts it again: after pauses that grow, and five times an hour at most.
     """
-    _apply(app, "present", options, at_boot=at_boot, exit_code=exit_code)
+    _apply(app, "present", options, at_boot=at_boot)
 
 
 @command.command()
 @changing
 @click.pass_obj
-def remove(app: App, exit_code: bool, options: Options) -> None:
+def remove(app: App, options: Options) -> None:
     """Remove the supervision; what serves stays as it is."""
-    _apply(app, "absent", options, at_boot=False, exit_code=exit_code)
+    _apply(app, "absent", options, at_boot=False)
 
 
 @command.command()
 @click.pass_obj
 def status(app: App) -> None:
     """Show what the supervision knows of the server, and what it did last."""
-    app.connect_early("supervise")
-    from spark_cluster.engine import supervision
-
     app.import_meanwhile()
     head = app.inventory.head
-    with app.cluster.dialer.sessions([head], "supervise") as sessions:
-        found = supervision.report(sessions[head.name])
+    with app.cluster.dialer.session(head, "supervise") as session:
+        found = supervision.report(session)
     app.show(found, _show)
 
 
@@ -64,26 +60,21 @@ def _apply(
     options: Options,
     *,
     at_boot: bool,
-    exit_code: bool,
 ) -> None:
-    app.connect_early()
     name = "install" if state == "present" else "remove"
     head = app.inventory.head
     with app.play(f"supervise {name}", [head], options, gather_facts=False) as run:
         playbook = app.project.load_playbook("supervise")
         found = playbook.function(run.open(), state=state, at_boot=at_boot)
     if app.as_json:
-        app.print_json(run.to_dict(**({"supervision": found.to_dict()} if found else {})))
+        app.print_json(run.document(**({"supervision": found} if found else {})))
     else:
         app.show_recap()
         if found is not None:
             _show(app, found)
-    leave_with(run, exit_code=exit_code)
 
 
-def _show(app: App, found: Supervision) -> None:
-    import time
-
+def _show(app: App, found: supervision.Supervision) -> None:
     console = app.console
     if not found.installed:
         console.print("not installed: `spark-cluster supervise install` installs it on the head")
@@ -94,6 +85,6 @@ def _show(app: App, found: Supervision) -> None:
     console.print(styled("server: [bold]{}[/]{}", found.state.phase, why), soft_wrap=True)
     for problem in found.problems:
         console.print(styled("[yellow]![/] {}", problem), soft_wrap=True)
-    for at, text in found.events[-SHOWN:]:
-        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))
-        console.print(painted(f"{moment}  {text}", "dim"), soft_wrap=True)
+    for event in found.events[-SHOWN:]:
+        moment = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+        console.print(painted(f"{moment}  {event.text}", "dim"), soft_wrap=True)

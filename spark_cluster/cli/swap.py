@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.console import painted
 from spark_cluster.cli.override_options import overriding
+from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
+from spark_cluster.cli.run_record import keep_plot
 from spark_cluster.cli.serving_options import adopting, ending_jobs, forced, sized, unloading
+from spark_cluster.cli.up import show_served
+from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.overrides import Changes, text
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.engine.former import Former
+from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.errors import UsageError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.config.overrides import Changes
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.former import Former
-    from spark_cluster.engine.memory_phases import MemoryPhases
-    from spark_cluster.runner.options import Options
+from spark_cluster.runner.options import Options
 
 
 @click.command()
@@ -50,7 +50,6 @@ def command(
     adopt: bool,
     changes: Changes,
     allow: Allowances,
-    exit_code: bool,
     options: Options,
 ) -> None:
     """Serve RECIPE in place of what runs; the old one again if it fails.
@@ -59,13 +58,7 @@ def command(
     is waited for on every node, and RECIPE is started and verified as by `up`. If that fails, the
     old recipe is started again, and the exit status is that of the failure.
     """
-    app.connect_early()
     options.adopt = adopt
-    from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
-    from spark_cluster.cli.run_record import keep_plot
-    from spark_cluster.config.overrides import text
-    from spark_cluster.engine.memory_phases import MemoryPhases
-
     if options.selection.partial:
         raise UsageError(
             "swap stops one server and starts another, and takes no selection of roles",
@@ -94,18 +87,15 @@ def command(
         )
         plot = keep_plot(run.id, run.bus, memory)
     if app.as_json:
-        found = swapped.to_dict() if swapped is not None else {}
-        app.print_json(run.to_dict(**found, memory=memory.to_dict(), memory_plot=plot))
+        held = list(memory.nodes.values())
+        app.print_json(run.document(swapped, memory=held, memory_plot=plot))
     else:
         app.show_recap()
         if swapped is not None:
             _show(app, swapped, memory, plot)
-    leave_with(run, exit_code=exit_code)
 
 
 def _show(app: App, swapped: Any, memory: MemoryPhases, plot: Path | None) -> None:
-    from spark_cluster.cli.up import show_served
-
     show_served(app, swapped.served, memory.nodes.values(), plot)
     if swapped.former is not None:
         text = f"in place of {swapped.former}; {swapped.down_s:.1f} s without a server"

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.visible import coloured
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.known_hosts import HostKey
-    from spark_cluster.runner.ssh_route import Hop, Target
+from spark_cluster.runner.known_hosts import HostKey
+from spark_cluster.runner.known_hosts_file import file_of, write
+from spark_cluster.runner.parallel import in_parallel
+from spark_cluster.runner.ssh import Connection
+from spark_cluster.runner.ssh_errors import REVOKED_HINT
+from spark_cluster.runner.ssh_route import Hop, Target, route
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,9 +73,6 @@ def command(ctx: click.Context, replace: bool, yes: bool) -> None:
     with --replace, a revoked one never accepted. Jump hosts come first, then the nodes through
     them.
     """
-    from spark_cluster.runner.parallel import in_parallel
-    from spark_cluster.runner.ssh_route import route
-
     app: App = ctx.obj
     targets = {
         node.name: app.cluster.dialer.target(node) for node in app.nodes if not node.is_local
@@ -88,8 +87,8 @@ def command(ctx: click.Context, replace: bool, yes: bool) -> None:
     for count in range(1, max(map(len, routes.values()), default=0) + 1):
         asking.look(routes, count)
     if app.as_json:
-        rows = [asdict(asking.rows[name]) for name in targets]
-        app.print_json({"nodes": rows, "jump_hosts": [asdict(row) for row in asking.jump_rows]})
+        rows = [asking.rows[name] for name in targets]
+        app.print_json({"nodes": rows, "jump_hosts": asking.jump_rows})
     if asking.errors:
         ctx.exit(max(error.exit_code for error in asking.errors))
 
@@ -121,16 +120,15 @@ class _Asking:
 
     def look(self, routes: Mapping[str, tuple[Hop, ...]], count: int) -> None:
         """Ask the hosts that are `count` connections away, and write down what is accepted."""
-        from spark_cluster.runner.known_hosts_file import show
-        from spark_cluster.runner.parallel import in_parallel
-
         hosts: dict[object, _Host] = {}
         for name, hops in routes.items():
             if name not in self.rows and len(hops) >= count:
                 way = (tuple(h.place for h in hops[:count]), self.targets[name].known_hosts)
                 key = name if len(hops) == count else way
                 hosts.setdefault(key, _Host([], hops[:count])).nodes.append(name)
-        jobs = {host.label: partial(show, host.hops) for host in hosts.values()}
+        jobs = {
+            host.label: Connection(host.hops, shared=False).shown_key for host in hosts.values()
+        }
         outcomes = in_parallel(jobs) if jobs else {}
         for host in hosts.values():
             self._settle(host, outcomes[host.label])
@@ -146,8 +144,6 @@ class _Asking:
             _say(self.app, f"  {error.hint}")
 
     def _settle(self, host: _Host, outcome: HostKey | SparkClusterError) -> None:
-        from spark_cluster.runner.known_hosts_file import file_of, write
-
         if isinstance(outcome, SparkClusterError):
             for name in host.nodes:
                 self.fail(name, outcome)
@@ -174,8 +170,6 @@ def _decide(
     app: App, host: _Host, shown: HostKey, *, replace: bool, yes: bool
 ) -> tuple[bool, SparkClusterError | None]:
     """Return whether to write the key, and the error when it is refused."""
-    from spark_cluster.runner.ssh_errors import REVOKED_HINT
-
     key = f"{host.label}: {shown.host} shows {shown.kind} {shown.fingerprint}"
     known = shown.line
     if known is None:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.override_options import overriding
+from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
 from spark_cluster.cli.serving_options import sized
+from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.overrides import Changes
+from spark_cluster.engine.tuning import SIZES, Tuning
 from spark_cluster.errors import UsageError
-
-if TYPE_CHECKING:
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.config.overrides import Changes
-    from spark_cluster.engine.tuning import Tuning
-    from spark_cluster.runner.options import Options
+from spark_cluster.runner.options import Options
 
 DEFAULT_H = 24.0
 
@@ -59,7 +57,6 @@ def command(
     again: bool,
     changes: Changes,
     allow: Allowances,
-    exit_code: bool,
     options: Options,
 ) -> None:
     """Tune vLLM's Triton kernel for the experts of RECIPE's model, on the head's GPU.
@@ -68,12 +65,7 @@ def command(
     meanwhile. The result is kept beside the caches of the nodes, by image, GPU and shape, and the
     next `up` uses it. `bench run tuned-kernels` shows before and after.
     """
-    from spark_cluster.engine.tuning import SIZES
-
     sizes = SIZES if batch_sizes is None else _sizes(batch_sizes)
-    app.connect_early()
-    from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
-
     recipe = recipe_to_serve(app.cluster, recipe_name, changes, allow)
     size = size_on(app.cluster, recipe, tp)
     with app.play(f"tune {recipe.name} --tp {size}", app.nodes, options) as run:
@@ -88,12 +80,11 @@ def command(
             renew=again,
         )
     if app.as_json:
-        app.print_json(run.to_dict(**({"tuned": done.to_dict()} if done is not None else {})))
+        app.print_json(run.document(**({"tuned": done} if done is not None else {})))
     else:
         app.show_recap()
         if done is not None:
             _show(app, done)
-    leave_with(run, exit_code=exit_code)
 
 
 def _sizes(text: str) -> tuple[int, ...]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import sys
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -13,11 +16,12 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.ended_by_signals import ended_by_signals
 from spark_cluster.cli.serving_options import local_port
 from spark_cluster.cli.visible import visible
+from spark_cluster.engine import endpoint_tunnel
+from spark_cluster.engine.endpoint_tunnel import ask_head, keep_open, url_on_head
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.engine.endpoint_tunnel import TunnelEvent
     from spark_cluster.runner.dialer import SshConnection
 
 
@@ -68,40 +72,23 @@ def command(
 
 
 def _run(app: App, head: InventoryNode, port: int) -> None:
-    import contextlib
-
-    from spark_cluster.engine.endpoint_tunnel import ask_head, keep_open, url_on_head
-
     def find(connection: SshConnection) -> str:
         access = ask_head(connection) if app.cluster.port is None else None
         return url_on_head(access, app.inventory.serve, head)
 
-    dialer = app.cluster.dialer
-    events = keep_open(dialer.target(head), dialer.connection, find, port)
+    events = keep_open(app.cluster.dialer.target(head), find, port)
     with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
         for event in events:
-            _show(event, as_json=app.as_json)
-
-
-def _show(event: TunnelEvent, *, as_json: bool) -> None:
-    if as_json:
-        click.echo(json.dumps(asdict(event)))
-    elif event.event == "open":
-        click.echo(visible(f"{event.url} leads to {event.to} of {event.node}"))
-    else:
-        retry = "" if event.retry_s is None else f"; the next try is in {event.retry_s:g} s"
-        click.echo(visible(f"{event.node}: {event.message}{retry}"), err=True)
-        if event.hint:
-            click.echo(visible(f"  {event.hint}"), err=True)
-    sys.stdout.flush()
+            if app.as_json:
+                click.echo(json.dumps(asdict(event)))
+            else:
+                click.echo(visible(str(event)), err=event.event != "open")
+                if event.hint:
+                    click.echo(visible(f"  {event.hint}"), err=True)
+            sys.stdout.flush()
 
 
 def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None:
-    import os
-    from pathlib import Path
-
-    from spark_cluster.engine import endpoint_tunnel
-
     folder = endpoint_tunnel.unit_folder(dict(os.environ), Path.home())
     name = endpoint_tunnel.unit_name(head.name)
     if install:
@@ -134,7 +121,5 @@ def _argv(app: App, port: int) -> list[str]:
 
 def _absolute(name: str) -> str:
     """Return a file's absolute path; the name of a shipped inventory stays."""
-    from pathlib import Path
-
     path = Path(name).expanduser()
     return str(path.absolute()) if path.is_file() else name

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing, leave_with
+from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.override_options import overriding, with_port
 from spark_cluster.cli.serving_options import adopting, ending_jobs, forced, sized
@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     from rich.table import Table
 
-    from spark_cluster.cli.results import UpResult
-    from spark_cluster.config.allowances import Allowances
+    from spark_cluster.cli.serving_results import UpResult
     from spark_cluster.config.overrides import Changes
     from spark_cluster.engine.endpoint import Endpoint
     from spark_cluster.engine.memory_phases import MemoryOfNode
@@ -36,9 +35,7 @@ if TYPE_CHECKING:
     metavar="N",
     help="Number of nodes that each serve the whole model (--tp 1), behind one endpoint.",
 )
-@click.option(
-    "--recipe", "recipe_name", metavar="NAME", help="Recipe to serve, instead of the inventory's."
-)
+@click.option("--recipe", metavar="NAME", help="Recipe to serve, instead of the inventory's.")
 @forced
 @click.option(
     "--offline",
@@ -52,20 +49,7 @@ if TYPE_CHECKING:
 @allowing
 @changing
 @click.pass_obj
-def command(
-    app: App,
-    tp: int | None,
-    replicas: int,
-    recipe_name: str | None,
-    force: bool,
-    offline: bool,
-    end_jobs: bool,
-    adopt: bool,
-    changes: Changes,
-    allow: Allowances,
-    exit_code: bool,
-    options: Options,
-) -> None:
+def command(app: App, /, adopt: bool, changes: Changes, options: Options, **given: Any) -> None:
     """Bring the nodes from any state to a verified vLLM endpoint.
 
     Network, Docker, image, model, Ray over the fabric, vLLM; then Ray must show every node and
@@ -74,26 +58,16 @@ def command(
     Several recipes of the inventory (`serve: [CHAT, EMBEDDING]`) are served next to each other:
     the endpoint sends a request to the model that it names.
     """
-    app.connect_early()
     options.adopt = adopt
-    found = app.cluster.up(
-        recipe_name,
-        tp=tp,
-        replicas=replicas,
-        force=force,
-        offline=offline,
-        end_jobs=end_jobs,
-        overrides=changes,
-        allow=allow,
-        options=options,
-    )
+    found = app.cluster.up(overrides=changes, options=options, **given)
     app.show(found, _show)
-    leave_with(app.last_run, exit_code=exit_code)
 
 
 def _show(app: App, found: UpResult) -> None:
+    from spark_cluster.cli.serving_results import UpModelsResult
+
     app.show_recap()
-    if found.served is not None and found.several:
+    if found.served is not None and isinstance(found, UpModelsResult):
         _show_models(app, found.served, found.memory)
     elif found.served is not None:
         show_served(app, found.served, found.memory, found.memory_plot)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -30,7 +30,7 @@ MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "war
 )
 @click.option(
     "--timeout",
-    "patience_s",
+    "timeout_s",
     type=click.FloatRange(min=1.0),
     metavar="SECONDS",
     help="Longest time that one answer may take (default: 900).",
@@ -47,14 +47,7 @@ MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "war
     help="Model to verify, where the endpoint has several.",
 )
 @click.pass_context
-def command(
-    ctx: click.Context,
-    model: str | None,
-    only: tuple[str, ...],
-    skip: tuple[str, ...],
-    patience_s: float | None,
-    context: int | None,
-) -> None:
+def command(ctx: click.Context, /, **given: Any) -> None:
     """Ask the running server what users will ask it, and judge the answers.
 
     Short answers, coherence, tool calls in eight ways, reasoning, pictures, and more; embeddings,
@@ -64,10 +57,7 @@ def command(
     Exit status 5 when a check fails.
     """
     app: App = ctx.obj
-    app.connect_early()
-    found = app.cluster.verify(
-        only=only, skip=skip, timeout_s=patience_s, context=context, model=model
-    )
+    found = app.cluster.verify(**given)
     app.show(found, _show)
     ctx.exit(5 if found.failed else 0)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import platform
 import shutil
 import subprocess
@@ -60,7 +59,7 @@ def command(app: App) -> None:
     """
     found = versions(app)
     if app.as_json:
-        app.print_json(dataclasses.asdict(found))
+        app.print_json(found)
     else:
         click.echo(visible("\n".join(_lines(found))))
 

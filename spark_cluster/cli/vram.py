@@ -72,7 +72,6 @@ def command(
         _must_stand_alone(watch)
         _show_run(app, run_id or LAST, plot)
         return
-    app.connect_early("vram")
 
     nodes = app.nodes
     app.import_meanwhile(*(("rich.live",) if watch else ()))
@@ -142,8 +141,7 @@ def table(
         for process in reading.processes:
             used = "?" if process.used_mib is None else f"{process.used_mib}"
             empty = [""] * (len(shown) + 2)
-            model = reading.models.get(process.pid)
-            name = f"{process.name} ({model})" if model else process.name
+            name = f"{process.name} ({process.model})" if process.model else process.name
             result.add_row(reading.name, str(process.pid), name, used, *empty)
         sums = (found.get(reading.name) for found in shown.values())
         result.add_row(
@@ -174,7 +172,11 @@ def _show_run(app: App, run: str | None, file: Path | None) -> None:
     phases = record.phases()
     if app.as_json:
         plot = str(file) if file is not None else None
-        document = {"run": record.run, "command": record.command, "memory": phases.to_dict()}
+        document = {
+            "run": record.run,
+            "command": record.command,
+            "memory": list(phases.nodes.values()),
+        }
         app.print_json({**document, "plot": plot})
         return
 

@@ -6,7 +6,6 @@ by the user first: with an option of the command, or under `serve` in the invent
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +25,7 @@ class Allowances:
         build_network: they may also fetch something.
         own: folders of the nodes that spark-cluster has by the inventory's settings (caches,
             environments), in which no recipe is allowed anything.
+        folders: of the recipe and of the project, whose files may be sent.
     """
 
     files: tuple[Path, ...] = ()
@@ -35,6 +35,7 @@ class Allowances:
     build: bool = False
     build_network: bool = False
     own: tuple[str, ...] = ()
+    folders: tuple[Path, ...] = ()
 
     def __add__(self, other: Allowances) -> Allowances:
         return Allowances(
@@ -45,7 +46,18 @@ class Allowances:
             self.build or other.build,
             self.build_network or other.build_network,
             self.own + other.own,
+            self.folders + other.folders,
         )
+
+    def holds(self, path: Path) -> bool:
+        """Return whether a file of the laptop may be sent; links are followed first."""
+        real = path.resolve()
+        named = [path.expanduser().resolve() for path in (*self.files, LAB_MODELS)]
+        if any(real.is_relative_to(one) for one in named):
+            return True
+        home = Path.home().resolve()  # not a folder where all of the user's files are
+        folders = (folder.resolve() for folder in self.folders)
+        return any(_inside(real, one) for one in folders if not home.is_relative_to(one))
 
 
 NOTHING = Allowances()
@@ -55,36 +67,6 @@ OF_DOWNLOADS = {".gitattributes", ".gitignore", ".cache"}
 
 LAB_MODELS = Path(paths.CACHE, "lab/prepared/models")
 """What the lab has made for the shipped recipe lab-paris: nothing of the user's is in it."""
-
-
-@dataclass(frozen=True)
-class Allowed:
-    """The places from which a recipe may send files.
-
-    Args:
-        recipe: the recipe's file; None allows nothing.
-        project: the user's project folder.
-        user: what the user named.
-    """
-
-    recipe: Path | None = None
-    project: Path | None = None
-    user: Allowances = NOTHING
-
-    def holds(self, path: Path) -> bool:
-        """Return whether a file may be sent; links are followed first."""
-        real = path.resolve()
-        named = [path.expanduser().resolve() for path in (*self.user.files, LAB_MODELS)]
-        if any(real.is_relative_to(one) for one in named):
-            return True
-        return any(_inside(real, folder) for folder in self._folders())
-
-    def _folders(self) -> Iterator[Path]:
-        """The folders of recipe and project; not where all of the user's files are."""
-        home = Path.home().resolve()
-        for folder in (self.recipe and self.recipe.absolute().parent, self.project):
-            if folder is not None and not home.is_relative_to(folder.resolve()):
-                yield folder.resolve()
 
 
 def _inside(path: Path, folder: Path) -> bool:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any, Literal
 
-from spark_cluster.config import patterns
 from spark_cluster.config.inventory_checks import FIRST_HOST, check, unknown_role_settings
 from spark_cluster.config.inventory_schema import (
     BecomeEntry,
@@ -20,9 +21,66 @@ from spark_cluster.config.inventory_schema import (
 from spark_cluster.config.prompts import Prompts
 from spark_cluster.config.schema import validate
 from spark_cluster.config.secret import Secret
-from spark_cluster.config.ssh_settings import CONNECT_TIMEOUT_S, local, ssh_settings
+from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import Key, Origin, Sourced, load
 from spark_cluster.errors import UsageError
+
+GRAMMAR = "NAME, GROUP or GLOB, joined by ',' or ':'; !X leaves X out, &X keeps only what is in X"
+
+
+def selected(pattern: str, nodes: Sequence[str], groups: Mapping[str, frozenset[str]]) -> list[str]:
+    """The names of the selected nodes, in the order of the inventory.
+
+    As in Ansible, the order of the terms does not matter: first what is named, then only what is
+    in every `&` term, then without every `!` term. A pattern that only takes away starts from all.
+
+    Args:
+        pattern: terms joined by commas or colons.
+        nodes: the names of all nodes.
+        groups: the members of each group.
+
+    Raises:
+        UsageError: a term names nothing, or no node is left.
+    """
+    terms = [term.strip() for term in re.split(r"[,:]", pattern)]
+    terms = [term for term in terms if term]
+    if not terms:
+        raise UsageError("the node pattern is empty", hint=GRAMMAR)
+    named = [term for term in terms if term[0] not in "!&"]
+    chosen = set(nodes) if not named else set[str]()
+    for term in named:
+        chosen |= _members(term, nodes, groups, pattern)
+    for term in terms:
+        if term[0] == "&":
+            chosen &= _members(term[1:], nodes, groups, pattern)
+    for term in terms:
+        if term[0] == "!":
+            chosen -= _members(term[1:], nodes, groups, pattern)
+    if not chosen:
+        raise UsageError(f"the node pattern '{pattern}' selects no node", hint=GRAMMAR)
+    return [name for name in nodes if name in chosen]
+
+
+def _members(
+    term: str, nodes: Sequence[str], groups: Mapping[str, frozenset[str]], pattern: str
+) -> set[str]:
+    term = term.strip()
+    if term in groups:
+        return set(groups[term])
+    found = {name for name in nodes if fnmatchcase(name, term)}
+    for group, members in groups.items():
+        if fnmatchcase(group, term):
+            found |= members
+    # Also in a `!` term: a typo there would otherwise run on the node that was to be spared.
+    if not found:
+        raise UsageError(
+            f"the node pattern '{pattern}' names '{term}', which is not a node or group",
+            hint=did_you_mean(term, [*nodes, *groups], "known"),
+        )
+    return found
+
+
+CONNECT_TIMEOUT_S = 10.0
 
 
 def merged(source: Sourced, keys: Sequence[Key]) -> Sourced:
@@ -122,11 +180,6 @@ class InventoryNode:
     _layers: tuple[Key, ...] = field(default=(), repr=False, compare=False)
 
     @property
-    def roles(self) -> tuple[str, ...]:
-        """Its roles in the cluster."""
-        return (self.role,)
-
-    @property
     def is_local(self) -> bool:
         """True if it is on the machine on which this runs, and is reached without SSH."""
         return self.connection == "local"
@@ -189,11 +242,6 @@ class Inventory:
         return next(node for node in self.nodes.values() if node.is_head)
 
     @property
-    def workers(self) -> list[InventoryNode]:
-        """The other nodes, in order."""
-        return [node for node in self.nodes.values() if not node.is_head]
-
-    @property
     def own_folders(self) -> tuple[str, ...]:
         """Folders of the nodes that settings of roles give to spark-cluster itself."""
         found = (
@@ -223,12 +271,12 @@ class Inventory:
         return replace(self, serve=serve)
 
     def select(self, pattern: str = "all") -> list[InventoryNode]:
-        """The nodes of a `--limit` pattern, in order; see `patterns.select`.
+        """The nodes of a `--limit` pattern, in order; see `selected`.
 
         Raises:
             UsageError: the pattern names something unknown, or selects no node.
         """
-        return [self.nodes[n] for n in patterns.select(pattern, list(self.nodes), self.groups)]
+        return [self.nodes[n] for n in selected(pattern, list(self.nodes), self.groups)]
 
 
 def fabric_addresses(inventory: Inventory, node: InventoryNode) -> tuple[IPv4Interface, ...]:
@@ -291,26 +339,34 @@ def _node(
     member_of = [group for group, members in groups.items() if name in members]
     layers: list[Key] = [("settings",), *(("group_settings", group) for group in member_of)]
     become = entry.become
-    ssh = ssh_settings(dict(own), dict(shared), source.path)
+
+    def either(attribute: str) -> Any:
+        return getattr(own, attribute) or getattr(shared, attribute)
+
     return InventoryNode(
         name=name,
-        address=ssh.address,
+        address=own.address,
         index=list(entry.nodes).index(name),
         role="head" if name in groups["head"] else "worker",
         groups=frozenset(member_of),
         connection=own.connection,
-        namespaces_of=local(own.namespaces_of, folder) if own.namespaces_of else None,
-        user=ssh.user,
-        port=ssh.port,
-        identity_file=ssh.identity_file,
-        known_hosts=ssh.known_hosts,
-        jump=ssh.jump,
-        connect_timeout_s=ssh.connect_timeout_s,
+        namespaces_of=_local(own.namespaces_of, folder),
+        user=either("user"),
+        port=either("port"),
+        identity_file=_local(either("identity_file"), folder),
+        known_hosts=_local(either("known_hosts"), folder),
+        jump=either("jump"),
+        connect_timeout_s=either("connect_timeout_s") or CONNECT_TIMEOUT_S,
         become=become.model_copy(update={"password": _secret(become.password, folder)}),
         fabric=_fabric(own),
         _source=source,
         _layers=(*layers, ("nodes", name, "settings")),
     )
+
+
+def _local(path: Path | None, folder: Path) -> Path | None:
+    """A path on the laptop: `~` is the user's home, a relative one starts at `folder`."""
+    return folder / path.expanduser() if path is not None else None
 
 
 def _fabric(entry: NodeEntry) -> tuple[FabricInterface, ...] | Literal["detect"]:
@@ -320,14 +376,14 @@ def _fabric(entry: NodeEntry) -> tuple[FabricInterface, ...] | Literal["detect"]
 def _secret(secret: Secret | None, folder: Path) -> Secret | None:
     if secret is None or secret.file is None:
         return secret
-    return secret.model_copy(update={"file": local(secret.file, folder)})
+    return secret.model_copy(update={"file": _local(secret.file, folder)})
 
 
 def _serve(entry: ServeEntry, folder: Path) -> ServeEntry:
     """Return the entry with the files that it names as absolute paths."""
     tls = entry.tls
     if tls is not None:
-        files = {"certificate": local(tls.certificate, folder), "key": local(tls.key, folder)}
+        files = {"certificate": _local(tls.certificate, folder), "key": _local(tls.key, folder)}
         tls = tls.model_copy(update=files)
     allowed = [folder / path.expanduser() for path in entry.allow_files]
     key = _secret(entry.api_key, folder)

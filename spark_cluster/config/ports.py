@@ -30,8 +30,19 @@ COPIES = tuple(range(18960, 18968))
 not, and only for who knows the token of this copy. Each copy from a node has a port of its own.
 The firewall lets only the other nodes of the run connect (`engine/copies/copy.py`)."""
 
-SERVICES = 9
-"""Ports of Ray that follow each other, from `first_port`."""
+SERVICES = (
+    "node-manager-port",  # the raylet
+    "object-manager-port",  # for objects between the nodes
+    "runtime-env-agent-port",  # creates environments for workers
+    "dashboard-agent-listen-port",  # on each node; takes jobs (Ray's own default is 52365)
+    "dashboard-agent-grpc-port",  # the same agent, for Ray itself
+    "metrics-export-port",  # Prometheus metrics of a node; on all addresses, whatever Ray is told
+    "ray-client-server-port",  # `ray start --head` has no way to leave it out (2.60)
+    "AUTOSCALER_METRIC_PORT",  # of the head's monitor; on all addresses
+    "DASHBOARD_METRIC_PORT",  # of the dashboard; on all addresses
+)
+"""Ports of Ray that follow each other, from `first_port`: options of `ray start`, and variables for
+what Ray takes from its environment only."""
 
 LAST_PORT = 65535
 
@@ -60,7 +71,7 @@ class EnginePorts:
     Args:
         gcs: Ray's control service, on the head (`ray start --port`).
         dashboard: Ray's dashboard and State API, on the head's loopback.
-        first_port: the first of those that follow each other, see the properties.
+        first_port: the first of SERVICES, which follow each other.
         min_worker_port, max_worker_port: of Ray's workers.
         master: where the ranks of vLLM's own multi-node mode meet.
     """
@@ -74,56 +85,16 @@ class EnginePorts:
     master: int = 29501
 
     @property
-    def node_manager(self) -> int:
-        """The raylet."""
-        return self.first_port
-
-    @property
-    def object_manager(self) -> int:
-        """The port for objects between the nodes."""
-        return self.first_port + 1
-
-    @property
-    def runtime_env_agent(self) -> int:
-        """The port of the service that creates environments for workers."""
-        return self.first_port + 2
-
-    @property
-    def agent_http(self) -> int:
-        """The dashboard's agent on each node; takes jobs (Ray's own default is 52365)."""
-        return self.first_port + 3
-
-    @property
-    def agent_grpc(self) -> int:
-        """The same agent, for Ray itself."""
-        return self.first_port + 4
-
-    @property
-    def metrics(self) -> int:
-        """Prometheus metrics of a node; on all addresses, whatever Ray is told."""
-        return self.first_port + 5
-
-    @property
-    def client_server(self) -> int:
-        """Ray's client server: `ray start --head` has no way to leave it out (2.60)."""
-        return self.first_port + 6
-
-    @property
-    def autoscaler_metrics(self) -> int:
-        """Prometheus metrics of the head's monitor; on all addresses."""
-        return self.first_port + 7
-
-    @property
-    def dashboard_metrics(self) -> int:
-        """Prometheus metrics of the dashboard; on all addresses."""
-        return self.first_port + 8
+    def services(self) -> dict[str, int]:
+        """The port of each of SERVICES."""
+        return {name: self.first_port + at for at, name in enumerate(SERVICES)}
 
     @property
     def spans(self) -> tuple[Span, ...]:
         """The spans of all ports, in order."""
         alone = (self.gcs, self.dashboard, self.master)
         spans = [(port, port) for port in alone]
-        spans.append((self.first_port, self.first_port + SERVICES - 1))
+        spans.append((self.first_port, self.first_port + len(SERVICES) - 1))
         spans.append((self.min_worker_port, self.max_worker_port))
         return tuple(sorted(spans))
 
@@ -137,13 +108,6 @@ class EnginePorts:
             if first <= high and last >= low:
                 return f"{_shown((first, last))} is in the kernel's own range {low}-{high}"
         return ""
-
-    def metrics_environment(self) -> dict[str, str]:
-        """Ports that Ray takes from its environment only."""
-        return {
-            "AUTOSCALER_METRIC_PORT": str(self.autoscaler_metrics),
-            "DASHBOARD_METRIC_PORT": str(self.dashboard_metrics),
-        }
 
 
 def vllm_ports(environment: Mapping[str, str]) -> tuple[Span, ...]:

@@ -8,12 +8,12 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from spark_cluster.config import engines
-from spark_cluster.config.allowances import Allowances, Allowed
+from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.engines import words
 from spark_cluster.config.fields import Word
 from spark_cluster.config.model_kind import ModelKind, first_rung, inferred
-from spark_cluster.config.parallelism import MOST_NODES, TensorParallel
 from spark_cluster.config.recipe_schema import (
+    MOST_NODES,
     Drafter,
     EngineArg,
     EngineValue,
@@ -29,6 +29,7 @@ from spark_cluster.config.recipe_schema import (
     Probe,
     Ray,
     Readiness,
+    TensorParallel,
     Variable,
     Venv,
     Vllm,
@@ -133,7 +134,7 @@ class Recipe(Schema):
     not_carried_over: list[NotCarriedOver] = Field(default=[])
     """what an import could not take over from its source"""
 
-    _laptop: Allowed = PrivateAttr(default=Allowed())
+    _allowances: Allowances = PrivateAttr(default=NOTHING)
     _overrides: dict[str, EngineValue | None] = PrivateAttr(default={})
 
     @model_validator(mode="before")
@@ -163,14 +164,9 @@ class Recipe(Schema):
         return engines.dialect(self.engine)
 
     @property
-    def laptop(self) -> Allowed:
-        """The files of the laptop that the recipe may send to the nodes."""
-        return self._laptop
-
-    @property
     def allowances(self) -> Allowances:
-        """The permissions that the user gives the recipe in addition."""
-        return self._laptop.user
+        """What the recipe may do, and send of the laptop to the nodes."""
+        return self._allowances
 
     @property
     def overrides(self) -> Mapping[str, EngineValue | None]:
@@ -179,14 +175,14 @@ class Recipe(Schema):
 
     def with_overrides(self, overrides: Mapping[str, EngineValue | None], **changed: Any) -> Recipe:
         """The recipe with changed fields, and what the command line changed by them."""
-        copy = self.with_files(self.laptop, **changed)
+        copy = self.model_copy(update=changed)
         copy._overrides = dict(overrides)
         return copy
 
-    def with_files(self, allowed: Allowed, **changed: Any) -> Recipe:
-        """The recipe with changed fields, and with what it may have sent of the laptop."""
+    def with_allowances(self, allowances: Allowances, **changed: Any) -> Recipe:
+        """The recipe with changed fields, and with what it may do."""
         copy = self.model_copy(update=changed)
-        copy._laptop = allowed
+        copy._allowances = allowances
         return copy
 
     def located(self, folders: Mapping[str, str]) -> Recipe:

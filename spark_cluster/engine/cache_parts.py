@@ -11,14 +11,15 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spark_cluster.document import Document
 from spark_cluster.engine import runtime
 from spark_cluster.engine.names import PROGRAMS, instance_of
 from spark_cluster.node import unit_state
 from spark_cluster.node.cache_usage import COMPILED_IN
-from spark_cluster.node.containers import RECIPE, ContainerState
+from spark_cluster.node.containers import RECIPE
 from spark_cluster.node.engine_caches import IMAGES, VENV, short
 from spark_cluster.node.launch_records import LaunchRecord, from_dict
-from spark_cluster.runner.session import Session, printed
+from spark_cluster.runner.session import Session
 
 USUAL = ("compile", "flashinfer")
 """Kinds of which single parts can be told from others: pruned unless others are named."""
@@ -30,7 +31,7 @@ COMPILED = f"vllm/{COMPILED_IN}/"
 
 
 @dataclass(frozen=True)
-class CachePart:
+class CachePart(Document):
     """A part of a node's caches that can be removed by itself.
 
     Attributes:
@@ -55,29 +56,12 @@ class CachePart:
     idle_days: float
     kept: str
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `caches list --json` prints it."""
-        return {**vars(self), "recipes": list(self.recipes)}
-
 
 _STATES = {
     **{name: runtime.question(name) for name in PROGRAMS},
     "servers": [runtime.servers_question()],
 }
 """The questions for what serves on a node."""
-
-
-@dataclass(frozen=True)
-class Serving:
-    """The programs of the engine on one node or several.
-
-    Attributes:
-        recipes: of the servers.
-        present: True if there is a server, or Ray; also one that is stopped or only starts.
-    """
-
-    recipes: frozenset[str] = frozenset()
-    present: bool = False
 
 
 def parts(
@@ -97,29 +81,31 @@ def parts(
         for name, session in sessions.items()
     }
     answers = {name: (usage.wait(), state.wait()) for name, (usage, state) in waiting.items()}
-    states = [unit_state.answered(s["commands"][n]) for _, s in answers.values() for n in PROGRAMS]
-    names = " ".join(printed(state)["servers"] for _, state in answers.values())
-    several = runtime.server_names(names)
-    serves, found = serving(states, several), list[CachePart]()
+    serves, found = _serving(state["commands"] for _, state in answers.values()), list[CachePart]()
     for name, (usage, _) in answers.items():
-        found += of_node(name, usage, serves, recipes)
+        found += _of_node(name, usage, serves, recipes)
     return sorted(found, key=lambda part: (part.last_used, part.node, part.path))
 
 
-def serving(states: Iterable[ContainerState], several: Iterable[str] = ()) -> Serving:
-    """Put the states of all nodes together: every rank reads its caches, the server's or not.
-
-    Args:
-        several: names of the servers of several models.
+def _serving(answers: Iterable[Mapping[str, Any]]) -> frozenset[str] | None:
+    """Return the recipes that all nodes together serve: every rank reads its caches, the server's
+    or not. None where there is neither a server nor Ray, not even a stopped one.
     """
-    there = [state for state in states if state.status != "absent"]
-    recipes = {state.labels.get(RECIPE, "") for state in there}
-    recipes |= {instance_of(name) for name in several}
-    return Serving(frozenset(filter(None, recipes)), bool(there or recipes))
+    recipes = set[str]()
+    for told in answers:
+        states = [unit_state.answered(told[name]) for name in PROGRAMS]
+        recipes |= {one.labels.get(RECIPE, "") for one in states if one.status != "absent"}
+        listed = told["servers"]
+        several = runtime.server_names(str(listed["stdout"])) if listed is not None else ()
+        recipes |= set(map(instance_of, several))
+    return frozenset(filter(None, recipes)) if recipes else None
 
 
-def of_node(
-    node: str, usage: Mapping[str, Any], serves: Serving, recipes: Collection[str]
+def _of_node(
+    node: str,
+    usage: Mapping[str, Any],
+    serves: frozenset[str] | None,
+    recipes: Collection[str],
 ) -> list[CachePart]:
     """Return the parts of one node from its answer."""
     records = [r for one in usage["launches"] if (r := from_dict(one)) is not None]
@@ -131,11 +117,8 @@ def of_node(
         named = tuple(sorted({r.recipe for r in users})) if entry["kind"] == "compile" else ()
         found.append(
             CachePart(
-                node=node,
-                kind=entry["kind"],
-                path=entry["path"],
-                bytes=entry["bytes"],
-                whole=entry["whole"],
+                node,
+                **{key: entry[key] for key in ("kind", "path", "bytes", "whole")},
                 recipes=named,
                 last_used=last,
                 idle_days=round(max(0.0, now - last) / 86400, 2),
@@ -167,18 +150,18 @@ def _image_of(path: str) -> tuple[str, str]:
 def _kept(
     kind: str,
     named: Collection[str],
-    serves: Serving,
+    serves: frozenset[str] | None,
     records: Iterable[LaunchRecord],
     recipes: Collection[str],
 ) -> str:
     if kind == "huggingface":
         return "models are not pruned here"
-    if serves.present:
+    if serves is not None:
         if kind != "compile":
             return "a server uses it"
         known = {r.recipe for r in records if r.keys}
         # Of a server without a record nothing says which compiled code it uses.
-        if not serves.recipes or not serves.recipes <= known or serves.recipes & set(named):
+        if not serves or not serves <= known or serves & set(named):
             return "a server uses it, or may"
     of_inventory = [recipe for recipe in recipes if recipe in named]
     return f"recipe {', '.join(of_inventory)} of the inventory uses it" if of_inventory else ""

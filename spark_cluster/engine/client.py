@@ -15,11 +15,8 @@ from spark_cluster.config.model_kind import Rung
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
-from spark_cluster.node.replies import NotACompletion, at, decoded, message, reasoning, text_of
+from spark_cluster.node.replies import NotACompletion, at, decoded, message, text_of
 from spark_cluster.runner.session import Answer, Session
-
-MOST_CALLS = 64
-"""Tool calls of one answer that are read."""
 
 
 @dataclass(frozen=True)
@@ -67,7 +64,7 @@ def whole(body: str) -> Completion:
     found = message(body)
     document = decoded(body)
     choice = at(document, "choices", 0)
-    parts = _Parts()
+    parts = replies.MessageParts()
     parts.add(found)
     used = at(document, "usage", "prompt_tokens")
     return Completion(
@@ -87,7 +84,7 @@ def streamed(body: str) -> Completion:
     Raises:
         NotACompletion: there is no event in it.
     """
-    parts = _Parts()
+    parts = replies.MessageParts()
     models, finish, ended, error, events = set(), "", False, "", 0
     for line in body.splitlines():
         text = line.strip().removeprefix("data:").strip()
@@ -115,35 +112,6 @@ def streamed(body: str) -> Completion:
         ended=ended,
         error=error,
     )
-
-
-@dataclass
-class _Parts:
-    """A message that is put together from its parts."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, part: dict[str, Any]) -> None:
-        self.content += text_of(part.get("content"))
-        self.reasoning += reasoning(part)
-        found = part.get("tool_calls")
-        for place, call in enumerate(found if isinstance(found, list) else ()):
-            if isinstance(call, dict):
-                self._call(call, place)
-
-    def _call(self, part: dict[str, Any], place: int) -> None:
-        index = part.get("index")
-        number = index if isinstance(index, int) and 0 <= index < MOST_CALLS else place
-        while len(self.calls) <= min(number, MOST_CALLS - 1):
-            function = {"name": "", "arguments": ""}
-            made = {"id": f"call-{len(self.calls)}", "type": "function", "function": function}
-            self.calls.append(made)
-        call = self.calls[min(number, MOST_CALLS - 1)]
-        call["id"] = text_of(part.get("id")) or call["id"]
-        for name in ("name", "arguments"):
-            call["function"][name] += text_of(at(part, "function", name))
 
 
 def _tokens(choice: Any) -> Iterator[tuple[str, float]]:

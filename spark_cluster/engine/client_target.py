@@ -14,13 +14,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.secret import Secret
+from spark_cluster.document import Document, Hidden
 from spark_cluster.engine import runtime
 from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.names import SERVER
@@ -41,7 +41,7 @@ _HOST = re.compile(r"[\w.:-]+")
 
 
 @dataclass(frozen=True)
-class ClientTarget:
+class ClientTarget(Document):
     """What a client has to know of the endpoint.
 
     Attributes:
@@ -61,15 +61,10 @@ class ClientTarget:
     kind: ModelKind = "chat"
     context: int | None = None
     key_variable: str = ""
-    key: str = field(default="", repr=False)
+    key: Hidden[str] = field(default="", repr=False)
     ca_file: str = ""
     tunnel: bool = False
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `clients --json` prints it; the key is in the snippets only."""
-        shown = {name: value for name, value in vars(self).items() if name != "key"}
-        return {**shown, "notes": list(self.notes)}
 
 
 def target_of(
@@ -285,7 +280,7 @@ OUTPUT_TOKENS = 8192
 
 
 @dataclass(frozen=True)
-class Snippet:
+class Snippet(Document):
     """A ready-made text for one client.
 
     Attributes:
@@ -301,10 +296,6 @@ class Snippet:
     file: str
     text: str
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, object]:
-        """Return it as `clients --json` prints it."""
-        return {**vars(self), "notes": list(self.notes)}
 
 
 QUESTION = "Say hello in one sentence."

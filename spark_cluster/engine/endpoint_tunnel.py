@@ -21,12 +21,12 @@ from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.proxy import DESCRIPTION, Access, described
 from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.node import durable
+from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.tunnel import carried
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.inventory_schema import ServeEntry
-    from spark_cluster.runner.dialer import SshConnection
     from spark_cluster.runner.ssh_route import Target
 
 
@@ -40,7 +40,7 @@ LARGEST = 16 * 1024
 """Bytes of it that are read."""
 
 
-Find = Callable[["SshConnection"], str]
+Find = Callable[[SshConnection], str]
 """Asks the node for the endpoint's base URL, as the node reaches it."""
 
 
@@ -67,15 +67,18 @@ class TunnelEvent:
     retry_s: float | None = None
     hint: str = ""
 
+    def __str__(self) -> str:
+        if self.event == "open":
+            return f"{self.url} leads to {self.to} of {self.node}"
+        retry = "" if self.retry_s is None else f"; the next try is in {self.retry_s:g} s"
+        return f"{self.node}: {self.message}{retry}"
 
-def keep_open(
-    target: Target, dial: Callable[[Target], SshConnection], find: Find, port: int
-) -> Iterator[TunnelEvent]:
+
+def keep_open(target: Target, find: Find, port: int) -> Iterator[TunnelEvent]:
     """Carry connections to an endpoint until the program is interrupted; again when it is cut.
 
     Args:
         target: the node that it goes through.
-        dial: makes a connection to the node, not opened.
         find: asks a connected node where the endpoint is.
         port: of this machine's loopback.
 
@@ -89,7 +92,7 @@ def keep_open(
     pause, event = 0.0, partial(TunnelEvent, node=target.name)
     while True:
         try:
-            with contextlib.closing(dial(target)) as connection:
+            with contextlib.closing(SshConnection(target)) as connection:
                 connection.open()
                 to, told = find(connection), ""
             there = urlsplit(to)

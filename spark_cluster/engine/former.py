@@ -12,6 +12,7 @@ from pathlib import Path
 from spark_cluster.config import overrides
 from spark_cluster.config.caches import state_folder
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.document import Document
 from spark_cluster.engine import logs
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import PROGRAMS
@@ -25,7 +26,7 @@ _OPTION = re.compile(r"(?:^| )-o (?=[a-z0-9][a-z0-9-]*=)")
 
 
 @dataclass(frozen=True)
-class Former:
+class Former(Document):
     """A server that ran before another one took its place.
 
     Attributes:
@@ -57,10 +58,6 @@ class Former:
         ('compilation-config={"level": 3}', 'max-num-seqs=2')
         """
         return tuple(part for part in _OPTION.split(self.overrides) if part)
-
-    def to_dict(self) -> dict[str, str | int]:
-        """Return it as `swap --json` prints it."""
-        return {"recipe": self.recipe, "tp": self.tp, "overrides": self.overrides}
 
 
 Load = Callable[[Former], "Recipe"]

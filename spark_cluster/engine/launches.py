@@ -15,9 +15,10 @@ import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.document import Document, PrintedAs, printed
 from spark_cluster.engine import logs, runtime
 from spark_cluster.engine.caches import root_on
 from spark_cluster.engine.deployment import Deployment, Key, Server
@@ -28,6 +29,7 @@ from spark_cluster.node import images, launch_records, unit_state
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.node.launch_records import LaunchRecord
+from spark_cluster.node.store.layout import revision_of
 from spark_cluster.node.tuned_kernels import VARIABLE, folder_of
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Pending, Session
@@ -131,8 +133,12 @@ class NodeWarmth:
     tuned: tuple[str, ...] = ()
 
 
+def _states(nodes: Mapping[str, NodeWarmth]) -> dict[str, State]:
+    return {name: node.state for name, node in nodes.items()}
+
+
 @dataclass(frozen=True)
-class Warmth:
+class Warmth(Document):
     """The state of the caches for the next launch of a recipe.
 
     Attributes:
@@ -144,19 +150,9 @@ class Warmth:
     recipe: str
     state: State
     reasons: tuple[str, ...]
-    nodes: Mapping[str, NodeWarmth] = field(default_factory=dict)
+    nodes: Annotated[Mapping[str, NodeWarmth], PrintedAs(_states)] = field(default_factory=dict)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `status --json` prints it."""
-        return {
-            "recipe": self.recipe,
-            "state": self.state,
-            "reasons": list(self.reasons),
-            "nodes": {name: node.state for name, node in self.nodes.items()},
-            "tuned": list(self.tuned),
-        }
-
-    @property
+    @printed
     def tuned(self) -> tuple[str, ...]:
         """Files with tuned parameters of kernels that are on each node."""
         files = [set(node.tuned) for node in self.nodes.values()]
@@ -448,7 +444,12 @@ def _unrecorded(session: Session, server: Server) -> LaunchRecord | None:
     )
     if answer["known"]:
         return None
-    made = replace(wanted(server.recipe, server.tp), image=state.image, run=run)
+    models = tuple(
+        revision_of(str(model.node_path))
+        for model in (server.recipe.model, server.recipe.drafter)
+        if model is not None and model.in_hub_cache
+    )
+    made = replace(wanted(server.recipe, server.tp), image=state.image, models=models, run=run)
     return replace(made, **logged(answer["found"]))
 
 

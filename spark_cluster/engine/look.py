@@ -9,7 +9,7 @@ from functools import partial
 from spark_cluster.engine import launches, vram
 from spark_cluster.engine.admission import stays
 from spark_cluster.engine.copies.fetch import must_be_there
-from spark_cluster.engine.copies.stored import Stored, stored
+from spark_cluster.engine.copies.state import Stored, stored
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.members import Member, behind, members, with_servers
 from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas_of

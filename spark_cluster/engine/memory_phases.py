@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
 
 from spark_cluster.runner.events import Event, MemoryHeld, MemoryPlanned
 
@@ -75,7 +74,3 @@ class MemoryPhases:
 
     def _of(self, name: str) -> MemoryOfNode:
         return self.nodes.setdefault(name, MemoryOfNode(name))
-
-    def to_dict(self) -> list[dict[str, Any]]:
-        """Return it as `up --json` prints it."""
-        return [asdict(node) for node in self.nodes.values()]

@@ -15,8 +15,8 @@ import hashlib
 import re
 import secrets
 from dataclasses import dataclass
-from typing import Any
 
+from spark_cluster.document import Document
 from spark_cluster.engine.proxy import (
     ADMIN_SOCKET,
     DESCRIPTION,
@@ -55,7 +55,7 @@ FILE = Line(NAMED_KEYS, line=NAMED_HEADER, create=True, mode=0o600)
 
 
 @dataclass(frozen=True)
-class NamedKey:
+class NamedKey(Document):
     """A key of the endpoint, by its name.
 
     Attributes:
@@ -69,10 +69,6 @@ class NamedKey:
     added: str
     in_force: bool
     kept: bool
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `keys --json` prints it."""
-        return dict(vars(self))
 
 
 @dataclass(frozen=True)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
+
+from pydantic import Field
 
 from spark_cluster.config.model_kind import KINDS, ModelKind
 from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.document import Document, Hidden, WhenSet
 from spark_cluster.engine.names import SERVER
 from spark_cluster.node import paths
 
@@ -108,7 +111,7 @@ class ModelServer(Replica):
 
 
 @dataclass(frozen=True)
-class Access:
+class Access(Document):
     """The access to the endpoint: who can reach it, and how it is protected.
 
     Attributes:
@@ -118,20 +121,15 @@ class Access:
         fingerprint: SHA-256 of the certificate that was presented, in hex; empty when not seen.
     """
 
-    url: str
+    url: Hidden[str]
     api_key: bool = False
     tls: TlsKind | None = None
-    fingerprint: str = ""
+    fingerprint: Annotated[WhenSet[str], Field(serialization_alias="certificate_sha256")] = ""
 
     @property
     def certificate(self) -> str | None:
         """The file on the head with the certificate; None for plain HTTP."""
         return {None: None, "self-signed": SELF_SIGNED, "certificate": CERTIFICATE}[self.tls]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
-        found: dict[str, Any] = {"api_key": self.api_key, "tls": self.tls}
-        return found | ({"certificate_sha256": self.fingerprint} if self.fingerprint else {})
 
     def __str__(self) -> str:
         """Describe how it is protected."""

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.ports import EnginePorts
+from spark_cluster.document import Document
 from spark_cluster.engine.engine import Process, needs_rdma
 from spark_cluster.engine.names import RAY
 from spark_cluster.errors import Failed, UsageError
@@ -47,7 +48,7 @@ IGNORING = {".gitignore", ".rayignore"}
 
 
 @dataclass(frozen=True)
-class Job:
+class Job(Document):
     """A job that was submitted.
 
     Attributes:
@@ -85,10 +86,6 @@ class Job:
     def why(self) -> str:
         """Why it ended as it did, in a line."""
         return short(" ".join(self.message.partition(", last available logs")[0].split()))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `ray list --json` prints it."""
-        return dict(vars(self))
 
 
 def must_be_an_id(name: str) -> None:
@@ -158,6 +155,9 @@ def _seconds(value: Any) -> float | None:
     return value / 1000 if is_number and 0 < value < 1e14 else None
 
 
+OF_HEAD = "ray-client-server-port"
+"""Of the services of Ray the one that a worker does not have."""
+
 RAY_HOME = paths.RAY
 """Ray's sessions on the head; a persistent folder, or the containers would not come back after a
 reboot (a bind mount's source must exist)."""
@@ -170,6 +170,9 @@ MEASURING = "spark-cluster.fabric"
 
 RAY_TOKEN = "/run/secrets/ray-token"  # noqa: S105  (a path)
 """Ray's token as its programs see it."""
+
+OF_HEAD = "ray-client-server-port"
+"""Of the services of Ray the one that a worker does not have."""
 
 
 def authentication(server: Server) -> tuple[dict[str, str], dict[str, Secret]]:
@@ -203,11 +206,12 @@ def ray_node(node: Node, server: Server, engine: Engine) -> Process:
     if node.is_head:
         start += ["--head", f"--port={ports.gcs}", "--dashboard-host=127.0.0.1"]
         start += [f"--dashboard-port={ports.dashboard}"]
-        start += [f"--ray-client-server-port={ports.client_server}"]
+        start += [f"--{OF_HEAD}={ports.services[OF_HEAD]}"]
     else:
         start.append(f"--address={head}:{ports.gcs}")
     variables, secrets = authentication(server)
-    env = {**engine.environment(node, server), **ports.metrics_environment(), **variables}
+    metrics = {name: str(port) for name, port in ports.services.items() if name.isupper()}
+    env = {**engine.environment(node, server), **metrics, **variables}
     # `ray start --block` does not end on SIGTERM, and nothing of it is worth waiting for.
     return Process(
         RAY,
@@ -223,13 +227,9 @@ def ray_node(node: Node, server: Server, engine: Engine) -> Process:
 
 def _ports(ports: EnginePorts) -> list[str]:
     """Return the options that leave no port of a node's Ray to chance."""
+    services = ports.services.items()
     return [
-        f"--node-manager-port={ports.node_manager}",
-        f"--object-manager-port={ports.object_manager}",
-        f"--runtime-env-agent-port={ports.runtime_env_agent}",
-        f"--dashboard-agent-listen-port={ports.agent_http}",
-        f"--dashboard-agent-grpc-port={ports.agent_grpc}",
-        f"--metrics-export-port={ports.metrics}",
+        *(f"--{name}={port}" for name, port in services if name.islower() and name != OF_HEAD),
         f"--min-worker-port={ports.min_worker_port}",
         f"--max-worker-port={ports.max_worker_port}",
     ]

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.document import Document
 from spark_cluster.engine import readiness, vram
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.job_client import ray_jobs
@@ -27,7 +27,7 @@ POLL_S = 0.5
 
 
 @dataclass(frozen=True)
-class RayMember:
+class RayMember(Document):
     """A node of a Ray cluster.
 
     Attributes:
@@ -44,19 +44,9 @@ class RayMember:
     gpus: float
     vram: vram.NodeVram
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `ray status --json` prints it."""
-        return {
-            "name": self.name,
-            "address": self.address,
-            "alive": self.alive,
-            "gpus": self.gpus,
-            "vram": self.vram.to_dict(),
-        }
-
 
 @dataclass(frozen=True)
-class RayStatus:
+class RayStatus(Document):
     """A Ray cluster.
 
     Attributes:
@@ -75,17 +65,6 @@ class RayStatus:
     recipe: str = ""
     version: str = ""
     model: bool = False
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `ray status --json` prints it."""
-        return {
-            "state": self.state,
-            "recipe": self.recipe,
-            "version": self.version,
-            "model": self.model,
-            "nodes": [node.to_dict() for node in self.nodes],
-            "jobs": [job.to_dict() for job in self.jobs],
-        }
 
 
 def must_suit(recipe: Recipe, nodes: int, command: str) -> None:

@@ -5,8 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import NotRequired
 
+from typing_extensions import TypedDict
+
+from spark_cluster.config.model_kind import ModelKind, Rung
+from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.document import Document
 from spark_cluster.engine import vram
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import Endpoint
@@ -15,15 +20,56 @@ from spark_cluster.engine.members import Member
 from spark_cluster.engine.proxy import Access
 from spark_cluster.engine.ray import RayState
 from spark_cluster.engine.readiness import container_state
-from spark_cluster.engine.vram import NodeVram, sample
+from spark_cluster.engine.vram import MemoryReadings, NodeVram, sample
 from spark_cluster.engine.vram import peak as largest
 from spark_cluster.node import replies
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer
 
 
+class EndpointKeys(TypedDict):
+    """What `up --json` prints of every endpoint."""
+
+    endpoint: str
+    access: Access
+    vram: MemoryReadings
+
+
+class ModelKeys(TypedDict):
+    """What `up --json` prints of a model that is served."""
+
+    model: str
+    recipe: str
+    kind: ModelKind
+    tp: int
+    answer: str
+    verified: list[Rung]
+    versions: dict[str, str]
+
+
+class ServedPartKeys(ModelKeys):
+    """One of several models."""
+
+    aliases: list[str]
+    node: str
+    on_request: NotRequired[bool]
+
+
+class ServedKeys(EndpointKeys, ModelKeys):
+    """An endpoint with one model."""
+
+    replicas: list[str]
+    overrides: dict[str, EngineValue | None]
+
+
+class ServedModelsKeys(EndpointKeys):
+    """An endpoint with several models."""
+
+    models: list[ServedPart]
+
+
 @dataclass(frozen=True)
-class ServedPart:
+class ServedPart(Document):
     """A verified server.
 
     Attributes:
@@ -46,10 +92,10 @@ class ServedPart:
         """The engine's version; empty when it is not known."""
         return self.versions.get(self.server.engine, "")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `up --json` prints one of several models."""
+    def printed_as(self) -> ServedPartKeys:
+        """Return one of several models of `up`."""
         server = self.server
-        return {
+        found: ServedPartKeys = {
             "model": server.names[0],
             "aliases": list(server.names[1:]),
             "recipe": server.recipe.name,
@@ -59,12 +105,12 @@ class ServedPart:
             "answer": self.answer,
             "verified": list(server.recipe.readiness.rungs) if self.verified else [],
             "versions": self.versions,
-            **({"on_request": True} if server.on_request else {}),
         }
+        return {**found, "on_request": True} if server.on_request else found
 
 
 @dataclass(frozen=True)
-class Served:
+class Served(Document):
     """A verified endpoint.
 
     Attributes:
@@ -108,12 +154,17 @@ class Served:
         """The access to the endpoint: who can reach it, and how it is protected."""
         return self.endpoint.access(self.fingerprint)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `up --json` prints it."""
+    @property
+    def readings(self) -> MemoryReadings:
+        """The memory before the run, while loading and now."""
+        return {"nodes": self.now, "before": self.before, "peak": self.peak}
+
+    def printed_as(self) -> ServedKeys:
+        """Return the endpoint of one model."""
         recipe = self.server.recipe
         return {
             "endpoint": self.endpoint.url,
-            "access": self.access.to_dict(),
+            "access": self.access,
             "model": self.endpoint.model,
             "recipe": recipe.name,
             "kind": recipe.kind,
@@ -122,10 +173,7 @@ class Served:
             "overrides": dict(recipe.overrides),
             "answer": self.answer,
             "verified": list(recipe.readiness.rungs),
-            "vram": {
-                **_vram(self),
-                "under_load": [reading.to_dict() for reading in self.under_load],
-            },
+            "vram": {**self.readings, "under_load": self.under_load},
             "versions": self.versions,
         }
 
@@ -134,22 +182,14 @@ class Served:
 class ServedModels(Served):
     """A verified endpoint with several models; see `Served`."""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `up --json` prints it."""
+    def printed_as(self) -> ServedModelsKeys:  # type: ignore[override]
+        """Return the endpoint of several models."""
         return {
             "endpoint": self.endpoint.url,
-            "access": self.access.to_dict(),
-            "models": [part.to_dict() for part in self.parts],
-            "vram": _vram(self),
+            "access": self.access,
+            "models": list(self.parts),
+            "vram": self.readings,
         }
-
-
-def _vram(found: Served) -> dict[str, Any]:
-    return {
-        "nodes": [reading.to_dict() for reading in found.now],
-        "before": [reading.to_dict() for reading in found.before],
-        "peak": [reading.to_dict() for reading in found.peak],
-    }
 
 
 def served(

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Literal
+
+from typing_extensions import TypedDict
 
 from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.document import Document, Hidden, PrintedAs, WhenSet
 from spark_cluster.engine import firewall, runtime
 from spark_cluster.engine.launches import Warmth
 from spark_cluster.engine.names import RAY, SERVER
@@ -17,8 +20,23 @@ from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import printed
 
 
+class ContainerKeys(TypedDict):
+    """A container, as `status --json` prints it."""
+
+    status: str
+    exit_code: int
+    restarts: int
+
+
+def _containers(found: dict[str, ContainerState]) -> dict[str, ContainerKeys]:
+    return {
+        name: {"status": c.status, "exit_code": c.exit_code, "restarts": c.restarts}
+        for name, c in found.items()
+    }
+
+
 @dataclass(frozen=True)
-class NodeState:
+class NodeState(Document):
     """The state of one node: its serving containers, or why it could not be asked.
 
     Attributes:
@@ -30,23 +48,14 @@ class NodeState:
 
     name: str
     reachable: bool
-    containers: dict[str, ContainerState] = field(default_factory=dict)
-    error: str = ""
-    firewall: str = ""
-    proxy: str = ""
-    loader: str = ""
-    description: str | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "reachable": self.reachable,
-            "containers": {
-                name: {"status": c.status, "exit_code": c.exit_code, "restarts": c.restarts}
-                for name, c in self.containers.items()
-            },
-            **({"error": self.error} if self.error else {}),
-        }
+    containers: Annotated[dict[str, ContainerState], PrintedAs(_containers)] = field(
+        default_factory=dict
+    )
+    error: WhenSet[str] = ""
+    firewall: Hidden[str] = ""
+    proxy: Hidden[str] = ""
+    loader: Hidden[str] = ""
+    description: Hidden[str | None] = None
 
 
 def ask_nodes(play: Play) -> list[NodeState]:
@@ -92,7 +101,7 @@ Word = Literal["serving", "on request", "loading", "failed", "unreachable"]
 
 
 @dataclass(frozen=True)
-class ServerState:
+class ServerState(Document):
     """The state of a replica.
 
     Attributes:
@@ -107,11 +116,7 @@ class ServerState:
     node: str
     url: str
     state: Word
-    problem: str = ""
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `status --json` prints it."""
-        return {"node": self.node, "url": self.url, "state": self.state}
+    problem: Hidden[str] = ""
 
 
 @dataclass(frozen=True)
@@ -129,21 +134,20 @@ class ModelState(ServerState):
     kind: ModelKind = "chat"
     recipe: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `status --json` prints it."""
-        return {
-            "model": self.model,
-            "aliases": list(self.aliases),
-            "kind": self.kind,
-            "recipe": self.recipe,
-            "node": self.node,
-            "url": self.url,
-            "state": self.state,
-        }
+
+class RayKeys(TypedDict):
+    """The Ray cluster, as `status --json` prints it."""
+
+    nodes: int
+    gpus: float
+
+
+def _ray(nodes: list[RayNode]) -> RayKeys:
+    return {"nodes": len(nodes), "gpus": sum(node.gpus for node in nodes)}
 
 
 @dataclass(frozen=True)
-class Status:
+class Status(Document):
     """The cluster's serving state.
 
     Attributes:
@@ -163,7 +167,7 @@ class Status:
 
     state: str
     nodes: list[NodeState]
-    ray: list[RayNode]
+    ray: Annotated[list[RayNode], PrintedAs(_ray)]
     endpoint: str | None = None
     access: Access | None = None
     model: str | None = None
@@ -173,26 +177,6 @@ class Status:
     overrides: str = ""
     caches: Warmth | None = None
     replicas: tuple[ServerState, ...] = ()
-    models: tuple[ModelState, ...] = ()
+    models: WhenSet[tuple[ModelState, ...]] = ()
     tuned: tuple[str, ...] = ()
     data_parallel: int = 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `status --json` prints it."""
-        return {
-            "state": self.state,
-            "nodes": [node.to_dict() for node in self.nodes],
-            "ray": {"nodes": len(self.ray), "gpus": sum(node.gpus for node in self.ray)},
-            "endpoint": self.endpoint,
-            "access": self.access.to_dict() if self.access is not None else None,
-            "model": self.model,
-            "kind": self.kind,
-            "tp": self.tp,
-            "data_parallel": self.data_parallel,
-            "overrides": self.overrides,
-            "tuned": list(self.tuned),
-            "replicas": [replica.to_dict() for replica in self.replicas],
-            **({"models": [model.to_dict() for model in self.models]} if self.models else {}),
-            "caches": self.caches.to_dict() if self.caches is not None else None,
-            "problems": list(self.problems),
-        }

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.document import Document, Hidden, derived
 from spark_cluster.engine import proxy, runtime
 from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.engine.ray import TOKEN_FILE
@@ -128,7 +129,15 @@ def _known() -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Supervision:
+class SupervisionEvent:
+    """Something that the supervision did or saw; `at` in seconds since 1970."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True)
+class Supervision(Document):
     """The report of a head's supervision.
 
     Attributes:
@@ -137,30 +146,20 @@ class Supervision:
         at_boot: it is started at boot.
         state: what it knows of the server.
         problems: what it cannot repair.
-        events: moment (seconds since 1970) and text, the oldest first.
+        events: the oldest first.
     """
 
     installed: bool
     active: str
     at_boot: bool
-    state: SupervisionState
+    state: Hidden[SupervisionState]
     problems: tuple[str, ...] = ()
-    events: tuple[tuple[float, str], ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `supervise status --json` prints it."""
-        return {
-            "installed": self.installed,
-            "active": self.active,
-            "at_boot": self.at_boot,
-            "phase": self.state.phase,
-            "since": self.state.since,
-            "reason": self.state.reason,
-            "restarts": list(self.state.restarts),
-            "due": self.state.due,
-            "problems": list(self.problems),
-            "events": [{"at": at, "text": text} for at, text in self.events],
-        }
+    events: tuple[SupervisionEvent, ...] = ()
+    phase = derived(str, "state.phase")
+    since = derived(float, "state.since")
+    reason = derived(str, "state.reason")
+    restarts = derived(tuple[float, ...], "state.restarts")
+    due = derived(float, "state.due")
 
 
 def report(session: Session) -> Supervision:
@@ -186,9 +185,9 @@ def report(session: Session) -> Supervision:
     )
 
 
-def _events(rows: list[Any]) -> list[tuple[float, str]]:
+def _events(rows: list[Any]) -> list[SupervisionEvent]:
     return [
-        (float(row["at"]), str(row["text"]))
+        SupervisionEvent(float(row["at"]), str(row["text"]))
         for row in rows
         if isinstance(replies.at(row, "at"), int | float) and replies.text_of(row.get("text"))
     ]

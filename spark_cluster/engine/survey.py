@@ -11,8 +11,8 @@ from dataclasses import replace
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts
-from spark_cluster.models import known_models
-from spark_cluster.models.hub import Hub, cached, online
+from spark_cluster.models.find import known_models
+from spark_cluster.models.hub.lookup import Hub, cached, online
 from spark_cluster.planning.planner import Planner
 from spark_cluster.planning.room import NodeMemory, of_facts
 from spark_cluster.planning.subject import Subject

@@ -88,7 +88,7 @@ def _of_ray(ports: EnginePorts, node: Node) -> Iterator[WantedPort]:
         yield WantedPort(everywhere, ports.gcs, "head of Ray", "`ray.port` in the recipe")
         setting = "`ray.dashboard_port` in the recipe"
         yield WantedPort(LOOPBACK, ports.dashboard, "dashboard of Ray", setting)
-    for port in range(ports.first_port, ports.first_port + SERVICES):
+    for port in range(ports.first_port, ports.first_port + len(SERVICES)):
         yield WantedPort(everywhere, port, "services of Ray", "`ray.first_port` in the recipe")
 
 

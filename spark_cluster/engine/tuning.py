@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.config.engines import words
+from spark_cluster.document import Document
 from spark_cluster.engine import launches, readiness, vram
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.models.config import from_config
-from spark_cluster.models.json_object import json_object
+from spark_cluster.models.tables import json_object
 from spark_cluster.node.kernel_tuner import CONTAINER
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.node.tuned_kernels import FOLDER, VARIABLE, folder_of, sizes_in
@@ -41,7 +42,7 @@ TUNERS = "tuners"
 
 
 @dataclass(frozen=True)
-class Tuning:
+class Tuning(Document):
     """The tuning of a recipe's kernels.
 
     Attributes:
@@ -61,10 +62,6 @@ class Tuning:
     changed: bool
     nodes: tuple[str, ...]
     estimate_s: tuple[float, float]
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `tune --json` prints it."""
-        return asdict(self)
 
 
 def must_be_free(play: Play, server: Server) -> None:

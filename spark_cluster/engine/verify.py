@@ -14,14 +14,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Literal
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
 
 from spark_cluster.config import launch as launches
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.document import Document, printed
 from spark_cluster.engine import readiness_checks, runtime, vram
 from spark_cluster.engine.client import PATIENCE_S, Check, Client, NotApplicable, RequestFailed
 from spark_cluster.engine.endpoint import Endpoint, running
@@ -186,7 +187,7 @@ class CheckVerdict:
 
 
 @dataclass(frozen=True)
-class Verification:
+class Verification(Document):
     """What `verify` found of a server.
 
     Attributes:
@@ -201,7 +202,7 @@ class Verification:
     recipe: str
     tp: int
     kind: ModelKind
-    verdicts: tuple[CheckVerdict, ...]
+    verdicts: Annotated[tuple[CheckVerdict, ...], Field(serialization_alias="checks")]
     other_sizes: tuple[ComparedSize, ...] = ()
     under_load: tuple[NodeVram, ...] = ()
 
@@ -210,23 +211,14 @@ class Verification:
         """The checks that failed."""
         return tuple(verdict for verdict in self.verdicts if verdict.status == "failed")
 
+    @printed
+    def ok(self) -> bool:
+        """True if no check failed."""
+        return not self.failed
+
     def count(self, status: VerdictStatus) -> int:
         """Return the number of checks with this status."""
         return sum(verdict.status == status for verdict in self.verdicts)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `verify --json` prints it."""
-        return {
-            "ok": not self.failed,
-            "model": self.model,
-            "endpoint": self.endpoint,
-            "recipe": self.recipe,
-            "tp": self.tp,
-            "kind": self.kind,
-            "checks": [asdict(verdict) for verdict in self.verdicts],
-            "other_sizes": [asdict(size) for size in self.other_sizes],
-            "under_load": [reading.to_dict() for reading in self.under_load],
-        }
 
 
 @dataclass(frozen=True)

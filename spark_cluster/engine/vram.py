@@ -9,10 +9,13 @@ import json
 import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import NotRequired, TypeVar
 
+from typing_extensions import TypedDict
+
+from spark_cluster.document import Document, Hidden, printed
 from spark_cluster.engine.names import TITLE
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts import gather
@@ -43,42 +46,27 @@ Pids = Mapping[str, Collection[int]]
 
 
 @dataclass(frozen=True)
-class NodeVram:
+class NodeVram(Document):
     """The reading of one node; memory in MiB.
 
     Attributes:
         processes: what `nvidia-smi --query-compute-apps` lists.
-        models: process id to the model that it serves, where several are served.
     """
 
     name: str
     processes: tuple[Process, ...]
     mem_total_mib: int
     mem_available_mib: int
-    models: Mapping[int, str] = field(default_factory=dict)
 
-    @property
+    @printed
     def used_mib(self) -> int:
         """Sum over the processes whose figure is told."""
         return sum(p.used_mib or 0 for p in self.processes)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `vram --json` prints it."""
-        return {
-            "name": self.name,
-            "processes": [
-                {
-                    "pid": p.pid,
-                    "name": p.name,
-                    "used_mib": p.used_mib,
-                    **({"model": self.models[p.pid]} if p.pid in self.models else {}),
-                }
-                for p in self.processes
-            ],
-            "used_mib": self.used_mib,
-            "mem_total_mib": self.mem_total_mib,
-            "mem_available_mib": self.mem_available_mib,
-        }
+    def serving(self, models: Mapping[int, str]) -> NodeVram:
+        """Return it with the model that each process serves, by process id."""
+        named = (replace(p, model=models.get(p.pid, "")) for p in self.processes)
+        return replace(self, processes=tuple(named))
 
 
 def sample(sessions: Mapping[str, Session]) -> list[NodeVram]:
@@ -246,21 +234,26 @@ def peak(before: Iterable[NodeVram], now: Iterable[NodeVram]) -> list[NodeVram]:
     ]
 
 
+class MemoryReadings(TypedDict):
+    """Readings of all nodes: now and before; the largest of a load, and under a short load."""
+
+    nodes: list[NodeVram]
+    before: list[NodeVram]
+    peak: NotRequired[list[NodeVram]]
+    under_load: NotRequired[list[NodeVram]]
+
+
 @dataclass(frozen=True)
-class Stopped:
+class Stopped(Document):
     """The memory held before and after a stop."""
 
-    before: list[NodeVram]
-    now: list[NodeVram]
+    before: Hidden[list[NodeVram]]
+    now: Hidden[list[NodeVram]]
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `down --json` prints it."""
-        return {
-            "vram": {
-                "nodes": [reading.to_dict() for reading in self.now],
-                "before": [reading.to_dict() for reading in self.before],
-            }
-        }
+    @printed
+    def vram(self) -> MemoryReadings:
+        """Both, as `down --json` prints them."""
+        return {"nodes": self.now, "before": self.before}
 
 
 OLLAMA = "http://127.0.0.1:11434"

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from ipaddress import IPv4Interface
 
 from spark_cluster.config.ports import EPHEMERAL
+from spark_cluster.document import WhenSet
 
 
 @dataclass(frozen=True)
@@ -154,11 +155,16 @@ class NetplanFiles:
 
 @dataclass(frozen=True)
 class Process:
-    """A process that holds GPU memory, as `nvidia-smi --query-compute-apps` lists it (MiB)."""
+    """A process that holds GPU memory, as `nvidia-smi --query-compute-apps` lists it (MiB).
+
+    Attributes:
+        model: that it serves, where several are served and `vram` asks; otherwise empty.
+    """
 
     pid: int
     name: str
     used_mib: int | None
+    model: WhenSet[str] = ""
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from spark_cluster import __version__
+from spark_cluster.document import Document, Flat, Hidden, derived, printed
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers import fetching, snapshot
 from spark_cluster.importers.snapshot import Chosen
@@ -39,77 +42,73 @@ class Changes:
         return bool(self.added or self.changed or self.removed)
 
 
+class Unusable(TypedDict):
+    """A recipe that this program cannot hold."""
+
+    name: str
+    why: str
+
+
 @dataclass(frozen=True)
-class Update:
+class Update(Document):
     """What a look at a registry has found.
 
     Attributes:
         taken: revision in use before; None when there was none.
         changes: against that.
         rewritten: the revision in use is not among the last commits of the branch any more.
-        is_fixed: the project's file names the revision, so no other one is taken.
         in_use: the found revision is what recipes are taken from now.
     """
 
-    registry: Registry
-    taken: str | None
-    found: Index
-    changes: Changes
+    registry: Hidden[Registry]
+    taken: Annotated[str | None, Field(serialization_alias="taken_before")]
+    found: Hidden[Index]
+    changes: Flat[Changes]
     rewritten: bool = False
-    is_fixed: bool = False
     in_use: bool = False
+    name = derived(str, "registry.name", key="registry")
+    url = derived(str, "registry.url")
+    revision = derived(str, "found.revision", key="found")
+    recipes = derived(int, lambda update: len(update.found.recipes))
+    skipped = derived(list[str], "found.skipped")
+
+    @printed
+    def not_usable(self) -> list[Unusable]:
+        """The recipes that this program cannot hold, and why."""
+        return [{"name": one.name, "why": one.error} for one in self.broken]
 
     @property
     def broken(self) -> tuple[Listed, ...]:
         """The recipes that this program cannot hold."""
         return tuple(one for one in self.found.recipes if one.error)
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `recipes update --json` prints it."""
-        return {
-            "registry": self.registry.name,
-            "url": self.registry.url,
-            "taken_before": self.taken,
-            "found": self.found.revision,
-            "in_use": self.in_use,
-            "rewritten": self.rewritten,
-            "recipes": len(self.found.recipes),
-            "added": list(self.changes.added),
-            "changed": list(self.changes.changed),
-            "removed": list(self.changes.removed),
-            "not_usable": [{"name": one.name, "why": one.error} for one in self.broken],
-            "skipped": list(self.found.skipped),
-        }
 
-
-Agree = Callable[[Update], bool]
-"""Is asked whether a revision is taken, after it was shown."""
-
-
-def update(registry: Registry, folder: Path, agree: Agree) -> Update:
-    """Look at a registry, and take its revision when that is agreed to.
+def take(found: Update, folder: Path) -> Update:
+    """Use the revision that was found from now on.
 
     Args:
         folder: the project's.
-        agree: not asked for a revision that the project's file names, nor for one that is in use.
+
+    Raises:
+        UsageError: files cannot be written.
+        InvalidFile: the file of pins is damaged.
+    """
+    known.pin(found.registry, found.found.revision, folder)
+    return replace(found, in_use=True)
+
+
+def look(registry: Registry, folder: Path) -> Update:
+    """Fetch what is new and compare it with what was used last.
+
+    What the project's file names, and what is in use already, is in use; `take` is for the rest.
+
+    Args:
+        folder: the project's.
 
     Raises:
         UsageError: there is no such commit or branch, git is missing, or files cannot be written.
         Failed: it cannot be fetched within the limits.
         InvalidFile: the file of pins is damaged.
-    """
-    found = look(registry, folder)
-    taken = found.in_use or agree(found)
-    if taken and found.found.revision != found.taken:
-        known.pin(registry, found.found.revision, folder)
-    return replace(found, in_use=taken)
-
-
-def look(registry: Registry, folder: Path) -> Update:
-    """Fetch what is new and compare it with what was used last; nothing is taken into use.
-
-    Raises:
-        UsageError, Failed, InvalidFile: as `update`.
     """
     fixed, taken = registry.fixed, known.last_taken(registry, folder)
     here = _cached(registry, fixed)
@@ -120,7 +119,9 @@ def look(registry: Registry, folder: Path) -> Update:
     before = _cached(registry, taken)
     same = found.revision == taken and before is not None
     changes = Changes() if same else Changes.between(before, found)
-    return Update(registry, taken, found, changes, rewritten, bool(fixed), bool(fixed) or same)
+    if fixed and found.revision != taken:
+        known.pin(registry, found.revision, folder)
+    return Update(registry, taken, found, changes, rewritten, bool(fixed) or same)
 
 
 def _fetch(registry: Registry, taken: str | None) -> tuple[Index, bool]:

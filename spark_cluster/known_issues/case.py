@@ -12,7 +12,8 @@ from packaging.version import InvalidVersion, Version
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.facts.model import Facts
-from spark_cluster.models import Geometry, naming
+from spark_cluster.models import naming
+from spark_cluster.models.shape import Geometry
 
 _MOE = re.compile(r"-A\d+(?:\.\d+)?B\b", re.IGNORECASE)
 _FAMILY = re.compile(r"(?i)gemma-?_?4(?![0-9])")

@@ -44,18 +44,30 @@ class When(Schema):
     by several values of which one holds, or by `true` (given) and `false` (not given).
     """
 
-    family: list[str] = Field(default=[], description="patterns of the model's type: gemma4*")
-    model: list[str] = Field(default=[], description="patterns of the model or what it is made of")
-    not_model: list[str] = Field(default=[], description="patterns that must not match")
-    image: list[str] = Field(default=[], description="patterns of the image")
-    not_image: list[str] = Field(default=[], description="patterns that must not match")
-    quantization: list[str] = Field(default=[], description="how the weights lie in memory")
-    flags: dict[str, Expected] = Field(default={}, description="flags of vLLM, without dashes")
-    env: dict[str, Expected] = Field(default={}, description="environment variables")
-    moe: bool | None = Field(default=None, description="whether it has experts")
-    speculative: bool | None = Field(default=None, description="whether it drafts tokens")
-    several_nodes: bool | None = Field(default=None, description="more than one machine")
-    on_gpu: bool = Field(default=True, description="not for the CPU build of vLLM")
+    family: list[str] = Field(default=[])
+    """patterns of the model's type: gemma4*"""
+    model: list[str] = Field(default=[])
+    """patterns of the model or what it is made of"""
+    not_model: list[str] = Field(default=[])
+    """patterns that must not match"""
+    image: list[str] = Field(default=[])
+    """patterns of the image"""
+    not_image: list[str] = Field(default=[])
+    """patterns that must not match"""
+    quantization: list[str] = Field(default=[])
+    """how the weights lie in memory"""
+    flags: dict[str, Expected] = Field(default={})
+    """flags of vLLM, without dashes"""
+    env: dict[str, Expected] = Field(default={})
+    """environment variables"""
+    moe: bool | None = None
+    """whether it has experts"""
+    speculative: bool | None = None
+    """whether it drafts tokens"""
+    several_nodes: bool | None = None
+    """more than one machine"""
+    on_gpu: bool = True
+    """not for the CPU build of vLLM"""
 
 
 class Change(Schema):
@@ -73,11 +85,12 @@ class LogCheck(Schema):
     """
 
     id: str = Field(pattern=r"^[a-z]+\.[a-z0-9-]+$")
-    title: str = Field(default="", description="what it makes sure of")
-    effect: Effect = Field(default="blocks", description="what comes of it when it is found")
-    silent: str = Field(
-        default="", description="what it says of an engine on several nodes without such a line"
-    )
+    title: str = ""
+    """what it makes sure of"""
+    effect: Effect = "blocks"
+    """what comes of it when it is found"""
+    silent: str = ""
+    """what it says of an engine on several nodes without such a line"""
 
 
 class Issue(Schema):
@@ -86,64 +99,60 @@ class Issue(Schema):
     id: str = Field(pattern=r"^[a-z0-9]+(-[a-z0-9.]+)+$")
     title: str = Field(min_length=5)
     severity: Severity
-    symptom: str = Field(min_length=3, description="what a user notices")
+    symptom: str = Field(min_length=3)
+    """what a user notices"""
     cause: str = Field(min_length=3)
-    fix: str = Field(min_length=3, description="what to do, with the exact flag")
-    source: str = Field(min_length=3, description="who says so")
+    fix: str = Field(min_length=3)
+    """what to do, with the exact flag"""
+    source: str = Field(min_length=3)
+    """who says so"""
     confidence: Literal["high", "medium", "low"]
     keyed_on: list[
         Literal["image", "model", "version", "flag", "env", "docker", "memory", "node", "bench"]
     ] = Field(min_length=1)
-    versions: Versions = Field(default="", description="versions of vLLM that have it")
-    unknown_version: Literal["skip", "info", "warning"] = Field(
-        default="skip", description="what it is when the version is unknown"
-    )
-    engines: list[str] = Field(
-        default=[DEFAULT], min_length=1, description="engines that have it in a plan"
-    )
-    flag: str = Field(default="", description="what is to be changed, as it is written")
-    when: When | None = Field(default=None, description="how a plan has it")
-    rule: bool = Field(default=False, description="whether a function finds it in a plan")
-    lint_severity: Severity | None = Field(
-        default=None, description="in a plan, where it may but need not happen"
-    )
+    versions: Versions = ""
+    """versions of vLLM that have it"""
+    unknown_version: Literal["skip", "info", "warning"] = "skip"
+    """what it is when the version is unknown"""
+    engines: list[str] = Field(default=[DEFAULT], min_length=1)
+    """engines that have it in a plan"""
+    flag: str = ""
+    """what is to be changed, as it is written"""
+    when: When | None = None
+    """how a plan has it"""
+    rule: bool = False
+    """whether a function finds it in a plan"""
+    lint_severity: Severity | None = None
+    """in a plan, where it may but need not happen"""
     edit: Change | None = None
-    hygiene: bool = Field(
-        default=False, description="said of nearly every plan: `lint` folds it into its last line"
-    )
-    log: list[LogPattern] = Field(default=[], description="how a log shows it")
-    follows: bool = Field(default=False, description="in a log: an effect, never the cause")
-    last_cause: bool = Field(
-        default=False,
-        description="with `follows`: it is the cause where the logs of all ranks show no other",
-    )
-    broad: bool = Field(
-        default=False,
-        description="in a log: it says what happened, not why, so that a specific issue goes first",
-    )
-    log_severity: Severity | None = Field(
-        default=None, description="in a log, where it may but need not stop the engine"
-    )
-    samples: list[str] = Field(default=[], description="lines that were really seen")
-    healthy: list[str] = Field(
-        default=[], description="lines that are like `samples` and do not show it"
-    )
-    evidence: LogPattern | None = Field(
-        default=None, description="what must have stood earlier in the same log, besides `log`"
-    )
-    log_check: LogCheck | None = Field(
-        default=None, description="check of doctor that looks for `log` in the engine's containers"
-    )
-    cleared_by: LogPattern | None = Field(
-        default=None, description="what shows, in the same log, that it came to nothing"
-    )
-    confirmed_by: LogPattern | None = Field(
-        default=None, description="what shows, in the same log, that it did not, in spite of that"
-    )
-    checks: list[str] = Field(
-        default=[], description="checks of doctor whose verdict is explained by it"
-    )
-    rungs: list[Rung] = Field(default=[], description="rungs of readiness that it makes fail")
+    hygiene: bool = False
+    """said of nearly every plan: `lint` folds it into its last line"""
+    log: list[LogPattern] = Field(default=[])
+    """how a log shows it"""
+    follows: bool = False
+    """in a log: an effect, never the cause"""
+    last_cause: bool = False
+    """with `follows`: it is the cause where the logs of all ranks show no other"""
+    broad: bool = False
+    """in a log: it says what happened, not why, so that a specific issue goes first"""
+    log_severity: Severity | None = None
+    """in a log, where it may but need not stop the engine"""
+    samples: list[str] = Field(default=[])
+    """lines that were really seen"""
+    healthy: list[str] = Field(default=[])
+    """lines that are like `samples` and do not show it"""
+    evidence: LogPattern | None = None
+    """what must have stood earlier in the same log, besides `log`"""
+    log_check: LogCheck | None = None
+    """check of doctor that looks for `log` in the engine's containers"""
+    cleared_by: LogPattern | None = None
+    """what shows, in the same log, that it came to nothing"""
+    confirmed_by: LogPattern | None = None
+    """what shows, in the same log, that it did not, in spite of that"""
+    checks: list[str] = Field(default=[])
+    """checks of doctor whose verdict is explained by it"""
+    rungs: list[Rung] = Field(default=[])
+    """rungs of readiness that it makes fail"""
 
     @property
     def all_checks(self) -> tuple[str, ...]:

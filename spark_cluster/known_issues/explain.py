@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
+from spark_cluster.document import Document, Hidden, derived, printed
 from spark_cluster.known_issues.log_matching import (
     LONGEST,
     cleared,
@@ -76,7 +76,7 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
         log = _Log(source, index, start, speakers)
         seen = log.seen()
         found += seen
-        read.append((source.name, log.reader.bytes, log.reader.lines))
+        read.append(ReadLog(source.name, log.reader.bytes, log.reader.lines))
         if not any(one.finding.severity == "error" for one in seen) and len(last) < QUIET:
             last[source.name] = log.last_lines()
     problems = merged(found)
@@ -99,8 +99,8 @@ def explain(sources: Iterable[LogSource]) -> Explanation:
 def _nothing(explanation: Explanation) -> Iterator[str]:
     """Yield what is wrong with logs that say nothing at all."""
     logs = explanation.logs
-    yield from (f"a single line: {name} is empty" for name, _, count in logs if not count)
-    if not explanation.recognised and any(count for _, _, count in logs):
+    yield from (f"a single line: {log.name} is empty" for log in logs if not log.lines)
+    if not explanation.recognised and any(log.lines for log in logs):
         yield "a start: no line of an engine was recognised"
 
 
@@ -334,8 +334,17 @@ class _Before:
 # The explanation of the logs of one launch, as the command line and `--json` show it.
 
 
+@dataclass(frozen=True)
+class ReadLog:
+    """A log that was read."""
+
+    name: str
+    bytes: int
+    lines: int
+
+
 @dataclass
-class Explanation:
+class Explanation(Document):
     """The result for one or more logs.
 
     Attributes:
@@ -344,25 +353,27 @@ class Explanation:
             what only follows, then notes, then what the server got over.
         facts: what a healthy start tells.
         missing: what it would have told besides.
-        logs: name, bytes and lines of each.
+        logs: that were read.
         last: the last lines of the logs in which nothing was recognised, by name.
         unfinished: the server began to start and never took requests.
     """
 
     engine: str = ""
-    problems: list[Seen] = field(default_factory=list)
+    problems: Hidden[list[Seen]] = field(default_factory=list)
+    issues = derived(list[Seen], "problems")
     facts: dict[str, str] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
-    logs: list[tuple[str, int, int]] = field(default_factory=list)
+    logs: list[ReadLog] = field(default_factory=list)
     last: dict[str, list[str]] = field(default_factory=dict)
-    unfinished: bool = False
+    unfinished: Hidden[bool] = False
+    next = derived(list[str], "next_steps")
 
-    @property
+    @printed
     def cause(self) -> Seen | None:
         """The root as far as these logs tell; an effect where the cause is in none of them."""
         return cause_of(self.problems)
 
-    @property
+    @printed
     def verdict(self) -> Verdict:
         """What can be said of the launch."""
         warned = any(p.finding.severity == "warning" and not p.overcome for p in self.problems)
@@ -378,21 +389,6 @@ class Explanation:
     def next_steps(self) -> list[str]:
         """Where to look next; nothing where the cause is certain."""
         return steps_for(self.verdict, self.problems, self.missing, len(self.logs))
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
-        cause = self.cause
-        return {
-            "engine": self.engine,
-            "verdict": self.verdict,
-            "cause": cause.to_dict() if cause else None,
-            "issues": [problem.to_dict() for problem in self.problems],
-            "facts": self.facts,
-            "missing": self.missing,
-            "last": self.last,
-            "next": self.next_steps,
-            "logs": [{"name": n, "bytes": b, "lines": count} for n, b, count in self.logs],
-        }
 
 
 # Where to look next, when logs do not tell the cause.

@@ -22,8 +22,8 @@ from spark_cluster.known_issues.rules import lint
 if TYPE_CHECKING:
     from spark_cluster.config.recipe_schema import NotCarriedOver
     from spark_cluster.loader.project import Project
-    from spark_cluster.models import Geometry
-    from spark_cluster.models.hub import Hub
+    from spark_cluster.models.hub.lookup import Hub
+    from spark_cluster.models.shape import Geometry
 
 YAML = (".yaml", ".yml", ".json")
 
@@ -217,12 +217,12 @@ def _geometry(
     launch: Launch, target: LintTarget, project: Project, hub: Hub | None
 ) -> Geometry | None:
     """Return the model's shape, when it is known, and its size too."""
-    from spark_cluster import models
+    from spark_cluster.models.find import find
 
     with contextlib.suppress(UsageError):
         if target.folder is not None and (target.folder / "config.json").is_file():
-            found = models.find(target.folder)
+            found = find(target.folder)
         else:
-            found = models.find(launch.model, project.folder, base=launch.base, hub=hub)
+            found = find(launch.model, project.folder, base=launch.base, hub=hub)
         return found if found.stored is not None or not found.not_understood else None
     return None

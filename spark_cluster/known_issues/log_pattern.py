@@ -24,20 +24,16 @@ class LogPattern(Schema):
 
     has: str = Field(min_length=5)
     pattern: Pattern | None = None
-    unless: Pattern | None = Field(default=None, description="must not match in the line")
-    trace: Pattern | None = Field(
-        default=None, description="must match in the lines just before, as a traceback has them"
-    )
-    memory_holder: Literal["another", "no-other"] | None = Field(
-        default=None,
-        description="whether a process next to the engine holds GPU memory, as PyTorch's line "
-        "tells; with `another`, `{pid}` and `{gib}` of `cause` are that process's",
-    )
-    cause: str = Field(
-        default="",
-        description="the cause where a line matches this; `{name}` is what the pattern's group "
-        "of that name matched",
-    )
+    unless: Pattern | None = None
+    """must not match in the line"""
+    trace: Pattern | None = None
+    """must match in the lines just before, as a traceback has them"""
+    memory_holder: Literal["another", "no-other"] | None = None
+    """whether a process next to the engine holds GPU memory, as PyTorch's line tells; with
+    `another`, `{pid}` and `{gib}` of `cause` are that process's"""
+    cause: str = ""
+    """the cause where a line matches this; `{name}` is what the pattern's group of that name
+    matched"""
 
     @property
     def regex(self) -> re.Pattern[str]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.document import Document, Hidden
 
 Severity = Literal["error", "warning", "info"]
 """It will not work or answers wrongly; it is slower, unsafe or at risk; good to know."""
@@ -44,7 +45,7 @@ class Edit:
 
 
 @dataclass(frozen=True)
-class KnownIssueMatch:
+class KnownIssueMatch(Document):
     """A known issue that was found.
 
     Attributes:
@@ -64,21 +65,8 @@ class KnownIssueMatch:
     fix: str
     source: str
     flag: str = ""
-    edit: Edit | None = None
-    where: str = ""
-
-    def to_dict(self) -> dict[str, str]:
-        """Return it as `--json` prints it."""
-        return {
-            "id": self.id,
-            "severity": self.severity,
-            "title": self.title,
-            "found": self.found,
-            "cause": self.cause,
-            "fix": self.fix,
-            "source": self.source,
-            "flag": self.flag,
-        }
+    edit: Hidden[Edit | None] = None
+    where: Hidden[str] = ""
 
 
 def ordered(findings: list[KnownIssueMatch]) -> list[KnownIssueMatch]:

@@ -16,7 +16,7 @@ from spark_cluster.known_issues.match import Edit, KnownIssueMatch, Severity, or
 if TYPE_CHECKING:
     from spark_cluster.config.launch import Launch
     from spark_cluster.facts.model import Facts
-    from spark_cluster.models import Geometry
+    from spark_cluster.models.shape import Geometry
 
 
 MODULES = ("rules_container", "rules_flags", "rules_model")

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any, Literal
+from typing import Annotated, Literal
 
+from pydantic import Field
+
+from spark_cluster.document import Document, Flat, Hidden, derived, printed
 from spark_cluster.known_issues.match import ORDER, KnownIssueMatch
 
 Verdict = Literal["cause", "likely", "unknown", "effects", "unfinished", "warnings", "no-error"]
@@ -19,7 +22,7 @@ later may well be its consequence (a restart, or another rank's time-out)."""
 
 
 @dataclass(frozen=True)
-class Seen:
+class Seen(Document):
     """A known issue or an error without one, where it was seen first.
 
     Attributes:
@@ -38,18 +41,19 @@ class Seen:
         last_cause: it is an effect, and the cause where the logs of all ranks show no other.
     """
 
-    finding: KnownIssueMatch
+    finding: Flat[KnownIssueMatch]
     at: str
-    number: int
+    number: Annotated[int, Field(serialization_alias="line")]
     follows: bool
-    order: tuple[int, int]
+    order: Hidden[tuple[int, int]]
     count: int = 1
     overcome: bool = False
-    broad: bool = False
-    weak: bool = False
-    faint: bool = False
-    serving: bool = False
-    last_cause: bool = False
+    broad: Hidden[bool] = False
+    weak: Hidden[bool] = False
+    faint: Hidden[bool] = False
+    serving: Hidden[bool] = False
+    last_cause: Hidden[bool] = False
+    log = derived(str, "finding.where", key="where")
 
     @property
     def known(self) -> bool:
@@ -59,7 +63,7 @@ class Seen:
     def where(self) -> str:
         return f"{self.finding.where}:{self.number}"
 
-    @property
+    @printed
     def certain(self) -> bool:
         """A known issue whose sign is specific enough to be named as the cause."""
         return self.known and not self.broad and not self.follows
@@ -74,19 +78,6 @@ class Seen:
         if self.faint:
             return 4
         return 2 if self.weak else 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `--json` prints it."""
-        return {
-            **self.finding.to_dict(),
-            "where": self.finding.where,
-            "line": self.number,
-            "at": self.at,
-            "count": self.count,
-            "follows": self.follows,
-            "overcome": self.overcome,
-            "certain": self.certain,
-        }
 
 
 def cause_of(problems: Iterable[Seen]) -> Seen | None:

@@ -16,10 +16,10 @@ from typing import Any, Protocol
 from spark_cluster.errors import Failed
 from spark_cluster.lab import cgroup, network, power
 from spark_cluster.lab.layout import FABRIC, USER, Layout
+from spark_cluster.lab.namespaces import enter
 from spark_cluster.lab.prepare import Prepared
 from spark_cluster.lab.seed import make_host_keys, remember_host_keys
 from spark_cluster.lab.shell import run
-from spark_cluster.runner.namespaces import enter
 
 STATE_FILE = "var/lib/lab/state.json"
 BOOTED = ("running", "degraded", "maintenance")

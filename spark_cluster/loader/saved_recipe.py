@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import io
 import re
+import shutil
 import tempfile
 import textwrap
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from ruamel.yaml import YAML
@@ -44,17 +47,45 @@ def save(recipe: Recipe, name: str, project: Project, *, force: bool = False) ->
             f"there is a recipe {name} already",
             hint="choose another name, or replace (or hide) it with --force",
         )
+    write_recipe(path, text(recipe, name), project)
+    return path
+
+
+def write_recipe(
+    path: Path, content: str, project: Project, files: Mapping[str, bytes] = MappingProxyType({})
+) -> None:
+    """Write a recipe to a temporary folder, and rename it when our own reader has taken it.
+
+    Args:
+        files: next to it, by their path relative to it; folders that are there are replaced.
+
+    Raises:
+        UsageError: it cannot be written.
+        InvalidFile: it is wrong.
+    """
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=".save-", dir=path.parent) as folder:
+        with tempfile.TemporaryDirectory(prefix=".recipe-", dir=path.parent) as folder:
             staged = Path(folder) / path.name
-            staged.write_text(text(recipe, name), encoding="utf-8")
-            load_recipe(staged, project)  # our own reader must take it
+            staged.write_text(content, encoding="utf-8")
+            load_recipe(staged, project)
+            for name, data in files.items():
+                place = staged.parent / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                place.write_bytes(data)
+            for top in folders_of(files):
+                if (path.parent / top).exists():
+                    shutil.rmtree(path.parent / top)
+                (staged.parent / top).replace(path.parent / top)
             staged.chmod(0o644)
             staged.replace(path)
     except OSError as error:
         raise UsageError(f"{path} cannot be written: {error.strerror}") from None
-    return path
+
+
+def folders_of(files: Iterable[str]) -> set[str]:
+    """Return the folders that a recipe's files are in."""
+    return {name.partition("/")[0] for name in files}
 
 
 def text(recipe: Recipe, name: str) -> str:
@@ -64,19 +95,19 @@ def text(recipe: Recipe, name: str) -> str:
     full = {key: value for key, value in data.items() if value not in ([], {})}
     changes = options_of(recipe.overrides)
     head = f"Saved from the recipe {recipe.name}" + (f" with {changes}" if changes else "") + "."
-    comment = textwrap.fill(
-        head,
-        width=WIDTH,
-        initial_indent="# ",
-        subsequent_indent="# ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    comment = "\n".join(commented_text(head, "# ", "# "))
     return f"{comment}\n{yaml_of(commented(full))}"
 
 
 WIDTH = 98
 """Columns of a line."""
+
+
+def commented_text(text: str, first: str, following: str) -> list[str]:
+    """Return the lines of a comment, which begin so; no word is cut."""
+    wrapper = textwrap.TextWrapper(WIDTH, initial_indent=first, subsequent_indent=following)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.wrap(" ".join(text.split()))
 
 
 def yaml_of(document: CommentedMap) -> str:

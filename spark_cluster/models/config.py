@@ -7,50 +7,19 @@ from dataclasses import replace
 from typing import Any
 
 from spark_cluster.models.keys import Keys
-from spark_cluster.models.layers import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, experts, kinds
+from spark_cluster.models.layers import (
+    BOTH,
+    CHUNKED,
+    FULL,
+    RECURRENT,
+    SLIDING,
+    experts,
+    kinds,
+    recurrent,
+)
 from spark_cluster.models.quantization import kv_dtype, quantization
-from spark_cluster.models.recurrent import recurrent
 from spark_cluster.models.shape import Attention, Geometry, Latent
-
-KNOWN = {
-    "bamba",
-    "cohere",
-    "cohere2",
-    "deepseek_v2",
-    "deepseek_v3",
-    "falcon_h1",
-    "gemma",
-    "gemma2",
-    "gemma3_text",
-    "gemma4_text",
-    "glm4",
-    "glm4_moe",
-    "gpt_oss",
-    "granite",
-    "granitemoe",
-    "granitemoehybrid",
-    "granitemoeshared",
-    "jamba",
-    "llama",
-    "llama4_text",
-    "minimax_m2",
-    "ministral3",
-    "mistral",
-    "mixtral",
-    "nemotron_h",
-    "olmo2",
-    "olmo3",
-    "phi3",
-    "qwen2",
-    "qwen2_moe",
-    "qwen3",
-    "qwen3_5_moe_text",
-    "qwen3_5_text",
-    "qwen3_moe",
-    "qwen3_next",
-    "starcoder2",
-}
-"""Families whose keys were read in their `transformers` configuration."""
+from spark_cluster.models.tables import table
 
 OTHER_FULL_HEADS = ("gemma4_text", "gemma4_unified_text", "gemma4_assistant")
 """Families whose full layers have heads of another size and number."""
@@ -100,17 +69,12 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
         quantization=quantization(config),
         kv_dtype=kv_dtype(config),
         dtype=str(keys.get("dtype", "torch_dtype", default="bfloat16")).removeprefix("torch."),
-        known=keys.model_type in KNOWN,
-        mtp_layers=_mtp_layers(keys),
+        known=keys.model_type in table("families")["known"],
+        mtp_layers=keys.number(
+            "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", default=0
+        ),
     )
     return replace(shape, not_understood=keys.not_understood())
-
-
-def _mtp_layers(keys: Keys) -> int:
-    """Layers that draft the next tokens, as the checkpoint has them."""
-    return keys.number(
-        "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", default=0
-    )
 
 
 def _architectures(config: Mapping[str, Any]) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import InvalidFile
+from spark_cluster.models.tables import table
 
 INNER = ("text_config", "llm_config", "language_config", "thinker_config")
 """Where the language model of a multimodal one is described."""
@@ -17,50 +18,6 @@ LARGEST = 10**12
 
 DEEPEST = 4
 """Descriptions inside each other that are looked into."""
-
-DEFAULTS: dict[str, dict[str, Any]] = {
-    "gemma2": {"head_dim": 256, "sliding_window": 4096, "tie_word_embeddings": True},
-    "gemma3_text": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 256,
-        "vocab_size": 262208,
-        "sliding_window": 4096,
-        "sliding_window_pattern": 6,
-        "max_position_embeddings": 131072,
-        "tie_word_embeddings": True,
-    },
-    "gemma3n_text": {
-        "num_attention_heads": 8,
-        "num_key_value_heads": 2,
-        "head_dim": 256,
-        "sliding_window": 512,
-        "num_kv_shared_layers": 15,
-        "tie_word_embeddings": True,
-    },
-    "gemma4_text": {
-        "head_dim": 256,
-        "global_head_dim": 512,
-        "sliding_window": 512,
-        "sliding_window_pattern": 6,
-        "tie_word_embeddings": True,
-    },
-    "gpt_oss": {"head_dim": 64, "sliding_window": 128},
-    "qwen3": {"head_dim": 128},
-    "qwen3_moe": {"head_dim": 128},
-    "qwen3_next": {"head_dim": 256, "full_attention_interval": 4},
-    "qwen3_5_text": {"head_dim": 256, "full_attention_interval": 4},
-    "qwen3_5_moe_text": {"head_dim": 256, "full_attention_interval": 4},
-    "llama4_text": {"head_dim": 128, "attention_chunk_size": 8192, "no_rope_layer_interval": 4},
-    "cohere": {"tie_word_embeddings": True},
-    "cohere2": {"tie_word_embeddings": True, "sliding_window": 4096, "sliding_window_pattern": 4},
-    "nemotron_h": {"head_dim": 128},
-    "lfm2": {"tie_word_embeddings": True},
-    "lfm2_moe": {"tie_word_embeddings": True},
-}
-"""What `transformers` assumes where a config says nothing; published configs do leave these out
-(Gemma 3 4B names neither its heads nor their size). Its configuration classes are the source."""
-
 
 _SIZE = re.compile(
     r"(_size|_dims?|_rank|_width|_channels|_heads|_experts|_layers|_inputs|_streams)$|^(num|n|d)_"
@@ -97,7 +54,9 @@ class Keys:
         self._chain = [*_innermost_first(config)]
         self.model_type = str(self.get("model_type", default="") or "")
         self._described = self._chain[0]
-        self._chain.append(DEFAULTS.get(self.model_type, {}))
+        # What `transformers` assumes; published configs do leave keys out (Gemma 3 4B names neither
+        # its heads nor their size).
+        self._chain.append(table("families")["defaults"].get(self.model_type, {}))
 
     def get(self, *names: str, default: Any = None) -> Any:
         """The first of these keys that is there and not null."""

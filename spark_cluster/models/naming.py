@@ -10,23 +10,6 @@ from spark_cluster.models.tables import table
 
 _HUB_CACHE = re.compile(r"models--([^/]+)--([^/]+)")
 
-_QUANTIZATION_FLAG = {
-    "modelopt_fp4": "nvfp4",
-    "nvfp4": "nvfp4",
-    "mxfp4": "mxfp4",
-    "gpt_oss_mxfp4": "mxfp4",
-    "awq": "awq-int4",
-    "awq_marlin": "awq-int4",
-    "auto_awq": "awq-int4",
-    "gptq": "gptq-int4",
-    "gptq_marlin": "gptq-int4",
-    "auto_gptq": "gptq-int4",
-    "fp8_per_tensor": "fp8-online",
-    "fp8_per_block": "fp8-online",
-    "fp8_per_channel": "fp8-online",
-}
-"""Values of --quantization that say it alone (vLLM 0.32, model_executor/layers/quantization)."""
-
 NOT_SAID = "not said"
 """The quantization of a build whose name says that it is quantized, and not how."""
 
@@ -89,8 +72,9 @@ def quantization_of(
         hints: folder on the node, served name.
     """
     named = _named_quantization(model, hints)
-    if flag in _QUANTIZATION_FLAG:
-        return cast(Quantization, _QUANTIZATION_FLAG[flag])
+    flags = table("names")["quantization_flags"]  # those that say it alone (vLLM 0.32)
+    if flag in flags:
+        return cast(Quantization, flags[flag])
     if flag == "fp8":
         # On a build in FP8 it only repeats what its config says.
         if named in (None, "bf16"):

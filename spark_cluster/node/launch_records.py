@@ -27,7 +27,7 @@ LATEST = 1e11
 """Seconds that no clock shows and nothing takes."""
 
 MOST_KEYS = 32
-"""Folders of compiled code in a record."""
+"""Folders of compiled code in a record, and models."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,7 @@ class LaunchRecord:
         reference: as the recipe names the image, or the folder of the virtual environment.
         arguments: SHA-256 of the arguments and the environment that the engine is given.
         keys: folders below `torch_compile_cache` that its log named.
+        models: those of the hub cache that it serves, ORG/NAME@COMMIT.
         outcome: `compiled` or `loaded` (from the cache) by its log; empty where it says neither.
         compile_s: seconds that torch.compile took by its log, of the slowest rank.
         run: id of the container, or of the unit's start, by which it is known again.
@@ -54,6 +55,7 @@ class LaunchRecord:
     reference: str = ""
     arguments: str = ""
     keys: tuple[str, ...] = ()
+    models: tuple[str, ...] = ()
     outcome: str = ""
     compile_s: float = 0.0
     run: str = ""
@@ -61,7 +63,7 @@ class LaunchRecord:
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as it is written and sent."""
-        return {**vars(self), "keys": list(self.keys)}
+        return {**vars(self), "keys": list(self.keys), "models": list(self.models)}
 
     @property
     def launch(self) -> tuple[str, ...]:
@@ -90,13 +92,17 @@ def from_dict(one: Any) -> LaunchRecord | None:
     if not isinstance(one, dict) or not one.get("recipe"):
         return None
     found = {field.name: one[field.name] for field in fields(LaunchRecord) if field.name in one}
-    keys = found.pop("keys", [])
+    keys, models = found.pop("keys", []), found.pop("models", [])
     numbers = {name: found[name] for name in ("compile_s", "last") if name in found}
     right = all(type(v) in (int, float) and 0 <= v < LATEST for v in numbers.values())
     right &= all(isinstance(found[name], str) for name in found.keys() - numbers.keys())
-    if not (right and isinstance(keys, list) and all(isinstance(key, str) for key in keys)):
+    if not (right and _are_texts(keys) and _are_texts(models)):
         return None
-    return LaunchRecord(**found, keys=tuple(keys[:MOST_KEYS]))
+    return LaunchRecord(**found, keys=tuple(keys[:MOST_KEYS]), models=tuple(models[:MOST_KEYS]))
+
+
+def _are_texts(found: object) -> bool:
+    return isinstance(found, list) and all(isinstance(one, str) for one in found)
 
 
 def read(root: Path) -> list[LaunchRecord]:
@@ -107,6 +113,11 @@ def read(root: Path) -> list[LaunchRecord]:
     except OSError:
         return []
     return parse(text)
+
+
+def served(root: Path) -> dict[str, float]:
+    """Return when each model last became ready, ORG/NAME@COMMIT to seconds since 1970 (UTC)."""
+    return {model: record.last for record in reversed(read(root)) for model in record.models}
 
 
 def add(root: Path, record: LaunchRecord) -> LaunchRecord:

@@ -11,8 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
+from typing_extensions import TypedDict
+
+from spark_cluster.document import Document, Hidden, PrintedAs, Rounded, derived, printed
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.planning.robust import System, Undecided, require_libraries
 from spark_cluster.planning.speed import decode as decoding
@@ -86,8 +89,24 @@ class Point:
         return prefilling.expected_seconds(self.serving, self.prompt, int(self.context), constants)
 
 
+Share = Annotated[float, Rounded(4)]
+
+
+class MeanErrors(TypedDict):
+    """Mean absolute relative errors; see `Calibration`."""
+
+    before: Share
+    after: Share
+    left_one_out: Annotated[float | None, Rounded(4)]
+
+
+def _changed(constants: Constants) -> dict[str, float]:
+    usual = Constants().figures()
+    return {n: round(v, 6) for n, v in constants.figures().items() if v != usual[n]}
+
+
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(Document):
     """The result of a fit.
 
     Attributes:
@@ -100,32 +119,21 @@ class Calibration:
         measured: names of the constants that were measured by themselves, without runs.
     """
 
-    constants: Constants
-    fitted: tuple[str, ...]
+    constants: Annotated[Constants, PrintedAs(_changed)]
+    fitted: Hidden[tuple[str, ...]]
     kept: Mapping[str, str]
     points: int
-    before: float
-    after: float
-    left_out: float | None
+    before: Hidden[float]
+    after: Hidden[float]
+    left_out: Hidden[float | None]
     far_off: tuple[str, ...] = ()
     measured: tuple[str, ...] = ()
+    schema = derived(str, lambda _: SCHEMA)
 
-    def to_dict(self) -> dict[str, object]:
-        """The content of a calibration file."""
-        usual, values = Constants().to_dict(), self.constants.to_dict()
-        return {
-            "schema": SCHEMA,
-            "constants": {n: round(v, 6) for n, v in values.items() if v != usual[n]},
-            "kept": dict(self.kept),
-            "points": self.points,
-            "mean_error": {
-                "before": round(self.before, 4),
-                "after": round(self.after, 4),
-                "left_one_out": None if self.left_out is None else round(self.left_out, 4),
-            },
-            "far_off": list(self.far_off),
-            "measured": list(self.measured),
-        }
+    @printed
+    def mean_error(self) -> MeanErrors:
+        """Its errors, as shares."""
+        return {"before": self.before, "after": self.after, "left_one_out": self.left_out}
 
 
 def _ratio(name: str, constants: Constants) -> float:

@@ -5,10 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Annotated
+
+from pydantic import Field
 
 from spark_cluster.config.launch import Launch, finite
-from spark_cluster.models import Geometry, memory
+from spark_cluster.document import Document, Hidden, Rounded, derived, printed
+from spark_cluster.models import memory
 from spark_cluster.models.memory import GIB
+from spark_cluster.models.shape import Geometry
 from spark_cluster.planning import batch, kv, whole_model
 from spark_cluster.planning.kv.layers import DrafterLayers, drafter_layers
 from spark_cluster.planning.room import NodeMemory
@@ -22,7 +28,7 @@ BUSY_GIB = 8.0
 
 
 @dataclass(frozen=True)
-class Fit:
+class Fit(Document):
     """The memory that a launch takes on each of its nodes, GiB a node unless said otherwise.
 
     Attributes:
@@ -32,35 +38,55 @@ class Fit:
         highest: the largest safe share; `needed` the smallest that does what was asked.
         kv_gib: for the cache.
         cache: what that holds, None when there is no room for any.
-        reasons: why it does not work; empty when it does.
         remarks: what to know when it does.
     """
 
-    launch: Launch
-    serving: Serving
-    rooms: tuple[NodeMemory, ...]
-    whole_gib: float
-    weights_gib: float
-    peak_gib: float
-    runtime_gib: float
-    share: float | None
-    needed: float
-    highest: float
-    kv_gib: float
-    cache: kv.KvCache | None
-    reasons: tuple[str, ...]
+    launch: Hidden[Launch]
+    serving: Hidden[Serving]
+    rooms: Hidden[tuple[NodeMemory, ...]]
+    whole_gib: Hidden[float]
+    weights_gib: Annotated[float, Rounded(2)]
+    peak_gib: Annotated[float, Rounded(2), Field(serialization_alias="load_peak_gib")]
+    runtime_gib: Annotated[float, Rounded(2)]
+    share: Annotated[float | None, Field(serialization_alias="gpu_memory_utilization")]
+    needed: Annotated[float, Field(serialization_alias="gpu_memory_utilization_needed")]
+    highest: Annotated[float, Field(serialization_alias="gpu_memory_utilization_highest")]
+    kv_gib: Annotated[float, Rounded(2), Field(serialization_alias="kv_cache_gib")]
+    cache: Hidden[kv.KvCache | None]
     remarks: tuple[str, ...]
+    tp = derived(int, "launch.tp")
+    pipeline_parallel = derived(int, "launch.pp")
+    data_parallel = derived(int, "launch.dp")
+    kv_tokens = derived(int, lambda fit: fit.cache.tokens if fit.cache else 0)
+    kv_rule = derived(str | None, lambda fit: fit.cache and fit.cache.rule)
+
+    @printed
+    def max_concurrency(self) -> Annotated[float, Rounded(2)]:
+        """Requests of full length that the cache holds at a time."""
+        return self.cache.max_concurrency if self.cache else 0
+
+    @cached_property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it does not work; empty when it does."""
+        return (*_shape(self), *_memory(self), *_disk(self))
 
     @property
     def fits(self) -> bool:
         return not self.reasons
+
+    @printed
+    def disk_gib(self) -> Annotated[float, Rounded(1)]:
+        """Disk space of the model's files: what is loaded at first, less tables of positions."""
+        launch, tables = self.launch, self.serving.geometry.tables_bytes / GIB
+        loaded = (self.peak_gib - tables) * launch.tp * launch.pp
+        return loaded / whole_model.rank_share(launch, self.serving)
 
     @property
     def reserved_gib(self) -> float:
         """The memory that a server holds on each node."""
         return self.weights_gib + self.kv_gib + self.runtime_gib
 
-    @property
+    @printed
     def max_model_len(self) -> int:
         """Tokens a request may have."""
         return context_length(self.launch, self.serving.geometry)
@@ -117,16 +143,8 @@ def fit(
         highest=highest,
         kv_gib=max(kv_gib, 0.0),
         cache=cache,
-        reasons=(),
         remarks=(),
     )
-    size = whole_model.disk_gib(launch, serving, peak)
-    reasons = (
-        *_shape(launch, geometry, rooms),
-        *_memory(fitted),
-        *whole_model.lacking_disk(rooms, size),
-    )
-    fitted = replace(fitted, reasons=reasons)
     return replace(fitted, remarks=tuple(_remarks(fitted)))
 
 
@@ -225,16 +243,16 @@ def _on_cpu(launch: Launch) -> bool:
     return any(name.startswith("VLLM_CPU_") for name in launch.env)
 
 
-def _shape(launch: Launch, geometry: Geometry, rooms: Sequence[NodeMemory]) -> list[str]:
+def _shape(fitted: Fit) -> list[str]:
     """Return the problems that more memory cannot solve."""
-    found = []
-    if len(rooms) < launch.ranks:
+    found, launch, geometry = [], fitted.launch, fitted.serving.geometry
+    if len(fitted.rooms) < launch.ranks:
         found.append(f"{_layout(launch)} needs {launch.ranks} nodes, one GPU each")
     for flag in ("max-num-seqs", "max-num-batched-tokens", "max-model-len"):
         value = launch.number(flag)
         if value is not None and value < 1 and not (value == -1 and takes_what_fits(launch)):
             found.append(f"--{flag} {value:g}: vLLM needs 1 or more")
-    length = context_length(launch, geometry)
+    length = fitted.max_model_len
     if geometry.max_positions and length > geometry.max_positions:
         found.append(
             f"--max-model-len {length} is more than the {geometry.max_positions} tokens that the "
@@ -308,6 +326,18 @@ def _for_a_request(fitted: Fit) -> list[str]:
             f"{cache.max_model_len:,} tokens"
         ]
     return []
+
+
+def _disk(fitted: Fit) -> list[str]:
+    """Say which nodes have too little space for a download."""
+    return [
+        f"{room.name}: {fitted.disk_gib:.0f} GiB are to be downloaded and {room.disk_free_gib:.0f} "
+        "are free"
+        for room in fitted.rooms
+        if room.disk_free_gib is not None
+        and not room.has_model
+        and fitted.disk_gib > room.disk_free_gib
+    ]
 
 
 def _remarks(fitted: Fit) -> list[str]:

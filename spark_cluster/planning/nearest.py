@@ -4,21 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from spark_cluster.config.launch import Launch, of_recipe
+from spark_cluster.document import Document, Hidden
 from spark_cluster.errors import SparkClusterError, UsageError
+from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.models import Geometry, known_models
+from spark_cluster.models.find import known_models
 from spark_cluster.models.naming import base_of
+from spark_cluster.models.shape import Geometry
 from spark_cluster.planning.batch import batched_tokens, for_batch_gib, has_own_memory
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.serving import BATCHED_TOKENS
-
-if TYPE_CHECKING:
-    from spark_cluster.loader.project import Project
-
 
 SHARE = "gpu-memory-utilization"
 AUTO = "gpu_memory_utilization: auto"
@@ -31,7 +29,7 @@ SHORTEST = 2048
 
 
 @dataclass(frozen=True)
-class Nearest:
+class Nearest(Document):
     """A change after which it works.
 
     Attributes:
@@ -42,11 +40,7 @@ class Nearest:
 
     change: str
     why: str
-    launch: Launch | None = field(default=None, compare=False, repr=False)
-
-    def to_dict(self) -> dict[str, str]:
-        """Return it as `plan --json` prints it."""
-        return {"change": self.change, "why": self.why}
+    launch: Hidden[Launch | None] = field(default=None, compare=False, repr=False)
 
 
 def nearest(

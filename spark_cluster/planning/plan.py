@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.overrides import Overrides
 from spark_cluster.config.recipe_schema import NotCarriedOver
+from spark_cluster.document import Document, Flat, Hidden, Rounded, derived, printed
 from spark_cluster.known_issues.match import KnownIssueMatch
-from spark_cluster.planning.evidence import Case, Evidence, own_first
+from spark_cluster.planning.evidence import Comparison, Evidence, by_others
 from spark_cluster.planning.fit import Fit, kv_knob_bytes
 from spark_cluster.planning.nearest import Nearest
+from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import Decode, decode
+from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.prefill import Prefill, prefill
 from spark_cluster.planning.speed.speculative import Speculative, speculative
-from spark_cluster.planning.whole_model import disk_gib
 
 COPY_GB_S = 0.8
 """Node to node over the fabric, GB/s (parallel plain streams, a 16 GiB file)."""
@@ -30,27 +34,54 @@ LOAD_GIB_S = (0.13, 0.19)
 
 
 @dataclass(frozen=True)
-class Speed:
+class Speed(Document):
     """The predicted speed.
 
     Attributes:
         context, prompt: tokens for which the figures are.
         drafted: with the launch's drafter; None without one.
         evidence: what was measured of it, here or by others.
+        fits: what does not fit has no speed.
+        generates: what generates nothing has none of decoding.
     """
 
     context: int
     prompt: int
     concurrency: int
-    decode: Decode
-    drafted: Speculative | None
-    prefill: Prefill
-    evidence: Evidence | None = None
+    decode: Hidden[Decode]
+    drafted: Hidden[Speculative | None]
+    prefill: Hidden[Prefill]
+    evidence: Hidden[Evidence | None] = None
+    fits: Hidden[bool] = True
+    generates: Hidden[bool] = True
+    basis = derived(str, "best.basis")
+    decode_tok_s = derived(Estimate | None, lambda one: one.decoding(one.best.request))
+    decode_total_tok_s = derived(Estimate | None, lambda one: one.decoding(one.best.total))
+    decode_without_drafter_tok_s = derived(
+        Estimate | None, lambda one: one.decoding(one.decode.request)
+    )
+    prefill_tok_s = derived(
+        Estimate | None, lambda one: one.prefill.tokens_s.rounded() if one.fits else None
+    )
+    ttfr_s = derived(
+        Estimate | None, lambda one: one.prefill.seconds.rounded(3) if one.fits else None
+    )
+    bytes_per_token = derived(Annotated[float, Rounded()], "decode.bytes_per_token")
 
     @property
     def best(self) -> Decode | Speculative:
         """The speed with the drafter where there is one."""
         return self.drafted or self.decode
+
+    def decoding(self, found: Estimate) -> Estimate | None:
+        """Return a speed of decoding as it is printed; None where there is none."""
+        return found.rounded() if self.fits and self.generates else None
+
+    @printed
+    def measured(self) -> Comparison | None:
+        """What was measured, next to the prediction."""
+        decodes = self.fits and self.generates
+        return self.evidence.beside(self.best.request) if self.evidence and decodes else None
 
     @property
     def tok_s(self) -> float:
@@ -64,29 +95,9 @@ class Speed:
         each = self.best.request
         return self.evidence.range if self.evidence else (each.low, each.high)
 
-    def to_dict(self, *, fits: bool = True, generates: bool = True) -> dict[str, Any]:
-        """Return it as `plan --json` prints it; what does not fit has no speed, and
-        what generates nothing none of decoding.
-        """
-        best, evidence = self.best, self.evidence
-        decodes = fits and generates
-        return {
-            "decode_tok_s": best.request.to_dict() if decodes else None,
-            "decode_total_tok_s": best.total.to_dict() if decodes else None,
-            "decode_without_drafter_tok_s": self.decode.request.to_dict() if decodes else None,
-            "bytes_per_token": round(self.decode.bytes_per_token),
-            "prefill_tok_s": self.prefill.tokens_s.to_dict() if fits else None,
-            "ttfr_s": self.prefill.seconds.to_dict(3) if fits else None,
-            "measured": evidence.to_dict(best.request) if evidence and decodes else None,
-            "context": self.context,
-            "prompt": self.prompt,
-            "concurrency": self.concurrency,
-            "basis": best.basis,
-        }
-
 
 @dataclass(frozen=True, kw_only=True)
-class Feasibility:
+class Feasibility(Document):
     """Whether a launch can work.
 
     Attributes:
@@ -97,19 +108,28 @@ class Feasibility:
         obstacles: why `up` refuses it all the same.
     """
 
-    launch: Launch
-    fit: Fit
+    launch: Hidden[Launch]
+    fit: Flat[Fit]
     issues: tuple[KnownIssueMatch, ...]
     nearest: tuple[Nearest, ...]
     reasons: tuple[str, ...]
     obstacles: tuple[str, ...] = ()
 
-    @property
+    @printed
     def feasible(self) -> bool:
         """True if it can work, as far as known."""
         return not (self.reasons or self.obstacles) and not any(
             i.severity == "error" for i in self.issues
         )
+
+
+@dataclass(frozen=True)
+class PlannedNode(Document):
+    """The memory of a node, and what a server reserves of it."""
+
+    room: Flat[NodeMemory]
+    reserved_gib: Annotated[float, Rounded(2)]
+    vram_mib = derived(Annotated[float, Rounded()], lambda node: node.reserved_gib * 1024)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -122,52 +142,18 @@ class Plan(Feasibility):
         overrides: engine arguments that are not those of the recipe's file.
     """
 
-    title: str
-    speed: Speed
+    title: Annotated[str, Field(serialization_alias="recipe")]
+    speed: Flat[Speed]
     not_carried_over: tuple[NotCarriedOver, ...] = ()
     overrides: Overrides = field(default_factory=dict)
+    fits = derived(bool, lambda plan: not plan.reasons)
+    kv_cache_memory_bytes = derived(int, lambda plan: kv_knob_bytes(plan.fit))
+    times_s = derived(dict[str, Annotated[float, Rounded()]], lambda plan: times(plan.fit))
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `plan --json` prints it."""
-        fit, cache = self.fit, self.fit.cache
-        return {
-            "recipe": self.title,
-            "overrides": dict(self.overrides),
-            "tp": fit.launch.tp,
-            "pipeline_parallel": fit.launch.pp,
-            "data_parallel": fit.launch.dp,
-            "fits": not self.reasons,
-            "feasible": self.feasible,
-            "reasons": list(self.reasons),
-            "obstacles": list(self.obstacles),
-            "remarks": list(fit.remarks),
-            "gpu_memory_utilization": fit.share,
-            "gpu_memory_utilization_highest": fit.highest,
-            "gpu_memory_utilization_needed": fit.needed,
-            "kv_cache_memory_bytes": kv_knob_bytes(fit),
-            "weights_gib": round(fit.weights_gib, 2),
-            "load_peak_gib": round(fit.peak_gib, 2),
-            "runtime_gib": round(fit.runtime_gib, 2),
-            "kv_cache_gib": round(fit.kv_gib, 2),
-            "kv_tokens": cache.tokens if cache else 0,
-            "kv_rule": cache.rule if cache else None,
-            "max_concurrency": round(cache.max_concurrency, 2) if cache else 0,
-            "max_model_len": fit.max_model_len,
-            **self.speed.to_dict(fits=not fit.reasons, generates=fit.launch.kind == "chat"),
-            "times_s": {name: round(value) for name, value in times(fit).items()},
-            "disk_gib": round(disk_gib(fit.launch, fit.serving, fit.peak_gib), 1),
-            "nodes": [
-                {
-                    **room.to_dict(),
-                    "reserved_gib": round(fit.reserved_gib, 2),
-                    "vram_mib": round(fit.reserved_gib * 1024),
-                }
-                for room in fit.rooms
-            ],
-            "not_carried_over": [entry.model_dump() for entry in self.not_carried_over],
-            "nearest": [near.to_dict() for near in self.nearest],
-            "issues": [issue.to_dict() for issue in self.issues],
-        }
+    @printed
+    def nodes(self) -> list[PlannedNode]:
+        """The nodes with what is reserved on each."""
+        return [PlannedNode(room, self.fit.reserved_gib) for room in self.fit.rooms]
 
 
 def speed(
@@ -204,15 +190,19 @@ def speed(
             constants=constants,
         )
     first = prefill(fit.serving, prompt, constants=constants)
-    launch = fit.launch
-    names = (launch.model, launch.base or "")
-    case = Case(names, fit.serving, concurrency, context, drafts or 0)
-    return Speed(context, prompt, concurrency, plain, drafted, first, own_first(own, case))
+    measured = own or by_others(
+        fit.launch, fit.serving, users=concurrency, context=context, drafted=drafts or 0
+    )
+    return Speed(
+        *(context, prompt, concurrency, plain, drafted, first, measured),
+        fits=fit.fits,
+        generates=fit.launch.kind == "chat",
+    )
 
 
 def times(fit: Fit) -> dict[str, float]:
     """Predict how long it takes before it serves, seconds; downloads at an assumed rate."""
-    gb = disk_gib(fit.launch, fit.serving, fit.peak_gib) * 1.0737
+    gb = fit.disk_gib * 1.0737
     found = {"download": gb / DOWNLOAD_GB_S}
     if fit.launch.ranks > 1:
         found["copy"] = gb / COPY_GB_S

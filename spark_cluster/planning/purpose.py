@@ -6,9 +6,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, Literal
+from typing import Annotated, Literal
+
+from pydantic import Field
 
 from spark_cluster.config.launch import Launch
+from spark_cluster.document import Document, Hidden, PrintedAs, Rounded, derived, printed
 from spark_cluster.planning.evidence import Evidence
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.plan import speed
@@ -31,7 +34,7 @@ LIMITS = ("gpu-memory-utilization", "kv-cache-memory-bytes", "max-num-seqs")
 
 
 @dataclass(frozen=True)
-class Topology:
+class Topology(Document):
     """A way to use the nodes.
 
     Attributes:
@@ -46,17 +49,22 @@ class Topology:
     """
 
     name: str
-    title: str
-    fit: Fit
-    tok_s_user: float
-    user_range: tuple[float, float]
-    tok_s_total: float
-    ttfr_s: float
-    requests: float
-    why_not: tuple[str, ...]
-    evidence: Evidence | None = None
+    title: Hidden[str]
+    fit: Hidden[Fit]
+    tok_s_user: Annotated[float, Rounded(2), Field(serialization_alias="tok_s_per_user")]
+    user_range: Hidden[tuple[float, float]]
+    tok_s_total: Annotated[float, Rounded(2)]
+    ttfr_s: Annotated[float, Rounded(3)]
+    requests: Annotated[float, Rounded(2), Field(serialization_alias="concurrent_requests")]
+    why_not: Annotated[tuple[str, ...], Field(serialization_alias="reasons")]
+    evidence: Hidden[Evidence | None] = None
+    fits = derived(bool, lambda found: not found.why_not)
+    tok_s_per_user_low = derived(Annotated[float, Rounded(2)], lambda found: found.user_range[0])
+    tok_s_per_user_high = derived(Annotated[float, Rounded(2)], lambda found: found.user_range[1])
+    measured = derived(str | None, lambda found: found.evidence and found.evidence.text)
+    gpu_memory_utilization = derived(float | None, "fit.share")
 
-    @property
+    @printed
     def up_option(self) -> str:
         """The option of `up` that serves so."""
         return {"one": "--tp 1", "tp2": "--tp 2", "replicas": "--replicas 2"}[self.name]
@@ -66,26 +74,13 @@ class Topology:
         low, high = (users * figure for figure in self.user_range)
         return f"{self.title} {range_text(low, high)}"
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `plan --for ... --json` prints it."""
-        return {
-            "name": self.name,
-            "fits": not self.why_not,
-            "reasons": list(self.why_not),
-            "tok_s_per_user": round(self.tok_s_user, 2),
-            "tok_s_per_user_low": round(self.user_range[0], 2),
-            "tok_s_per_user_high": round(self.user_range[1], 2),
-            "tok_s_total": round(self.tok_s_total, 2),
-            "measured": self.evidence.text if self.evidence else None,
-            "ttfr_s": round(self.ttfr_s, 3),
-            "concurrent_requests": round(self.requests, 2),
-            "gpu_memory_utilization": self.fit.share,
-            "up_option": self.up_option,
-        }
+
+def _name(best: Topology | None) -> str | None:
+    return best.name if best else None
 
 
 @dataclass(frozen=True)
-class Advice:
+class Advice(Document):
     """The topology that serves a purpose best, and why; `best` is None when none fits, or when the
     ranges overlap.
 
@@ -94,25 +89,14 @@ class Advice:
         needs: flags of the best one that the launch does not have.
     """
 
-    purpose: Purpose
+    purpose: Annotated[Purpose, Field(serialization_alias="for")]
     users: int
-    best: Topology | None
+    best: Annotated[Topology | None, PrintedAs(_name)]
     why: str
     topologies: tuple[Topology, ...]
     needs: tuple[str, ...] = ()
-    undecided: tuple[Topology, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `plan --for ... --json` prints it."""
-        return {
-            "for": self.purpose,
-            "users": self.users,
-            "best": self.best.name if self.best else None,
-            "decidable": not self.undecided,
-            "why": self.why,
-            "needs": list(self.needs),
-            "topologies": [topology.to_dict() for topology in self.topologies],
-        }
+    undecided: Hidden[tuple[Topology, ...]] = ()
+    decidable = derived(bool, lambda advice: not advice.undecided)
 
 
 def replica_gain(users: int) -> float:

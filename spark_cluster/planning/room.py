@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
+from pydantic import Field
+
+from spark_cluster.document import Document, Hidden, Rounded, printed
 from spark_cluster.facts.model import Facts, Memory, Process
 from spark_cluster.models.memory import GIB, GIB_KIB
 
@@ -14,7 +17,7 @@ SPARK = Memory(total_kib=127_600_748, available_kib=123_731_900)
 
 
 @dataclass(frozen=True)
-class NodeMemory:
+class NodeMemory(Document):
     """The memory of one node.
 
     Attributes:
@@ -27,36 +30,25 @@ class NodeMemory:
     """
 
     name: str
-    memory: Memory = SPARK
-    held: tuple[Process, ...] = ()
-    disk_free_gib: float | None = None
-    has_model: bool = False
+    memory: Hidden[Memory] = SPARK
+    held: Annotated[tuple[Process, ...], Field(serialization_alias="held_by")] = ()
+    disk_free_gib: Hidden[float | None] = None
+    has_model: Hidden[bool] = False
     assumed: bool = False
-    gpu: str = ""
+    gpu: Hidden[str] = ""
 
-    @property
-    def total_gib(self) -> float:
+    @printed
+    def total_gib(self) -> Annotated[float, Rounded(2)]:
         return self.memory.total_kib / GIB_KIB
 
-    @property
-    def available_gib(self) -> float:
+    @printed
+    def available_gib(self) -> Annotated[float, Rounded(2)]:
         return self.memory.available_kib / GIB_KIB
 
-    @property
-    def held_gib(self) -> float:
+    @printed
+    def held_gib(self) -> Annotated[float, Rounded(2)]:
         """The GPU memory that processes hold."""
         return sum(p.used_mib or 0 for p in self.held) / 1024
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `plan --json` prints it."""
-        return {
-            "name": self.name,
-            "assumed": self.assumed,
-            "total_gib": round(self.total_gib, 2),
-            "available_gib": round(self.available_gib, 2),
-            "held_gib": round(self.held_gib, 2),
-            "held_by": [{"pid": p.pid, "name": p.name, "used_mib": p.used_mib} for p in self.held],
-        }
 
 
 def assumed(count: int, available_gib: float | None = None) -> list[NodeMemory]:

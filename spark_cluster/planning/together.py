@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated
 
+from pydantic import Field
+
+from spark_cluster.document import Document, Flat, Hidden, Rounded, WhenSet, derived, printed
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.memory import GIB_KIB, Margins, margins
@@ -13,7 +16,6 @@ from spark_cluster.planning.fit import Fit, kv_bytes_given
 from spark_cluster.planning.plan import Plan
 from spark_cluster.planning.planner import Planner, Question
 from spark_cluster.planning.room import NodeMemory
-from spark_cluster.planning.whole_model import disk_gib
 
 if TYPE_CHECKING:
     from spark_cluster.planning.subject import Subject
@@ -49,9 +51,9 @@ class ModelMemory:
         outside_gib: what its server takes in addition.
     """
 
-    title: str
-    reserved_gib: float
-    outside_gib: float
+    title: Annotated[str, Field(serialization_alias="recipe")]
+    reserved_gib: Annotated[float, Rounded(2)]
+    outside_gib: Hidden[float]
 
     @property
     def whole_gib(self) -> float:
@@ -60,24 +62,25 @@ class ModelMemory:
 
 
 @dataclass(frozen=True)
-class NodeTogether:
+class NodeTogether(Document):
     """The memory of a node with all of its models."""
 
-    room: NodeMemory
+    room: Flat[NodeMemory]
     models: tuple[ModelMemory, ...]
+    outside_gib = derived(float, "margins.outside_gib")
 
     @property
     def margins(self) -> Margins:
         """What the servers and the system take in addition."""
         return margins(self.room.memory)
 
-    @property
-    def taken_gib(self) -> float:
+    @printed
+    def taken_gib(self) -> Annotated[float, Rounded(2)]:
         """The sum over the models."""
         return sum(one.whole_gib for one in self.models)
 
-    @property
-    def left_gib(self) -> float:
+    @printed
+    def left_gib(self) -> Annotated[float, Rounded(2)]:
         """What stays for everything else; less than nothing where it is too much."""
         return self.room.available_gib - self.taken_gib
 
@@ -104,19 +107,9 @@ class NodeTogether:
             "available"
         )
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `plan --json` prints it."""
-        return {
-            **self.room.to_dict(),
-            "models": [*map(_memory, self.models)],
-            "outside_gib": self.margins.outside_gib,
-            "taken_gib": round(self.taken_gib, 2),
-            "left_gib": round(self.left_gib, 2),
-        }
-
 
 @dataclass(frozen=True)
-class PlanTogether:
+class PlanTogether(Document):
     """The result of `plan` for several models.
 
     Attributes:
@@ -125,11 +118,12 @@ class PlanTogether:
         on_request: what each model takes that is loaded on request. `nodes` have the largest one.
     """
 
-    plans: tuple[Plan, ...]
+    plans: Annotated[tuple[Plan, ...], Field(serialization_alias="models")]
     nodes: tuple[NodeTogether, ...]
-    on_request: tuple[ModelMemory, ...] = ()
+    on_request: WhenSet[tuple[ModelMemory, ...]] = ()
+    fits = derived(bool, lambda plan: not plan.reasons)
 
-    @property
+    @printed
     def reasons(self) -> tuple[str, ...]:
         """Why they do not fit: the sums first; the parts only where no sum says it."""
         sums = tuple(node.reason for node in self.nodes if node.reason)
@@ -137,7 +131,7 @@ class PlanTogether:
             f"{plan.title}: {reason}" for plan in self.plans for reason in plan.reasons
         )
 
-    @property
+    @printed
     def obstacles(self) -> tuple[str, ...]:
         """What else prevents one of them, besides memory."""
         found = []
@@ -146,26 +140,10 @@ class PlanTogether:
             found += [f"{plan.title}: {why}" for why in (*plan.obstacles, *errors)]
         return tuple(found)
 
-    @property
+    @printed
     def feasible(self) -> bool:
         """True if all can work, as far as known."""
         return not (self.reasons or self.obstacles)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `plan --json` prints it."""
-        return {
-            "fits": not self.reasons,
-            "feasible": self.feasible,
-            "reasons": list(self.reasons),
-            "obstacles": list(self.obstacles),
-            "models": [plan.to_dict() for plan in self.plans],
-            "nodes": [node.to_dict() for node in self.nodes],
-            **({"on_request": [*map(_memory, self.on_request)]} if self.on_request else {}),
-        }
-
-
-def _memory(one: ModelMemory) -> dict[str, Any]:
-    return {"recipe": one.title, "reserved_gib": round(one.reserved_gib, 2)}
 
 
 def plan_together(
@@ -183,23 +161,19 @@ def plan_together(
         Refused: models of this kind are not served.
     """
     always = [one for one in placed if not one.on_request]
-    each = [_plan(planner, [*always, one], question) for one in placed if one.on_request]
+    come = [one for one in placed if one.on_request]
+    each = [_plan(planner, [*always, one], question) for one in come]
     if not each:
         return _plan(planner, placed, question)
-    taken = [_last(whole, one) for whole, one in zip(each, _on_request(placed), strict=True)]
+    names = [one.room.name for one in come]
+    taken = [
+        next(node for node in whole.nodes if node.room.name == name).models[-1]
+        for whole, name in zip(each, names, strict=True)
+    ]
     largest = max(range(len(each)), key=lambda number: taken[number].reserved_gib)
-    stay, come = iter(each[largest].plans[:-1]), (whole.plans[-1] for whole in each)
-    plans = tuple(next(come) if one.on_request else next(stay) for one in placed)
+    stay, comes = iter(each[largest].plans[:-1]), (whole.plans[-1] for whole in each)
+    plans = tuple(next(comes) if one.on_request else next(stay) for one in placed)
     return PlanTogether(plans, each[largest].nodes, tuple(taken))
-
-
-def _on_request(placed: Sequence[Placed]) -> list[Placed]:
-    return [one for one in placed if one.on_request]
-
-
-def _last(whole: PlanTogether, one: Placed) -> ModelMemory:
-    """What the last of the planned models takes."""
-    return next(node for node in whole.nodes if node.room.name == one.room.name).models[-1]
 
 
 def _plan(planner: Planner, placed: Sequence[Placed], question: Question) -> PlanTogether:
@@ -210,7 +184,7 @@ def _plan(planner: Planner, placed: Sequence[Placed], question: Question) -> Pla
         outside = margins(one.room.memory).outside_gib
         others = [sizes[other] + outside for other in _next_to(placed, index)]
         taken_disk = sum(
-            disk_gib(plan.fit.launch, plan.fit.serving, plan.fit.peak_gib)
+            plan.fit.disk_gib
             for before, plan in zip(placed, plans, strict=False)
             if before.room.name == one.room.name and not before.room.has_model
         )

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.node import own_program, units
+from spark_cluster.node.host import Host
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.layout import LIBRARY, OURS
 from spark_cluster.node.store.manifest import is_commit, is_repository
-from spark_cluster.node.store.records import Records, manifest_of
-from spark_cluster.node.values import InvalidResource, ResourceError, Secret
+from spark_cluster.node.store.records import Records, held
+from spark_cluster.node.values import InvalidResource, Secret
 from spark_cluster.resources.base import Resource, State, absolute
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 PROGRAM = "spark_cluster.node.store.download"
 
@@ -74,11 +72,9 @@ class HubModel(Resource):
         if not is_commit(self.revision):  # it may have moved
             return {"complete": False}
         cache, records = HubCache(host.path(self.cache)), Records(host.path(OURS))
-        try:
-            manifest = manifest_of(cache, records, self.repository, self.revision)
-            return {"complete": cache.lacking(manifest).nothing}
-        except (ResourceError, OSError):
-            return {"complete": False}  # the pull says what is in its way
+        _, lacking, _ = held(cache, records, self.repository, self.revision)
+        # Where that cannot be told, the pull says what is in its way.
+        return {"complete": lacking is not None and lacking.nothing}
 
     def converge(self, host: Host, actual: State) -> None:
         result = self._pull(host)

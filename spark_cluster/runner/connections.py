@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts
-from spark_cluster.runner.dialer import Dialer, load_ssh
+from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Bus, Connected, NodeFailed
 from spark_cluster.runner.parallel import in_parallel, start
 from spark_cluster.runner.session import Session
@@ -81,8 +81,10 @@ class Connections:
 
     def begin(self) -> None:
         """Start to connect to all, in parallel, while the caller does something else."""
-        load_ssh()
         self._opening = {name: start(partial(self._open, name)) for name in self.nodes}
+        # In this thread: those of the handshakes would share the interpreter with what the caller
+        # imports next, and the first packet would leave later.
+        from spark_cluster.runner import ssh  # noqa: F401
 
     def open(self) -> dict[str, SparkClusterError]:
         """Wait until all are connected; who failed, and why (the others are usable)."""

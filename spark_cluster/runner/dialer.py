@@ -1,8 +1,4 @@
-"""How the nodes of an opened inventory are reached: their connections, begun early, and passwords.
-
-Importing what checks an inventory takes as long as the network takes to log in. So connections can
-begin as soon as the addresses can be read; nothing is asked over them before the checks are done.
-One is used for exactly the target that it was begun for, or not at all.
+"""How the nodes of an opened inventory are reached: their connections, and passwords.
 
 The socket to the first host of the way is opened here, while fabric is still being imported; what
 logs in over it is runner/ssh.py.
@@ -11,19 +7,17 @@ logs in over it is runner/ssh.py.
 from __future__ import annotations
 
 import contextlib
-import sys
 import threading
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
+from typing import TYPE_CHECKING
 
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.prompts import Prompts
-from spark_cluster.errors import SparkClusterError
-from spark_cluster.runner.node_connection import NodeConnection, agent_argv
-from spark_cluster.runner.parallel import all_of, start
+from spark_cluster.runner.node_connection import NodeConnection
+from spark_cluster.runner.parallel import all_of
 from spark_cluster.runner.ssh_route import Target, route, socket_to
 
 if TYPE_CHECKING:
@@ -31,17 +25,8 @@ if TYPE_CHECKING:
     from spark_cluster.runner.session import Session
     from spark_cluster.runner.ssh import Connection, SshChannel
 
-SWITCH_S = 0.0002
-"""Seconds that an import may keep the thread of a handshake waiting."""
-
-
-def load_ssh() -> None:
-    """Import the SSH library while threads look up routes and open sockets.
-
-    In the caller's thread: those of the handshakes would share the interpreter with what the
-    caller imports next, and the first packet would leave later.
-    """
-    from spark_cluster.runner import ssh  # noqa: F401
+NAMESPACES = "spark_cluster.lab.namespaces"
+"""Reaches nodes that are namespaces, as the lab of GPUs makes them; imported for those only."""
 
 
 class SshConnection(NodeConnection):
@@ -51,7 +36,6 @@ class SshConnection(NodeConnection):
         self.target, self.node = target, target.name
         self._lock = threading.Lock()
         self._login: Connection | None = None
-        self._prepared: dict[tuple[str, ...], SshChannel] = {}
 
     def open(self) -> Connection:
         """Log in, if that is not done yet.
@@ -70,7 +54,6 @@ class SshConnection(NodeConnection):
                 login = ssh.Connection(hops, shared=True)
                 login.log_in(password, sock)
                 self._login = login
-            self._login._set(target=self.target)  # one begun early knew of no passwords
             return self._login
 
     def fabric(self, *, owned: bool) -> Connection:
@@ -80,16 +63,8 @@ class SshConnection(NodeConnection):
 
         return ssh.Connection(route(self.target), shared=False)
 
-    def prepare(self, run: str, *, become: bool) -> None:
-        """Start an agent's process before there is anything to be sent to it.
-
-        `session` with the same arguments uses it, unless sudo is to be given a password.
-        """
-        argv = agent_argv(run, self.user, become=become, password=False)
-        self._prepared[tuple(argv)] = self.open().channel(argv)
-
     def start(self, argv: Sequence[str]) -> SshChannel:
-        return self._prepared.pop(tuple(argv), None) or self.open().channel(argv)
+        return self.open().channel(argv)
 
     def sudo_password(self) -> str | None:
         return self.target.sudo_password()
@@ -112,49 +87,13 @@ class SshConnection(NodeConnection):
 
 @dataclass(eq=False)
 class Dialer:
-    """The owner of the connections to nodes until someone takes them.
+    """Makes the connections to the nodes of an inventory.
 
     Args:
         prompts: asks for passwords.
     """
 
     prompts: Prompts = field(default_factory=Prompts)
-    _begun: dict[Target, tuple[SshConnection, Future[Any]]] = field(
-        default_factory=dict, init=False
-    )
-
-    def begin(self, targets: Iterable[Target], label: str = "", *, become: bool = False) -> None:
-        """Begin to connect to nodes, a thread each; `connection` hands the connections out.
-
-        Args:
-            label: of the agents' processes, which are started there already; empty only logs in.
-            become: the agents are root, without a password for sudo.
-        """
-        self._begun.clear()
-        for target in targets:
-            made = SshConnection(target)
-            job = partial(made.prepare, label, become=become) if label else made.open
-            self._begun[target] = made, start(job)
-        if self._begun:
-            load_ssh()
-            sys.setswitchinterval(SWITCH_S)  # this process does one thing only
-
-    def connection(self, target: Target) -> SshConnection:
-        """Return the SSH connection to a target that was begun, or one that is not opened.
-
-        Raises:
-            SparkClusterError: the one that was begun failed.
-        """
-        begun = self._begun.pop(target, None)
-        if begun is None:
-            return SshConnection(target)
-        found, opened = begun
-        outcome = opened.result()
-        if isinstance(outcome, SparkClusterError):
-            found.close()
-            raise outcome
-        found.target = target  # with what asks for its passwords
-        return found
 
     def target(self, node: InventoryNode) -> Target:
         """Return how the transport reaches a node of the inventory."""
@@ -170,8 +109,18 @@ class Dialer:
                 return login_password()  # a fresh node's user has one for both
             return become.password.read(_sudo_password(node.name), asks.ask)
 
-        found = Target.of(node.name, node)
-        return replace(found, sudo_password=password, login_password=login_password)
+        return Target(
+            name=node.name,
+            host=node.address,
+            user=node.user,
+            port=node.port,
+            identity_file=node.identity_file,
+            known_hosts=node.known_hosts,
+            jump=node.jump,
+            connect_timeout_s=node.connect_timeout_s,
+            sudo_password=password,
+            login_password=login_password,
+        )
 
     def remember_password(self, node: str, password: str) -> None:
         """Answer with it where a terminal would be asked for the node's login or sudo password: a
@@ -181,17 +130,18 @@ class Dialer:
             self.prompts.remember(what, password)
 
     def dial(self, node: InventoryNode) -> NodeConnection:
-        """Return a connection to a node: over SSH, or on this machine itself.
-
-        Raises:
-            SparkClusterError: it was begun early, and failed.
-        """
+        """Return a connection to a node: over SSH, or on this machine itself."""
         target = self.target(node)
         if not node.is_local:
-            return self.connection(target)
+            return SshConnection(target)
         from spark_cluster.runner.local_connection import LocalConnection
 
-        return LocalConnection(node.name, target.sudo_password, namespaces_of=node.namespaces_of)
+        if node.namespaces_of is None:
+            return LocalConnection(node.name, target.sudo_password)
+        found: NodeConnection = import_module(NAMESPACES).NamespacesConnection(
+            node.name, target.sudo_password, namespaces_of=node.namespaces_of
+        )
+        return found
 
     @contextlib.contextmanager
     def session(self, node: InventoryNode, label: str, *, become: bool = True) -> Iterator[Session]:
@@ -238,9 +188,8 @@ class Dialer:
         if node.is_this_machine:
             yield port
         elif node.namespaces_of is not None:
-            from spark_cluster.runner.namespaces import forward_into
-
-            with forward_into(node.name, node.namespaces_of, port) as found:
+            into = import_module(NAMESPACES).forward_into
+            with into(node.name, node.namespaces_of, port) as found:
                 yield found
         else:
             from spark_cluster.runner.tunnel import forward

@@ -11,7 +11,7 @@ import re
 import stat
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from spark_cluster.errors import Failed
@@ -28,20 +28,6 @@ TRIES = 10
 Change = Callable[[list[bytes]], list[bytes]]
 
 _one_at_a_time = threading.Lock()
-
-
-def show(hops: Sequence[Hop]) -> HostKey:
-    """Ask a host for its host key; nothing is sent to it that it could misuse.
-
-    Args:
-        hops: the way to it; the keys of those before it must be known already.
-
-    Raises:
-        Unreachable: it does not answer, or speaks no SSH.
-    """
-    from spark_cluster.runner import ssh
-
-    return ssh.Connection(hops, shared=False).shown_key()
 
 
 def known_hosts_line(host: str, key: PublicKey) -> bytes:

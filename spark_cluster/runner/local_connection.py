@@ -1,4 +1,4 @@
-"""The machine itself, or namespaces on it, as a node: agents over pipes (`connection: local`)."""
+"""The machine itself as a node: agents over pipes (`connection: local`)."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from typing import IO
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.node.processes import SEARCH_PATH
-from spark_cluster.runner import namespaces
 from spark_cluster.runner.channel import SLICE, Channel
 from spark_cluster.runner.node_connection import NodeConnection
 
@@ -28,20 +27,6 @@ SAID_BYTES = 1 << 20
 LEAVES_WITHIN_S = 5.0
 """Seconds in which an agent usually ends after its input has; it is not waited for longer, and
 finishes what must be finished."""
-
-
-def environment(*, in_namespaces: bool) -> dict[str, str]:
-    """Return the environment of an agent: on this machine, or in namespaces, where the caller has
-    no home.
-
-    The search path is not the caller's, which may begin with a virtual environment: an agent finds
-    what it would find over SSH.
-    """
-    kept = {name: os.environ[name] for name in KEPT if name in os.environ}
-    if in_namespaces:
-        root = pwd.getpwuid(0)
-        kept |= {"HOME": root.pw_dir, "LOGNAME": root.pw_name, "USER": root.pw_name}
-    return {**kept, "PATH": SEARCH_PATH}
 
 
 class LocalChannel(Channel):
@@ -116,15 +101,12 @@ class LocalConnection(NodeConnection):
     Args:
         node: its name in the inventory.
         sudo_password: asks for what sudo may want; None: it wants none.
-        namespaces_of: file with the number of the process whose namespaces are the node; None:
-            the node is the machine itself.
         root: where the node's file system begins; "/" but in tests.
     """
 
     node: str
     sudo_password: Callable[[], str | None] = lambda: None
     _: KW_ONLY
-    namespaces_of: Path | None = None
     root: str = "/"
 
     @property
@@ -133,7 +115,7 @@ class LocalConnection(NodeConnection):
 
     def start(self, argv: Sequence[str]) -> LocalChannel:
         try:
-            return LocalChannel(argv, environment(in_namespaces=self.namespaces_of is not None))
+            return LocalChannel(argv, self.environment())
         except OSError as error:
             raise Unreachable(
                 f"{argv[0]} cannot be started on this machine: {error.strerror}",
@@ -141,16 +123,18 @@ class LocalConnection(NodeConnection):
                 hint="connection: local needs python3, and sudo unless you are root",
             ) from None
 
-    def enter(self) -> list[str]:
-        if self.namespaces_of is None:
-            return []
-        return namespaces.enter(namespaces.leader(self.node, self.namespaces_of))
+    def environment(self) -> dict[str, str]:
+        """Return the environment of an agent.
+
+        The search path is not the caller's, which may begin with a virtual environment: an agent
+        finds what it would find over SSH.
+        """
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+        return {**kept, "PATH": SEARCH_PATH}
 
     def files_root(self) -> str:
         """Return where the node's file system begins on this machine."""
-        if self.namespaces_of is None:
-            return self.root
-        return f"/proc/{namespaces.leader(self.node, self.namespaces_of)}/root"
+        return self.root
 
     def close(self) -> None:
         """Nothing is open but the agents, which their sessions end."""

@@ -13,14 +13,10 @@ import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.errors import Failed, InvalidFile, Unreachable
 from spark_cluster.runner import ssh_config
-
-if TYPE_CHECKING:
-    from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.config.ssh_settings import SshSettings
 
 MOST_HOPS = 16
 Place = tuple[str | None, str, int | None]
@@ -66,20 +62,6 @@ class Target:
     connect_timeout_s: float = 10.0
     sudo_password: Callable[[], str | None] = field(default=lambda: None, compare=False)
     login_password: Callable[[], str | None] = field(default=lambda: None, compare=False)
-
-    @classmethod
-    def of(cls, name: str, settings: SshSettings | InventoryNode) -> Target:
-        """Return the target that the inventory's settings of a node make."""
-        return cls(
-            name=name,
-            host=settings.address,
-            user=settings.user,
-            port=settings.port,
-            identity_file=settings.identity_file,
-            known_hosts=settings.known_hosts,
-            jump=settings.jump,
-            connect_timeout_s=settings.connect_timeout_s,
-        )
 
 
 class Hop:

@@ -10,8 +10,9 @@ from bench_runs import cell, key
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.bench.acceptance import counters, with_acceptance
 from spark_cluster.bench.record import CellResult
+from spark_cluster.bench.telemetry import read_lines
+from spark_cluster.bench.telemetry_flags import with_telemetry
 
 NOON = datetime(2026, 11, 22, 12, tzinfo=UTC).timestamp()
 
@@ -30,8 +31,9 @@ def between(start: float, end: float, **changed: object) -> CellResult:
 
 
 def told(*cells: CellResult, lines: list[str], more: list[str] | None = None):
-    engines = [list(counters(lines))] + ([list(counters(more))] if more else [])
-    found = with_acceptance(cells, engines)
+    texts = ["\n".join(one) for one in (lines, more or [])]
+    engines = [read_lines("spark1", text)[1] for text in texts]
+    found = with_telemetry(cells, [], engines, ["spark1"], 1)
     return [
         tuple(
             one.metrics[name].mean if name in one.metrics else None

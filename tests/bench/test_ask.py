@@ -19,7 +19,7 @@ from spark_cluster.bench import answers, generators, on_node
 from spark_cluster.bench.expansion import PlannedCell, expand
 from spark_cluster.bench.generator import At, Target
 from spark_cluster.bench.record import CellResult
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.suite import Suite
 from spark_cluster.loader import programs
 from spark_cluster.node.bench import ask
 

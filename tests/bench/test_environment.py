@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from factories import put
 
-from spark_cluster.bench import environment, startup_logs
-from spark_cluster.bench.environment import Firmware, firmware_of
+from spark_cluster.bench import describe, step_server
+from spark_cluster.bench.describe import firmware_of
 from spark_cluster.errors import Unreachable
 from spark_cluster.node import own_program
 from spark_cluster.runner.session import Output
@@ -43,18 +43,18 @@ class Local:
 @pytest.fixture
 def local_server() -> Iterator[str]:
     """The URL of something that listens."""
-    with socket.create_server(("127.0.0.1", 0), backlog=environment.TRIES) as server:
+    with socket.create_server(("127.0.0.1", 0), backlog=describe.TRIES) as server:
         yield f"http://127.0.0.1:{server.getsockname()[1]}/v1"
 
 
 def test_the_round_trip_to_a_server(local_server):
-    found = environment.round_trip_ms(Local(), local_server)
+    found = describe.round_trip_ms(Local(), local_server)
     assert found is not None
     assert 0 < found < 5000
 
 
 def test_no_round_trip_where_nothing_listens():
-    assert environment.round_trip_ms(Local(), "http://127.0.0.1:1/v1") is None
+    assert describe.round_trip_ms(Local(), "http://127.0.0.1:1/v1") is None
 
 
 def test_the_versions_that_programs_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -66,11 +66,11 @@ def test_the_versions_that_programs_use(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     session: Any = Local()
     docker: Any = SimpleNamespace(runtime="docker", venv="")
-    found = environment.program_versions(session, docker)
+    found = describe.program_versions(session, docker)
     assert found == {"torch": "2.11.0+cu130", "nccl": "2.29.3"}
     assert session.asked[0][:4] == ["docker", "exec", "spark-vllm", "python3"]
     venv: Any = SimpleNamespace(runtime="venv", venv="/opt/vllm")
-    environment.program_versions(session, venv)
+    describe.program_versions(session, venv)
     assert session.asked[1][0] == "/opt/vllm/bin/python"
 
 
@@ -78,7 +78,7 @@ def test_the_versions_that_programs_use(tmp_path: Path, monkeypatch: pytest.Monk
 def test_no_versions_where_nothing_answers(said):
     session: Any = SimpleNamespace(run=lambda *_a, **_k: said)
     deployment: Any = SimpleNamespace(runtime="docker", venv="")
-    assert environment.program_versions(session, deployment) == {}
+    assert describe.program_versions(session, deployment) == {}
 
 
 def test_the_name_under_which_a_registry_has_an_image():
@@ -86,11 +86,11 @@ def test_the_name_under_which_a_registry_has_an_image():
     shown = [{"Id": "sha256:1", "RepoDigests": [f"mirror.example/v@{digest}", f"vllm/v@{digest}"]}]
     said = Output(0, json.dumps(shown), "")
     session: Any = SimpleNamespace(run=lambda *_a, **_k: said)
-    assert environment.repo_digest(session, "sha256:1", "vllm/v:nightly") == f"vllm/v@{digest}"
-    assert environment.repo_digest(session, "sha256:1", "own:1") == "", "it was built there"
-    assert environment.repo_digest(session, "", "vllm/v") == "", "no container, no image"
+    assert describe.repo_digest(session, "sha256:1", "vllm/v:nightly") == f"vllm/v@{digest}"
+    assert describe.repo_digest(session, "sha256:1", "own:1") == "", "it was built there"
+    assert describe.repo_digest(session, "", "vllm/v") == "", "no container, no image"
     gone: Any = SimpleNamespace(run=lambda *_a, **_k: Output(1, "[]\n", "no such image"))
-    assert environment.repo_digest(gone, "sha256:1", "vllm/v") == ""
+    assert describe.repo_digest(gone, "sha256:1", "vllm/v") == ""
 
 
 def test_a_node_that_is_lost_costs_no_measurement():
@@ -99,8 +99,8 @@ def test_a_node_that_is_lost_costs_no_measurement():
 
     session: Any = SimpleNamespace(run=lost, request=lost)
     node: Any = SimpleNamespace(links=())
-    assert environment.firmware(session, node) == Firmware()
-    assert environment.round_trip_ms(session, "http://127.0.0.1:8000") is None
+    assert describe.firmware(session, node) == {}
+    assert describe.round_trip_ms(session, "http://127.0.0.1:8000") is None
 
 
 def test_firmware():
@@ -108,17 +108,18 @@ def test_firmware():
     tree = {f"{infiniband}/{hca}/fw_ver": "28.45.4028\n" for hca in ("rocep1s0f1", "roceP2p1s0f1")}
     bios = {"vendor": "American Megatrends\n", "version": "5.36_0ACUM018\n", "date": "07/02/2026\n"}
     answer = {"trees": {"firmware": tree}, "files": bios, "commands": {}}
-    assert firmware_of(answer) == Firmware(
-        "28.45.4028", "American Megatrends 5.36_0ACUM018 07/02/2026"
-    )
+    assert firmware_of(answer) == {
+        "firmware": "28.45.4028",
+        "bios": "American Megatrends 5.36_0ACUM018 07/02/2026",
+    }
 
 
 def test_firmware_from_the_driver_where_the_hcas_do_not_tell():
     done = {"status": 0, "stdout": ETHTOOL, "stderr": ""}
     none = {"version": None, "vendor": None, "date": None}
     answer = {"trees": {"firmware": {}}, "files": none, "commands": {"a": done, "b": None}}
-    assert firmware_of(answer) == Firmware("28.45.4028", "")
-    assert firmware_of({"trees": {}, "files": {}, "commands": {}}) == Firmware()
+    assert firmware_of(answer) == {"firmware": "28.45.4028", "bios": ""}
+    assert firmware_of({"trees": {}, "files": {}, "commands": {}}) == {"firmware": "", "bios": ""}
 
 
 def test_the_log_of_a_start_is_kept_without_secrets(tmp_path: Path, monkeypatch):
@@ -134,17 +135,17 @@ def test_the_log_of_a_start_is_kept_without_secrets(tmp_path: Path, monkeypatch)
         sizes.add(size)
         return logs.get((session, program), "")
 
-    monkeypatch.setattr(startup_logs.startup_log, "read", read)
+    monkeypatch.setattr(step_server.startup_log, "read", read)
     play: Any = SimpleNamespace(
         nodes=[SimpleNamespace(name=name) for name in ("spark1", "spark2")],
         session=lambda node: node.name,
         secrets=frozenset({"sk-very-secret"}),
     )
-    kept = startup_logs.keep(play, tmp_path, "000-s")
+    kept = step_server.keep_logs(play, tmp_path, "000-s")
     assert kept == ("logs/000-s-spark1-spark-vllm.log", "logs/000-s-spark2-spark-ray.log")
     text = (tmp_path / kept[0]).read_text()
     assert text == "INFO api_key='***'\n\ufffd]0;title\ufffdloaded\n"
-    assert sizes == {startup_logs.BYTES}
+    assert sizes == {step_server.LOG_BYTES}
 
 
 def test_a_real_agent_is_asked(agent, tmp_path: Path):
@@ -152,12 +153,12 @@ def test_a_real_agent_is_asked(agent, tmp_path: Path):
     put(root / "sys/class/infiniband/rocep1s0f1/fw_ver", "28.45.4028\n")
     put(root / "sys/class/dmi/id/bios_version", "5.36_0ACUM018\n")
     node: Any = SimpleNamespace(links=(SimpleNamespace(interface="no-such-interface"),))
-    found = environment.firmware(agent("spark1"), node)
-    assert found == Firmware("28.45.4028", "5.36_0ACUM018")
-    assert environment.firmware(agent("spark2"), node) == Firmware()
+    found = describe.firmware(agent("spark1"), node)
+    assert found == {"firmware": "28.45.4028", "bios": "5.36_0ACUM018"}
+    assert describe.firmware(agent("spark2"), node) == {"firmware": "", "bios": ""}
 
 
 def test_the_round_trip_from_a_real_agent(agent, local_server):
-    found = environment.round_trip_ms(agent(), local_server)
+    found = describe.round_trip_ms(agent(), local_server)
     assert found is not None
     assert found > 0

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.bench import fabric_end
+from spark_cluster.bench import fabric_run
 from spark_cluster.bench.fabric_run import LIMIT_S
 from spark_cluster.errors import Failed
 from spark_cluster.runner.session import Output
@@ -33,7 +33,7 @@ def node(tmp_path: Path) -> Any:
         file = tmp_path / "ray.service"
         if unit is not None:
             file.write_text(unit)
-        *words, _ = fabric_end.end_command("r1")
+        *words, _ = fabric_run.end_command("r1")
         path = f"{programs}:{os.environ['PATH']}"
         env = {**os.environ, "PATH": path, "STATE": str(tmp_path)}
         argv = command or [*words, str(file)]
@@ -67,7 +67,7 @@ def test_a_unit_that_only_has_the_letters_of_the_run_stays(node):
 
 
 def test_the_limit_is_later_than_any_measurement():
-    assert fabric_end.limit_s(300) > 300 + LIMIT_S
+    assert fabric_run.end_limit_s(300) > 300 + LIMIT_S
 
 
 @pytest.mark.parametrize("unit", [None, "[Unit]\n"])
@@ -83,12 +83,12 @@ def test_ray_does_not_come_back_with_a_node_that_was_cut_off(node, tmp_path, uni
 
     sessions: list[Any] = [SimpleNamespace(run=run, node="spark1")]
     with pytest.raises(Failed, match="start again with the node: no such container"):
-        fabric_end.start_no_more(sessions)
+        fabric_run.start_no_more(sessions)
 
 
 def test_a_node_that_does_not_take_the_timer():
     refused = SimpleNamespace(run=lambda _argv: Output(1, "", "no bus\n"), node="spark1")
     sessions: list[Any] = [refused]
     with pytest.raises(Failed, match="systemd-run: no bus"):
-        fabric_end.arm(sessions, "r1", 10)
-    fabric_end.disarm(sessions)
+        fabric_run.arm(sessions, "r1", 10)
+    fabric_run.disarm(sessions)

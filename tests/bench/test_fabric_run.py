@@ -23,10 +23,12 @@ from spark_cluster.bench.fabric_record import (
     FILE,
     FabricRecord,
     all_reduce,
+    judged,
     load_fabric,
+    rdma_devices,
+    uses_rdma,
 )
 from spark_cluster.bench.fabric_run import messages, must_be_possible, record_of, result_in
-from spark_cluster.bench.fabric_verdict import judged, rdma_devices, uses_rdma
 from spark_cluster.bench.run_folder import save_document
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.ray import TOKEN_FILE

@@ -19,7 +19,7 @@ from spark_cluster.bench import benchy, generators, guidellm, vllm_bench
 from spark_cluster.bench.expansion import PlannedCell
 from spark_cluster.bench.generator import Target
 from spark_cluster.bench.record import CellKey
-from spark_cluster.bench.suite_schema import MeasurementSettings, Slo, Suite
+from spark_cluster.bench.suite import MeasurementSettings, Slo, Suite
 
 DATA = Path(__file__).parents[1] / "data" / "benchy"
 SETTINGS = MeasurementSettings()

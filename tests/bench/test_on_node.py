@@ -13,8 +13,8 @@ import pytest
 from factories import put
 
 from spark_cluster.bench import on_node, run_telemetry
-from spark_cluster.bench.node_files import LocalFiles
-from spark_cluster.bench.run_telemetry import Recording
+from spark_cluster.bench.on_node import LocalFiles
+from spark_cluster.bench.run_telemetry import FILE, Recording
 from spark_cluster.errors import Failed
 from spark_cluster.runner.local_connection import LocalConnection
 
@@ -83,7 +83,7 @@ def test_the_lines_of_telemetry_come_in_their_order(tmp_path):
         ),
     )
     recording = Recording(play, ["spark1", "spark2"], FOLDER)
-    place = tmp_path / f"spark1{recording.file}"
+    place = tmp_path / f"spark1{recording.place}/{FILE}"
     put(place, "two\n")
     put(place.with_name(f"{run_telemetry.FILE}.1"), "one\n")
     recording.fetch(tmp_path / "in")

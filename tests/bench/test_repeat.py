@@ -14,7 +14,7 @@ from factories import SHIPPED, make_node, make_recipe, put
 
 from spark_cluster.bench import image_pins
 from spark_cluster.bench.describe import text_of
-from spark_cluster.bench.expansion import canonical, expand
+from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.record import NodeRecord, Record
 from spark_cluster.bench.repeat import (
     SOURCE,
@@ -24,7 +24,7 @@ from spark_cluster.bench.repeat import (
     foreign_setups,
     load_original,
 )
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.suite import Suite, canonical
 from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.errors import InvalidFile, Refused, UsageError

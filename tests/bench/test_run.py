@@ -15,15 +15,18 @@ from bench_runs import begun
 from factories import make_node, make_recipe
 from serve_plans import inventory_of
 
-from spark_cluster.bench import benchy, generators, project_state
-from spark_cluster.bench.expansion import canonical, expand, measurable
+from spark_cluster.bench import benchy, generators
+from spark_cluster.bench.expansion import expand, measurable
+from spark_cluster.bench.generator import result
 from spark_cluster.bench.head import job_of, results_of
 from spark_cluster.bench.planned_speed import predictions
-from spark_cluster.bench.reading import number, numbers, result
 from spark_cluster.bench.record import NodeRecord, Record, Setup
-from spark_cluster.bench.run import BenchRun, left_out, on_loopback
-from spark_cluster.bench.run_folder import load_record
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.run import BenchRun
+from spark_cluster.bench.run_folder import load_record, number, numbers
+from spark_cluster.bench.sequence import left_out
+from spark_cluster.bench.step_server import on_loopback
+from spark_cluster.bench.suite import Suite, canonical
+from spark_cluster.cli import bench_measure
 from spark_cluster.engine.checks import questions
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import InvalidFile, UsageError
@@ -99,7 +102,7 @@ def test_what_is_measured(tmp_path, suite):
 
 def test_vllm_bench_needs_vllm(project: Project):
     recipe = load_recipe("gemma4-31b-fp8", project)
-    recipe = recipe.with_files(recipe.laptop, engine="sglang")
+    recipe = recipe.model_copy(update={"engine": "sglang"})
     given = {"name": "s", "tool": "vllm-bench", "request_rate": [1]}
     for suite, skipped in ((given, True), ({"name": "s"}, False)):
         found = Suite.model_validate(suite)
@@ -141,12 +144,12 @@ def test_the_plan_predicts_cells_with_one_request(project: Project):
 
 
 def test_the_commit_of_a_project_folder(tmp_path, monkeypatch):
-    assert project_state.commit_of(tmp_path) == "", "no repository, or no git"
+    assert bench_measure.commit_of(tmp_path) == "", "no repository, or no git"
     answers = {"rev-parse": "3f2a91c", "status": ""}
-    monkeypatch.setattr(project_state, "_git", lambda _folder, *words: answers[words[0]])
-    assert project_state.commit_of(tmp_path) == "3f2a91c"
+    monkeypatch.setattr(bench_measure, "_git", lambda _folder, *words: answers[words[0]])
+    assert bench_measure.commit_of(tmp_path) == "3f2a91c"
     answers["status"] = " M recipes/mine.yaml"
-    assert project_state.commit_of(tmp_path) == "3f2a91c (changed)"
+    assert bench_measure.commit_of(tmp_path) == "3f2a91c (changed)"
 
 
 def test_replicas_are_measured_through_the_endpoint_in_front_of_them(tmp_path):
@@ -200,7 +203,6 @@ def test_a_record_of_an_earlier_version_is_read(tmp_path):
     del told["nodes"][0]["bios"], told["setups"][0]["logs"], told["round_trip_ms"]
     run.add([result(run.expansion.cells[0])])
     told["cells"] = json.loads((tmp_path / "run.json").read_text())["cells"]
-    told["cells"][0] |= {"replicas": [{"node": "spark1"}], "overlap": 0.97}  # of earlier ones
     (tmp_path / "run.json").write_text(json.dumps(told))
     read = load_record(tmp_path)
     assert read == run.record

@@ -6,8 +6,9 @@ import gzip
 import json
 from pathlib import Path
 
+from parquet_rows import read_parquet
+
 from spark_cluster.bench.run_telemetry import LINES, merge
-from spark_cluster.bench.telemetry_file import read_parquet
 
 NOON = 1_795_348_800.0
 

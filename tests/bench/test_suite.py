@@ -7,10 +7,8 @@ from pathlib import Path
 import pytest
 
 from spark_cluster.bench.duration import CELL_S, STARTUP_S, STOP_S, Speed, estimate
-from spark_cluster.bench.expansion import Expansion, expand
-from spark_cluster.bench.suite import MOST_CELLS, load_suite
-from spark_cluster.bench.suite_schema import MeasurementSettings, Variant
-from spark_cluster.bench.variant import varied
+from spark_cluster.bench.expansion import Expansion, expand, varied
+from spark_cluster.bench.suite import MOST_CELLS, MeasurementSettings, Variant, load_suite
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
@@ -223,4 +221,4 @@ def test_what_is_skipped_takes_no_time_and_what_is_unknown_is_said():
     assert told.seconds < short * 200 + STARTUP_S + STOP_S
     nothing = estimate(arena, lambda *_: None, SETTINGS)
     assert nothing.unknown == ("lab-paris-tp1",)
-    assert nothing.to_dict()["seconds"] == 0
+    assert nothing.seconds == 0

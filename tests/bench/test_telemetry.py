@@ -10,17 +10,11 @@ from datetime import UTC, datetime, timedelta
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from parquet_rows import read_parquet
 
 from spark_cluster.bench import telemetry_file
-from spark_cluster.bench.sampling import rows_of
-from spark_cluster.bench.telemetry import LineReader, Row
-from spark_cluster.bench.telemetry_file import (
-    COLUMNS,
-    processes_path,
-    read_parquet,
-    write_parquet,
-    writer,
-)
+from spark_cluster.bench.telemetry import LineReader, Row, read_lines
+from spark_cluster.bench.telemetry_file import COLUMNS, processes_path, write_parquet, writer
 from spark_cluster.bench.telemetry_flags import attention
 from spark_cluster.errors import UsageError
 
@@ -48,7 +42,7 @@ def line(at=0.0, **more):
 
 
 def rows(*lines):
-    return list(rows_of({"spark1": "\n".join(lines)}))
+    return read_lines("spark1", "\n".join(lines))[0]
 
 
 def test_rates_of_two_lines():

@@ -16,7 +16,7 @@ from serve_plans import bare_server, deployment_for
 from spark_cluster.bench import generators, vllm_bench
 from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.generator import At, Run, Target
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.suite import Suite
 
 SUITE = Suite.model_validate(
     {

@@ -14,11 +14,10 @@ from program import invoke
 
 from spark_cluster.bench import generators
 from spark_cluster.bench.describe import text_of
-from spark_cluster.bench.expansion import canonical
 from spark_cluster.bench.record import Repeats, Tool
 from spark_cluster.bench.repeat import Original, expansion_of
 from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.suite_schema import Suite
+from spark_cluster.bench.suite import Suite, canonical
 from spark_cluster.cli import bench_repeat, bench_run
 from spark_cluster.errors import InvalidFile, Refused, Unreachable, UsageError
 
@@ -50,7 +49,6 @@ def went_on(monkeypatch):
     """The runs that would have been started."""
     found = []
     monkeypatch.setattr(bench_run, "go_on", lambda _app, made, *_a, **_o: found.append(made))
-    monkeypatch.setattr("spark_cluster.cli.app.App.connect_early", lambda _app: None)
     return found
 
 
@@ -175,8 +173,7 @@ def test_attach_does_not_run_recipes_of_somebody_else_either(theirs, went_on, tm
 
 @pytest.mark.parametrize("text", ["", "{", '{"name": "mine", "prompt": "many"}'])
 @pytest.mark.parametrize("command", ["status", "attach", "stop", "fetch"])
-def test_a_record_whose_suite_cannot_be_read(theirs, tmp_path, command, text, monkeypatch):
-    monkeypatch.setattr("spark_cluster.cli.app.App.connect_early", lambda _app: None)
+def test_a_record_whose_suite_cannot_be_read(theirs, tmp_path, command, text):
     data = json.loads((tmp_path / theirs() / "run.json").read_text())
     put(tmp_path / "new/run.json", json.dumps({**data, "suite_text": text}))
     with pytest.raises(InvalidFile, match="suite_text"):

@@ -20,7 +20,7 @@ CHANGE = {
 
 def stepper(*lines):
     out = io.StringIO()
-    display = Display(Console(file=out, width=100))
+    display = Display(lambda: Console(file=out, width=100))
     left = list(lines)
 
     def read(_prompt):

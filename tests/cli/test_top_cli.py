@@ -53,7 +53,7 @@ def test_a_record(run, nodes, name):
         found = [json.loads(line) for line in (nodes / name).read_text().splitlines()]
         clocks = [line["sm_clock_mhz"] for line in found]
     else:
-        from spark_cluster.bench.telemetry_file import read_parquet
+        from parquet_rows import read_parquet
 
         clocks = [row.sm_clock_mhz for row in read_parquet(nodes / name)]
     assert len(clocks) >= 6

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 from factories import put
+from parquet_rows import read_parquet
 from waiting import HANG_S, until
 
-from spark_cluster.bench.telemetry_file import lines_path, processes_path, read_parquet, writer
+from spark_cluster.bench.telemetry_file import lines_path, processes_path, writer
 from spark_cluster.errors import UsageError
 
 PROGRAM = """\
@@ -23,7 +24,6 @@ from spark_cluster.bench import sampling
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli import main
-from spark_cluster.cli.app import App
 
 def stream(self, node):
     held = (ProcessMemory(pid=7, name="VLLM::Worker", used_mib=100),)
@@ -33,7 +33,6 @@ def stream(self, node):
         time.sleep(0.01)
 
 sampling.Sampling._stream = stream
-App.connect_early = lambda *_a, **_k: None
 ignored = sys.argv.pop(1) == "nohup"  # which the tests themselves may have been started with
 signal.signal(signal.SIGHUP, signal.SIG_IGN if ignored else signal.SIG_DFL)
 main()

@@ -100,7 +100,7 @@ def test_a_run_as_it_is_shown():
     from spark_cluster.cli.display import Display
 
     out = io.StringIO()
-    display = Display(Console(file=out, width=300))
+    display = Display(lambda: Console(file=out, width=300))
     changes = {"image": [EVIL, EVIL]}
     for event in (
         RunStarted("r1", EVIL, ("spark1",)),
@@ -113,6 +113,7 @@ def test_a_run_as_it_is_shown():
         StageFinished(EVIL, 1.0, ok=True),
     ):
         display.take(event)
+    display.settle()
     assert out.getvalue().count(r"\x1b]0;owned\x07") == 11
     assert not set(out.getvalue()) & set(UNSAFE)
 
@@ -120,8 +121,9 @@ def test_a_run_as_it_is_shown():
 def test_the_live_lines_of_a_run():
     from spark_cluster.cli.display import Display
 
-    display = Display(Console(file=io.StringIO(), width=300))
+    display = Display(lambda: Console(file=io.StringIO(), width=300))
     display.take(Progress("spark1", "vLLM", EVIL + "\nforged"))
+    display.settle()
     assert SHOWN in display._draw().plain
     assert "\n" not in display._draw().plain
 
@@ -343,7 +345,6 @@ def test_templates_are_literals():
 RAW = {
     "cli/exec.py": 3,  # passes on, as ssh does; a status; a count of bytes
     "cli/init.py": 2,  # what its user typed
-    "cli/lab.py": 2,  # of this machine
     "cli/predict.py": 1,  # the help
     "cli/lint.py": 1,  # a file's text, escaped where standard output is a terminal
 }

@@ -8,9 +8,6 @@ import factories
 import pytest
 from factories import make_inventory
 
-from spark_cluster.config.ssh_settings import unchecked
-from spark_cluster.config.yamlfile import load
-
 HERE = "nodes:\n  a: {address: 10.0.0.1, roles: [head], connection: local}\n"
 INSIDE = (
     "nodes:\n  {0}: {{address: 10.0.0.{1}, connection: local, namespaces_of: pid, roles: [head]}}\n"
@@ -58,8 +55,3 @@ def test_nodes_in_namespaces_of_this_machine(tmp_path: Path) -> None:
 
 def test_defaults_of_all_nodes_may_be_for_the_others(tmp_path: Path) -> None:
     assert make_inventory(tmp_path, "ssh: {user: me}\n" + BOTH).nodes["a"].is_local
-
-
-def test_it_is_not_connected_to_early(tmp_path: Path) -> None:
-    path = factories.put(tmp_path / "inventory.yaml", BOTH)
-    assert list(unchecked(load(path, "inventory"), "all")) == ["b"]

@@ -202,7 +202,7 @@ def test_a_variable_or_an_image_that_no_recipe_can_have(option: str, message: st
 def test_an_image_for_a_recipe_without_a_container() -> None:
     venv = {"path": "/srv/venv", "requirements": []}
     recipe = recipe_of(runtime="venv", venv=venv, image={"ref": "x"}).model_copy()
-    recipe = recipe.with_files(recipe.laptop, image=recipe.image.model_copy(update={"ref": ""}))
+    recipe = recipe.model_copy(update={"image": recipe.image.model_copy(update={"ref": ""})})
     with pytest.raises(UsageError, match=r"--image: found an image, expected none"):
         apply(recipe, given("image.ref=other/vllm:2"))
 

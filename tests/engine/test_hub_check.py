@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from factories import make_inventory, make_node
 
-from spark_cluster.engine.copies.hub_check import must_be_the_hubs
+from spark_cluster.engine.copies.pull import must_be_the_hubs
 from spark_cluster.errors import Failed
 from spark_cluster.lab.hub import LabHub
 from spark_cluster.models.hub.library import HubLibrary

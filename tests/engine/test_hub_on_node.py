@@ -10,9 +10,10 @@ import pytest
 from spark_cluster.agent.gathering import Gathering
 from spark_cluster.engine.hub_on_node import NodeDocuments
 from spark_cluster.lab.hub import Conduct, LabHub
-from spark_cluster.models import find
-from spark_cluster.models.hub import Hub, HubError
+from spark_cluster.models.find import find
+from spark_cluster.models.hub.documents import HubError
 from spark_cluster.models.hub.library import HubLibrary
+from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.hub.store import ModelStore
 
 

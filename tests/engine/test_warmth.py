@@ -294,7 +294,9 @@ class Node:
 def test_a_launch_is_recorded_once_on_each_node() -> None:
 
     nodes = [make_node("spark1")]
-    server = server_for(make_recipe(), *nodes)
+    recipe = make_recipe()
+    folder = f"/hub/models--{recipe.model.name.replace('/', '--')}/snapshots/{'c' * 40}"
+    server = server_for(recipe.located({recipe.model.name: folder}), *nodes)
     session = Node(known=False)
     play = SimpleNamespace(
         head=nodes[0], session=lambda _node: session, together=lambda *jobs: [j() for j in jobs]
@@ -305,6 +307,7 @@ def test_a_launch_is_recorded_once_on_each_node() -> None:
     assert list(new) == [server.key]
     assert (made.keys, made.image) == ((KEY,), "sha256:9")
     assert made.run.startswith("c" * 12 + " 2026-11-23T01:02:03")
+    assert made.models == (f"{recipe.model.name}@{'c' * 40}",)
     launches.record(new, {server.key: "0.32.0"})
     assert session.recorded[0]["record"]["version"] == "0.32.0"
     session.known = True

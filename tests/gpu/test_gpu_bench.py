@@ -36,7 +36,7 @@ LEAST = 0.5
 def measured(user: Any, suite: dict[str, Any], *words: str) -> tuple[dict[str, Any], list[Any]]:
     """Run a suite; returns its record and the rows of its telemetry."""
     pytest.importorskip("pyarrow", reason="pyarrow is not installed (the extra `bench`)")
-    from spark_cluster.bench.telemetry_file import read_parquet
+    from parquet_rows import read_parquet
 
     name = str(suite["name"])
     (user.home / "suites").mkdir(exist_ok=True)

@@ -14,7 +14,7 @@ from registry_samples import Repository, name_registry, ours, repository, sparkr
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.errors import Failed, InvalidFile, Refused, SparkClusterError, UsageError
 from spark_cluster.importers import fetching, snapshot
-from spark_cluster.importers.update import Update, look, update
+from spark_cluster.importers.update import Update, look, take
 from spark_cluster.loader import registries
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
@@ -39,7 +39,8 @@ def theirs(tmp_path: Path, project: Path) -> Repository:
 
 def taken(project: Path, *, agree: bool = True) -> Update:
     (registry,) = registries.registries(project)
-    return update(registry, project, lambda _: agree)
+    found = look(registry, project)
+    return take(found, project) if agree and not found.in_use else found
 
 
 def listed(project: Path) -> dict[str, registries.Listed]:

@@ -11,8 +11,8 @@ from spark_cluster.config.launch import Launch, Volume
 from spark_cluster.facts.model import Facts, Interface
 from spark_cluster.known_issues.match import ORDER
 from spark_cluster.known_issues.rules import lint
-from spark_cluster.models import Attention, Experts, Geometry
 from spark_cluster.models.memory import utilization
+from spark_cluster.models.shape import Attention, Experts, Geometry
 
 GEMMA = "google/gemma-4-31B-it"
 MOE = "google/gemma-4-26B-A4B-it"

@@ -17,11 +17,11 @@ import pytest
 import readme
 from click.testing import CliRunner, Result
 
-from spark_cluster.cli.lab import command
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.lab import cgroup, machine, network
 from spark_cluster.lab.artefact import Artefact
 from spark_cluster.lab.build_progress import BuildProgress
+from spark_cluster.lab.commands import command
 from spark_cluster.lab.gpu import requirements
 
 PACKAGE = Path(machine.__file__).parent

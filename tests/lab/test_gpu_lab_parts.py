@@ -18,11 +18,11 @@ import forwarding
 import pytest
 from click.testing import CliRunner
 
-from spark_cluster.cli.lab import command
 from spark_cluster.config.inventory import fabric_addresses, read_inventory
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.lab import network as lab_network
 from spark_cluster.lab import power
+from spark_cluster.lab.commands import command
 from spark_cluster.lab.gpu import (
     boot,
     devices,

@@ -10,7 +10,7 @@ import pytest
 from benchmarks.kv_oracle.questions import questions
 from benchmarks.kv_oracle.start import VLLM, ask
 from spark_cluster.lab import Lab
-from spark_cluster.models import from_config
+from spark_cluster.models.config import from_config
 from spark_cluster.planning import kv
 
 pytestmark = [

@@ -17,11 +17,11 @@ import pytest
 from click.testing import CliRunner
 from ruamel.yaml import YAML
 
-from spark_cluster.cli.lab import command
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.lab import machine, network, standin_layer
 from spark_cluster.lab.artefact import Artefact, clear, mounts_below, unmount
 from spark_cluster.lab.base import bootstrap
+from spark_cluster.lab.commands import command
 from spark_cluster.lab.image import write_docker_archive
 from spark_cluster.lab.layout import FABRIC, UNCABLED, Layout
 from spark_cluster.lab.machine import Distribution, pick_mirrors

@@ -279,7 +279,9 @@ except OSError:
 """A program that prints the status of a POST, 000 where nobody answers."""
 
 
-def submit_a_job(exposed: Exposure, port: int = EnginePorts().agent_http) -> str:
+def submit_a_job(
+    exposed: Exposure, port: int = EnginePorts().services["dashboard-agent-listen-port"]
+) -> str:
     """Ask a node's Ray to run a command, as the neighbour can; the HTTP status, 000 without one."""
     url = f"http://{FABRIC_ADDRESS}:{port}/api/job_agent/jobs/"
     return exposed.neighbour.run([sys.executable, "-I", "-c", POST, url, JOB]).strip()

@@ -7,7 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.models import Attention, Experts, Geometry, Latent, Recurrent
+from spark_cluster.models.shape import Attention, Experts, Geometry, Latent, Recurrent
 
 GEMMA_31B = Geometry(
     name="google/gemma-4-31B-it",

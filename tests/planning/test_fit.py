@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
 from spark_cluster.facts.model import Memory, Process
-from spark_cluster.models import find
+from spark_cluster.models.find import find
 from spark_cluster.models.memory import GIB, GIB_KIB
 from spark_cluster.models.weights import memory_bytes
 from spark_cluster.planning import kv

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from spark_cluster.models import find
+from spark_cluster.models.find import find
 from spark_cluster.planning import kv
 from spark_cluster.planning.kv.layers import DrafterLayers, drafter_layers, is_mtp
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from gpu_runs import GpuRun, runs
 
-from spark_cluster.models import from_config
+from spark_cluster.models.config import from_config
 from spark_cluster.planning import kv
 
 GIB = 1024**3

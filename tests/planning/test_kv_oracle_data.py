@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from benchmarks.kv_oracle.questions import questions
-from spark_cluster.models import Geometry, from_config
+from spark_cluster.models.config import from_config
+from spark_cluster.models.shape import Geometry
 from spark_cluster.planning import kv
 
 CASES: dict[str, dict[str, Any]] = json.loads(

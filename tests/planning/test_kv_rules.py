@@ -11,7 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import UsageError
-from spark_cluster.models import Attention, Geometry, find, from_config
+from spark_cluster.models.config import from_config
+from spark_cluster.models.find import find
+from spark_cluster.models.shape import Attention, Geometry
 from spark_cluster.planning import kv
 from spark_cluster.planning.kv.rules import NEWEST_READ, RULES
 

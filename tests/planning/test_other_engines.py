@@ -7,7 +7,7 @@ from dataclasses import replace
 from spark_cluster.config.launch import Launch
 from spark_cluster.facts.model import Memory
 from spark_cluster.known_issues.rules import lint
-from spark_cluster.models import find
+from spark_cluster.models.find import find
 from spark_cluster.models.memory import GIB_KIB
 from spark_cluster.planning.fit import fit
 from spark_cluster.planning.room import NodeMemory

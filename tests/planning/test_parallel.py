@@ -12,7 +12,7 @@ from spark_cluster.config.schema import parse
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.importers.commandline import parse as parse_line
 from spark_cluster.loader.project import Project
-from spark_cluster.models import find
+from spark_cluster.models.find import find
 from spark_cluster.planning import whole_model
 from spark_cluster.planning.plan import Plan
 from spark_cluster.planning.planner import Planner, Question

@@ -15,8 +15,8 @@ from fake_cluster import FakeCluster, Make
 from ray_server import RayServer, ray_server
 from serve_plans import server_for
 
-from spark_cluster.bench.fabric_end import UNIT
 from spark_cluster.bench.fabric_probe import MARK
+from spark_cluster.bench.fabric_run import UNIT
 from spark_cluster.engine import runtime
 from spark_cluster.engine.engine import Process
 from spark_cluster.engine.names import RAY

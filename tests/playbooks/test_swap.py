@@ -48,7 +48,7 @@ def main(play, *, deployment=None, **given):
         if len(calls) < len(ERRORS):
             play.apply(play.workers, [File("/no/such/folder/file", content="")], fail_fast=False)
             raise ERRORS[len(calls)]
-    return SimpleNamespace(now=[], to_dict=dict)
+    return SimpleNamespace(now=[])
 """
 """In place of `up` or `down`: its first calls lose spark2 and raise these errors, then it works."""
 
@@ -106,7 +106,7 @@ def test_what_can_be_fetched_is_fetched_before_the_stop(swap: Swap) -> None:
     swapped = swap()
     assert swap.done == ["prepare", "fetch", "down", f"up {NEW}"]
     assert tuple(swap.cluster.roles()) == tuple(swap.cluster.roles("spark2")) == FETCHED
-    assert swapped.to_dict()["former"] == {"recipe": OLD, "tp": 2, "overrides": ""}
+    assert swapped.former == Former(OLD, 2)
     assert any(f"spark-cluster up --recipe {OLD} --tp 2" in note for note in swap.cluster.notes)
 
 

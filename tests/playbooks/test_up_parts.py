@@ -13,7 +13,7 @@ from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
 from serve_plans import deployment_for, located, server_for, snapshot_of, starting
 
-from spark_cluster.config.allowances import Allowances, Allowed
+from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.caches import CACHES as UP_CACHES
 from spark_cluster.config.inventory_schema import Tls
 from spark_cluster.config.recipe_schema import FromLaptop, Venv
@@ -71,7 +71,7 @@ def test_labels_name_what_status_reads(monkeypatch):
 
 def test_secrets_come_from_the_laptop_and_are_missed_early(monkeypatch):
     asks = make_recipe(env={"PLAIN": "1", "WANDB_API_KEY": FromLaptop(env="MY_WANDB")})
-    asks._laptop = Allowed(user=Allowances(env=("MY_WANDB",)))
+    asks._allowances = Allowances(env=("MY_WANDB",))
     monkeypatch.delenv("MY_WANDB", raising=False)
     with pytest.raises(UsageError, match="asks for the variable MY_WANDB of this machine"):
         server_for(asks, make_node("a"))
@@ -212,7 +212,7 @@ def test_an_engine_in_a_virtual_environment(pair_up, tp):
     venv = Venv(path="/opt/vllm", requirements=["vllm==0.32.0"])
     for more in ({}, {"runtime": "venv", "venv": venv}):
         recipe = make_recipe(**more)
-        recipe._laptop = Allowed(user=Allowances(venv=True))
+        recipe._allowances = Allowances(venv=True)
         play = cluster.play
         deployment = resolve(located(recipe), play.inventory, play.nodes, tp)
         start(play, starting(play, deployment, 0.5))

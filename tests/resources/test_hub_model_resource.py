@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.agent import model_store, operations
+from spark_cluster.agent import operations
 from spark_cluster.agent.messages import ACTIONS, check_reply
-from spark_cluster.engine.copies.pull import Preview, warning
+from spark_cluster.engine.copies.pull import PullPreview, warning
 from spark_cluster.lab.hub import Conduct, LabHub, serve
 from spark_cluster.node.host import Host
 from spark_cluster.node.own_program import answer_of
 from spark_cluster.node.values import ResourceError, Secret
 from spark_cluster.resources import HubModel, InvalidResource
+from spark_cluster.resources.base import to_wire
 
 
 @pytest.fixture
@@ -73,13 +74,9 @@ def test_a_refusal_says_what_to_do(hub: LabHub, node: Any) -> None:
     assert "hf_wrong" not in str(result.event)
 
 
-def test_a_preview_says_what_a_pull_would_fetch_and_fetches_nothing(
-    hub: LabHub, node: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_preview_says_what_a_pull_would_fetch_and_fetches_nothing(hub: LabHub, node: Any) -> None:
     """As the agent answers it, by the program that pulls."""
-    monkeypatch.setattr(model_store, "LIBRARY", model(hub).library)
-    asked = {"what": "preview", "hub": "/srv/hub", "repository": "org/model", "revision": "main",
-             "token": {"$secret": ""}, "endpoint": hub.url, "all_files": False}  # fmt: skip
+    asked = {"what": "preview", "hub": "/srv/hub", "model": to_wire(model(hub, "main"))}
     found = operations.act(Host(root=node.root), {"op": "store", **asked})
     check_reply(found, "store", ACTIONS["store"]["preview"])
     assert (found["commit"], found["size"]) == (hub.commit("org/model"), 7002)
@@ -121,7 +118,7 @@ def test_an_end_without_a_result_is_told(stdout: str, stderr: str, words: str) -
 
 
 def test_a_large_download_states_bytes_time_and_space() -> None:
-    text = warning("org/m", "spark1", Preview("a" * 40, 200 * 10**9, 180 * 10**9, 900 * 10**9))
+    text = warning("org/m", "spark1", PullPreview("a" * 40, 200 * 10**9, 180 * 10**9, 900 * 10**9))
     assert text == (
         "org/m: 180 GB are to be fetched, which takes 0.5 h at 100 MB/s; spark1 has 900 GB free"
     )

@@ -181,11 +181,11 @@ def test_a_folder_that_cannot_be_sent(tmp_path, monkeypatch):
     with pytest.raises(Refused, match="is not on this machine"):
         model(tmp_path)
     (tmp_path / "m").mkdir()
-    with pytest.raises(Refused, match="holds 0 files"):
+    with pytest.raises(Refused, match="has 0 files"):
         model(tmp_path)
     (tmp_path / "m/w.bin").write_bytes(b"x" * 2_000_000)
     monkeypatch.setattr(folders, "SENT_TO_EACH", 1_000_000)
-    with pytest.raises(Refused, match="holds 1 files, or more than") as caught:
+    with pytest.raises(Refused, match="holds more than") as caught:
         model(tmp_path)
     assert "source: hub" in caught.value.hint
 

@@ -1,4 +1,4 @@
-"""Connections that are begun before the inventory has been checked, and what is asked for them."""
+"""Connections to the nodes of an inventory, and the passwords that are asked for them."""
 
 from __future__ import annotations
 
@@ -7,16 +7,13 @@ from dataclasses import replace
 
 import fabric
 import pytest
-from free_ports import free_port
 from waiting import HANG_S
 
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.inventory_schema import BecomeEntry
 from spark_cluster.config.prompts import Prompts
 from spark_cluster.config.secret import Secret
-from spark_cluster.errors import Unreachable
-from spark_cluster.runner.dialer import Dialer, Target
-from spark_cluster.runner.ssh import Connection
+from spark_cluster.runner.dialer import Dialer, SshConnection, Target
 
 ME = getpass.getuser()
 
@@ -26,81 +23,16 @@ def target(sshd, trusted) -> Target:
     return Target("spark1", "127.0.0.1", ME, sshd.port, sshd.key, connect_timeout_s=HANG_S)
 
 
-@pytest.fixture
-def dialer() -> Dialer:
-    return Dialer()
-
-
-@pytest.fixture
-def channels(monkeypatch):
-    """The command lines that were started over SSH."""
-    started = []
-    channel = Connection.channel
-
-    def counted(self, argv):
-        started.append(list(argv))
-        return channel(self, argv)
-
-    monkeypatch.setattr(Connection, "channel", counted)
-    return started
-
-
-def said_by(connection, label):
-    session = connection.session(label, become=False)
-    try:
-        return session.run(["echo", "x"], timeout=HANG_S).stdout
-    finally:
-        session.close()
-        connection.close()
-
-
-def test_fabric_gets_the_passwords_that_are_known_later(dialer, target, monkeypatch):
-    """What was begun early knows none; root needs none, so another user stands for it here."""
+def test_fabric_gets_the_password_that_sudo_asks_for(target, monkeypatch):
+    """Root needs none, so another user stands for it here."""
     given = []
     monkeypatch.setattr(fabric.Connection, "sudo", lambda *_, **options: given.append(options))
-    dialer.begin([target])
-    connection = dialer.connection(replace(target, sudo_password=lambda: "secret"))
+    connection = SshConnection(replace(target, sudo_password=lambda: "secret"))
     login = connection.fabric(owned=False)
     login.user = "someone"
     login.sudo("id")
     connection.close()
     assert given == [{"password": "secret"}]
-
-
-def test_an_agent_that_was_begun_is_used(dialer, target, channels):
-    dialer.begin([target], "early")
-    connection = dialer.connection(replace(target, sudo_password=lambda: "secret"))
-    assert connection.target.sudo_password() == "secret"
-    assert said_by(connection, "early") == "x\n"
-    assert len(channels) == 1
-
-
-def test_another_label_is_another_agent(dialer, target, channels):
-    dialer.begin([target], "early")
-    assert said_by(dialer.connection(target), "late") == "x\n"
-    assert [argv[-1] for argv in channels] == ["early", "late"]
-
-
-def test_one_that_was_begun_serves_once(dialer, target, channels):
-    dialer.begin([target])
-    first = dialer.connection(target)
-    assert dialer.connection(target) is not first
-    first.close()
-    assert channels == []
-
-
-def test_another_target_is_not_served_by_it(dialer, target):
-    dialer.begin([target])
-    other = dialer.connection(replace(target, user="someone-else"))
-    assert other._login is None
-    dialer.connection(target).close()
-
-
-def test_its_error_is_that_of_the_connection(dialer, target):
-    wrong = replace(target, port=free_port())
-    dialer.begin([wrong], "early")
-    with pytest.raises(Unreachable, match="refused the connection"):
-        dialer.connection(wrong)
 
 
 # -- what two inventories of one process do not share ----------------------------------------------
@@ -127,12 +59,3 @@ def test_an_answer_is_asked_for_once(monkeypatch):
     prompts.forget()
     assert prompts.ask("the API key") == "x"
     assert questions == ["the API key: "] * 2
-
-
-def test_another_dialer_leaves_what_was_begun(target, channels):
-    mine, theirs = Dialer(), Dialer()
-    mine.begin([target], "early")
-    theirs.begin([target])
-    theirs.connection(target).close()
-    assert said_by(mine.connection(target), "early") == "x\n"
-    assert len(channels) == 1

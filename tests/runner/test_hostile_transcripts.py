@@ -91,7 +91,7 @@ def looking_at_models(node):
     needs = [upkeep.Need("recipe", "org/name", "main")]
     upkeep.stored(nodes, needs)
     upkeep.prune(nodes, needs, apply=False)
-    all_models_on(nodes.sessions, [Wanted("org/name")], nodes.hubs)
+    all_models_on(nodes, [Wanted("org/name")])
 
 
 def looking_at_caches(node):

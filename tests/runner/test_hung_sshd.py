@@ -18,9 +18,9 @@ import pytest
 from waiting import HANG_S, until, with_a_limit
 
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner import known_hosts_file
 from spark_cluster.runner import ssh as ssh_module
 from spark_cluster.runner.dialer import SshConnection, Target
+from spark_cluster.runner.ssh import Connection
 from spark_cluster.runner.ssh_route import route
 
 
@@ -207,7 +207,10 @@ def test_keys_are_never_exchanged(hangs_at, step):
 
 @pytest.mark.parametrize("step", ["hello", "keys"])
 def test_a_host_key_is_never_shown(hangs_at, step):
-    error = hangs_at(step, lambda connection: known_hosts_file.show(route(connection.target)))
+    def shown_key(connection):
+        return Connection(route(connection.target), shared=False).shown_key()
+
+    error = hangs_at(step, shown_key)
     assert "sshd did not finish the key exchange" in error.message
 
 

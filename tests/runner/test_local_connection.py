@@ -18,8 +18,10 @@ from waiting import FAR_S, until
 
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Failed, InvalidFile, Refused, Unreachable
+from spark_cluster.lab import namespaces
+from spark_cluster.lab.namespaces import NamespacesConnection
 from spark_cluster.resources import File
-from spark_cluster.runner import host_key_change, local_connection, namespaces, payload, reconnect
+from spark_cluster.runner import host_key_change, local_connection, payload, reconnect
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.delivery import document
 from spark_cluster.runner.dialer import Dialer
@@ -302,7 +304,7 @@ def test_a_node_that_is_off(process, tmp_path: Path) -> None:
     started.kill()
     started.wait()
     for path in (file, tmp_path / "nothing"):
-        connection = LocalConnection("gpu1", namespaces_of=path)
+        connection = NamespacesConnection("gpu1", namespaces_of=path)
         with pytest.raises(Unreachable, match="is not running") as caught:
             connection.session("r1")
         assert caught.value.where == "gpu1"

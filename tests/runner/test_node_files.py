@@ -14,10 +14,10 @@ from factories import put
 from hostile import sftp as hostile_sftp
 from own_sshd import start_sshd
 
-from spark_cluster.bench import node_files, on_node
-from spark_cluster.bench.node_files import LocalFiles, NodeFiles
+from spark_cluster.bench import on_node
+from spark_cluster.bench.on_node import LocalFiles, NodeFiles
 from spark_cluster.errors import Failed, Unreachable
-from spark_cluster.runner.local_connection import LocalConnection
+from spark_cluster.lab.namespaces import NamespacesConnection
 
 
 @pytest.fixture
@@ -37,7 +37,7 @@ def files(request: Any, ssh: Any, trusted: Path) -> Iterator[NodeFiles]:
     if request.param == "local":
         yield LocalFiles("spark1", "/")
         return
-    with node_files.over(ssh().open()) as found:
+    with on_node.over(ssh().open()) as found:
         yield found
 
 
@@ -60,7 +60,7 @@ def test_what_is_not_there(files: NodeFiles, folder: Path) -> None:
 def test_the_connection_of_the_run_goes_on(ssh: Any, trusted: Path, folder: Path) -> None:
     mine = ssh()
     for _ in range(2):
-        with node_files.over(mine.open()) as files:
+        with on_node.over(mine.open()) as files:
             assert files.sizes(str(folder))
     assert mine.open().transport.is_active()
 
@@ -70,7 +70,7 @@ def test_a_link_in_the_place_of_a_folder_is_not_followed(
 ) -> None:
     (folder / "raw").symlink_to("/etc")
     with (
-        node_files.over(ssh().open()) as files,
+        on_node.over(ssh().open()) as files,
         pytest.raises(Failed, match=r"reading .*/raw: it is not a folder"),
     ):
         files.sizes(f"{folder}/raw")
@@ -97,7 +97,7 @@ def test_files_of_a_node_of_namespaces_are_its_own(tmp_path: Path) -> None:
     try:
         assert process.stdout is not None
         leader = put(tmp_path / "leader", process.stdout.readline())
-        local = LocalFiles("gpu1", LocalConnection("gpu1", namespaces_of=leader).files_root())
+        local = LocalFiles("gpu1", NamespacesConnection("gpu1", namespaces_of=leader).files_root())
         assert local.sizes("/mnt/c") == {"a": 2}, "a link of its root leads to its own files"
         assert local.read("/mnt/c/a", 2) == b"1\n"
     finally:
@@ -121,7 +121,7 @@ def lying(
         made = start_sshd(place, key=sshd.key, replaced=(old, new))
         started.append(made)
         trusted.write_text(trusted.read_text() + made.host_line)
-        return node_files.over(ssh(port=made.port).open())
+        return on_node.over(ssh(port=made.port).open())
 
     yield start
     for made in started:
@@ -157,7 +157,7 @@ def test_a_huge_file_stays(lying, tmp_path):
 
 
 def test_a_node_that_hangs_is_given_up(lying, monkeypatch):
-    monkeypatch.setattr(node_files, "LIMIT_S", 0.5)
+    monkeypatch.setattr(on_node, "LIMIT_S", 0.5)
     with (
         pytest.raises(Unreachable, match=r"ended while its files were read, .* has 0\.5 s"),
         lying("hangs") as files,

@@ -306,7 +306,7 @@ def test_another_kind_of_key_is_known(ssh, sshd, trusted, tmp_path):
     trusted.write_text(f"[127.0.0.1]:{sshd.port} {kind} {blob}\n")
     connection = ssh()
     assert "HOST KEY HAS CHANGED" in refusal(connection).message
-    shown = known_hosts_file.show(route(connection.target))
+    shown = Connection(route(connection.target), shared=False).shown_key()
     assert shown.verdict == "changed"
     known_hosts_file.write(trusted, shown)
     assert run(connection, "echo", "x") == "x\n"
@@ -320,7 +320,7 @@ def test_a_known_rsa_key_of_a_host_that_has_others_too(ssh, sshd, trusted, tmp_p
     try:
         trusted.write_text(f"[127.0.0.1]:{server.port} {kind} {blob}\n")
         connection = ssh(port=server.port)
-        assert known_hosts_file.show(route(connection.target)).verdict == "trusted"
+        assert Connection(route(connection.target), shared=False).shown_key().verdict == "trusted"
         assert run(connection, "echo", "x") == "x\n"
         connection.close()
     finally:
@@ -349,7 +349,7 @@ def test_a_revoked_key_is_refused(ssh, sshd, trusted):
     assert f"revoked by {trusted}:2" in error.message
     assert "possible man-in-the-middle" in error.hint
     assert "ssh-keygen -A" in error.hint
-    shown = known_hosts_file.show(route(ssh().target))
+    shown = Connection(route(ssh().target), shared=False).shown_key()
     assert (shown.verdict, shown.line.place) == ("revoked", f"{trusted}:2")
 
 
@@ -360,7 +360,7 @@ def test_the_inventorys_known_hosts_wins_over_an_older_one_of_the_user(
     other = second_sshd.host_line.split(" ", 1)[1]
     trusted.write_text(f"[127.0.0.1]:{sshd.port} {other}")
     connection = ssh(known_hosts=tmp_path / "known")
-    shown = known_hosts_file.show(route(connection.target))
+    shown = Connection(route(connection.target), shared=False).shown_key()
     assert shown.verdict == "changed"
     known_hosts_file.write(known_hosts_file.file_of(node_of(connection.target)), shown)
     assert run(connection, "echo", "x") == "x\n"
@@ -446,13 +446,13 @@ def test_a_jump_host_that_refuses(ssh, trusted):
 
 def test_trust_of_a_new_host(ssh, sshd, home):
     connection = ssh()
-    shown = known_hosts_file.show(route(connection.target))
+    shown = Connection(route(connection.target), shared=False).shown_key()
     assert (shown.verdict, shown.fingerprint) == ("new", _fingerprint(sshd))
     path = known_hosts_file.file_of(node_of(connection.target))
     assert path == home / ".ssh/known_hosts"
     known_hosts_file.write(path, shown)
     assert path.stat().st_mode & 0o777 == 0o600
-    assert known_hosts_file.show(route(connection.target)).verdict == "trusted"
+    assert Connection(route(connection.target), shared=False).shown_key().verdict == "trusted"
     assert run(connection, "echo", "x") == "x\n"
 
 
@@ -467,7 +467,7 @@ def test_trust_of_a_changed_host_keeps_all_else(ssh, sshd, second_sshd, home, tm
     assert name not in hashed
     path.write_text(hashed + f"plain.example.org {other}@revoked * {other}")
     connection = ssh()
-    shown = known_hosts_file.show(route(connection.target))
+    shown = Connection(route(connection.target), shared=False).shown_key()
     assert (shown.verdict, shown.line.fingerprint) == ("changed", _fingerprint(second_sshd))
     known_hosts_file.write(path, shown)
     lines = path.read_text().splitlines()
@@ -479,14 +479,14 @@ def test_trust_of_a_changed_host_keeps_all_else(ssh, sshd, second_sshd, home, tm
         )
         assert found.stdout
     assert "# a comment" in lines
-    assert known_hosts_file.show(route(connection.target)).verdict == "trusted"
+    assert Connection(route(connection.target), shared=False).shown_key().verdict == "trusted"
     assert run(connection, "echo", "x") == "x\n"
 
 
 def test_trust_into_the_inventorys_file(ssh, home, tmp_path):
     connection = ssh(known_hosts=tmp_path / "folder" / "known")
     path = known_hosts_file.file_of(node_of(connection.target))
-    known_hosts_file.write(path, known_hosts_file.show(route(connection.target)))
+    known_hosts_file.write(path, Connection(route(connection.target), shared=False).shown_key())
     assert run(connection, "echo", "x") == "x\n"
     assert not (home / ".ssh/known_hosts").exists()
 
@@ -495,7 +495,7 @@ def test_trust_through_a_jump_host(ssh, sshd, second_sshd, home):
     path = home / ".ssh/known_hosts"
     path.write_text(second_sshd.host_line)
     connection = ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}")
-    shown = known_hosts_file.show(route(connection.target))
+    shown = Connection(route(connection.target), shared=False).shown_key()
     assert shown.fingerprint == _fingerprint(sshd)
     known_hosts_file.write(path, shown)
     assert run(connection, "echo", "x") == "x\n"
@@ -503,9 +503,9 @@ def test_trust_through_a_jump_host(ssh, sshd, second_sshd, home):
 
 def test_trust_of_what_does_not_answer(ssh, home):
     with pytest.raises(Unreachable, match="refused"):
-        known_hosts_file.show(route(ssh(port=free_port()).target))
+        Connection(route(ssh(port=free_port()).target), shared=False).shown_key()
     with silent() as port, pytest.raises(Unreachable):
-        known_hosts_file.show(route(ssh(port=port, connect_timeout_s=0.4).target))
+        Connection(route(ssh(port=port, connect_timeout_s=0.4).target), shared=False).shown_key()
 
 
 @pytest.mark.parametrize("when", ["open_session", "exec_command"])

@@ -31,7 +31,6 @@ from spark_cluster.engine.endpoint_tunnel import TunnelEvent, keep_open, url_on_
 from spark_cluster.engine.proxy import Access
 from spark_cluster.errors import Unreachable, UsageError
 from spark_cluster.runner import tunnel
-from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.ssh_route import Target
 from spark_cluster.runner.tunnel import carried, forward
 
@@ -93,15 +92,17 @@ class Running:
         self.ended = False
         there = f"http://127.0.0.1:{remote_port}/v1"
 
-        def dial(target):
+        def find(_connection):
             if self.ended:
                 raise KeyboardInterrupt
-            return SshConnection(target)
+            return there
 
         def run():
             try:
-                for event in keep_open(target, dial, lambda _: there, self.port):
+                for event in keep_open(target, find, self.port):
                     self.events.put(event)
+                    if self.ended:
+                        return
             except Unreachable as error:
                 self.error = error
             except KeyboardInterrupt:
@@ -232,7 +233,7 @@ def test_the_first_connection_must_be_made(target):
 def test_a_port_that_is_taken_is_refused(target, endpoint):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        found = keep_open(target(), SshConnection, lambda _: f"http://127.0.0.1:{endpoint}", port)
+        found = keep_open(target(), lambda _: f"http://127.0.0.1:{endpoint}", port)
         with pytest.raises(UsageError, match=f"port {port} .*another program listens") as caught:
             next(found)
     assert "--port" in caught.value.hint

@@ -9,11 +9,11 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from spark_cluster.bench.printable import printable
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.drawing import SMALL, SOFT, Plot, PlotCanvas, clipped, colour
 from spark_cluster.bench.report.formats import elapsed
 from spark_cluster.bench.report.setup_tables import PHASES, readings
+from spark_cluster.bench.run_folder import printable
 from spark_cluster.errors import InvalidFile, UsageError, install_extra
 from spark_cluster.facts.model import SLOW_MHZ
 

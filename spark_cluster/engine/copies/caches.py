@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.config.caches import CACHES
+from spark_cluster.document import Document
 from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.copy_model import named_nodes
@@ -35,15 +36,11 @@ BY_TIME = ("flashinfer",)
 
 
 @dataclass(frozen=True)
-class CopiedCache:
+class CopiedCache(Document):
     """A kind of cache, and its copy to one node."""
 
     kind: str
     copied: Copied
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it for JSON."""
-        return {"kind": self.kind, "copied": self.copied.to_dict()}
 
 
 def copy_caches(

@@ -7,46 +7,49 @@ from collections.abc import Mapping, Sequence
 from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.copy import Copied, copy
 from spark_cluster.engine.copies.folders import copy_folder
-from spark_cluster.engine.copies.hub_check import must_be_the_hubs
-from spark_cluster.engine.copies.state import Have, Wanted, hub_folder, models_on
-from spark_cluster.errors import Refused, UsageError
-from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.engine.copies.pull import must_be_the_hubs
+from spark_cluster.engine.copies.state import Wanted, hub_folder, models_on, nowhere_whole, whole_on
+from spark_cluster.errors import UsageError
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 
 
 def copy_model(
     play: Play,
-    wanted: Wanted,
+    name: str,
     *,
     source: str = "",
     targets: Sequence[str] = (),
     encrypt: bool = True,
     streams: int = 0,
 ) -> list[Copied]:
-    """Copy a model from a node that has it whole to the others.
+    """Copy a model or a plain folder from a node to the others.
 
     Args:
-        source: name of a node; by default the first one that has it.
+        name: ORG/NAME or ORG/NAME@REVISION; or the absolute path of a folder on all nodes.
+        source: name of a node; by default the first one that has the model whole, and for a folder
+            the first one of the run.
         targets: names of nodes; by default all others of the run.
 
     Raises:
         UsageError: a node is not in the run, or there is none to copy to.
-        Refused: the source does not have it whole.
-        SparkClusterError: see `copy`.
+        Refused: the source does not have the model whole.
+        SparkClusterError: see `copy` and `copy_folder`.
     """
     nodes = named_nodes(play, (source, *targets))
+    if name.startswith("/"):
+        sender = nodes[source or next(iter(nodes))]
+        others = _others(nodes, targets, sender, name)
+        return copy_folder(play, name, sender, others, encrypt=encrypt, streams=streams)
+    wanted = Wanted.named(name)
     hub = hub_folder(root_of_all(play.inventory.nodes[name] for name in nodes))
     senders = [nodes[source]] if source else list(nodes.values())
     here = models_on(play, senders, wanted, hub)
-    sender, manifest = _sender(senders, here, wanted)
-    chosen = [nodes[name] for name in dict.fromkeys(targets or nodes)]
-    others = [node for node in chosen if targets or node.name != sender.name]
-    if not others:
-        raise UsageError(
-            f"{sender.name} has {wanted.repository}, and there is no other node in this run",
-            hint="widen --limit, or add a node to the inventory",
-        )
+    found = whole_on(here)
+    if found is None:
+        raise nowhere_whole(wanted, here, "`spark-cluster models pull` fetches it from the hub")
+    sender, manifest = nodes[found[0]], found[1]
+    others = _others(nodes, targets, sender, wanted.repository)
     if not play.check:
         must_be_the_hubs(play, manifest, sender, others[0])
     return copy(
@@ -61,32 +64,17 @@ def copy_model(
     )
 
 
-def copy_path(
-    play: Play,
-    path: str,
-    *,
-    source: str = "",
-    targets: Sequence[str] = (),
-    encrypt: bool = True,
-    streams: int = 0,
-) -> list[Copied]:
-    """Copy a plain folder from a node to the others.
-
-    Args:
-        path: absolute, the same on all nodes.
-        source: name of a node; by default the first one of the run.
-        targets: names of nodes; by default all others of the run.
-
-    Raises:
-        UsageError: a node is not in the run, or there is none to copy to.
-        SparkClusterError: see `copy_folder`.
-    """
-    nodes = named_nodes(play, (source, *targets))
-    sender = nodes[source or next(iter(nodes))]
-    others = [nodes[name] for name in dict.fromkeys(targets or nodes) if name != sender.name]
-    if not others:
-        raise UsageError("there is no other node to copy to", hint="widen --limit or --to")
-    return copy_folder(play, path, sender, others, encrypt=encrypt, streams=streams)
+def _others(
+    nodes: Mapping[str, Node], targets: Sequence[str], sender: Node, what: str
+) -> list[Node]:
+    """Return the nodes to copy to. Raises UsageError if there are none."""
+    chosen = [nodes[name] for name in dict.fromkeys(targets or nodes) if name != sender.name]
+    if not chosen:
+        raise UsageError(
+            f"{sender.name} has {what}, and there is no other node to copy to",
+            hint="widen --limit or --to, or add a node to the inventory",
+        )
+    return chosen
 
 
 def named_nodes(play: Play, names: Sequence[str]) -> dict[str, Node]:
@@ -96,23 +84,3 @@ def named_nodes(play: Play, names: Sequence[str]) -> dict[str, Node]:
         if name not in nodes:
             raise UsageError(f"{name} is not in this run", hint=f"it has {', '.join(nodes)}")
     return nodes
-
-
-def _sender(
-    nodes: Sequence[Node], here: Mapping[str, Have], wanted: Wanted
-) -> tuple[Node, Manifest]:
-    """The first node that has the model whole, and the model's files.
-
-    Raises:
-        Refused: none has.
-    """
-    for node in nodes:
-        manifest = here[node.name].manifest
-        if manifest is not None and here[node.name].whole:
-            return node, manifest
-    name = f"{wanted.repository}@{wanted.revision}"
-    reasons = [f"{node.name}: {here[node.name].shortfall}" for node in nodes]
-    raise Refused(
-        f"no node has {name} whole ({'; '.join(reasons)})",
-        hint="`spark-cluster models pull` fetches it from the hub",
-    )

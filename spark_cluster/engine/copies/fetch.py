@@ -1,22 +1,49 @@
-"""What a deployment needs on its nodes before the engine starts: image, models, patches."""
+"""What a deployment needs on its nodes before the engine starts: image, models, patches.
+
+A model of the hub is fetched by one node and copied to the others; what has arrived on that node is
+sent on while the rest is still on its way.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import patches
-from spark_cluster.engine.copies import folders, hub_models, images
-from spark_cluster.engine.copies.stored import Stored
-from spark_cluster.node.store.layout import folder_name
-
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.deployment import Deployment, Server
-    from spark_cluster.runner.play import Play
+from spark_cluster.engine.copies import folders, images
+from spark_cluster.engine.copies.copy import copy
+from spark_cluster.engine.copies.pull import (
+    LARGE,
+    PullPreview,
+    hub_model,
+    must_be_the_hubs,
+    preview,
+    pull,
+    warning,
+)
+from spark_cluster.engine.copies.state import Have, Stored, Wanted, models_on, nowhere_whole
+from spark_cluster.engine.deployment import Deployment, Server
+from spark_cluster.errors import Refused
+from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.store.layout import (
+    KEPT_FREE,
+    folder_name,
+    snapshot_folder,
+)
+from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
 
 ROLE = "models"
 """Its name stands for all models in `--tags` and `--skip-tags`."""
+
+ADOPT_S = 6 * 3600.0
+"""Longest time for taking a model over from another cache of a node, seconds."""
+LOOK_S = 1.0
+"""Seconds between two looks whether a pull has said what it fetches."""
 
 
 def fetch(
@@ -82,12 +109,17 @@ def _is_large(given: Mapping[str, Any]) -> bool:
 
 
 def _bring_folder(play: Play, server: Server, given: Mapping[str, Any]) -> None:
-    """Send a folder of the laptop to the first node, and have that copy it to the others."""
-    names = [node.name for node in server.nodes]
-    if not play.options.selection.wants_part(names, ROLE):
+    """Send a folder of the laptop to the first node, and have that copy it to the others.
+
+    A file that has arrived is not sent again; one that was cut is begun again.
+    """
+    if not play.options.selection.wants_part([node.name for node in server.nodes], ROLE):
         return
-    now = play.known_now(server.nodes)
-    for one in folders.bring_folder(play, now, given["directory"], given["path"]):
+    first, *others = play.known_now(server.nodes)
+    play.apply([first], folders.uploads(given["directory"], given["path"]))
+    if play.check or not others:
+        return
+    for one in folders.copy_folder(play, given["path"], first, others):
         if one.sender:
             play.note(f"{given['name']} on {one}")
 
@@ -95,10 +127,17 @@ def _bring_folder(play: Play, server: Server, given: Mapping[str, Any]) -> None:
 def must_be_there(recipe: Recipe, stored: Stored, *, adopt: bool) -> None:
     """Refuse to serve without the network what no node has.
 
+    Args:
+        adopt: other caches of the nodes count, too.
+
     Raises:
-        Refused: with what is lacking.
+        Refused: with what each of them lacks.
     """
-    hub_models.must_be_there(stored, adopt=adopt)
+    for wanted, found in stored.on.items():
+        if not any(have.whole or (adopt and have.adoptable) for have in found.values()):
+            hint = "leave --offline out to fetch it from the hub"
+            hint += "" if adopt else ", or give --adopt to take it over from where a node has it"
+            raise nowhere_whole(wanted, found, hint)
     if recipe.venv is None:
         images.must_be_there(recipe.image, stored.images)
 
@@ -106,22 +145,179 @@ def must_be_there(recipe: Recipe, stored: Stored, *, adopt: bool) -> None:
 def _hub_models(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict[str, str]:
     """Have the models of the hub cache; repository to folder."""
     there = stored.folders()
-    whole = all(
-        wanted.repository in there
-        and not stored.lacking(wanted, there[wanted.repository].rpartition("/")[2])
-        for wanted in stored.wanted
-    )
-    if whole:
-        play.options.selection.wants_part((), ROLE)
-        return there
-    names = [node.name for node in server.nodes]
-    if play.options.selection.wants_part(names, ROLE) and not play.check:
-        return hub_models.bring(play, server.nodes, stored, offline=offline)
+    names = [] if stored.whole else [node.name for node in server.nodes]
+    if play.options.selection.wants_part(names, ROLE) and names and not play.check:
+        return bring(play, server.nodes, stored, offline=offline)
     lacking = {
         one.repository: f"{stored.hub}/{folder_name(one.repository)}/snapshots/{one.revision}"
-        for one in stored.wanted
+        for one in stored.on
         if one.repository not in there
     }
     if lacking:
         play.note(f"on no node yet: {', '.join(lacking)}")
     return lacking | there
+
+
+def bring(
+    play: Play, nodes: Sequence[Node], stored: Stored, *, offline: bool = False
+) -> dict[str, str]:
+    """Have the models of a recipe on all nodes that serve; repository to folder.
+
+    A node that has one sends it to the others. One that root or the login user has in a hub cache
+    of a node is taken over where the user wants that. What no node has is fetched from the hub, by
+    one node. What a node or another cache says of a revision is compared with the hub.
+
+    Raises:
+        Refused: a disk is too small.
+        SparkClusterError: it cannot be fetched or copied, with the reason.
+    """
+    now = play.known_now(nodes)
+    found = {}
+    for wanted, on in stored.on.items():
+        commit = _Model(play, now, stored, wanted, on, offline).bring()
+        found[wanted.repository] = snapshot_folder(stored.hub, wanted.repository, commit)
+    return found
+
+
+@dataclass(frozen=True)
+class _Model:
+    """One model that is to be on all nodes that serve.
+
+    Attributes:
+        nodes: the head first.
+        found: node to what it has.
+    """
+
+    play: Play
+    nodes: Sequence[Node]
+    stored: Stored
+    wanted: Wanted
+    found: Mapping[str, Have]
+    offline: bool = False
+
+    def bring(self) -> str:
+        """Have it on all nodes; return its commit."""
+        chosen = self.stored.chosen(self.wanted) or self._adopt()
+        if chosen is None:
+            return self._fetch().commit
+        name, manifest = chosen
+        lacking = self.stored.lacking(self.wanted, manifest.commit)
+        source, others = self._split(name)
+        targets = [node for node in others if node.name in lacking]
+        if targets:
+            self._copy(manifest, source, targets)
+        return manifest.commit
+
+    def _split(self, name: str) -> tuple[Node, list[Node]]:
+        """Return the node of this name, and the others."""
+        source = next(node for node in self.nodes if node.name == name)
+        return source, [node for node in self.nodes if node.name != name]
+
+    def _adopt(self) -> tuple[str, Manifest] | None:
+        """Take over what another tool has downloaded to a node; None where none has."""
+        for node in self.nodes:
+            have = self.found[node.name]
+            if have.adoptable is None or not self._wants(node, have.adoptable, have.elsewhere):
+                continue
+            must_be_the_hubs(self.play, have.adoptable, node, node, offline=self.offline)
+            what = f"{self.wanted.repository} from {have.elsewhere}"
+            self.play.note(f"takes over {what}, each byte checked", node=node)
+            self.play.session(node).request(
+                "store",
+                self.play.progress_of(node, what),
+                what="adopt",
+                hub=self.stored.hub,
+                repository=self.wanted.repository,
+                commit=have.adoptable.commit,
+                other=have.elsewhere,
+                revision=self.wanted.revision,
+                timeout=ADOPT_S,
+            )
+            return node.name, have.adoptable
+        return None
+
+    def _wants(self, node: Node, manifest: Manifest, place: str) -> bool:
+        """Return whether the user wants a model of another cache: by --adopt, or when asked."""
+        options, name = self.play.options, self.wanted.repository
+        if options.adopt:
+            return True
+        about = f"{name} ({gigabytes(manifest.size)}) is in {place} of {node.name}"
+        if options.consent is not None:
+            return options.consent(f"{about}: take a copy of it instead of downloading it?")
+        self.play.note(f"{about}; with --adopt a copy of it would be taken", node=node)
+        return False
+
+    def _fetch(self) -> Manifest:
+        """Fetch it by the node that has most of it, and copy it to the others meanwhile."""
+        first = min(self.nodes, key=lambda node: -self.found[node.name].present)
+        node, others = self._split(first.name)
+        model = hub_model(self.play, node, self.wanted, self.stored.hub)
+        seen = preview(self.play, node, model)
+        self._must_fit(others, seen)
+        if seen.missing > LARGE:
+            text = warning(self.wanted.repository, node.name, seen)
+            self.play.note(text, warning=True, node=node)
+        if not others:
+            return pull(self.play, node, model)
+        ended = threading.Event()
+
+        def pulling() -> Manifest:
+            try:
+                return pull(self.play, node, model)
+            finally:
+                ended.set()
+
+        def copying() -> str:
+            manifest = self._described(node, seen.commit, ended)
+            if manifest is None:
+                return ""
+            self._copy(manifest, node, others)
+            return manifest.commit
+
+        pulled: Manifest
+        pulled, copied = self.play.together(pulling, copying)
+        if copied != pulled.commit:  # the branch has moved meanwhile, or the pull was quicker
+            self._copy(pulled, node, others)
+        return pulled
+
+    def _described(self, node: Node, commit: str, ended: threading.Event) -> Manifest | None:
+        """Wait until the pull has written what it fetches; None if it has ended before."""
+        pinned = Wanted(self.wanted.repository, commit)
+        while not ended.is_set():
+            have = models_on(self.play, [node], pinned, self.stored.hub)[node.name]
+            if have.manifest is not None:
+                return have.manifest
+            ended.wait(LOOK_S)
+        return None
+
+    def _must_fit(self, nodes: Sequence[Node], seen: PullPreview) -> None:
+        """Look at the disks of those that it is copied to, before the first byte is fetched.
+
+        Raises:
+            Refused: one is too small.
+        """
+        for node in nodes:
+            have = self.found[node.name]
+            missing = seen.size - (have.present if have.commit == seen.commit else 0)
+            if missing + KEPT_FREE > have.free:
+                raise Refused(
+                    f"{self.wanted.repository} needs {gigabytes(missing)} more in the hub cache, "
+                    f"and {gigabytes(KEPT_FREE)} that stay free; {gigabytes(have.free)} are free",
+                    where=node.name,
+                    hint="spark-cluster models prune shows what can be removed",
+                )
+
+    def _copy(self, manifest: Manifest, source: Node, targets: Sequence[Node]) -> None:
+        """Copy it, and say what was moved."""
+        must_be_the_hubs(self.play, manifest, source, targets[0], offline=self.offline)
+        done = copy(
+            self.play,
+            manifest,
+            source,
+            targets,
+            hub=self.stored.hub,
+            revision=self.wanted.revision,
+        )
+        for one in done:
+            if one.sender:
+                self.play.note(f"{self.wanted.repository} on {one}")

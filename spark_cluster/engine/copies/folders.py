@@ -28,7 +28,6 @@ def copy_folder(
     source: Node,
     targets: Sequence[Node],
     *,
-    complete: str = "",
     exact: bool = False,
     encrypt: bool = True,
     streams: int = 0,
@@ -39,7 +38,6 @@ def copy_folder(
 
     Args:
         path: absolute, on the nodes.
-        complete: what `.complete` says there at the end, NAME@REVISION; empty for no such file.
         exact: hidden files, too, and the time of each file's last change.
         encrypt, streams: see `copy`.
 
@@ -70,59 +68,29 @@ def copy_folder(
             source,
             [target],
             folder=path,
-            revision=complete,
             encrypt=encrypt,
             streams=streams,
         )
     ]
 
 
-def bring_folder(play: Play, nodes: Sequence[Node], local: Path, path: str) -> list[Copied]:
-    """Have a folder of the laptop on all nodes: sent to the first one, copied to the others.
-
-    A file that has arrived is not sent again; one that was cut is begun again.
-
-    Args:
-        nodes: the first one gets it from the laptop.
-        local: folder of any size.
-        path: absolute, on the nodes.
-
-    Raises:
-        Refused: there is nothing that can be sent.
-        SparkClusterError: see `copy_folder`.
-    """
-    first, *others = nodes
-    play.apply([first], [*uploads(local, path)])
-    if play.check or not others:
-        return []
-    return copy_folder(play, path, first, others)
-
-
 def uploads(local: Path, path: str) -> list[Resource]:
     """The files of a folder of the laptop, and their folders, as resources of a node.
 
+    Hidden files are left out. Which files a recipe may send is checked when it is read.
+
     Raises:
-        Refused: there is no such folder, it has no file or too many, or a link in it leads out.
+        Refused: it has no file, or too many.
     """
-    if not local.is_dir():
-        raise Refused(f"the folder {local} is not on this machine", hint="name a folder that is")
-    found = (p for p in local.rglob("*") if p.is_file())
-    files = sorted(p for p in found if not _is_hidden(p.relative_to(local)))
+    found = (path.relative_to(local) for path in local.rglob("*") if path.is_file())
+    files = sorted(path for path in found if not any(one.startswith(".") for one in path.parts))
     if not 0 < len(files) <= MOST_FILES:
         raise Refused(
             f"{local} has {len(files)} files; expected 1 to {MOST_FILES}",
             hint="name the folder that the model's files are in; names with a leading dot are "
             "left out",
         )
-    for file in files:
-        if not file.resolve().is_relative_to(local.resolve()):
-            raise Refused(f"{file} is a link that leads out of {local}", hint="copy the file there")
-    parents = sorted({parent for p in files for parent in p.relative_to(local).parents})
+    parents = sorted({parent for file in files for parent in file.parents})
     folders = [f"{path}/{parent}" if parent.name else path for parent in parents]
     made: list[Resource] = [Directory(folder, mode=0o755) for folder in folders]
-    sent = [File(f"{path}/{p.relative_to(local)}", content=LaptopFile(p)) for p in files]
-    return [*made, *sent]
-
-
-def _is_hidden(path: Path) -> bool:
-    return any(part.startswith(".") for part in path.parts)
+    return made + [File(f"{path}/{file}", content=LaptopFile(local / file)) for file in files]

@@ -1,20 +1,25 @@
-"""Which models are on which node, and the bytes that are missing; asked in one turn."""
+"""Which models are on which node, and the bytes that are missing; asked in one turn.
+
+`Stored` is what the nodes that serve have of a recipe: its models in their hub caches, its image.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 from spark_cluster.config.caches import CACHE_ROOT
-from spark_cluster.errors import Failed
-from spark_cluster.node.store.layout import HUB
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.engine.caches import root_of_all
+from spark_cluster.engine.copies.images import Images, ask_images, read_images
+from spark_cluster.errors import Failed, Refused
+from spark_cluster.node.store.layout import HUB, snapshot_folder
 from spark_cluster.node.store.manifest import BadManifest, Manifest, is_commit
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.play import Play
-    from spark_cluster.runner.session import Session
-    from spark_cluster.topology import Node
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
+from spark_cluster.topology import Node
 
 OnProgress = Callable[[str, str], None]
 """Gets a node and a line of progress."""
@@ -154,25 +159,23 @@ def hub_folder(root: str = CACHE_ROOT) -> str:
 def models_on(play: Play, nodes: Iterable[Node], wanted: Wanted, hub: str) -> dict[str, Have]:
     """Return by node what it has of a model; see `all_models_on`."""
     sessions = {node.name: play.session(node) for node in nodes}
-    found = all_models_on(sessions, [wanted], dict.fromkeys(sessions, hub))
-    return {name: haves[0] for name, haves in found.items()}
+    return all_models_on(Nodes(sessions, dict.fromkeys(sessions, hub)), [wanted])[wanted]
 
 
-def all_models_on(
-    sessions: Mapping[str, Session], wanted: Sequence[Wanted], hubs: Mapping[str, str]
-) -> dict[str, list[Have]]:
-    """Return by node what it has of each model, in the order of `wanted`.
-
-    Args:
-        hubs: the hub cache of each node.
+def all_models_on(nodes: Nodes, wanted: Sequence[Wanted]) -> dict[Wanted, dict[str, Have]]:
+    """Return of each model by node what it has of it.
 
     Raises:
         Failed: a node cannot read it, or its answer is no answer.
         Unreachable: a node is lost.
     """
     asked = [{"repository": one.repository, "revision": one.revision} for one in wanted]
-    answers = Nodes(sessions, hubs).ask("state", wanted=asked)
-    return {name: _read(name, answer, len(wanted)) for name, answer in answers.items()}
+    answers = nodes.ask("state", wanted=asked)
+    found = {name: _read(name, answer, len(wanted)) for name, answer in answers.items()}
+    return {
+        one: {name: haves[place] for name, haves in found.items()}
+        for place, one in enumerate(wanted)
+    }
 
 
 def _read(node: str, answer: Mapping[str, Any], count: int) -> list[Have]:
@@ -187,3 +190,104 @@ def _read(node: str, answer: Mapping[str, Any], count: int) -> list[Have]:
     if len(found) != count:
         raise Failed(f"asked for {count} models, it answered for {len(found)}", where=node)
     return found
+
+
+def whole_on(found: Mapping[str, Have]) -> tuple[str, Manifest] | None:
+    """Return the first node that has a model whole, with its files; None where none has."""
+    for node, have in found.items():
+        if have.whole and have.manifest is not None:
+            return node, have.manifest
+    return None
+
+
+def nowhere_whole(wanted: Wanted, found: Mapping[str, Have], hint: str) -> Refused:
+    """Return the error that says what each node lacks of a model."""
+    reasons = "; ".join(f"{node}: {have.shortfall}" for node, have in found.items())
+    return Refused(
+        f"no node has {wanted.repository}@{wanted.revision} whole ({reasons})", hint=hint
+    )
+
+
+@dataclass(frozen=True)
+class Stored:
+    """What nodes have of the models of a recipe.
+
+    Attributes:
+        hub: folder of the hub cache, the same on all of them.
+        on: the model, and a drafter from the hub, as far as they are kept in the hub cache, to what
+            each node has of them; the head first.
+        images: node to the recipe's image; empty where it is not one that is copied.
+    """
+
+    hub: str
+    on: Mapping[Wanted, Mapping[str, Have]]
+    images: Images = field(default_factory=dict)
+
+    def chosen(self, wanted: Wanted) -> tuple[str, Manifest] | None:
+        """Return the first node that has it whole, with its files; None where none has.
+
+        Where a branch has another commit on other nodes, this node's is the one that serves.
+        """
+        return whole_on(self.on[wanted])
+
+    def lacking(self, wanted: Wanted, commit: str) -> list[str]:
+        """Return the nodes that do not have this commit whole."""
+        found = self.on[wanted].items()
+        return [node for node, have in found if not have.whole or have.commit != commit]
+
+    def folders(self) -> dict[str, str]:
+        """Return repository to the folder of the revision that some node has whole."""
+        return {
+            wanted.repository: snapshot_folder(self.hub, wanted.repository, chosen[1].commit)
+            for wanted in self.on
+            if (chosen := self.chosen(wanted)) is not None
+        }
+
+    @property
+    def whole(self) -> bool:
+        """True if each node has all of it."""
+        found = {wanted: self.chosen(wanted) for wanted in self.on}
+        return all(one and not self.lacking(wanted, one[1].commit) for wanted, one in found.items())
+
+    def there(self, repository: str) -> dict[str, float]:
+        """Return the GiB that each node has of one of them, infinite: all of it; empty for another
+        model."""
+        for wanted, found in self.on.items():
+            if wanted.repository == repository:
+                return {
+                    name: math.inf if have.whole else have.present / 2**30
+                    for name, have in found.items()
+                }
+        return {}
+
+
+def wanted_by(recipe: Recipe) -> tuple[Wanted, ...]:
+    """Return what of a recipe is kept in the hub cache."""
+    model, drafter = recipe.model, recipe.drafter
+    found = []
+    if model.in_hub_cache:
+        found.append(Wanted(model.name, model.revision))
+    if drafter is not None and drafter.name and drafter.in_hub_cache:
+        found.append(Wanted(drafter.name, drafter.revision))
+    return tuple(dict.fromkeys(found))
+
+
+def stored(play: Play, recipe: Recipe, nodes: Sequence[Node]) -> Stored:
+    """Ask the nodes that will serve what they have; nothing is asked that is not wanted.
+
+    Raises:
+        Refused: the nodes have their caches in different places.
+        SparkClusterError: a node cannot say what it has.
+    """
+    copied = recipe.venv is None and not recipe.image.archive
+    asked = ask_images(play, nodes, recipe.image.ref) if copied else {}
+    models = stored_models(play, recipe, nodes)  # in the same turn of the network
+    return replace(models, images=read_images(asked))
+
+
+def stored_models(play: Play, recipe: Recipe, nodes: Sequence[Node]) -> Stored:
+    """Ask for the models only; see `stored`."""
+    wanted = wanted_by(recipe)
+    hub = hub_folder(root_of_all(play.inventory.nodes[node.name] for node in nodes))
+    sessions = {node.name: play.session(node) for node in nodes} if wanted else {}
+    return Stored(hub, all_models_on(Nodes(sessions, dict.fromkeys(sessions, hub)), wanted))

@@ -1,4 +1,4 @@
-"""Looking after the models on the nodes: usage, pins, pruning, verification."""
+"""Looking after the models on the nodes: usage, pins, pruning, verification, repair."""
 
 from __future__ import annotations
 
@@ -6,19 +6,22 @@ import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.config.allowances import Allowances
-from spark_cluster.engine.copies.state import Nodes, OnProgress
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.engine.copies.copy import copy
+from spark_cluster.engine.copies.pull import hub_model, must_be_the_hubs, pull
+from spark_cluster.engine.copies.state import Nodes, OnProgress, Wanted, models_on
 from spark_cluster.errors import Failed
+from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.usage import Revision
-from spark_cluster.runner.parallel import in_parallel
-
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.loader.project import Project
+from spark_cluster.runner.parallel import all_of
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
 
 
 def short(repository: str, commit: str) -> str:
@@ -169,25 +172,20 @@ class VerifiedModel:
         return "\n".join(lines)
 
 
-def needs_of(recipes: Iterable[Recipe]) -> list[Need]:
-    """Return the models of the hub that recipes need, drafters among them."""
-    found = []
-    for recipe in recipes:
-        if recipe.model.source == "hub":
-            found.append(Need(recipe.name, recipe.model.name, recipe.model.revision))
-        if recipe.drafter is not None and recipe.drafter.name:
-            found.append(Need(recipe.name, recipe.drafter.name, recipe.drafter.revision))
-    return found
-
-
 def needed(project: Project, served: Iterable[str], allow: Allowances) -> list[Need]:
-    """Return the models that the inventory's recipes and the user's own recipes need, which are
-    never pruned.
+    """Return the models of the hub that the inventory's recipes and the user's own recipes need,
+    drafters among them, which are never pruned.
 
     Raises:
         SparkClusterError: one of these recipes cannot be read, so that its needs are unknown.
     """
-    return list(dict.fromkeys(needs_of(kept_recipes(project, served, allow))))
+    found = []
+    for recipe in kept_recipes(project, served, allow):
+        if recipe.model.source == "hub":
+            found.append(Need(recipe.name, recipe.model.name, recipe.model.revision))
+        if recipe.drafter is not None and recipe.drafter.name:
+            found.append(Need(recipe.name, recipe.drafter.name, recipe.drafter.revision))
+    return list(dict.fromkeys(found))
 
 
 def kept_recipes(project: Project, served: Iterable[str], allow: Allowances) -> list[Recipe]:
@@ -241,14 +239,14 @@ def prune(
         Pruned(
             name,
             [_model(one, needs) for one in answer["removed"]],
-            [KeptModel(*(one[key] for key in _KEPT)) for one in answer["kept"]],
+            [
+                KeptModel(*(one[key] for key in ("repository", "commit", "reason")))
+                for one in answer["kept"]
+            ],
             answer["freed"],
         )
         for name, answer in nodes.ask("prune", None, keep=keep, **request).items()
     ]
-
-
-_KEPT = ("repository", "commit", "reason")
 
 
 def sizes(nodes: Nodes, needs: Sequence[Need]) -> list[ModelSizes]:
@@ -264,9 +262,7 @@ def sizes(nodes: Nodes, needs: Sequence[Need]) -> list[ModelSizes]:
     return found
 
 
-def verify(
-    nodes: Nodes, found: Sequence[StoredModels], names: Sequence[str], on_progress: OnProgress
-) -> list[VerifiedModel]:
+def verify(nodes: Nodes, names: Sequence[str], on_progress: OnProgress) -> list[VerifiedModel]:
     """Read models on their nodes and compare them with their hashes, one a node at a time.
 
     Args:
@@ -275,7 +271,7 @@ def verify(
     Raises:
         Failed: a name is on no node.
     """
-    chosen = {one.node: [m for m in one.models if matches(m, names)] for one in found}
+    chosen = {one.node: [m for m in one.models if matches(m, names)] for one in stored(nodes, [])}
     for name in names:
         if not any(matches(model, [name]) for models in chosen.values() for model in models):
             raise Failed(f"{name} is on no node", hint="`spark-cluster models list` shows them")
@@ -283,12 +279,7 @@ def verify(
         node: partial(_verified_on, nodes.only(node), node, models, on_progress)
         for node, models in chosen.items()
     }
-    verified: list[VerifiedModel] = []
-    for outcome in in_parallel(jobs).values():
-        if isinstance(outcome, Exception):
-            raise outcome
-        verified += outcome
-    return verified
+    return [one for verified in all_of(jobs).values() for one in verified]
 
 
 def _verified_on(
@@ -315,3 +306,87 @@ def matches(model: StoredModel, names: Sequence[str]) -> bool:
     """Return whether a revision is one of ORG/NAME or ORG/NAME@REVISION; any is where none is."""
     known = {f"{model.repository}@{ref}" for ref in (model.commit, *model.refs)}
     return not names or bool({model.repository, *known} & set(names))
+
+
+@dataclass(frozen=True)
+class RepairedModel:
+    """A revision on a node that was damaged or not whole.
+
+    Attributes:
+        removed: damaged contents.
+        links: links that were made again.
+        fetched: bytes that were fetched again.
+        source: the node that they were copied from; "hub" for a pull; empty for neither.
+    """
+
+    node: str
+    repository: str
+    commit: str
+    removed: int
+    links: int
+    fetched: int
+    source: str
+
+    def __str__(self) -> str:
+        """A line about it."""
+        source = f", {gigabytes(self.fetched)} from {self.source}" if self.source else ""
+        name = f"{self.node}  {short(self.repository, self.commit)}"
+        return f"{name}  {self.removed} damaged removed, {self.links} links made{source}"
+
+
+def repair(
+    play: Play, hubs: Mapping[str, str], names: Sequence[str], on_progress: OnProgress
+) -> list[RepairedModel]:
+    """Verify models, remove what is damaged, and have it again: from a node where the same
+    revision is sound, else from the hub.
+
+    Args:
+        hubs: node to its hub cache.
+        names: ORG/NAME or ORG/NAME@REVISION; empty for all.
+
+    Raises:
+        SparkClusterError: a name is on no node, or a content cannot be had again.
+    """
+    nodes = Nodes(play.sessions, hubs)
+    found = verify(nodes, names, on_progress)
+    at = {node.name: node for node in play.nodes}
+    repaired = []
+    for revision in dict.fromkeys((one.repository, one.commit) for one in found):
+        group = [one for one in found if (one.repository, one.commit) == revision]
+        sound = [at[one.node] for one in group if one.sound and one.node in at]
+        for one in group:
+            if not one.sound and one.node in at:
+                repaired.append(_repaired(play, nodes, one, at[one.node], sound))
+    return repaired
+
+
+def _repaired(
+    play: Play, nodes: Nodes, model: VerifiedModel, node: Node, sound: Sequence[Node]
+) -> RepairedModel:
+    wanted, hub = Wanted(model.repository, model.commit), nodes.hubs[node.name]
+    removed = links = 0
+    if not model.error:
+        revision = {"repository": model.repository, "commit": model.commit}
+        answer = nodes.only(node.name).ask("remove_damaged", None, **revision, paths=model.damaged)
+        removed, links = (int(answer[node.name][key]) for key in ("removed", "links"))
+    have = models_on(play, [node], wanted, hub)[node.name]
+    source, size = "", have.missing_bytes
+    if not have.whole:
+        manifest = _manifest(play, nodes, sound, wanted)
+        if manifest is not None:
+            must_be_the_hubs(play, manifest, sound[0], node)
+            copy(play, manifest, sound[0], [node], hub=nodes.hubs[sound[0].name])
+            source, size = sound[0].name, size or (0 if have.manifest else manifest.size)
+        else:
+            pull(play, node, hub_model(play, node, wanted, hub))
+            source = "hub"
+    names = (node.name, model.repository, model.commit)
+    return RepairedModel(*names, removed, links, size, source)
+
+
+def _manifest(play: Play, nodes: Nodes, sound: Sequence[Node], wanted: Wanted) -> Manifest | None:
+    """The files of a revision, as a node has them where it is sound."""
+    if not sound:
+        return None
+    name = sound[0].name
+    return models_on(play, sound[:1], wanted, nodes.hubs[name])[name].manifest

@@ -31,10 +31,10 @@ from spark_cluster.lab.gpu.layout import (
 from spark_cluster.lab.layout import Layout
 from spark_cluster.lab.lock import LabLock
 from spark_cluster.lab.machine import Progress, name_servers, require_root_on_linux
+from spark_cluster.lab.namespaces import enter
 from spark_cluster.lab.network import links, namespaces
 from spark_cluster.lab.shell import run
 from spark_cluster.node import durable
-from spark_cluster.runner.namespaces import enter
 
 SUPERVISOR = [power.SUPERVISOR[0], "-m", "spark_cluster.lab.gpu.supervisor"]
 BOOTED = ("running", "degraded", "maintenance")

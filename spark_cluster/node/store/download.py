@@ -19,23 +19,22 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass
 from http import HTTPStatus
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from spark_cluster.node.faults import explain
+from spark_cluster.node import own_program
 from spark_cluster.node.open_files import pieces, write_whole
 from spark_cluster.node.store import hub_problems
-from spark_cluster.node.store.adopt import make_own
 from spark_cluster.node.store.hub_cache import HubCache, Lacking, alone
 from spark_cluster.node.store.hub_problems import HubProblem
 from spark_cluster.node.store.layout import KEPT_FREE
 from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, UNCHECKED, Manifest, StoredFile
 from spark_cluster.node.store.progress import Progress
 from spark_cluster.node.store.records import Records
+from spark_cluster.node.store.verify import make_own
 from spark_cluster.node.values import ResourceError
 
 FILES_AT_A_TIME = 8
@@ -92,21 +91,13 @@ class DownloadRequest:
     tries: int = TRIES
 
 
-def main(*_labels: str) -> int:
-    """Do what standard input asks for, and print the result; return the exit status.
+def main(*_labels: str) -> None:
+    """Do what standard input asks for, and print the result, or `error` and `hint`.
 
     The words of its command line only say what it does.
     """
     wanted = DownloadRequest(**json.load(sys.stdin))
-    try:
-        result = Download(wanted, HubFiles(wanted)).run()
-    except ResourceError as error:
-        result = {"error": error.message, "hint": error.hint}
-        result |= {"kind": error.kind} if isinstance(error, HubProblem) else {}
-    except OSError as error:
-        result = {"error": f"pull of {wanted.repository}: {explain(error)}", "hint": ""}
-    _print(json.dumps(result))
-    return 1 if "error" in result else 0
+    own_program.print_answer(lambda: Download(wanted, HubFiles(wanted)).run())
 
 
 def _print(line: str) -> None:
@@ -167,10 +158,8 @@ class HubFiles:
         self._commit = info.sha
         files = {sibling.rfilename: sibling for sibling in info.siblings or ()}
         names = list(files) if self._wanted.all_files else needed(files)
-        listed = [vars(self._stored(files[name])) for name in names]
-        return Manifest.from_document(
-            {"repository": self._wanted.repository, "commit": info.sha, "files": listed}
-        )
+        listed = sorted(self._stored(files[name]) for name in names)
+        return Manifest(self._wanted.repository, info.sha, tuple(listed))
 
     def _stored(self, sibling: Any) -> StoredFile:
         """A file as the description has it; a mirror that leaves the hash out is asked for it."""
@@ -267,13 +256,10 @@ class Download:
         manifest = self._patiently(self.hub.manifest)
         if self.wanted.preview:
             return self._result(manifest, self.cache.lacking(manifest))
-        with _alone(self.cache, manifest.repository):
+        with alone(self.cache, manifest.repository, OTHER_PULL_S, _print):
             self.cache.files.make(self.cache.blobs(manifest.repository))
             Records(Path(self.wanted.ours)).keep(manifest)
-            lacking = self.cache.lacking(manifest)
-            if lacking.foreign:
-                make_own(self.cache, manifest, lacking.foreign)
-                lacking = self.cache.lacking(manifest)
+            lacking = make_own(self.cache, manifest)
             self._must_have_room(manifest, lacking)
             came = self._fetch(manifest, lacking)
             self.cache.publish(manifest, self.wanted.revision)
@@ -358,7 +344,7 @@ class Download:
 
         if size < file.size:
             self._patiently(fetch, lambda: size)
-        return hasher.fits()
+        return file.fits(hasher)
 
     def _patiently(self, ask: Callable[[], Any], came: Callable[[], int] = lambda: 0) -> Any:
         """Ask the hub, again after each failure that may pass.
@@ -405,22 +391,3 @@ class Download:
                 raise hub_problems.busy(str(wait)) from error
             _print(f"the hub refuses more requests for {wait or 'some'} s (429); waiting")
         return min(float(wait), LONGEST_WAIT_S)
-
-
-@contextmanager
-def _alone(cache: HubCache, repository: str) -> Iterator[None]:
-    """Hold the lock of a repository; another pull or copy of it is waited for, and that is said."""
-    waiting = f"{repository}: waiting for another pull or copy of it on this node"
-    told = threading.Timer(1.0, _print, [waiting])
-    told.daemon = True
-    told.start()
-    try:
-        with alone(cache, repository, OTHER_PULL_S):
-            told.cancel()
-            yield
-    finally:
-        told.cancel()
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,12 +9,10 @@ them (huggingface.co/docs/huggingface_hub/guides/manage-cache).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import stat
-import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -52,6 +50,9 @@ LARGEST_REF = 100
 WAIT_S = 6 * 3600.0
 """Seconds that one writer waits for another one of the same model."""
 
+TELL_S = 1.0
+"""Seconds after which it says so."""
+
 
 @dataclass(frozen=True)
 class Lacking:
@@ -61,7 +62,7 @@ class Lacking:
         blobs: those that are not whole, in the order of the files.
         foreign: those that are whole by name and size, and that someone else can still write:
             another user's, or with a second name (a hard link). A copy of our own is made of them
-            (adopt.py), nothing is fetched.
+            (verify.py), nothing is fetched.
         begun: bytes that half files of them have.
         links: paths whose link is missing or leads elsewhere.
     """
@@ -268,12 +269,8 @@ class HubCache:
         if not links:
             raise ResourceError(f"{repository}: revision {commit[:12]} is not on this node")
         snapshot = self.snapshot(repository, commit)
-        listed = [
-            vars(self._linked(snapshot / name, name, blob, here)) for name, blob in links.items()
-        ]
-        manifest = Manifest.from_document(
-            {"repository": repository, "commit": commit, "files": listed}
-        )
+        files = [self._linked(snapshot / path, path, blob, here) for path, blob in links.items()]
+        manifest = Manifest(repository, commit, tuple(sorted(files)))
         for file in manifest.files:
             if file.path in INDEXES:
                 self._must_have_shards(manifest, file)
@@ -324,40 +321,39 @@ class HubCache:
 
 
 @contextlib.contextmanager
-def alone(cache: HubCache, repository: str, limit_s: float = WAIT_S) -> Iterator[None]:
+def alone(
+    cache: HubCache,
+    repository: str,
+    limit_s: float = WAIT_S,
+    tell: Callable[[str], object] = lambda _text: None,
+) -> Iterator[None]:
     """Be the only one of ours that writes into a repository of the cache.
+
+    Args:
+        tell: gets a line when another one is waited for.
 
     Raises:
         ResourceError: another one has not ended in time.
     """
     handle = locks.opened(_lock_of(cache, repository))
     try:
-        until = time.monotonic() + limit_s
-        while not _locked(handle):
-            if time.monotonic() > until:
+        if not locks.take(handle, min(TELL_S, limit_s)):
+            tell(f"{repository}: waiting for another pull or copy of it on this node")
+            if not locks.take(handle, limit_s - TELL_S):
                 raise ResourceError(
                     f"{repository}: another copy or download has not ended in {limit_s:.0f} s",
                     "`systemctl list-units 'spark-cluster-*'` on the node shows it",
                 )
-            time.sleep(0.2)
         yield
     finally:
         os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def is_locked(cache: HubCache, repository: str) -> bool:
     """Return whether somebody writes into a repository of the cache (`alone`)."""
     handle = locks.opened(_lock_of(cache, repository))
     try:
-        return not _locked(handle)
+        return locks.is_held(handle)
     finally:
         os.close(handle)
 

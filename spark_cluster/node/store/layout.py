@@ -68,6 +68,12 @@ def snapshot_folder(hub: str, repository: str, commit: str) -> str:
     return f"{hub}/{folder_name(repository)}/snapshots/{check_commit(commit)}"
 
 
+def revision_of(path: str) -> str:
+    """Return ORG/NAME@COMMIT of the folder of a revision."""
+    repository, _, commit = path.partition("/snapshots/")
+    return f"{repository_of(repository.rpartition('/')[2])}@{commit}"
+
+
 def whole_folder(path: str) -> str:
     """Return the folder that a program must see to read the model at `path`.
 

@@ -7,9 +7,8 @@ read: a name that leaves the model's folder would be a file anywhere on the node
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import PurePosixPath
@@ -38,7 +37,7 @@ class BadManifest(ResourceError):
     """A manifest that cannot be true, or that would write outside of its folder."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class StoredFile:
     """A file of a revision.
 
@@ -73,30 +72,15 @@ class StoredFile:
         if self.algorithm and algorithm_of(self.blob) != self.algorithm:
             raise _bad(f"{self.path}: {self.blob[:80]!r} is no {self.algorithm}")
 
-    def hasher(self) -> Hasher:
-        """Return what computes the hash of this file, from its first byte on."""
-        return Hasher(self)
+    def hasher(self) -> Any:
+        """Return the `hashlib` object that gets the bytes of this file, from its first one on."""
+        if self.algorithm == GIT_SHA1:
+            return hashlib.sha1(f"blob {self.size}\0".encode(), usedforsecurity=False)
+        return hashlib.sha256()
 
-
-class Hasher:
-    """The hash of a file, computed as its bytes come."""
-
-    def __init__(self, file: StoredFile) -> None:
-        self._wanted = file.blob if file.algorithm else None
-        if file.algorithm == GIT_SHA1:
-            header = f"blob {file.size}\0".encode()
-            self._hash = hashlib.sha1(header, usedforsecurity=False)
-        else:
-            self._hash = hashlib.sha256()
-
-    @property
-    def update(self) -> Callable[[Any], None]:
-        """Take the next bytes."""
-        return self._hash.update
-
-    def fits(self) -> bool:
-        """Return whether all that was taken is what the name says; True where that is unknown."""
-        return self._wanted is None or self._hash.hexdigest() == self._wanted
+    def fits(self, hasher: Any) -> bool:
+        """Return whether what a hasher got is what the name says; True where that is unknown."""
+        return not self.algorithm or hasher.hexdigest() == self.blob
 
 
 @dataclass(frozen=True)
@@ -149,19 +133,9 @@ class Manifest:
         given = _mapping(found, "the manifest")
         repository, commit = str(given.get("repository")), str(given.get("commit"))
         listed = given.get("files")
-        if not isinstance(listed, list) or not 0 < len(listed) <= MOST_FILES:
+        if not isinstance(listed, list) or len(listed) > MOST_FILES:
             raise _bad(f"{repository}: expected 1 to {MOST_FILES} files")
-        files = tuple(sorted((_file(one) for one in listed), key=lambda file: file.path))
-        return cls(repository, commit, files)
-
-    @classmethod
-    def from_text(cls, text: str | bytes) -> Manifest:
-        """Read it from JSON text. Raises BadManifest."""
-        try:
-            found = json.loads(text)
-        except (ValueError, RecursionError):
-            raise _bad("it is not JSON") from None
-        return cls.from_document(found)
+        return cls(repository, commit, tuple(sorted(map(_file, listed))))
 
 
 def is_repository(text: str) -> bool:
@@ -225,7 +199,10 @@ def _is_inside(path: str) -> bool:
 
 
 def _must_be_a_tree(repository: str, files: tuple[StoredFile, ...]) -> None:
-    """Raise BadManifest for a name that is there twice, or that is a file and a folder."""
+    """Raise BadManifest for a name that is there twice, or that is a file and a folder; and for no
+    or too many files."""
+    if not 0 < len(files) <= MOST_FILES:
+        raise _bad(f"{repository}: expected 1 to {MOST_FILES} files")
     names = {file.path for file in files}
     folders = {str(parent) for file in files for parent in PurePosixPath(file.path).parents}
     if len(names) < len(files) or names & folders:

@@ -30,14 +30,11 @@ OURS = paths.FOLDERS
 INCOMING = ".spark-cluster-incoming"
 """Below the folder: files that are not whole yet."""
 COMPLETE = ".complete"
-"""Below the folder: what it is, once all of it is there."""
+"""Below the folder: the note of a download, which is of this node."""
 STAGED = ".spark-cluster-new"
 PIECE = 1 << 20
 LARGEST_RECORD = 16 << 20
 """Bytes; 20,000 files of long names take less."""
-
-Known = dict[str, tuple[int, int, str]]
-"""By path: bytes, time of change in ns, SHA-256."""
 
 
 class PlainFolder(HubCache):
@@ -58,6 +55,7 @@ class PlainFolder(HubCache):
         self._read = read
         self._exact = exact
         self._paths: dict[str, str] = {}
+        self._hashes = _read(self._record)
 
     def blobs(self, repository: str) -> Path:  # noqa: ARG002
         return self.root / INCOMING
@@ -73,24 +71,16 @@ class PlainFolder(HubCache):
         Raises:
             ResourceError: it is no folder, or has no file.
         """
-        known, files = self._known(), list[StoredFile]()
+        files = list[StoredFile]()
         for path, about in self._files():
-            digest = self._digest(path, about, known, progress)
-            known[path] = (about.st_size, about.st_mtime_ns, digest)
+            digest = self._digest(path, about, progress)
             changed = about.st_mtime_ns if self._exact else 0
             files.append(StoredFile(path, about.st_size, digest, SHA256, changed))
-        self._keep({file.path: known[file.path] for file in files})
+        self._hashes = {file.path: self._hashes[file.path] for file in files}
+        self._keep()
         listed = json.dumps([[file.path, file.blob, file.changed] for file in files])
         commit = hashlib.sha256(listed.encode()).hexdigest()[:40]
-        return self.adopt(
-            Manifest.from_document(
-                {
-                    "repository": self.repository,
-                    "commit": commit,
-                    "files": [vars(file) for file in files],
-                }
-            )
-        )
+        return self.adopt(Manifest(self.repository, commit, tuple(files)))
 
     def adopt(self, manifest: Manifest) -> Manifest:
         """Take the names of a manifest's files; return it."""
@@ -101,12 +91,10 @@ class PlainFolder(HubCache):
     def lacking(self, manifest: Manifest) -> Lacking:
         """Return the files that are not there or have other content."""
         self.adopt(manifest)
-        known = self._known()
-        here = {file.path: self._is_here(file, known) for file in manifest.files}
-        if self._read:
-            self._keep(known)
+        here = {file.path: self._is_here(file) for file in manifest.files}
         blobs = [f for f in manifest.blobs.values() if not here[self._paths[f.blob]]]
         if self._read:
+            self._keep()
             for file in blobs:
                 self.files.make((self.root / self._paths[file.blob]).parent)
         begun = [self._begun(manifest, file) for file in blobs]
@@ -115,11 +103,11 @@ class PlainFolder(HubCache):
         )
         return Lacking(tuple(blobs), (), sum(begun), links)
 
-    def publish(self, manifest: Manifest, revision: str = "") -> None:
+    def publish(self, manifest: Manifest, revision: str = "") -> None:  # noqa: ARG002
         """Give equal files their content, and take note of all hashes.
 
         Args:
-            revision: what `.complete` is to say, NAME@REVISION as the role `models` has it.
+            revision: of no use here.
 
         Raises:
             ResourceError: a file is not there.
@@ -140,8 +128,6 @@ class PlainFolder(HubCache):
                     os.close(handle)
         self.files.remove(INCOMING)
         self.manifest()
-        if revision:
-            self.files.write(COMPLETE, f"{revision}\n".encode())
 
     def _duplicate(self, file: StoredFile, source: Path, target: Path) -> None:
         staged = target.with_name(f".{target.name}{STAGED}")
@@ -162,29 +148,27 @@ class PlainFolder(HubCache):
             return min(self.files.stat(half).st_size, file.size)
         return 0
 
-    def _is_here(self, file: StoredFile, known: Known) -> bool:
+    def _is_here(self, file: StoredFile) -> bool:
         try:
             about = self.files.stat(file.path)
         except OSError:
             return False
         if not stat.S_ISREG(about.st_mode) or about.st_size != file.size:
             return False
-        if known.get(file.path, (0, 0, ""))[:2] != (about.st_size, about.st_mtime_ns):
-            if not self._read:
-                return False
-            digest = self._digest(file.path, about, known, lambda _read: None)
-            known[file.path] = (about.st_size, about.st_mtime_ns, digest)
-        return known[file.path][2] == file.blob
+        if not self._read and not self._is_known(file.path, about):
+            return False
+        return self._digest(file.path, about, lambda _read: None) == file.blob
 
     def _in_time(self, file: StoredFile) -> bool:
         return not file.changed or self.files.stat(file.path).st_mtime_ns == file.changed
 
-    def _digest(
-        self, path: str, about: os.stat_result, known: Known, progress: Callable[[int], None]
-    ) -> str:
-        size, changed, digest = known.get(path, (-1, -1, ""))
-        if (size, changed) == (about.st_size, about.st_mtime_ns):
-            return digest
+    def _is_known(self, path: str, about: os.stat_result) -> bool:
+        return self._hashes.get(path, ())[:2] == (about.st_size, about.st_mtime_ns)
+
+    def _digest(self, path: str, about: os.stat_result, progress: Callable[[int], None]) -> str:
+        """Return the hash of a file, which is read where it has changed."""
+        if self._is_known(path, about):
+            return self._hashes[path][2]
         found, handle = hashlib.sha256(), self._opened(path)
         try:
             for piece in pieces(handle, about.st_size, PIECE):
@@ -192,6 +176,7 @@ class PlainFolder(HubCache):
                 progress(len(piece))
         finally:
             os.close(handle)
+        self._hashes[path] = (about.st_size, about.st_mtime_ns, found.hexdigest())
         return found.hexdigest()
 
     def _files(self) -> list[tuple[str, os.stat_result]]:
@@ -240,14 +225,16 @@ class PlainFolder(HubCache):
             return name not in (INCOMING, COMPLETE) and not name.endswith(STAGED)
         return not name.startswith(".")
 
-    def _known(self) -> Known:
-        try:
-            with self._record.open("rb") as opened:
-                found: Any = json.loads(opened.read(LARGEST_RECORD))
-            return {str(p): (int(s), int(t), str(d)) for p, (s, t, d) in found.items()}
-        except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-            return {}  # all is read again
-
-    def _keep(self, known: Known) -> None:
+    def _keep(self) -> None:
         make_folder(self._record.parent, 0o700)
-        write_file(self._record, json.dumps(known).encode(), 0o600)
+        write_file(self._record, json.dumps(self._hashes).encode(), 0o600)
+
+
+def _read(record: Path) -> dict[str, tuple[int, int, str]]:
+    """Return what is noted of files, by path: bytes, time of change in ns, SHA-256."""
+    try:
+        with record.open("rb") as opened:
+            found: Any = json.loads(opened.read(LARGEST_RECORD))
+        return {str(p): (int(s), int(t), str(d)) for p, (s, t, d) in found.items()}
+    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
+        return {}  # all is read again

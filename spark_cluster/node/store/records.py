@@ -1,26 +1,26 @@
-"""Our own notes on models, next to the hub cache: manifests, pins, and when a revision served; and
-what a revision consists of, whoever fetched it.
+"""Our own notes on models, next to the hub cache: manifests and pins; and what a revision consists
+of, whoever fetched it.
 
 They are in a folder of root's; what cannot be read there is said before anything is removed.
 """
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.durable import make_folder, sync_folder, write_file
 from spark_cluster.node.faults import explain
-from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.hub_cache import HubCache, Lacking
 from spark_cluster.node.store.layout import manifest_path
 from spark_cluster.node.store.manifest import BadManifest, Manifest, is_repository
 from spark_cluster.node.values import ResourceError
+
+PINS = "pins.json"
 
 LARGEST = 64 << 20
 """Bytes of one of these files; a manifest of 20,000 files has 4 MB."""
@@ -54,17 +54,16 @@ class Records:
     def keep(self, manifest: Manifest) -> None:
         """Keep a manifest, durably."""
         path = self._manifest(manifest.repository, manifest.commit)
+        make_folder(self.folder)
         make_folder(path.parent)
         write_file(path, json.dumps(manifest.document()).encode())
 
     def forget(self, repository: str, commit: str) -> None:
-        """Forget the manifest and the last use of a revision that was removed."""
+        """Forget the manifest of a revision that was removed."""
         path = self._manifest(repository, commit)
         path.unlink(missing_ok=True)
         if path.parent.is_dir():
             sync_folder(path.parent)
-        with self._changed("used.json") as used:
-            used.pop(f"{repository}@{commit}", None)
 
     def pins(self) -> frozenset[str]:
         """The pinned ones: ORG/NAME for all revisions, ORG/NAME@COMMIT for one.
@@ -72,42 +71,32 @@ class Records:
         Raises:
             ResourceError: they cannot be read, so that nothing may be removed.
         """
-        return frozenset(self._read("pins.json"))
+        return frozenset(self._pins())
 
-    def pin(self, name: str, now: float) -> bool:
-        """Pin ORG/NAME or ORG/NAME@COMMIT; False if it was pinned already."""
-        _check(name)
-        with self._changed("pins.json") as pins:
-            new = name not in pins
-            pins.setdefault(name, now)
-        return new
-
-    def unpin(self, name: str) -> bool:
-        """Unpin it; False if it was not pinned."""
-        _check(name)
-        with self._changed("pins.json") as pins:
-            return pins.pop(name, None) is not None
-
-    def used(self) -> dict[str, float]:
-        """When each revision last served, ORG/NAME@COMMIT to seconds since 1970."""
-        return {
-            name: float(when)
-            for name, when in self._read("used.json").items()
-            if isinstance(when, (int, float)) and not isinstance(when, bool)
-        }
-
-    def mark_used(self, repository: str, commit: str, now: float) -> None:
-        """Note that a revision serves now."""
-        name = f"{repository}@{commit}"
-        _check(name)
-        with self._changed("used.json") as used:
-            used[name] = now
+    def pin(self, name: str, now: float, *, pinned: bool = True) -> bool:
+        """Pin ORG/NAME or ORG/NAME@COMMIT, or unpin it; False if it was so already."""
+        found = _NAME.fullmatch(name)
+        if found is None or not is_repository(found["repository"]):
+            raise ResourceError(f"{name[:150]!r} is not a model: ORG/NAME or ORG/NAME@COMMIT")
+        make_folder(self.folder)
+        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX)  # held for the time of one write
+            pins = self._pins()
+            if (name in pins) == pinned:
+                return False
+            kept = {one: since for one, since in pins.items() if one != name}
+            kept |= {name: now} if pinned else {}
+            write_file(self.folder / PINS, json.dumps(kept, sort_keys=True).encode())
+        finally:
+            os.close(handle)
+        return True
 
     def _manifest(self, repository: str, commit: str) -> Path:
         return manifest_path(self.folder, repository, commit)
 
-    def _read(self, name: str) -> dict[str, Any]:
-        path = self.folder / name
+    def _pins(self) -> dict[str, Any]:
+        path = self.folder / PINS
         try:
             found = _json(path)
         except FileNotFoundError:
@@ -117,24 +106,9 @@ class Records:
         if not isinstance(found, dict):
             raise ResourceError(
                 f"{path} cannot be read: it is damaged, or was not written by spark-cluster",
-                f"look at it; without it (rm {path}) nothing is pinned and no use is known",
+                f"look at it; without it (rm {path}) nothing is pinned",
             )
         return found
-
-    @contextlib.contextmanager
-    def _changed(self, name: str) -> Iterator[dict[str, Any]]:
-        """Change one of the files while no one else does."""
-        make_folder(self.folder)
-        handle = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX)  # held for the time of one write
-            found = self._read(name)
-            before = dict(found)
-            yield found
-            if found != before:
-                write_file(self.folder / name, json.dumps(found, sort_keys=True).encode())
-        finally:
-            os.close(handle)
 
 
 def _json(path: Path) -> Any:
@@ -146,10 +120,18 @@ def _json(path: Path) -> Any:
         raise BadManifest(f"{path} is damaged") from None
 
 
-def _check(name: str) -> None:
-    found = _NAME.fullmatch(name)
-    if found is None or not is_repository(found["repository"]):
-        raise ResourceError(f"{name[:150]!r} is not a model: ORG/NAME or ORG/NAME@COMMIT")
+def held(
+    cache: HubCache, records: Records, repository: str, commit: str
+) -> tuple[Manifest | None, Lacking | None, str]:
+    """Return what a revision consists of and what of it is not there, as names and sizes show; or
+    neither, and why it cannot be used."""
+    try:
+        manifest = manifest_of(cache, records, repository, commit)
+        return manifest, cache.lacking(manifest), ""
+    except ResourceError as error:
+        return None, None, error.message
+    except OSError as error:
+        return None, None, explain(error)
 
 
 def manifest_of(cache: HubCache, records: Records, repository: str, commit: str) -> Manifest:

@@ -1,4 +1,5 @@
-"""What the models in a hub cache take, who needs them, and when they were last used."""
+"""What the models in a hub cache take, who needs them, and when they were last used; and their
+removal: the least recently used first, and never what is needed."""
 
 from __future__ import annotations
 
@@ -9,10 +10,9 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_cluster.node.faults import explain
-from spark_cluster.node.store.hub_cache import HubCache
+from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import INCOMPLETE
-from spark_cluster.node.store.records import Records, manifest_of
+from spark_cluster.node.store.records import Records, held
 from spark_cluster.node.values import ResourceError
 
 _SEPARATORS = re.compile(rb"[\0\s='\"]+")
@@ -20,6 +20,12 @@ _FOLDER = re.compile(r"models--([\w.-]+)(?:/snapshots/([0-9a-f]{40}))?", re.ASCI
 
 LONGEST_COMMAND = 256 * 1024
 """Bytes of a command line that are read."""
+
+AT_WORK_S = 600.0
+"""Seconds after the last write to a half file until which someone is taken to download there."""
+
+LOCK_S = 2.0
+"""Seconds in which a repository must be free of a download or copy of ours."""
 
 
 @dataclass(frozen=True)
@@ -115,20 +121,25 @@ class Usage:
         )
 
 
-def usage(cache: HubCache, records: Records, proc: Path = Path("/proc")) -> Usage:
+def usage(cache: HubCache, records: Records, used: Mapping[str, float], proc: Path) -> Usage:
     """Return what is in a hub cache. Names and sizes are read, and no content.
+
+    Args:
+        used: when revisions last served, ORG/NAME@COMMIT to seconds since 1970.
+        proc: `/proc`.
 
     Raises:
         ResourceError: our own notes cannot be read.
     """
     repositories = {name: _repository(cache, name) for name in cache.repositories()}
-    used, pins, busy = records.used(), records.pins(), in_use(proc, repositories)
+    pins, busy = records.pins(), in_use(proc, repositories)
 
     def revision(repository: RepositoryUsage, commit: str) -> Revision:
         name, whole = repository.name, f"{repository.name}@{commit}"
         own = repository.holders[commit]
         here = [blob for blob in own if blob in repository.blobs]
-        read = max((_last_access(repository.blobs[blob]) for blob in here), default=0.0)
+        seen = [repository.blobs[blob] for blob in here]
+        read = max((max(about.st_atime, about.st_mtime) for about in seen), default=0.0)
         return Revision(
             name,
             commit,
@@ -168,11 +179,6 @@ def is_half(blob: str) -> bool:
     return blob.endswith(INCOMPLETE)
 
 
-def _last_access(about: os.stat_result) -> float:
-    """When a blob was last read or written, as far as the disk keeps it."""
-    return max(about.st_atime, about.st_mtime)
-
-
 def _repository(cache: HubCache, name: str) -> RepositoryUsage:
     blobs: dict[str, os.stat_result] = {}
     holders = {}
@@ -186,12 +192,9 @@ def _repository(cache: HubCache, name: str) -> RepositoryUsage:
 
 def problem_of(cache: HubCache, records: Records, repository: str, commit: str) -> str:
     """Return what is missing or damaged in a revision, as names and sizes show; else nothing."""
-    try:
-        lacking = cache.lacking(manifest_of(cache, records, repository, commit))
-    except ResourceError as error:
-        return error.message
-    except OSError as error:
-        return explain(error)
+    _, lacking, problem = held(cache, records, repository, commit)
+    if lacking is None:
+        return problem
     if lacking.foreign:
         return f"others can write {len(lacking.foreign)} files; `models pull` copies them"
     if lacking.blobs:
@@ -236,3 +239,119 @@ def _named(
             if folder in folders:
                 names.add(folders[folder] + (f"@{commit}" if commit else ""))
     return names
+
+
+Kept = list[tuple[Revision, str]]
+"""Revisions that stay although they were wished away, and why."""
+
+
+def plan(
+    cache: HubCache,
+    found: Usage,
+    now: float,
+    *,
+    keep: Iterable[tuple[str, str]] = (),
+    only: Collection[str] = (),
+    free: int = 0,
+    unused_s: float = 0.0,
+) -> tuple[list[Revision], Kept]:
+    """Choose what may go, the least recently used first; nothing is changed.
+
+    Args:
+        keep: (repository, revision) that recipes need; with an unknown branch all is kept.
+        only: ORG/NAME or ORG/NAME@COMMIT; empty for all.
+        free: bytes that are to be freed, at which it stops; 0 for all that may go.
+        unused_s: only what was not used for so many seconds.
+
+    Returns:
+        What goes, in this order, and what stays.
+    """
+    needed = _needed(cache, keep)
+    removed: list[Revision] = []
+    kept: Kept = []
+    for revision in found.revisions:
+        if only and not {revision.repository, revision.name} & set(only):
+            continue
+        reason = _reason(found.repositories[revision.repository], revision, needed, now)
+        if not reason and now - revision.last_used < unused_s:
+            reason = "used recently"
+        if not reason and free and found.freed(removed) >= free:
+            reason = "enough is freed"
+        if reason:
+            kept.append((revision, reason))
+        else:
+            removed.append(revision)
+    return removed, kept
+
+
+def _needed(cache: HubCache, keep: Iterable[tuple[str, str]]) -> set[str]:
+    """The revisions that recipes need: ORG/NAME@COMMIT, or ORG/NAME where the commit is unknown."""
+    names = set()
+    for repository, revision in keep:
+        with contextlib.suppress(ResourceError):  # no hub has such a name, and no cache
+            commit = cache.commit_of(repository, revision)
+            known = commit is not None and commit in cache.commits(repository)
+            names.add(f"{repository}@{commit}" if known else repository)
+    return names
+
+
+def _reason(
+    repository: RepositoryUsage, revision: Revision, needed: Collection[str], now: float
+) -> str:
+    if revision.in_use:
+        return f"in use by {revision.in_use}"
+    if revision.pinned:
+        return "pinned"
+    if revision.name in needed or revision.repository in needed:
+        return "a recipe needs it"
+    halves = [about for name, about in repository.blobs.items() if is_half(name)]
+    if any(now - half.st_mtime < AT_WORK_S for half in halves):
+        return "something is being downloaded there"
+    return ""
+
+
+def remove(
+    cache: HubCache, records: Records, found: Usage, chosen: Iterable[Revision]
+) -> tuple[list[Revision], Kept]:
+    """Remove what was chosen; what is being downloaded just now stays.
+
+    Returns:
+        What was removed, and what stays.
+
+    Raises:
+        OSError: something cannot be removed.
+    """
+    removed: list[Revision] = []
+    kept: Kept = []
+    groups: dict[str, list[Revision]] = {}
+    for revision in chosen:
+        groups.setdefault(revision.repository, []).append(revision)
+    for name, group in groups.items():
+        try:
+            with alone(cache, name, LOCK_S):
+                _remove(cache, found.repositories[name], group)
+        except ResourceError:
+            kept += [(revision, "something is being downloaded there") for revision in group]
+            continue
+        for revision in group:
+            records.forget(name, revision.commit)
+        removed += group
+    return removed, kept
+
+
+def _remove(cache: HubCache, repository: RepositoryUsage, revisions: list[Revision]) -> None:
+    """Remove refs, then links, then blobs: what a power cut leaves is not taken for whole."""
+    folder = cache.folder(repository.name)
+    commits = {revision.commit for revision in revisions}
+    going = repository.goes(commits)
+    for revision in revisions:
+        for ref in revision.refs:
+            cache.files.remove(folder / "refs" / ref)
+        cache.files.remove(cache.snapshot(repository.name, revision.commit))
+    if commits >= set(repository.holders):
+        cache.files.remove(folder)
+        return
+    for blob in sorted(going):
+        cache.files.remove(folder / "blobs" / blob)
+    if going:
+        cache.files.sync(folder / "blobs")

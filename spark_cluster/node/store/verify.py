@@ -1,12 +1,15 @@
-"""Whether what lies on the disk is what the hub's hashes say; each byte is read once.
+"""Reading whole models: whether each byte is what the hub's hashes say, and copies of root's own.
 
-A process of its own, which a transient unit runs, reads whole models: to verify and to adopt them.
+A process of its own, which a transient unit runs, verifies and adopts models, and hashes the files
+of plain folders; each byte is read once.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import pwd
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -14,12 +17,17 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import own_program
-from spark_cluster.node.open_files import pieces
-from spark_cluster.node.store.adopt import adopt, home_cache, make_own
-from spark_cluster.node.store.hub_cache import HubCache, alone
+from spark_cluster.node.beneath import Folder
+from spark_cluster.node.open_files import clone, pieces, write_whole
+from spark_cluster.node.store.hub_cache import HubCache, Lacking, alone
 from spark_cluster.node.store.manifest import Manifest, StoredFile
+from spark_cluster.node.store.plain_folder import PlainFolder
 from spark_cluster.node.store.progress import Progress
-from spark_cluster.node.store.records import Records, manifest_of
+from spark_cluster.node.store.records import Records, adopted, manifest_of
+from spark_cluster.node.values import ResourceError
+
+OnRead = Callable[[int], None]
+"""Gets the bytes of each piece that was read."""
 
 PIECE = 4 << 20
 """Bytes that are read and hashed at a time; hashlib lets other threads run meanwhile."""
@@ -53,7 +61,7 @@ class Verified:
 def verify(
     cache: HubCache,
     manifest: Manifest,
-    progress: Callable[[int], None] = lambda _read: None,
+    progress: OnRead = lambda _read: None,
 ) -> Verified:
     """Read every blob of a revision once and compare it with its hash.
 
@@ -78,9 +86,7 @@ def _paths(manifest: Manifest, blobs: set[str]) -> tuple[str, ...]:
     return tuple(file.path for file in manifest.files if file.blob in blobs)
 
 
-def _is_sound(
-    cache: HubCache, manifest: Manifest, file: StoredFile, progress: Callable[[int], None]
-) -> bool:
+def _is_sound(cache: HubCache, manifest: Manifest, file: StoredFile, progress: OnRead) -> bool:
     hasher = file.hasher()
     handle = cache.open(manifest.repository, file)
     try:
@@ -90,15 +96,129 @@ def _is_sound(
             progress(len(piece))
     finally:
         os.close(handle)
-    return hasher.fits()
+    return file.fits(hasher)
+
+
+CACHE = Path(".cache/huggingface/hub")
+"""Below a home: where other tools download to."""
+
+
+def adopt(
+    other: HubCache,
+    cache: HubCache,
+    records: Records,
+    repository: str,
+    commit: str,
+    *,
+    revision: str = "",
+    progress: OnRead = lambda _read: None,
+) -> Manifest:
+    """Take a revision over by copies, which share their blocks where the file system can do that.
+
+    The copy is what is hashed, so that nothing that its owner does meanwhile or later counts.
+
+    Args:
+        other: the cache of another tool or user, which is not changed.
+        revision: branch or tag that has this commit.
+
+    Raises:
+        ResourceError: it is not whole there, or a content is not what its hash says.
+        OSError: it cannot be read or written.
+    """
+    manifest = adopted(other, repository, commit)
+    with alone(cache, repository):
+        cache.files.make(cache.blobs(repository))
+        for file in make_own(cache, manifest, progress).blobs:
+            if not _copied(other.open(repository, file), cache, repository, file, progress):
+                raise ResourceError(
+                    f"{other.blob(repository, file.blob)} is damaged: its content is not what its "
+                    "hash says",
+                    "it is left as it is; `spark-cluster models pull` fetches the model anew",
+                )
+        cache.publish(manifest, revision)
+        records.keep(manifest)
+    return manifest
+
+
+def make_own(cache: HubCache, manifest: Manifest, progress: OnRead = lambda _read: None) -> Lacking:
+    """Put copies in the place of blobs that someone else can still write: another user's, and hard
+    links as earlier versions made them to a user's cache. What is not what its hash says is
+    removed. Only while the caller has the repository `alone`.
+
+    Returns:
+        What of the manifest is not there then.
+
+    Raises:
+        OSError: it cannot be read or written.
+    """
+    lacking = cache.lacking(manifest)
+    for file in lacking.foreign:
+        blob = cache.blob(manifest.repository, file.blob)
+        if not _copied(cache.files.open(blob), cache, manifest.repository, file, progress):
+            cache.files.remove(blob)
+    return cache.lacking(manifest) if lacking.foreign else lacking
+
+
+def _copied(
+    source: int, cache: HubCache, repository: str, file: StoredFile, progress: OnRead
+) -> bool:
+    """Copy a blob, and return whether the copy is what its hash says; else nothing is left of it.
+
+    The copy is root's alone until then: what a name leads to may be any file.
+
+    Args:
+        source: handle of it, which is closed.
+    """
+    staged = cache.incomplete(repository, f"{file.blob}.adopted")
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, source)
+        cache.files.remove(staged)
+        target = cache.files.create(staged, 0o600)
+        stack.callback(os.close, target)
+        stack.callback(cache.files.remove, staged)
+        hasher = file.hasher()
+        cloned = clone(source, target)
+        for piece in pieces(target if cloned else source, file.size):
+            hasher.update(piece)
+            progress(len(piece))
+            if not cloned:
+                write_whole(target, piece)
+        if os.fstat(target).st_size != file.size or not file.fits(hasher):
+            return False
+        os.fchmod(target, 0o644)
+        cache.files.settle(target, staged, cache.blob(repository, file.blob))
+    return True
+
+
+def homes(root: Path, user: str) -> dict[str, HubCache]:
+    """Return the hub caches of root and of the user who has logged in, as other tools fill them, by
+    their folder on the node.
+
+    Each folder below the home must belong to its user or root, and so must each file.
+
+    Args:
+        root: of the node.
+        user: name; one that the node does not know has no cache.
+    """
+    users = {0: root / "root"}
+    with contextlib.suppress(KeyError):
+        entry = pwd.getpwnam(user)
+        users[entry.pw_uid] = root / entry.pw_dir.lstrip("/")
+    found = {}
+    for uid, home in users.items():
+        cache = HubCache(home / CACHE, files=Folder(home, frozenset({os.geteuid(), uid})))
+        with contextlib.suppress(OSError), cache.files.at(cache.root):
+            found[f"/{cache.root.relative_to(root)}"] = cache
+    return found
 
 
 def argv(request: Mapping[str, Any]) -> list[str]:
     """Return the command that does it with this very code.
 
     Args:
-        request: `what` (verify or adopt), `hub`, `ours`, `repository`, `commit`; to adopt
-            `home` and `owners` (user ids) of the other cache, and `revision`.
+        request: `what`, and `ours`; to verify and to adopt `hub`, `repository`, `commit`; to adopt
+            `root` and `user` (see `homes`), `other`, the folder of the other cache, and `revision`;
+            of a plain folder `folder` and `exact` (see PlainFolder).
     """
     return own_program.argv(__name__, json.dumps(dict(request), sort_keys=True))
 
@@ -111,10 +231,19 @@ def main(text: str) -> None:
 def done(request: Mapping[str, Any]) -> dict[str, Any]:
     """Do what is asked and return the result. Raises ResourceError, OSError."""
     ours = Path(request["ours"])
+    if request["what"] == "folder":
+        plain = PlainFolder(Path(request["folder"]), ours, exact=bool(request["exact"]))
+        return {"manifest": plain.manifest(Progress(0).add).document()}
     cache, records = HubCache(Path(request["hub"]), ours), Records(ours)
     repository, commit = str(request["repository"]), str(request["commit"])
     if request["what"] == "adopt":
-        other = home_cache(Path(request["home"]), frozenset(map(int, request["owners"])))
+        place = str(request["other"])
+        other = homes(Path(request["root"]), str(request["user"])).get(place)
+        if other is None:
+            raise ResourceError(
+                f"{place[:200]} is not the hub cache of root or of the user who has logged in",
+                "log in as the user whose model it is, or pull it: `spark-cluster models pull`",
+            )
         revision = str(request.get("revision", ""))
         manifest = adopt(
             other, cache, records, repository, commit, revision=revision, progress=Progress(0).add
@@ -122,8 +251,7 @@ def done(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"manifest": manifest.document()}
     manifest = manifest_of(cache, records, repository, commit)
     records.keep(manifest)  # what is removed as damaged is still known to belong to it
-    foreign = cache.lacking(manifest).foreign
-    if foreign:
+    if cache.lacking(manifest).foreign:
         with alone(cache, repository):
-            make_own(cache, manifest, foreign)
+            make_own(cache, manifest)
     return asdict(verify(cache, manifest, Progress(manifest.size).add))

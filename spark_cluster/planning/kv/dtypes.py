@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
-from spark_cluster.models import Geometry
+from spark_cluster.models.shape import Geometry
 
 BYTES = {
     "float32": 4,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from spark_cluster.errors import UsageError
-from spark_cluster.models import Attention, Geometry, Latent, Recurrent
+from spark_cluster.models.shape import Attention, Geometry, Latent, Recurrent
 from spark_cluster.planning.kv.dtypes import FP8_DS_MLA, FP8_DS_MLA_BYTES, Element, state_bytes
 from spark_cluster.planning.kv.rules import Rule
 

@@ -120,7 +120,7 @@ class Constants:
         """`runtime_gib` as own starts logged it; None where it is what others published."""
         return None if self.runtime_gib == Constants.runtime_gib else self.runtime_gib
 
-    def to_dict(self) -> dict[str, float]:
+    def figures(self) -> dict[str, float]:
         """The figures by name."""
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name != "basis"}
 
@@ -149,7 +149,7 @@ def read_constants(path: Path) -> Constants:
     found = data.get("constants") if isinstance(data, dict) else None
     if not isinstance(found, dict) or data.get("schema") != SCHEMA:
         raise InvalidFile(f"expected schema {SCHEMA}", where=shown(path), hint=hint)
-    usual = Constants().to_dict()
+    usual = Constants().figures()
     for name, value in found.items():
         if name not in usual:
             raise InvalidFile(f"unknown constant '{name}'", where=shown(path), hint=hint)

@@ -8,7 +8,6 @@ from spark_cluster.errors import UsageError
 from spark_cluster.planning.speed import allreduce
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.estimate import (
-    Correction,
     Estimate,
     Uncertainty,
     correction,
@@ -42,11 +41,6 @@ class Step:
     cache: float
     allreduces: int
     sockets: bool = False
-
-    @property
-    def weights(self) -> float:
-        """Bytes of weights a node reads."""
-        return self.read.total
 
     def dense(self, constants: Constants) -> float:
         """Bytes of BF16 that take as long to read as the matrices that every token passes."""
@@ -139,26 +133,26 @@ def decode(
     constants = constants or Constants()
     one = step(serving, context, concurrency, sharing=constants.sharing)
     usual = known(serving, constants, "tp" if serving.tp > 1 else "decode")
-    seconds = step_seconds(serving, one, constants) / usual.factor
-    doubt = doubts(serving, concurrency, known_model=usual.known)
+    seconds = step_seconds(serving, one, constants) / (usual or 1.0)
+    doubt = doubts(serving, concurrency, known_model=usual is not None)
     over_switch(doubt, serving, one, constants)
     best = 1 / shortest(serving, context, concurrency, constants)
     request = doubt.around(min(1 / seconds, best), best, constants, serving.tp)
     if serving.eager:
-        faster = usual.factor / step_seconds(replace(serving, eager=False), one, constants)
+        faster = (usual or 1.0) / step_seconds(replace(serving, eager=False), one, constants)
         request = replace(request, high=min(max(request.high, faster), best))
-    read = serving.tp * (one.weights + one.cache) / concurrency
+    read = serving.tp * (one.read.total + one.cache) / concurrency
     return Decode(request, request.times(concurrency), read, doubt.text(constants.basis))
 
 
-def known(serving: Serving, constants: Constants, situation: str) -> Correction:
+def known(serving: Serving, constants: Constants, situation: str) -> float | None:
     """Return what is known of the model itself; nothing where the constants are the user's own,
     but for those of the link.
     """
     usual = Constants()
     link = {name: getattr(usual, name) for name in OF_LINK}
     if replace(constants, **link) != usual:
-        return Correction()
+        return None
     return correction(serving, situation)
 
 

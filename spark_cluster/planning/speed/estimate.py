@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
-from functools import cache
-from importlib import resources
-from typing import Any
 
+from spark_cluster.models.tables import table
 from spark_cluster.planning.speed.allreduce import MEASURED
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.serving import Serving
@@ -42,14 +39,10 @@ class Estimate:
     high: float
     roofline: float
 
-    def to_dict(self, digits: int = 2) -> dict[str, float]:
-        """Return it as `--json` prints it."""
-        return {
-            "expected": round(self.expected, digits),
-            "low": round(self.low, digits),
-            "high": round(self.high, digits),
-            "roofline": round(self.roofline, digits),
-        }
+    def rounded(self, digits: int = 2) -> Estimate:
+        """Return the estimate as it is printed."""
+        figures = (self.expected, self.low, self.high, self.roofline)
+        return Estimate(*(round(each, digits) for each in figures))
 
     def times(self, factor: float) -> Estimate:
         """Return the estimate with all figures multiplied."""
@@ -123,26 +116,18 @@ def family(serving: Serving, doubt: Uncertainty) -> None:
 # The file is written by `python -m benchmarks.predictions --write` from the measurements in
 # `planning/data`; nothing in it is chosen by hand.
 
-NAME = "fitted.json"
 
+def correction(serving: Serving, situation: str) -> float | None:
+    """Return how much faster than by the formulas a model is: measured over predicted, drawn
+    towards 1 where few sources measured it; None for one that was not measured.
 
-@dataclass(frozen=True)
-class Correction:
-    """How much faster than by the formulas a model is that was measured.
-
-    Attributes:
-        factor: measured over predicted, drawn towards 1 where few sources measured it.
-        known: the model was measured in this situation.
+    Args:
+        situation: `decode`, `tp`, `drafter` or `prefill`.
     """
-
-    factor: float = 1.0
-    known: bool = False
-
-
-def correction(serving: Serving, situation: str) -> Correction:
-    """Return what is known of a model in a situation (`decode`, `tp`, `drafter` or `prefill`)."""
-    found = _read()["models"].get(f"{layout(serving)} {situation}")
-    return Correction(float(found), known=True) if found is not None else Correction()
+    found: float | None = table("fitted", "planning")["models"].get(
+        f"{layout(serving)} {situation}"
+    )
+    return found
 
 
 def layout(serving: Serving) -> str:
@@ -162,12 +147,5 @@ def layout(serving: Serving) -> str:
 
 def usual_range(situation: str, *, known_model: bool) -> tuple[float, float]:
     """Return how far below and above the expected figure measured ones lie, as shares of it."""
-    found = _read()["ranges"][situation]["known" if known_model else "other"]
+    found = table("fitted", "planning")["ranges"][situation]["known" if known_model else "other"]
     return 1 - float(found[0]), float(found[1]) - 1
-
-
-@cache
-def _read() -> dict[str, Any]:
-    text = (resources.files("spark_cluster.planning") / "data" / NAME).read_text(encoding="utf-8")
-    data: dict[str, Any] = json.loads(text)
-    return data

@@ -6,10 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from operator import mul
+from typing import Annotated
 
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.document import Document, Hidden, Rounded, derived
 from spark_cluster.errors import UsageError
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import (
+    decode,
     doubts,
     known,
     over_switch,
@@ -27,8 +31,13 @@ source: merritt-gemma4-mtp); with FP8 KV another article had 50 tokens/s in pros
 the text is easy to foresee, which is a little more either way (source: sovgrid-gemma4-31b)."""
 
 
+CONTEXT = 1024
+"""Tokens in the cache of a request when nothing is said, as in `plan` and `predict speed`: a prompt
+of 512 and half an answer."""
+
+
 @dataclass(frozen=True)
-class Speculative:
+class Speculative(Document):
     """Tokens/s with a drafter.
 
     Attributes:
@@ -40,11 +49,13 @@ class Speculative:
         basis: what the figures rest on.
     """
 
-    request: Estimate
-    total: Estimate
-    tokens_per_step: float
-    gain: float
-    basis: str
+    request: Hidden[Estimate]
+    total: Hidden[Estimate]
+    tokens_per_step: Annotated[float, Rounded(2)]
+    gain: Annotated[float, Rounded(2)]
+    basis: Hidden[str]
+    decode_tok_s = derived(Estimate, lambda found: found.request.rounded())
+    total_tok_s = derived(Estimate, lambda found: found.total.rounded())
 
 
 def tokens_per_step(acceptance: Sequence[float], drafted: int) -> float:
@@ -118,13 +129,13 @@ def speculative(
     constants = constants or Constants()
     gained = _gained(drafted, acceptance, accepted_share)
     usual = known(serving, constants, "drafter")
-    doubt = _doubts(serving, concurrency, known_model=usual.known)
+    doubt = _doubts(serving, concurrency, known_model=usual is not None)
     verified = step(serving, context, concurrency, sharing=constants.sharing, drafted=drafted)
     over_switch(doubt, serving, verified, constants)
     is_known = len(set(gained)) == 1
     if not is_known:
         doubt.why.append("an acceptance that was not measured")
-    seconds = drafting_seconds(serving, context, drafted, concurrency, constants) / usual.factor
+    seconds = drafting_seconds(serving, context, drafted, concurrency, constants) / (usual or 1.0)
     best = gained[0] if is_known else 1 + drafted
     roofline = best / shortest(serving, context, concurrency, constants)
     speeds = [min(tokens / seconds, roofline) for tokens in gained]
@@ -144,3 +155,19 @@ def drafting_seconds(
     one = step(serving, context, concurrency, sharing=constants.sharing, drafted=drafted)
     head = draft_read(serving) / (constants.bandwidth * constants.eta_dense)
     return step_seconds(serving, one, constants) + drafted * (constants.draft_ms / 1e3 + head)
+
+
+def request_speed(
+    recipe: Recipe,
+    serving: Serving,
+    *,
+    context: float = CONTEXT,
+    constants: Constants | None = None,
+) -> Estimate:
+    """Tokens/s of one request that is alone, with the recipe's drafter when it has one."""
+    drafter = recipe.drafter
+    if drafter is None:
+        return decode(serving, context, constants=constants).request
+    return speculative(
+        serving, context, drafter.tokens, drafter.acceptance, constants=constants
+    ).request

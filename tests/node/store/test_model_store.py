@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "node" / "store"))
 from models import COMMIT, REPOSITORY, content, model
 
 from spark_cluster.agent import operations
+from spark_cluster.node import launch_records
 from spark_cluster.node.host import Host
+from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.values import ResourceError
 
@@ -167,12 +170,12 @@ def test_a_damaged_model_of_another_tool_is_not_adopted(host, cache):
 
 def test_pins_are_by_revision_or_for_all(host, cache):
     model(cache.root, CONTENTS)
-    assert ask(host, "pin", name=REPOSITORY, revision="main") == {"changed": True}
+    assert ask(host, "pin", name=f"{REPOSITORY}@main", pinned=True) == {"changed": True}
     assert [one["pinned"] for one in ask(host, "usage")["revisions"]] == [True]
     assert ask(host, "prune", apply=True)["removed"] == []
     with pytest.raises(ResourceError, match="v9' of org/model is not on this node"):
-        ask(host, "pin", name=REPOSITORY, revision="v9")
-    assert ask(host, "unpin", name=REPOSITORY, revision="main") == {"changed": True}
+        ask(host, "pin", name=f"{REPOSITORY}@v9", pinned=True)
+    assert ask(host, "pin", name=f"{REPOSITORY}@main", pinned=False) == {"changed": True}
     assert len(ask(host, "prune")["removed"]) == 1
     assert state(host)["manifest"], "a preview removes nothing"
     assert ask(host, "prune", apply=True)["freed"] == 500_002
@@ -182,7 +185,8 @@ def test_pins_are_by_revision_or_for_all(host, cache):
 def test_what_served_last_is_pruned_last(host, cache):
     model(cache.root, CONTENTS)
     shutil.copytree(cache.folder(REPOSITORY), cache.folder("org/other"), symlinks=True)
-    ask(host, "used", repository=REPOSITORY, commit=COMMIT)
+    served = LaunchRecord("recipe", models=(f"{REPOSITORY}@{COMMIT}",), last=time.time() + 60)
+    launch_records.add(host.root, served)
     order = [one["repository"] for one in ask(host, "usage")["revisions"]]
     assert order == ["org/other", REPOSITORY]
     assert [one["repository"] for one in ask(host, "prune", bytes=1)["removed"]] == ["org/other"]

@@ -15,7 +15,7 @@ from hostile import container, user
 from hostile.container import FILE_TRICKS
 
 from spark_cluster.node.beneath import NotFollowed
-from spark_cluster.node.store import copy_receiving
+from spark_cluster.node.store import plain_folder
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.plain_folder import PlainFolder
 from spark_cluster.node.values import ResourceError
@@ -56,9 +56,9 @@ def files(folder: PlainFolder) -> dict[str, bytes]:
 
 def test_all_files_arrive_and_equal_ones_move_once(source, target, copied):
     manifest = source.manifest()
-    assert copied(source, target, manifest, "org/model@main") == manifest.size
+    assert copied(source, target, manifest) == manifest.size
     assert manifest.size < sum(map(len, CONTENTS.values()))
-    assert files(target) == {**CONTENTS, ".complete": b"org/model@main\n"}
+    assert files(target) == CONTENTS
     assert copied(source, target, manifest) == 0
     assert target.manifest().files == manifest.files
 
@@ -85,12 +85,11 @@ def test_only_a_file_that_differs_moves(source, target, copied):
     assert (target.root / "config.json").read_bytes() == b"{}"
 
 
-def test_a_half_file_is_gone_on_with(source, target, copied, monkeypatch):
-    monkeypatch.setattr(copy_receiving, "SMALL", 100_000)
+def test_a_half_file_is_gone_on_with(source, target, copied):
     manifest = source.manifest()
     weights = CONTENTS["sub/weights.bin"]
     name = f"{hashlib.sha256(weights).hexdigest()}.incomplete"
-    half = target.ours / "incoming" / manifest.repository.replace("/", "--") / name
+    half = target.root / plain_folder.INCOMING / name
     half.parent.mkdir(parents=True)
     half.write_bytes(weights[:1_000_000])
     assert copied(source, target, manifest) == manifest.size - 1_000_000
@@ -188,9 +187,7 @@ def test_a_folder_of_a_user_gives_away_nothing_of_others(source, target, tmp_pat
 
 
 @pytest.mark.parametrize("trick", FILE_TRICKS)
-@pytest.mark.parametrize(
-    "place", ["config.json", "sub", ".complete", ".spark-cluster-incoming", "HALF"]
-)
+@pytest.mark.parametrize("place", ["config.json", "sub", ".spark-cluster-incoming", "HALF"])
 def test_nothing_is_written_through_a_folder_of_a_user(
     source, target, tmp_path, trick, place, copied
 ):
@@ -199,7 +196,7 @@ def test_nothing_is_written_through_a_folder_of_a_user(
     half = target.incomplete(manifest.repository, manifest.files[0].blob)
     container.leave(trick, half if place == "HALF" else target.root / place, host, FILE_TRICKS)
     with contextlib.suppress(ResourceError, OSError):
-        copied(source, target, manifest, "org/model@main")
+        copied(source, target, manifest)
     container.untouched(host, target.root, read=trick == "hard link")
 
 

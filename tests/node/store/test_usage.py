@@ -5,16 +5,16 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 from models import COMMIT, REPOSITORY, content, file_of, model
 
-from spark_cluster.node.store import prune
+from spark_cluster.node.store import usage as usage_module
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.node.store.prune import Wish
 from spark_cluster.node.store.records import Records
-from spark_cluster.node.store.usage import Usage, usage
+from spark_cluster.node.store.usage import Usage, plan, remove
 from spark_cluster.node.values import ResourceError
 
 OTHER = "d" * 40
@@ -39,13 +39,11 @@ def proc(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def two(cache: HubCache, records: Records) -> HubCache:
+def two(cache: HubCache) -> HubCache:
     """Two revisions of a model that have one blob in common; the first one served earlier."""
     model(cache.root, {"config.json": b"{}", "model.safetensors": SHARED}, "old")
     second = {"config.json": b"{ }", "model.safetensors": SHARED, "more.safetensors": b"more"}
     _add(cache, OTHER, second, "main")
-    records.mark_used(REPOSITORY, COMMIT, NOW - 5000)
-    records.mark_used(REPOSITORY, OTHER, NOW - 10)
     return cache
 
 
@@ -72,15 +70,19 @@ def _process(proc: Path, number: int, *words: str) -> None:
     (proc / str(number) / "cmdline").write_bytes("\0".join(words).encode())
 
 
-ALL = Wish()
+USED = {f"{REPOSITORY}@{COMMIT}": NOW - 5000, f"{REPOSITORY}@{OTHER}": NOW - 10}
 
 
-def _plan(cache: HubCache, found: Usage, wish: Wish = ALL) -> list[str]:
-    return [revision.commit for revision in prune.plan(cache, found, wish, NOW).removed]
+def usage(cache: HubCache, records: Records, proc: Path) -> Usage:
+    return usage_module.usage(cache, records, USED, proc)
 
 
-def _reasons(cache: HubCache, found: Usage, wish: Wish = ALL) -> dict[str, str]:
-    kept = prune.plan(cache, found, wish, NOW).kept
+def _plan(cache: HubCache, found: Usage, **wish: Any) -> list[str]:
+    return [revision.commit for revision in plan(cache, found, NOW, **wish)[0]]
+
+
+def _reasons(cache: HubCache, found: Usage, **wish: Any) -> dict[str, str]:
+    _, kept = plan(cache, found, NOW, **wish)
     return {revision.commit: reason for revision, reason in kept}
 
 
@@ -99,16 +101,15 @@ def test_a_blob_of_two_revisions_is_counted_once(two, records, proc):
 
 def test_pruning_one_revision_leaves_the_other_whole(two, records, proc):
     found = usage(two, records, proc)
-    pruning = prune.plan(two, found, Wish(only=(f"{REPOSITORY}@{COMMIT}",)), NOW)
-    assert pruning.freed == 2
-    done = prune.remove(two, records, found, pruning)
-    assert [revision.commit for revision in done.removed] == [COMMIT]
+    chosen, _ = plan(two, found, NOW, only=(f"{REPOSITORY}@{COMMIT}",))
+    assert found.freed(chosen) == 2
+    removed, _ = remove(two, records, found, chosen)
+    assert [revision.commit for revision in removed] == [COMMIT]
     assert two.commits(REPOSITORY) == [OTHER]
     assert two.refs(REPOSITORY) == {"main": OTHER}
     after = usage(two, records, proc)
-    assert after.size == found.size - pruning.freed
+    assert after.size == found.size - 2
     assert not after.revisions[0].problem
-    assert f"{REPOSITORY}@{COMMIT}" not in records.used()
 
 
 def test_pruning_the_last_revision_removes_the_folder_with_its_half_files(two, records, proc):
@@ -117,7 +118,7 @@ def test_pruning_the_last_revision_removes_the_folder_with_its_half_files(two, r
     os.utime(half, (NOW - 5000, NOW - 5000))
     unfinished = usage(two, records, proc)
     assert unfinished.unfinished == 4
-    prune.remove(two, records, unfinished, prune.plan(two, unfinished, Wish(), NOW))
+    remove(two, records, unfinished, plan(two, unfinished, NOW)[0])
     assert not two.folder(REPOSITORY).exists()
     assert two.root.is_dir()
 
@@ -130,14 +131,14 @@ def test_a_plan_changes_nothing(two, records, proc):
 
 def test_what_a_recipe_needs_stays(two, records, proc):
     found = usage(two, records, proc)
-    assert _plan(two, found, Wish(keep=((REPOSITORY, "main"),))) == [COMMIT]
-    assert _plan(two, found, Wish(keep=((REPOSITORY, COMMIT),))) == [OTHER]
-    assert _plan(two, found, Wish(keep=(("other/model", "main"),))) == [COMMIT, OTHER]
+    assert _plan(two, found, keep=((REPOSITORY, "main"),)) == [COMMIT]
+    assert _plan(two, found, keep=((REPOSITORY, COMMIT),)) == [OTHER]
+    assert _plan(two, found, keep=(("other/model", "main"),)) == [COMMIT, OTHER]
 
 
 def test_all_stays_of_a_model_whose_needed_branch_is_unknown_here(two, records, proc):
     found = usage(two, records, proc)
-    reasons = _reasons(two, found, Wish(keep=((REPOSITORY, "v9"),)))
+    reasons = _reasons(two, found, keep=((REPOSITORY, "v9"),))
     assert reasons == {COMMIT: "a recipe needs it", OTHER: "a recipe needs it"}
 
 
@@ -147,8 +148,8 @@ def test_pinned_revisions_and_models_stay(two, records, proc):
     assert _plan(two, usage(two, records, proc)) == [OTHER]
     assert records.pin(REPOSITORY, NOW)
     assert _plan(two, usage(two, records, proc)) == []
-    assert records.unpin(REPOSITORY)
-    assert not records.unpin(REPOSITORY)
+    assert records.pin(REPOSITORY, NOW, pinned=False)
+    assert not records.pin(REPOSITORY, NOW, pinned=False)
     assert _plan(two, usage(two, records, proc)) == [OTHER]
 
 
@@ -166,9 +167,9 @@ def test_a_process_with_a_longer_name_is_no_use(two, records, proc):
 
 def test_only_as_much_goes_as_is_to_be_freed(two, records, proc):
     found = usage(two, records, proc)
-    assert _plan(two, found, Wish(free=1)) == [COMMIT]
-    assert _reasons(two, found, Wish(free=1)) == {OTHER: "enough is freed"}
-    assert _plan(two, found, Wish(unused_s=1000)) == [COMMIT]
+    assert _plan(two, found, free=1) == [COMMIT]
+    assert _reasons(two, found, free=1) == {OTHER: "enough is freed"}
+    assert _plan(two, found, unused_s=1000) == [COMMIT]
 
 
 def test_a_model_that_is_being_downloaded_stays(two, records, proc):
@@ -180,13 +181,12 @@ def test_a_model_that_is_being_downloaded_stays(two, records, proc):
 
 
 def test_a_model_that_a_copy_has_locked_stays(two, records, proc, monkeypatch):
-    monkeypatch.setattr(prune, "LOCK_S", 0.0)
+    monkeypatch.setattr(usage_module, "LOCK_S", 0.0)
     found = usage(two, records, proc)
     with alone(two, REPOSITORY):
-        done = prune.remove(two, records, found, prune.plan(two, found, Wish(), NOW))
-    assert not done.removed
-    assert done.freed == 0
-    assert {reason for _, reason in done.kept} == {"something is being downloaded there"}
+        removed, kept = remove(two, records, found, plan(two, found, NOW)[0])
+    assert not removed
+    assert {reason for _, reason in kept} == {"something is being downloaded there"}
     assert two.commits(REPOSITORY) == [COMMIT, OTHER]
 
 
@@ -198,7 +198,7 @@ def test_links_out_of_the_cache_are_not_followed(two, records, proc, tmp_path):
     found = usage(two, records, proc)
     assert {revision.repository for revision in found.revisions} == {REPOSITORY}
     before = sorted(outside.rglob("*"))
-    prune.remove(two, records, found, prune.plan(two, found, Wish(), NOW))
+    remove(two, records, found, plan(two, found, NOW)[0])
     assert sorted(outside.rglob("*")) == before
 
 
@@ -221,6 +221,7 @@ def test_missing_blobs_are_a_problem_and_unreferenced_ones_are_counted(two, reco
 
 
 def test_nothing_is_pruned_while_the_pins_cannot_be_read(two, records, proc):
+    assert records.pin(REPOSITORY, NOW)
     (records.folder / "pins.json").write_text("{")
     with pytest.raises(ResourceError, match=r"pins\.json cannot be read"):
         usage(two, records, proc)

@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 from factories import make_inventory, make_node, make_recipe
 
-from spark_cluster.engine.copies import hub_models
+from spark_cluster.engine.copies import fetch
 from spark_cluster.engine.copies.copy import Copied
-from spark_cluster.engine.copies.pull import Preview
-from spark_cluster.engine.copies.state import Have, Wanted
-from spark_cluster.engine.copies.stored import Stored, wanted_by
+from spark_cluster.engine.copies.pull import PullPreview
+from spark_cluster.engine.copies.state import Have, Stored, Wanted, wanted_by
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.options import Options
@@ -54,7 +53,7 @@ class Cluster:
         self.nodes = [make_node("spark1"), make_node("spark2", head=False)]
         hosts = "spark1: {address: 10.0.0.1, roles: [head]}, spark2: {address: 10.0.0.2}"
         self.inventory = make_inventory(folder, f"nodes: {{{hosts}}}\n")
-        self.stored = Stored(HUB, (WANTED,), {name: [what] for name, what in on.items()})
+        self.stored = Stored(HUB, {WANTED: on})
         self.done: list[tuple[str, ...]] = []
         self.notes: list[str] = []
         self.compared: list[tuple[str, str]] = []
@@ -76,7 +75,13 @@ class Cluster:
         return SimpleNamespace(request=request)
 
     def bring(self) -> dict[str, str]:
-        return hub_models.bring(self, self.nodes, self.stored)  # type: ignore[arg-type]
+        return fetch.bring(self, self.nodes, self.stored)  # type: ignore[arg-type]
+
+
+def must_be_there(stored: Stored, *, adopt: bool) -> None:
+    recipe = make_recipe()
+    image = recipe.image.model_copy(update={"archive": "/image.tar"})  # of which none is asked for
+    fetch.must_be_there(recipe.model_copy(update={"image": image}), stored, adopt=adopt)
 
 
 @pytest.fixture
@@ -84,9 +89,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """Makes a cluster, whose pulls take until the copy has begun."""
     made: list[Cluster] = []
 
-    def preview(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> Preview:
+    def preview(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> PullPreview:
         play.done.append(("preview", node.name))
-        return Preview(NEW, SIZE, SIZE, 1 << 40)
+        return PullPreview(NEW, SIZE, SIZE, 1 << 40)
 
     def pull(play: Cluster, node: Any, *_wanted: Any, **_how: Any) -> Manifest:
         if play.refusal is not None:
@@ -112,7 +117,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         ("preview", preview), ("pull", pull), ("models_on", models_on), ("copy", copy),
         ("must_be_the_hubs", compare),
     ):  # fmt: skip
-        monkeypatch.setattr(hub_models, name, function)
+        monkeypatch.setattr(fetch, name, function)
 
     def make(**on: Have) -> Cluster:
         made.append(Cluster(tmp_path, **on))
@@ -164,7 +169,7 @@ def test_of_two_commits_the_heads_serves(cluster):
 def test_what_another_tool_has_downloaded_is_taken_over_where_that_is_wanted(cluster, options):
     two = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD)))
     two.options = options
-    hub_models.must_be_there(two.stored, adopt=options.may_adopt)
+    must_be_there(two.stored, adopt=options.may_adopt)
     assert two.bring()["org/model"].endswith(OLD)
     assert two.done == [("adopt", "spark2", "a"), ("copy", "spark2", "spark1", "a", "False")]
     assert two.compared == [("spark2", "spark2"), ("spark2", "spark1")]
@@ -192,9 +197,9 @@ def test_a_person_is_asked_what_and_where(cluster):
 def test_offline_other_caches_count_with_adopt_only(cluster):
     stored = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD))).stored
     with pytest.raises(Refused, match="no node has") as caught:
-        hub_models.must_be_there(stored, adopt=False)
+        must_be_there(stored, adopt=False)
     assert "--adopt" in caught.value.hint
-    hub_models.must_be_there(stored, adopt=True)
+    must_be_there(stored, adopt=True)
 
 
 def test_a_disk_that_is_too_small_is_named_before_the_first_byte(cluster):
@@ -221,7 +226,7 @@ def test_the_pulls_reason_is_the_one_that_is_told(cluster):
 def test_without_the_hub_each_nodes_lack_is_told(cluster):
     two = cluster(spark1=have(), spark2=have(NEW, missing=2_000_000_000))
     with pytest.raises(Refused, match=r"spark1: not there; spark2: 2\.0 GB are missing"):
-        hub_models.must_be_there(two.stored, adopt=True)
+        must_be_there(two.stored, adopt=True)
 
 
 def test_what_is_wanted_in_the_hub_cache():
@@ -233,8 +238,8 @@ def test_what_is_wanted_in_the_hub_cache():
 
 
 def test_what_is_there_counts_for_the_plan():
-    on = {"spark1": [have(NEW)], "spark2": [have(NEW, missing=SIZE // 2)], "spark3": [have()]}
-    stored = Stored(HUB, (WANTED,), on)
+    on = {"spark1": have(NEW), "spark2": have(NEW, missing=SIZE // 2), "spark3": have()}
+    stored = Stored(HUB, {WANTED: on})
     assert stored.there("org/drafter") == {}
     there = stored.there("org/model")
     assert there["spark1"] == float("inf")

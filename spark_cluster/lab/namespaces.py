@@ -1,19 +1,25 @@
-"""A node that is a set of namespaces on this machine, named by one of their processes."""
+"""Nodes that are sets of namespaces on this machine, each named by one of its processes.
+
+`runner/dialer.py` reaches nodes by this module where an inventory has `namespaces_of`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
+import pwd
 import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import InvalidFile, Refused, Unreachable
+from spark_cluster.lab import namespace_relay
 from spark_cluster.loader import trust
-from spark_cluster.runner import namespace_relay
+from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.runner.tunnel import end
 
 SPACES = ("mount", "uts", "ipc", "net", "pid", "cgroup")
@@ -25,6 +31,30 @@ START = 19
 """Place of a process's start among the fields of /proc/PID/stat after its name, proc(5)."""
 
 PROC = Path("/proc")
+
+
+@dataclass(eq=False)
+class NamespacesConnection(LocalConnection):
+    """Agents in the namespaces of a process of this machine.
+
+    Args:
+        namespaces_of: file with the number of that process.
+    """
+
+    _: KW_ONLY
+    namespaces_of: Path
+
+    def environment(self) -> dict[str, str]:
+        """Return that of an agent on this machine with root's home: the caller has none there."""
+        root = pwd.getpwuid(0)
+        own = {"HOME": root.pw_dir, "LOGNAME": root.pw_name, "USER": root.pw_name}
+        return super().environment() | own
+
+    def enter(self) -> list[str]:
+        return enter(leader(self.node, self.namespaces_of))
+
+    def files_root(self) -> str:
+        return f"/proc/{leader(self.node, self.namespaces_of)}/root"
 
 
 def leader(node: str, file: Path, proc: Path = PROC) -> int:

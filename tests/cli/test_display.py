@@ -1,8 +1,8 @@
-"""The display that is imported while nodes are at work: it misses nothing, in the right order."""
+"""The display of a run: it begins to draw while nodes are at work, and misses nothing."""
 
 from __future__ import annotations
 
-import contextlib
+import io
 import os
 import subprocess
 import sys
@@ -12,114 +12,98 @@ import pytest
 from terminal import Terminal
 from waiting import HANG_S
 
-from spark_cluster.cli import late_display
-from spark_cluster.cli.late_display import LateDisplay
+from spark_cluster.cli import display as module
+from spark_cluster.cli.display import Display
+from spark_cluster.cli.terminal import Console
 from spark_cluster.runner.events import Connected, Note, RunFinished, RunStarted, StageStarted
 
 STARTED = RunStarted("r1", "up", ("spark1",))
 DONE = RunFinished(True, 1.0)
 
 
-class Sink:
-    def __init__(self, fails: bool = False) -> None:
-        self.seen, self.closed, self.fails = [], False, fails
-
-    def take(self, event) -> None:
-        if self.fails:
-            raise BrokenPipeError
-        self.seen.append(event)
-
-    def close(self) -> None:
-        self.closed = True
-
-
-def late(make, *, verbose=False, titled=True):
-    return LateDisplay(make, verbose=verbose, titled=titled)
-
-
 def test_what_was_told_before_comes_first():
-    sink, go = Sink(), threading.Event()
+    out, go = io.StringIO(), threading.Event()
 
     def make():
         go.wait(HANG_S)
-        return sink
+        return Console(file=out, width=100)
 
-    display = late(make)
+    display = Display(make)
     display.take(STARTED)
     display.take(Note("one"))
     display.take(Note("two"))
-    assert sink.seen == []
+    assert out.getvalue() == ""
     go.set()
     display.settle()
     display.take(Note("three"))
-    assert [getattr(event, "text", "") for event in sink.seen] == ["", "one", "two", "three"]
+    assert [line.split()[-1] for line in out.getvalue().splitlines()] == [
+        "r1",
+        "one",
+        "two",
+        "three",
+    ]
     display.close()
-    assert sink.closed
 
 
 @pytest.mark.parametrize(
-    ("event", "options", "made"),
+    ("event", "options", "shown"),
     [
-        (STARTED, {}, True),
-        (STARTED, {"titled": False}, False),
-        (Connected("spark1", 0.1), {}, False),
-        (Connected("spark1", 0.1), {"verbose": True}, True),
-        (StageStarted("load"), {"titled": False}, True),
+        (STARTED, {}, "up  run r1"),
+        (STARTED, {"titled": False}, ""),
+        (Connected("spark1", 0.1), {}, ""),
+        (Connected("spark1", 0.1), {"verbose": True}, "spark1    connected  0.10 s"),
+        (StageStarted("load"), {"titled": False}, "▸ load"),
     ],
 )
-def test_it_is_made_only_when_there_is_something_to_show(event, options, made):
-    sink = Sink()
-    display = late(lambda: sink, **options)
+def test_it_is_begun_only_when_there_is_something_to_show(event, options, shown):
+    made = []
+    display = Display(
+        lambda: made.append(Console(file=io.StringIO(), width=100)) or made[0], **options
+    )
     display.take(event)
     display.take(DONE)
     display.close()
-    assert (sink.seen, sink.closed) == (([event, DONE], True) if made else ([], False))
+    assert [console.file.getvalue().strip() for console in made] == [shown] * bool(shown)
 
 
 def test_a_title_does_not_wait_for_work(monkeypatch):
-    monkeypatch.setattr(late_display, "WITHIN_S", 0.0)
+    monkeypatch.setattr(module, "WITHIN_S", 0.0)
     made = threading.Event()
-    display = late(lambda: made.set() or Sink())
+    display = Display(lambda: made.set() or Console(file=io.StringIO()))
     display.take(STARTED)
     assert made.wait(HANG_S)
 
 
 def test_an_output_that_is_closed_is_reported_to_who_waits():
-    display = late(lambda: Sink(fails=True))
+    class Closed(io.StringIO):
+        def write(self, _text):
+            raise BrokenPipeError
+
+    display = Display(lambda: Console(file=Closed()))
     display.take(Note("one"))
     with pytest.raises(BrokenPipeError):
         display.settle()
     display.close()
 
 
-class Holding(Sink):
-    """A sink that holds events back while a person is asked."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.held = False
-
-    @contextlib.contextmanager
-    def quiet(self):
-        self.held = True
-        yield
-        self.held = False
-
-
 def test_a_question_comes_after_all_that_was_told_and_holds_back_the_rest():
-    sink = Holding()
-    display = late(lambda: sink)
+    out = io.StringIO()
+    display = Display(lambda: Console(file=out, width=100))
     display.take(STARTED)
     display.take(Note("one"))
     with display.quiet():
-        assert [getattr(event, "text", "") for event in sink.seen] == ["", "one"]
-        assert sink.held
-    assert not sink.held
+        assert "one" in out.getvalue()
+        display.take(Note("two"))
+        assert "two" not in out.getvalue()
+    assert "two" in out.getvalue()
 
 
 def test_a_question_before_anything_was_told():
-    with late(Sink).quiet():
-        pass
+    display = Display(lambda: Console(file=io.StringIO(), width=100))
+    with display.quiet():
+        display.take(Note("one"))
+        assert display.console.file.getvalue() == ""
+    assert "one" in display.console.file.getvalue()
 
 
 QUESTION = """

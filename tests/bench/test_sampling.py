@@ -11,14 +11,13 @@ from scratch_nodes import Dials
 from telemetry_node import nvidia_smi, put_system
 from waiting import until
 
-from spark_cluster.bench import live as live_module
+from spark_cluster.bench import sampling
 from spark_cluster.bench import sampling as sampling_module
-from spark_cluster.bench.live import LiveState, warnings
 from spark_cluster.bench.record import ProcessMemory
-from spark_cluster.bench.sampling import Lost, Sampling, metrics_url
+from spark_cluster.bench.sampling import LiveState, Lost, Sampling, metrics_url, warnings
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli.terminal import Console
-from spark_cluster.cli.top_picture import line, picture
+from spark_cluster.cli.top import line, picture
 from spark_cluster.errors import Failed, Unreachable
 
 NOON = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)
@@ -67,7 +66,7 @@ def test_a_loss_is_news_once_and_a_row_ends_it(monkeypatch):
     live.take(row())
     assert live.trouble(live.nodes["spark1"]) == ""
     assert live.trouble(live.nodes["spark2"]) == "connecting"
-    monkeypatch.setattr(live_module, "SILENT_S", -1.0)
+    monkeypatch.setattr(sampling, "SILENT_S", -1.0)
     silent = LiveState(["spark1"], -1.0)
     silent.take(row())
     assert silent.trouble(silent.nodes["spark1"]) == "no answer for 0 s"
