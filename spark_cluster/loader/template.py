@@ -4,21 +4,15 @@ from __future__ import annotations
 
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
-
-from jinja2 import (
-    Environment,
-    FileSystemLoader,
-    StrictUndefined,
-    TemplateError,
-    TemplateNotFound,
-    TemplateSyntaxError,
-)
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import InvalidFile
 from spark_cluster.loader.extension import where_raised
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 def render(folder: Path, template: str, /, **values: Any) -> str:
@@ -36,6 +30,8 @@ def render(folder: Path, template: str, /, **values: Any) -> str:
         InvalidFile: there is no such template, or it is wrong, or a variable is missing; with the
             template's line.
     """
+    from jinja2 import TemplateError, TemplateNotFound, TemplateSyntaxError
+
     path = folder / template
     try:
         return _environment(folder).get_template(template).render(values)
@@ -57,6 +53,8 @@ def render(folder: Path, template: str, /, **values: Any) -> str:
 
 @lru_cache(maxsize=64)
 def _environment(folder: Path) -> Environment:
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
     # Configuration files, not web pages: escaping for HTML would damage them.
     return Environment(
         loader=FileSystemLoader(folder),

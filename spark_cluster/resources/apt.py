@@ -5,13 +5,10 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from spark_cluster.node import units
+from spark_cluster.node.host import Completed, Host
 from spark_cluster.node.values import ResourceError
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Completed, Host
 
 APT_S = 3600.0
 LOCK_WAIT_S = 120.0

@@ -12,17 +12,13 @@ import re
 import stat
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from spark_cluster.node import safe_paths
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State
 from spark_cluster.resources.file import unified
 from spark_cluster.resources.group import valid_name
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
-
 
 _OPTION = re.compile(r'[A-Za-z0-9-]+(="[^"\\\x00-\x1f\x7f]*")?')
 _LINES = re.compile(rb"[^\n]*\n|[^\n]+")

@@ -7,15 +7,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from spark_cluster.node.host import Completed, Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.docker import docker, image
 from spark_cluster.resources.image import REF
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Completed, Host
 
 LABEL = "spark-cluster.dockerfile"
 BUILD_S = 4 * 3600.0

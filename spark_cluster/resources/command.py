@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from spark_cluster.node import units
+from spark_cluster.node.host import Completed, Host
 from spark_cluster.node.values import InvalidResource, ResourceError, Secret, Unknown
 from spark_cluster.resources.base import Resource, State, absolute, ids
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Completed, Host
 
 RETRY_S = 2.0
 """Seconds before the first further try; each next one waits twice as long, a minute at most."""

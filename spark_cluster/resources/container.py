@@ -9,20 +9,17 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from spark_cluster.node import container_gpu
 from spark_cluster.node.containers import ContainerState, rights
 from spark_cluster.node.engine_caches import folder_of, prepare, short
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret, Unknown
 from spark_cluster.resources import secret_files
 from spark_cluster.resources.base import Resource, State, absolute, differences, ids
 from spark_cluster.resources.docker import container, docker, image
 from spark_cluster.resources.program import check_program, need_paths, split_mount
 from spark_cluster.resources.unit import FOLDER
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 ID = "IMAGE-ID"
 """Stands in the arguments for the id of the image, which is known on the node."""

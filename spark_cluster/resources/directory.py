@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Unknown
 from spark_cluster.resources.base import Resource, State, absolute, valid_mode
 from spark_cluster.resources.file import access_of, expect_kind, observe_path, owner_ids
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 GIB = 1024**3
 

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from spark_cluster.node import units
 from spark_cluster.node.containers import ContainerState, parse_state
+from spark_cluster.node.host import Completed, Host
 from spark_cluster.node.images import DockerImage, parse_images
 from spark_cluster.node.values import Missing, ResourceError
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Completed, Host
 
 RUNNING = "running:docker.service"
 """What `Service("docker")` provides."""

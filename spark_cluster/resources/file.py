@@ -14,8 +14,9 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spark_cluster.node.host import Completed, Host
 from spark_cluster.node.values import (
     Blob,
     InvalidResource,
@@ -26,10 +27,6 @@ from spark_cluster.node.values import (
     Unknown,
 )
 from spark_cluster.resources.base import Resource, State, absolute, valid_mode
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Completed, Host
-
 
 DIFF_INPUT_LIMIT = 4 * 1024 * 1024
 """Bytes of a file, before and after, up to which a diff is made: it takes memory many times over.

@@ -5,13 +5,10 @@ from __future__ import annotations
 import grp
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource
 from spark_cluster.resources.base import Resource, State
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 
 def valid_name(kind: str, name: str) -> None:

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.apt import NAME, explained, patiently, policy
 from spark_cluster.resources.base import Resource, State
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 
 @dataclass(frozen=True)

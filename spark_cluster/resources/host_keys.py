@@ -11,16 +11,13 @@ import shutil
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spark_cluster.node import paths
 from spark_cluster.node.durable import sync, sync_folder
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource
 from spark_cluster.resources.base import Resource, State
 from spark_cluster.resources.ssh_key import KINDS, generate
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 PREPARED = paths.NEXT_HOST_KEYS
 """Keys that are made and not in force, `KIND/key` and `KIND/key.pub`; for root only."""

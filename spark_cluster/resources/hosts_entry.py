@@ -5,14 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, field
 from ipaddress import IPv4Address
-from typing import TYPE_CHECKING
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing
 from spark_cluster.resources.base import Resource, State, lines_of
 from spark_cluster.resources.file import unified
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 HOSTS = "/etc/hosts"
 

@@ -6,16 +6,13 @@ import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from spark_cluster.node import image_digests
+from spark_cluster.node.host import Completed, Host
 from spark_cluster.node.images import DockerImage
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.docker import docker, image
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Completed, Host
 
 PULL_S = 4 * 3600.0
 LOAD_S = 3600.0

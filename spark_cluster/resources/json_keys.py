@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
 from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.file import unified
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 _UNSET = "(unset)"
 

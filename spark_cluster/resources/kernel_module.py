@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from spark_cluster.node import paths
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, ResourceError
 from spark_cluster.resources.base import Resource, State
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import hashlib
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
 from spark_cluster.resources.base import Resource, State, absolute, valid_mode
 from spark_cluster.resources.file import unified
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 
 @dataclass(frozen=True)

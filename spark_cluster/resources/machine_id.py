@@ -9,13 +9,10 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource
 from spark_cluster.resources.base import Resource, State
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 MACHINE_ID = "/etc/machine-id"
 DBUS_ID = "/var/lib/dbus/machine-id"

@@ -14,17 +14,14 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.node import paths
 from spark_cluster.node.durable import make_folder, sync_folder, write_file
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.file import observe_path, sha256, unified
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
-
 
 FOLDERS = ("lib/netplan", "run/netplan", "etc/netplan")
 

@@ -6,16 +6,14 @@ import json
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.node import paths
 from spark_cluster.node.durable import write_file
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State
 from spark_cluster.resources.file import sha256, unified
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 FOLDER = paths.NFTABLES
 LOADED = paths.NFTABLES_SCRIPTS

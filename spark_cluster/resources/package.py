@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, ResourceError
 from spark_cluster.resources.apt import (
     NAME,
@@ -18,9 +18,6 @@ from spark_cluster.resources.apt import (
     update,
 )
 from spark_cluster.resources.base import Resource, State
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 _SHOW = "${Package}\\t${Architecture}\\t${db:Status-Abbrev}\\t${Version}\\n"
 _STATES = {"i": "present", "U": "unpacked", "F": "half-configured", "H": "half-installed"}

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, Secret
 from spark_cluster.resources.base import absolute
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 
 class Program(Protocol):

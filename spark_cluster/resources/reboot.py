@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, RebootNeeded, ResourceError, Skip
 from spark_cluster.resources.base import Resource, State, absolute, ids
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 REQUIRED = "/run/reboot-required"
 """Made by packages that need one (update-notifier-common and others); gone after it."""

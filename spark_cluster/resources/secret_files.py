@@ -7,13 +7,10 @@ import hashlib
 import os
 import shutil
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from spark_cluster.node import paths
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
-    from spark_cluster.node.values import Secret
+from spark_cluster.node.host import Host
+from spark_cluster.node.values import Secret
 
 SECRETS = paths.SECRETS
 

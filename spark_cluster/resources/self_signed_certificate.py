@@ -5,14 +5,11 @@ from __future__ import annotations
 import ipaddress
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource
 from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.file import expect_kind, observe_path
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 DAYS = 3650
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")

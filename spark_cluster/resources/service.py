@@ -6,15 +6,13 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.node import paths
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Skip
 from spark_cluster.resources import unit
 from spark_cluster.resources.base import Resource, State, ids
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 _UNIT_TYPES = ("service", "socket", "timer", "target", "mount", "path")
 _FOLDERS = (paths.SYSTEMD_UNITS, "/run/systemd/system", "/usr/lib/systemd/system")

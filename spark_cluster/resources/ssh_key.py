@@ -5,15 +5,12 @@ from __future__ import annotations
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource
 from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.file import expect_kind, observe_path, owner_ids
 from spark_cluster.resources.group import valid_name
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 KINDS = ("ed25519", "ecdsa", "rsa")
 

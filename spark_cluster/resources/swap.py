@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource
 from spark_cluster.resources.base import Resource, State, lines_of
 from spark_cluster.resources.file import unified
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 FSTAB = "/etc/fstab"
 _LINE = re.compile(r"^\s*[^#\s]\S*\s+\S+\s+swap\s")

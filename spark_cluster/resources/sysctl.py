@@ -6,15 +6,12 @@ import difflib
 import errno
 import re
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from spark_cluster.node import paths
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, lines_of
 from spark_cluster.resources.file import unified
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 _FOLDERS = ("/usr/lib/sysctl.d", "/run/sysctl.d", "/etc/sysctl.d")
 _WHY = {

@@ -9,19 +9,16 @@ import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.node import paths
 from spark_cluster.node.engine_caches import folder_of, prepare
+from spark_cluster.node.host import Host
 from spark_cluster.node.unit_state import DECLARED, declared
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
 from spark_cluster.resources import secret_files
 from spark_cluster.resources.base import Resource, State, differences, ids
 from spark_cluster.resources.program import check_program, need_paths, split_mount
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
-
 
 # Asking systemd on a node, for the resources that stand on it.
 

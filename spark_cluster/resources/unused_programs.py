@@ -6,14 +6,11 @@ import contextlib
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from spark_cluster.node import own_program, paths
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 ARCHIVE = re.compile(r"[0-9a-f]{64}\.pyz")
 FORMER = "start.py"

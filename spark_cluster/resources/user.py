@@ -5,14 +5,11 @@ from __future__ import annotations
 import grp
 import pwd
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.group import valid_name, valid_number
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 
 @dataclass(frozen=True)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from spark_cluster.node import units
+from spark_cluster.node.host import Host
 from spark_cluster.node.requirements import PINNED
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
 from spark_cluster.resources.base import Resource, State, absolute
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 MARKER = ".spark-cluster-requirements"
 """File in an environment of ours: the requirements that it was made of, whole."""
