@@ -320,7 +320,7 @@ def _recipe(
     """
     from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
     from spark_cluster.config.overrides import text
-    from spark_cluster.engine.resolve import groups, resolve
+    from spark_cluster.engine.resolve import must_have_nodes, resolve
 
     name = name or opened.inventory.serve.recipe
     if name is None:
@@ -331,7 +331,7 @@ def _recipe(
     recipe = recipe_to_serve(opened, name, changes, allow)
     size = size_on(opened, recipe, _size(tp, replicas))
     if replicas > 1:
-        groups([node.name for node in opened.nodes], 1, replicas)
+        must_have_nodes([node.name for node in opened.nodes], replicas)
     how = f"--tp {size}" if replicas == 1 else f"--replicas {replicas}"
     return f"{how} {text(recipe.overrides)}".rstrip(), lambda play: resolve(
         recipe, play.inventory, play.nodes, size, replicas=replicas

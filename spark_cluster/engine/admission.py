@@ -268,20 +268,10 @@ def _release(play: Play) -> None:
 def our_processes(
     play: Play, names: Sequence[str], programs: Sequence[str] = PROGRAMS
 ) -> dict[str, set[int]]:
-    """Node to the process ids (of the host) in our programs; one question a node, all at once."""
-    commands = {name: runtime.processes(name) for name in programs}
-    waiting = {
-        node.name: play.session(node).submit("gather", commands=commands)
-        for node in play.nodes
-        if node.name in names
-    }
-    found = {}
-    for name, pending in waiting.items():
-        outputs = [
-            done["stdout"] for done in pending.wait()["commands"].values() if done is not None
-        ]
-        found[name] = {int(word) for text in outputs for word in text.split() if word.isdecimal()}
-    return found
+    """Node to the process ids (of the host) in our programs."""
+    there = {node.name: play.session(node) for node in play.nodes if node.name in names}
+    found = runtime.process_ids(there, {name: {p: p for p in programs} for name in there})
+    return {name: set[int]().union(*pids.values()) for name, pids in found.items()}
 
 
 def without_ours(room: NodeMemory, ours: set[int]) -> NodeMemory:

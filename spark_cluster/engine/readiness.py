@@ -32,6 +32,7 @@ from spark_cluster.node.health import Life, judge
 from spark_cluster.node.supervision.look import stop
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import printed
 from spark_cluster.topology import Node
 
 FRAGMENTED = (
@@ -203,10 +204,10 @@ def progress(play: Play, server: Server) -> Seen:
             **{name: runtime.question(name) for name in programs},
             **{f"cpu {name}": runtime.cpu_seconds(name) for name in programs},
         }
-        told = session.request("gather", commands=asked)["commands"]
-        printed = {name: done["stdout"] if done else "" for name, done in told.items()}
-        found[f"compilers on {node.name}"] = _compilers([printed[f"cpu {n}"] for n in programs])
-        states = [unit_state.answered(told[name]) for name in programs]
+        answer = session.request("gather", commands=asked)
+        tables = printed(answer)
+        found[f"compilers on {node.name}"] = _compilers([tables[f"cpu {n}"] for n in programs])
+        states = [unit_state.answered(answer["commands"][name]) for name in programs]
         image = next((state.image for state in states if state.image), "")
         folder = short(image) if image else of_environment(server.venv)
         root = server.cache_root

@@ -81,22 +81,18 @@ def serving(nodes: Iterable[M], tp: int, count: int | None = None) -> tuple[list
     return chosen[:wanted], chosen[wanted:]
 
 
-def groups(names: Sequence[str], tp: int, replicas: int) -> list[list[str]]:
-    """Return the nodes of each replica.
-
-    Args:
-        names: of the nodes, the head first.
+def must_have_nodes(names: Sequence[str], replicas: int) -> None:
+    """Look whether there is a node for each replica.
 
     Raises:
         Refused: there are too few.
     """
-    if len(names) < tp * replicas:
+    if len(names) < replicas:
         raise Refused(
-            f"{replicas} replicas at TP={tp} need {tp * replicas} nodes; there are {len(names)} "
+            f"{replicas} replicas at TP=1 need {replicas} nodes; there are {len(names)} "
             f"({', '.join(names)})",
             hint="add another Spark to the inventory, or widen --limit",
         )
-    return [list(names[at : at + tp]) for at in range(0, tp * replicas, tp)]
 
 
 NO_LINK = "add the cable, then `spark-cluster provision`; `spark-cluster doctor --only link` checks"
@@ -185,7 +181,7 @@ def _replicas(
         )
     head_first = _head_first(nodes)
     alone = resolve(recipe, inventory, head_first, 1)
-    groups([node.name for node in head_first], 1, count)
+    must_have_nodes([node.name for node in head_first], count)
     chosen, idle = head_first[:count], head_first[count:]
     port = inventory.serve.engine_port
     if port == inventory.serve.port:

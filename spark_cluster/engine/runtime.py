@@ -21,7 +21,7 @@ from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
 from spark_cluster.resources.unit import FOLDER
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Session, printed
 
 Name = Literal["docker", "venv"]
 
@@ -237,11 +237,8 @@ def servers_there(play: Play) -> dict[str, tuple[str, ...]]:
         node.name: play.session(node).submit("gather", commands={"servers": servers_question()})
         for node in play.nodes
     }
-    found = {}
-    for name, pending in waiting.items():
-        done = pending.wait()["commands"]["servers"]  # None without Docker
-        found[name] = server_names(done["stdout"]) if done is not None else ()
-    return found
+    # Nothing is printed without Docker.
+    return {n: server_names(printed(pending.wait())["servers"]) for n, pending in waiting.items()}
 
 
 def programs_there(play: Play) -> dict[str, tuple[str, ...]]:
@@ -259,17 +256,33 @@ def models_by_process(sessions: Mapping[str, Session]) -> dict[str, dict[int, st
     models = [
         model for one in asked.values() for model in models_of(one.wait()["files"]["endpoint"])
     ]
-    waiting = {
-        name: session.submit(
-            "gather",
-            commands={m.model: processes(m.program) for m in models if m.node == name},
-        )
-        for name, session in sessions.items()
-        if any(model.node == name for model in models)
+    programs = {n: {one.model: one.program for one in models if one.node == n} for n in sessions}
+    return {
+        node: {pid: model for model, pids in found.items() for pid in pids}
+        for node, found in process_ids(sessions, programs).items()
     }
-    found: dict[str, dict[int, str]] = {}
-    for name, pending in waiting.items():
-        for model, done in pending.wait()["commands"].items():
-            words = done["stdout"].split() if done is not None else []
-            found.setdefault(name, {}).update({int(w): model for w in words if w.isdecimal()})
-    return found
+
+
+def process_ids(
+    sessions: Mapping[str, Session], programs: Mapping[str, Mapping[str, str]]
+) -> dict[str, dict[str, set[int]]]:
+    """Return the ids (of the host) of the processes in programs; one question a node, all at once.
+
+    Args:
+        programs: by node and by a name of the caller's; the answer has the same keys, without nodes
+            that have none.
+    """
+    waiting = {
+        node: sessions[node].submit(
+            "gather", commands={name: processes(program) for name, program in wanted.items()}
+        )
+        for node, wanted in programs.items()
+        if wanted
+    }
+    return {
+        node: {
+            name: {int(word) for word in text.split() if word.isdecimal()}
+            for name, text in printed(pending.wait()).items()
+        }
+        for node, pending in waiting.items()
+    }

@@ -17,6 +17,7 @@ from spark_cluster.engine.ray import RayNode
 from spark_cluster.node import unit_state
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import printed
 
 
 class ContainerKeys(TypedDict):
@@ -81,7 +82,7 @@ def ask_nodes(play: Play) -> list[NodeState]:
             continue
         answer = asked[name].wait()
         commands, files = answer["commands"], answer["files"]
-        outputs = {n: d["stdout"] if d else "" for n, d in commands.items()}
+        outputs = printed(answer)
         found.append(
             NodeState(
                 name,

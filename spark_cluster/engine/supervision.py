@@ -21,7 +21,7 @@ from spark_cluster.node import locks, own_program, paths, replies
 from spark_cluster.node.supervision.policy import SupervisionState
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
-from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Session, printed
 from spark_cluster.topology import Node
 
 
@@ -172,7 +172,7 @@ def report(session: Session) -> Supervision:
         },
         files={"state": STATE, "config": UNIT.config},
     )
-    outputs = {n: done["stdout"].strip() if done else "" for n, done in asked["commands"].items()}
+    outputs = {name: text.strip() for name, text in printed(asked).items()}
     document = replies.decoded(asked["files"]["state"])
     problems, events = replies.at(document, "problems"), replies.at(document, "events")
     return Supervision(

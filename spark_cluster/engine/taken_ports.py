@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from spark_cluster.config.ports import LOOPBACK, SERVICES, EnginePorts
 from spark_cluster.engine import runtime
@@ -20,6 +19,7 @@ from spark_cluster.facts.parsers import EVERYWHERE, LISTENERS, Listener, listene
 from spark_cluster.node import unit_state
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import printed
 from spark_cluster.topology import Node
 
 PROXY = "haproxy"
@@ -52,12 +52,13 @@ def must_be_free(play: Play, deployment: Deployment) -> None:
     }
     asked = [(n, play.session(n).submit("gather", commands=questions)) for n in deployment.nodes]
     for node, pending in asked:
-        answers = pending.wait()["commands"]
-        states = {n: unit_state.answered(d) for n, d in answers.items() if n in programs}
+        answer = pending.wait()
+        told = printed(answer)
+        states = {n: unit_state.answered(answer["commands"][n]) for n in programs}
         served = [running(state.labels, None, None) for state in states.values() if _runs(state)]
         own = {endpoint.port for endpoint in served if endpoint is not None}
-        proxy = PROXY if _output(answers, "proxy").strip() == "active" else None
-        listens = listeners(_output(answers, "ss"))
+        proxy = PROXY if told["proxy"].strip() == "active" else None
+        listens = listeners(told["ss"])
         others = [one for one in listens if one.program != proxy and one.port not in own]
         for wanted in _wanted(deployment, node, states):
             for one in others:
@@ -93,11 +94,6 @@ def _of_ray(ports: EnginePorts, node: Node) -> Iterator[WantedPort]:
 
 def _runs(state: ContainerState) -> bool:
     return not state.holds_nothing
-
-
-def _output(answers: Mapping[str, Any], name: str) -> str:
-    done = answers[name]
-    return str(done["stdout"]) if done is not None else ""
 
 
 def _refuse(node: Node, wanted: WantedPort, taken_by: Listener) -> None:

@@ -58,6 +58,12 @@ class Answer:
     certificate: str = ""
 
 
+def printed(answer: Mapping[str, Any]) -> dict[str, str]:
+    """Return what each command of an answer of `gather` has printed; empty for one that is not
+    there, or that was ended."""
+    return {name: done["stdout"] if done else "" for name, done in answer["commands"].items()}
+
+
 @dataclass(eq=False)
 class Pending:
     """A request on its way.
