@@ -56,33 +56,15 @@ class PredictedSpeed(Document):
     bytes_per_token = derived(Annotated[float, Rounded()], "plain.bytes_per_token")
     fits = derived(bool, lambda found: not found.too_large)
 
-    def _known(self, found: Estimate, digits: int = 2) -> Estimate | None:
+    decode_tok_s = derived(Estimate | None, lambda one: one.known(one.plain.request))
+    total_tok_s = derived(Estimate | None, lambda one: one.known(one.plain.total))
+    prefill_tok_s = derived(Estimate | None, lambda one: one.known(one.first.tokens_s, 0))
+    ttfr_ms = derived(Estimate | None, lambda one: one.known(one.first.seconds.times(MS), 0))
+    speculative = derived(Speculative | None, lambda one: None if one.too_large else one.drafted)
+
+    def known(self, found: Estimate, digits: int = 2) -> Estimate | None:
+        """Return a figure as it is printed; None where the model does not fit."""
         return None if self.too_large else found.rounded(digits)
-
-    @printed
-    def decode_tok_s(self) -> Estimate | None:
-        """Of one request, without a drafter."""
-        return self._known(self.plain.request)
-
-    @printed
-    def total_tok_s(self) -> Estimate | None:
-        """Of all requests together, without a drafter."""
-        return self._known(self.plain.total)
-
-    @printed
-    def prefill_tok_s(self) -> Estimate | None:
-        """Of the prompt."""
-        return self._known(self.first.tokens_s, 0)
-
-    @printed
-    def ttfr_ms(self) -> Estimate | None:
-        """To the first response."""
-        return self._known(self.first.seconds.times(MS), 0)
-
-    @printed
-    def speculative(self) -> Speculative | None:
-        """With the drafter."""
-        return None if self.too_large else self.drafted
 
     @printed
     def measured(self) -> Comparison | None:

@@ -55,6 +55,17 @@ class Speed(Document):
     fits: Hidden[bool] = True
     generates: Hidden[bool] = True
     basis = derived(str, "best.basis")
+    decode_tok_s = derived(Estimate | None, lambda one: one.decoding(one.best.request))
+    decode_total_tok_s = derived(Estimate | None, lambda one: one.decoding(one.best.total))
+    decode_without_drafter_tok_s = derived(
+        Estimate | None, lambda one: one.decoding(one.decode.request)
+    )
+    prefill_tok_s = derived(
+        Estimate | None, lambda one: one.prefill.tokens_s.rounded() if one.fits else None
+    )
+    ttfr_s = derived(
+        Estimate | None, lambda one: one.prefill.seconds.rounded(3) if one.fits else None
+    )
     bytes_per_token = derived(Annotated[float, Rounded()], "decode.bytes_per_token")
 
     @property
@@ -62,38 +73,14 @@ class Speed(Document):
         """The speed with the drafter where there is one."""
         return self.drafted or self.decode
 
-    def _decoding(self, found: Estimate) -> Estimate | None:
+    def decoding(self, found: Estimate) -> Estimate | None:
+        """Return a speed of decoding as it is printed; None where there is none."""
         return found.rounded() if self.fits and self.generates else None
-
-    @printed
-    def decode_tok_s(self) -> Estimate | None:
-        """Of one request."""
-        return self._decoding(self.best.request)
-
-    @printed
-    def decode_total_tok_s(self) -> Estimate | None:
-        """Of all requests together."""
-        return self._decoding(self.best.total)
-
-    @printed
-    def decode_without_drafter_tok_s(self) -> Estimate | None:
-        """Of one request, without the drafter."""
-        return self._decoding(self.decode.request)
-
-    @printed
-    def prefill_tok_s(self) -> Estimate | None:
-        """Of a prompt."""
-        return self.prefill.tokens_s.rounded() if self.fits else None
-
-    @printed
-    def ttfr_s(self) -> Estimate | None:
-        """Seconds to the first response."""
-        return self.prefill.seconds.rounded(3) if self.fits else None
 
     @printed
     def measured(self) -> Comparison | None:
         """What was measured, next to the prediction."""
-        decodes = self.evidence and self.fits and self.generates
+        decodes = self.fits and self.generates
         return self.evidence.beside(self.best.request) if self.evidence and decodes else None
 
     @property
