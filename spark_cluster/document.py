@@ -133,8 +133,8 @@ class Document:
         if cls.printed_as is not Document.printed_as:
             return PrintedAs(cls.printed_as).__get_pydantic_core_schema__(source, handler)
         schema = handler(source)
-        fields = dataclasses.fields(cls)  # type: ignore[arg-type]  # each is a dataclass
-        flat = [field.name for field in fields if str(field.type).startswith("Flat[")]
+        hints = get_type_hints(cls, include_extras=True)
+        flat = [name for name, kind in hints.items() if "flat" in getattr(kind, "__metadata__", ())]
         if not flat:
             return schema
 

@@ -1,5 +1,4 @@
-"""`python -m benchmarks.transfer`: a model from one machine to another by rsync, next to the sender
-of our own that was there before, and to other ways."""
+"""`python -m benchmarks.transfer`: a model from one machine to another, next to rsync."""
 
 from __future__ import annotations
 

@@ -12,9 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node.processes import Processes
-from spark_cluster.node.store import copy_channel, copy_sending
+from spark_cluster.node.store import copy_channel
 from spark_cluster.node.store.copy_channel import Channel
 from spark_cluster.node.store.copy_receiving import STREAMS, Receiver
+from spark_cluster.node.store.copy_sending import Sender, StoredFiles
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 
@@ -23,20 +24,19 @@ PORT = 7345
 
 def send(given: dict[str, Any], manifest: Manifest) -> None:
     """Serve until the receiver has all; what it needs to know is printed when this listens."""
-    place, processes = Path(given["keys"]) / "copy", Processes()
+    place = Path(given["keys"]) / "copy"
     place.mkdir(mode=0o700)
-    secrets = copy_channel.make_secrets(place, processes)
-    places = [[address, PORT] for address in given["addresses"]]
-    wanted = {"addresses": places, "spare": [], "encrypted": given["encrypted"]}
-    with copy_sending.of_files(place, wanted, _cache(given), manifest, processes) as sender:
-        print(json.dumps(secrets), flush=True)
-        sender.run()
+    secrets = {**copy_channel.make_secrets(place, Processes()), "port": PORT}
+    channel = Channel.of_sender(secrets, place, encrypted=given["encrypted"])
+    files = StoredFiles(_cache(given), manifest)
+    sender = Sender(channel, given["addresses"], (), files)
+    print(json.dumps(secrets), flush=True)
+    sender.run()
 
 
 def receive(given: dict[str, Any], manifest: Manifest) -> None:
     """Fetch all."""
-    place, encrypted = Path(given["keys"]) / "from", bool(given["encrypted"])
-    channel = Channel.of(place, given["secrets"], PORT, encrypted=encrypted)
+    channel = Channel.of_receiver(given["secrets"], encrypted=given["encrypted"])
     receiver = Receiver(
         _cache(given), manifest, channel, given["addresses"], kept_free=0, revision="main"
     )

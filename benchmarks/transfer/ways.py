@@ -21,10 +21,9 @@ from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 
 ROOT = Path(__file__).resolve().parents[2]
-BEFORE = "ae1081dc"
-"""The last revision with a sender of our own."""
 LIMIT_S = 900.0
-TLS_PORT = 7346
+PORT = 7346
+CIPHER = "aes128-gcm@openssh.com"
 
 
 class WayError(Exception):
@@ -66,7 +65,7 @@ def copy(setting: Setting, way: str) -> Copy:
     return Copy(way, wall, cpu() - begun_cpu, setting.manifest.size)
 
 
-def _sides(setting: Setting, send: str, receive: str, code: Path, **more: object) -> float:
+def _sides(setting: Setting, send: str, receive: str, **more: object) -> float:
     """Have two processes copy; the sender's first line is what the receiver is given as secrets."""
     argv = (sys.executable, "-m", "benchmarks.transfer.side")
     shutil.rmtree(setting.keys / "copy", ignore_errors=True)
@@ -78,7 +77,7 @@ def _sides(setting: Setting, send: str, receive: str, code: Path, **more: object
     }
     with subprocess.Popen(
         setting.pair.on_sender(*argv, send),
-        cwd=code, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+        cwd=ROOT, text=True, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
     ) as sender:  # fmt: skip
         assert sender.stdin is not None
         assert sender.stdout is not None
@@ -90,7 +89,7 @@ def _sides(setting: Setting, send: str, receive: str, code: Path, **more: object
         secrets = json.loads(said) if said.startswith("{") else {}
         asked = json.dumps({**given, "root": str(setting.target), "secrets": secrets}) + "\n"
         begun = time.monotonic()
-        _must(setting.pair.on_receiver(*argv, receive), asked, code)
+        _must(setting.pair.on_receiver(*argv, receive), asked)
         _sync(setting)
         wall = time.monotonic() - begun
         sender.stdin.close()
@@ -99,49 +98,37 @@ def _sides(setting: Setting, send: str, receive: str, code: Path, **more: object
 
 
 def _ours(setting: Setting, *, encrypted: bool) -> float:
-    return _sides(setting, "send", "receive", ROOT, encrypted=encrypted)
-
-
-def _before(setting: Setting, *, encrypted: bool) -> float:
-    """The sender of our own, by its own code."""
-    code = setting.keys / "before"
-    if not code.exists():
-        code.mkdir()
-        archive = subprocess.run(
-            ("git", "archive", BEFORE, "spark_cluster", "benchmarks"),
-            cwd=ROOT, capture_output=True, check=True, timeout=60,
-        ).stdout  # fmt: skip
-        subprocess.run(("tar", "-x", "-C", str(code)), input=archive, check=True, timeout=60)
-    pem, key = _certificate(setting)
-    given = {"token": "benchmark", "certificate": str(pem), "key": str(key) if encrypted else ""}
-    return _sides(setting, "send", "receive", code, **given)
+    return _sides(setting, "send", "receive", encrypted=encrypted)
 
 
 def _raw(setting: Setting) -> float:
-    return _sides(setting, "raw-send", "raw-receive", ROOT)
+    return _sides(setting, "raw-send", "raw-receive")
 
 
-def _tls(setting: Setting) -> float:
-    """One rsync a shard to a daemon behind stunnel, half over each link; hashed by sha256sum."""
-    pem, key = _certificate(setting)
-    blobs = HubCache(setting.source).blobs(setting.manifest.repository)
-    conf = setting.keys / "rsyncd.conf"
-    conf.write_text(f"uid = 0\ngid = 0\nlog file = /dev/null\n[files]\npath = {blobs}\n")
-    tunnel = setting.keys / "stunnel.conf"
-    services = "".join(
-        f"[r{n}]\naccept = {address}:{TLS_PORT}\nexec = /usr/bin/rsync\n"
-        f"execArgs = rsync --server --daemon --config={conf} .\ncert = {pem}\nkey = {key}\n"
-        "ciphersuites = TLS_AES_128_GCM_SHA256\n"
-        for n, address in enumerate(setting.pair.addresses)
-    )
-    tunnel.write_text(f"foreground = yes\npid =\nsyslog = no\ndebug = 3\n{services}")
-    with _running(setting.pair.on_sender("stunnel", str(tunnel))):
-        _wait_for(setting, setting.pair.addresses[0])
+def _by_rsync(setting: Setting, server: list[str], source: str) -> float:
+    """One rsync a shard, half over each link, each file hashed by sha256sum.
+
+    Args:
+        server: listens on PORT while they run.
+        source: command and place for rsync, with {address} and {blob}.
+    """
+    addresses = setting.pair.addresses
+
+    def fetch(number: int, blob: str) -> None:
+        place = source.format(address=addresses[number % len(addresses)], blob=blob)
+        script = (
+            f"{place} {setting.target}/{blob} --inplace --checksum-choice=none && "
+            f"echo '{blob}  {setting.target}/{blob}' | sha256sum --check --quiet"
+        )
+        _must(setting.pair.on_receiver("sh", "-c", script), "")
+
+    with _running(setting.pair.on_sender(*server)):
+        _wait_for(setting, addresses[0])
         begun = time.monotonic()
-        with ThreadPoolExecutor(STREAMS * len(setting.pair.addresses)) as pool:
+        with ThreadPoolExecutor(STREAMS * len(addresses)) as pool:
             done = [
-                pool.submit(_tls_shard, setting, pem, number, file.blob)
-                for number, file in enumerate(setting.manifest.blobs.values())
+                pool.submit(fetch, number, blob)
+                for number, blob in enumerate(setting.manifest.blobs)
             ]
             for one in done:
                 one.result()
@@ -149,43 +136,76 @@ def _tls(setting: Setting) -> float:
         return time.monotonic() - begun
 
 
-def _tls_shard(setting: Setting, pem: Path, number: int, blob: str) -> None:
-    address = setting.pair.addresses[number % len(setting.pair.addresses)]
-    connect = (
-        f"openssl s_client -quiet -verify_quiet -verify_return_error -CAfile {pem} "
-        f"-connect {address}:{TLS_PORT} -ciphersuites TLS_AES_128_GCM_SHA256"
+def _ssh(setting: Setting) -> float:
+    """Through an sshd of its own, with the cipher that costs least; SHLVL, so that bash does not
+    take the time for root's .bashrc."""
+    keys = setting.keys
+    for name in ("host", "client"):
+        if not (keys / name).exists():
+            _must(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", f"{keys}/{name}"], "")
+    (keys / "sshd_config").write_text(
+        f"Port {PORT}\nHostKey {keys}/host\nAuthorizedKeysFile {keys}/client.pub\nUsePAM yes\n"
+        f"StrictModes no\nPidFile none\nSetEnv SHLVL=2\nCiphers {CIPHER}\n"
     )
-    script = (
-        f"RSYNC_CONNECT_PROG='{connect}' rsync --inplace --checksum-choice=none "
-        f"{address}::files/{blob} {setting.target}/{blob} && "
-        f"echo '{blob}  {setting.target}/{blob}' | sha256sum --check --quiet"
+    options = f"-p {PORT} -i {keys}/client -c {CIPHER} -o StrictHostKeyChecking=no "
+    options += "-o UserKnownHostsFile=/dev/null -o LogLevel=ERROR"
+    server = ["/usr/sbin/sshd", "-D", "-f", f"{keys}/sshd_config"]
+    return _by_rsync(
+        setting, server, f"rsync -e 'ssh {options}' {{address}}:{_blobs(setting)}/{{blob}}"
     )
-    _must(setting.pair.on_receiver("sh", "-c", script), "", ROOT)
 
 
-def _certificate(setting: Setting) -> tuple[Path, Path]:
+def _plain(setting: Setting) -> float:
+    """From rsync's own daemon."""
+    server = ["rsync", "--daemon", "--no-detach", f"--config={_rsyncd(setting)}", f"--port={PORT}"]
+    return _by_rsync(setting, server, f"rsync --port={PORT} {{address}}::files/{{blob}}")
+
+
+def _tls(setting: Setting) -> float:
+    """From a daemon behind stunnel, through `openssl s_client`."""
     pem, key = setting.keys / "sender.pem", setting.keys / "sender.key"
     if not pem.exists():
         request = ("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes")
         names = ("-subj", "/CN=benchmark", "-days", "30", "-out", str(pem), "-keyout", str(key))
-        _must(["openssl", *request, *names], "", ROOT)
-    return pem, key
+        _must(["openssl", *request, *names], "")
+    tunnel = setting.keys / "stunnel.conf"
+    tunnel.write_text(
+        f"foreground = yes\npid =\nsyslog = no\ndebug = 3\n[rsync]\naccept = {PORT}\n"
+        f"exec = /usr/bin/rsync\nexecArgs = rsync --server --daemon --config={_rsyncd(setting)} .\n"
+        f"cert = {pem}\nkey = {key}\nciphersuites = TLS_AES_128_GCM_SHA256\n"
+    )
+    connect = (
+        f"openssl s_client -quiet -verify_quiet -verify_return_error -CAfile {pem} "
+        f"-connect {{address}}:{PORT} -ciphersuites TLS_AES_128_GCM_SHA256"
+    )
+    source = f"RSYNC_CONNECT_PROG='{connect}' rsync {{address}}::files/{{blob}}"
+    return _by_rsync(setting, ["stunnel", str(tunnel)], source)
+
+
+def _rsyncd(setting: Setting) -> Path:
+    conf = setting.keys / "rsyncd.conf"
+    conf.write_text(f"uid = 0\ngid = 0\nlog file = /dev/null\n[files]\npath = {_blobs(setting)}\n")
+    return conf
+
+
+def _blobs(setting: Setting) -> Path:
+    return HubCache(setting.source).blobs(setting.manifest.repository)
 
 
 WAYS: Mapping[str, Callable[[Setting], float]] = {
-    "before, TLS": lambda setting: _before(setting, encrypted=True),
-    "rsync, ssh (ours)": lambda setting: _ours(setting, encrypted=True),
+    "ours, TLS": lambda setting: _ours(setting, encrypted=True),
+    "rsync, ssh": _ssh,
     "rsync, TLS daemon": _tls,
-    "before, plain": lambda setting: _before(setting, encrypted=False),
-    "rsync, plain (ours)": lambda setting: _ours(setting, encrypted=False),
+    "ours, plain": lambda setting: _ours(setting, encrypted=False),
+    "rsync, plain": _plain,
     "raw streams": _raw,
 }
 """All but the last are hashed."""
 
 
-def _must(argv: list[str], given: str, where: Path) -> None:
+def _must(argv: list[str], given: str) -> None:
     done = subprocess.run(
-        argv, cwd=where, input=given, text=True, capture_output=True, timeout=LIMIT_S, check=False
+        argv, cwd=ROOT, input=given, text=True, capture_output=True, timeout=LIMIT_S, check=False
     )
     if done.returncode:
         raise WayError(f"{argv[4:6]} ended with status {done.returncode}: {done.stderr[-500:]}")
@@ -206,9 +226,11 @@ def _running(argv: list[str]) -> Iterator[None]:
 
 def _wait_for(setting: Setting, address: str) -> None:
     until = time.monotonic() + 15
-    script = f"import socket; socket.create_connection(('{address}', {TLS_PORT}), 5).close()"
+    script = f"import socket; socket.create_connection(('{address}', {PORT}), 5).close()"
     argv = setting.pair.on_receiver(sys.executable, "-c", script)
     while subprocess.run(argv, capture_output=True, check=False, timeout=20).returncode:
         if time.monotonic() > until:
-            raise WayError("stunnel does not answer: `apt install stunnel4`")
+            raise WayError(
+                "the server does not answer: `apt install rsync stunnel4 openssh-server`"
+            )
         time.sleep(0.1)

@@ -5,34 +5,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NotRequired
 
 import click
 from pydantic import BaseModel
+from typing_extensions import TypedDict
 
 from playbooks.swap import Swapped
 from spark_cluster import errors, resources
+from spark_cluster.bench.compare import Comparison as RunComparison
+from spark_cluster.bench.duration import Duration
+from spark_cluster.bench.expansion import PlannedCell, PlannedSetup
 from spark_cluster.bench.fabric_record import FabricRecord
 from spark_cluster.bench.record import Record
+from spark_cluster.bench.references import PublishedComparison
 from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.telemetry import Row
-from spark_cluster.cli import (
-    bench_results,
-    bench_suites,
-    recipes,
-    recipes_import,
-)
 from spark_cluster.cli import cli as root
-from spark_cluster.cli import exec as exec_command
 from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import WOULD_CHANGE
 from spark_cluster.cli.bench_measure import BenchResult
+from spark_cluster.cli.bench_results import PlanComparison
 from spark_cluster.cli.completion import Completion
 from spark_cluster.cli.event_stream import EventStream
 from spark_cluster.cli.history import RunDetails, Runs
 from spark_cluster.cli.init import Written
 from spark_cluster.cli.opened import Opened
-from spark_cluster.cli.predict_kv import KvFigures, KvFiguresOfBoth
+from spark_cluster.cli.predict_kv import KvOnBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
 from spark_cluster.cli.recipes_import import NotUpdated
 from spark_cluster.cli.results import (
@@ -62,6 +61,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
+from spark_cluster.document import Document, ErrorKeys, Flat
 from spark_cluster.engine.cache_parts import CachePart
 from spark_cluster.engine.client_snippets import Snippet
 from spark_cluster.engine.client_target import ClientTarget
@@ -88,6 +88,7 @@ from spark_cluster.engine.supervision import Supervision
 from spark_cluster.engine.tuning import Tuning
 from spark_cluster.engine.verify import CheckVerdict, Verification
 from spark_cluster.engine.vram import NodeVram, Stopped
+from spark_cluster.importers.importer import Imported
 from spark_cluster.importers.update import Update
 from spark_cluster.known_issues.entries import Issue, files, read
 from spark_cluster.known_issues.explain import Explanation
@@ -99,11 +100,13 @@ from spark_cluster.models import memory
 from spark_cluster.planning import batch, fit, plan
 from spark_cluster.planning.calibrate import Calibration
 from spark_cluster.planning.evidence import Comparison
+from spark_cluster.planning.kv import KvCache
 from spark_cluster.planning.plan import Plan
 from spark_cluster.planning.purpose import Advice
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.together import PlanTogether
+from spark_cluster.planning.verdict import Verdict
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
 from spark_cluster.runner.options import Options, Selection
@@ -167,6 +170,23 @@ _BENCH_RUN = {
     "failed": int,
 }
 
+Headline: Any = TypedDict(
+    "Headline", {"tp": int, "decode_tok_s": float | None, "source": str, "note": str}
+)
+
+_RECIPE = {
+    **dict.fromkeys(("name", "path"), str),
+    **dict.fromkeys(("own", "valid"), bool),
+    "error": NotRequired[ErrorKeys | None],
+    **dict.fromkeys(("description", "model", "kind", "quantization"), NotRequired[str | None]),
+    "base": NotRequired[str | None],
+    "tensor_parallel": NotRequired[dict[str, Any]],
+    "expected_tok_s": NotRequired[dict[str, Estimate]],
+    "measured_by_others": NotRequired[dict[str, Comparison]],
+    "measured_tok_s": NotRequired[list[Headline]],
+}
+"""A recipe of `recipes list`: a valid one has what is not required, another one `error`."""
+
 OUTPUTS: dict[str, tuple[str, Any]] = {
     "version": ("version", Versions),
     "completion": ("completion", Completion),
@@ -176,9 +196,25 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "ping": ("ping", PingResult),
     "facts": ("facts", FactsResult),
     "doctor": ("doctor", {"checks": [CheckResult], "issues": [KnownIssueMatch]}),
-    "recipes-list": ("recipes list", {"recipes": [recipes.document]}),
-    "recipes-search": ("recipes search", {"found": int, "recipes": [recipes.found_document]}),
-    "recipes-import": ("recipes import", recipes_import._document),
+    "recipes-list": ("recipes list", {"recipes": [_RECIPE]}),
+    "recipes-search": (
+        "recipes search",
+        {
+            "found": int,
+            "recipes": [
+                {
+                    **dict.fromkeys(("recipe", "origin", "model", "base", "description"), str),
+                    "quantization": str,
+                    "tags": list[str],
+                    "verdicts": dict[str, Verdict],
+                }
+            ],
+        },
+    ),
+    "recipes-import": (
+        "recipes import",
+        (Imported, {"ok": bool, "file": str, "files": list[str]}),
+    ),
     "recipes-save": (
         "recipes save NAME",
         {"name": str, "file": str, "from": str, "overrides": dict[str, Any]},
@@ -218,8 +254,8 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "explain": ("explain", Explanation),
     "explain-about": ("explain --about ID", {"issues": [Issue]}),
     "predict-speed": ("predict speed", PredictedSpeed),
-    "predict-kv": ("predict kv", KvFiguresOfBoth),
-    "predict-kv-device": ("predict kv --device DEVICE", KvFigures),
+    "predict-kv": ("predict kv", KvOnBoth),
+    "predict-kv-device": ("predict kv --device DEVICE", KvCache),
     "predict-calibrate": (
         "predict --calibrate RESULTS",
         (Calibration, {"files": list[str], "file": str, "left_out": list[str]}),
@@ -282,7 +318,19 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "vram-watch": ("vram --watch", {"at": float, "nodes": [(NodeVram, {"peak_mib": int})]}),
     "top": ("top", Row),
     "dashboard": ("dashboard", {"url": str}),
-    "exec": ("exec", {"nodes": [exec_command._document]}),
+    "exec": (
+        "exec",
+        {
+            "nodes": [
+                {
+                    "name": str,
+                    "status": int | None,
+                    **dict.fromkeys(("stdout", "stderr", "error", "hint"), NotRequired[str]),
+                    "left_out_bytes": NotRequired[int],
+                }
+            ]
+        },
+    ),
     "history": ("history", Runs),
     "history-run": ("history RUN", RunDetails),
     "revert": ("revert", {**_RUN, "run": str, "nodes": dict[str, RevertedNode]}),
@@ -297,7 +345,17 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
     "lab-break": ("lab break NAME", lab.Broken),
     "lab-break-list": ("lab break --list", lab.Breakages),
     "lab-repair": ("lab repair", lab.Repaired),
-    "bench-suites": ("bench suites NAME", bench_suites.suite_document),
+    "bench-suites": (
+        "bench suites NAME",
+        {
+            "suite": str,
+            "description": str,
+            "nodes": int,
+            "setups": list[PlannedSetup],
+            "cells": list[PlannedCell],
+            "estimate": Duration,
+        },
+    ),
     "bench-run": ("bench run", _BENCH_RUN),
     "bench-attach": ("bench attach", _BENCH_RUN),
     "bench-status": (
@@ -316,11 +374,18 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         "bench report",
         {"folder": str, "verdict": str, "text": str, "headline": str, "files": list[str]},
     ),
-    "bench-compare": ("bench compare", bench_results.compare_document),
+    "bench-compare": (
+        "bench compare",
+        {
+            "comparison": RunComparison | None,
+            "published": PublishedComparison | None,
+            "predicted": PlanComparison | None,
+        },
+    ),
 }
-"""Name of a schema to the command that prints it with --json, and the document: a class, a function
-that makes it, a mapping, `[each]`, or a class with the keys that the command adds to it (`| None`
-where there are only those in check mode)."""
+"""Name of a schema to the command that prints it with --json, and the document: a class, a mapping,
+`[each]`, or a class with the keys that the command adds to it (`| None` where there are only those
+in check mode)."""
 
 
 def resource_classes() -> list[type[Resource]]:
@@ -400,6 +465,8 @@ __all__ = [
     "SPEED",
     "SUITE",
     "WOULD_CHANGE",
+    "Document",
+    "Flat",
     "Issue",
     "Resource",
     "commands",

@@ -13,9 +13,8 @@ With `--json` a command prints one JSON document on standard output and nothing 
 people read goes to standard error. The [exit status](exit-status.md) is the same. An error before
 there is a result is [error.json](../schema/error.json)."""
 
-INFERRED = """\
-These JSON Schemas are made from the types that the program uses. Where a type cannot be inferred,
-the key is named and its value may be anything."""
+MADE = """\
+These JSON Schemas are made from the types of the results that the program prints."""
 
 WITHOUT = "Every command is listed but `lab ssh`, which connects a terminal to a node."
 
@@ -27,7 +26,7 @@ laptop, `~/.local/state/spark-cluster/runs/RUN.jsonl` ([event.json](../schema/ev
 
 def render() -> str:
     """The page."""
-    documents = paragraphs("## Documents of commands", INFERRED, _documents(), WITHOUT)
+    documents = paragraphs("## Documents of commands", MADE, _documents(), WITHOUT)
     return page("JSON output", INTRODUCTION, documents, paragraphs("## Events", EVENTS, _events()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterator
@@ -25,6 +26,8 @@ ERRORS = """\
 All are in `spark_cluster.errors` and have `message`, `where` (file and line, node or resource) and
 `hint` (what to do); `exit_code` is the [exit status](exit-status.md) of the command line."""
 
+
+_OF_KEYS = ("Annotated", "Flat", "Hidden", "WhenSet")
 
 METHODS = ("raise_for_errors", "result", "cancel", "count", "to_dict")
 """Of the results, those that are for users."""
@@ -127,14 +130,23 @@ def _fields(kind: type[Any], doc: docstring.Docstring) -> Iterator[tuple[str, st
     for field in dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ():
         if not field.name.startswith("_"):
             meaning = plain(doc.arguments.get(field.name, ""))
-            yield code(field.name), code(str(field.type)), meaning
+            yield code(field.name), code(_held(str(field.type))), meaning
+
+
+def _held(annotation: str) -> str:
+    """Return the type of a field without what is said of its key in JSON."""
+    node = ast.parse(annotation, mode="eval").body
+    while isinstance(node, ast.Subscript) and ast.unparse(node.value) in _OF_KEYS:
+        node = node.slice.elts[0] if isinstance(node.slice, ast.Tuple) else node.slice
+    return ast.unparse(node)
 
 
 def _properties(kind: type[Any]) -> Iterator[tuple[str, str, str]]:
     """What an object computes, its cached properties among it."""
-    for name, found in _members(kind).items():
+    for name, member in _members(kind).items():
+        found = getattr(member, "wrapped", member)  # pydantic's, of one that is printed
         function = found.fget if isinstance(found, property) else getattr(found, "func", None)
-        if function is not None and not name.startswith("_"):
+        if inspect.isfunction(function) and function.__doc__ and not name.startswith("_"):
             result = inspect.signature(function).return_annotation
             yield code(name), code(str(result)), plain(docstring.parse(function).summary)
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+from dataclasses import make_dataclass
 from pathlib import Path
-from types import FunctionType
-from typing import Any, get_args
+from typing import Any, cast
 
 from pydantic import TypeAdapter
+from pydantic.json_schema import GenerateJsonSchema
+from typing_extensions import TypedDict
 
 from docs.generate import docstring
 from docs.generate.code import (
@@ -18,15 +20,59 @@ from docs.generate.code import (
     RECIPE,
     REGISTRIES,
     SUITE,
+    Document,
+    Flat,
     event_classes,
     roles,
 )
-from docs.generate.inference import Inference
 
 Schema = dict[str, Any]
 
 FOLDER = CHECKOUT / "docs" / "schema"
 DIALECT = "https://json-schema.org/draft/2020-12/schema"
+
+
+class Written(GenerateJsonSchema):
+    """What is written has every field and no other, unless a field says that it is left out."""
+
+    def normalize_name(self, name: str) -> str:
+        """The keys of a class stand under its name."""
+        return super().normalize_name(name).removesuffix("Keys")
+
+    def field_is_required(self, field: Any, total: bool) -> bool:
+        if field["type"] != "dataclass-field":
+            return super().field_is_required(field, total)
+        return not field.get("serialization_exclude_if")
+
+    def field_title_should_be_set(self, _schema: Any) -> bool:
+        return False
+
+    def dataclass_schema(self, schema: Any) -> Schema:
+        made = {**super().dataclass_schema(schema), "additionalProperties": False}
+        for name in schema.get("metadata", {}).get("flat", ()):
+            self._merge(made, made["properties"].pop(name))
+            made["required"].remove(name)
+        return made
+
+    def model_schema(self, schema: Any) -> Schema:
+        return {**super().model_schema(schema), "additionalProperties": False}
+
+    def typed_dict_schema(self, schema: Any) -> Schema:
+        return {**super().typed_dict_schema(schema), "additionalProperties": False}
+
+    def _merge(self, made: Schema, flat: Schema) -> None:
+        """Put the keys of a result among the others; required where it is always there."""
+        kinds = [self.resolve_ref_schema(kind) for kind in flat.get("anyOf", [flat])]
+        for kind in kinds:
+            made["properties"].update(kind.get("properties", {}))
+            made["additionalProperties"] |= bool(kind.get("additionalProperties"))
+        always = [set(kind.get("required", ())) for kind in kinds]
+        made["required"] += sorted(set.intersection(*always))
+
+
+def schema_of(kind: Any) -> Schema:
+    """Return the schema of a type as `--json` writes it, with `$defs` for the classes in it."""
+    return TypeAdapter(kind).json_schema(mode="serialization", schema_generator=Written)
 
 
 def of_files() -> dict[str, Schema]:
@@ -99,46 +145,21 @@ def error() -> Schema:
 def output(name: str) -> Schema:
     """The document of a command in `OUTPUTS`."""
     command, shape = OUTPUTS[name]
-    inference = Inference()
-    schema = _shaped(inference, shape)
-    used = json.dumps([schema, inference.definitions])
-    definitions = {
-        name: definition
-        for name, definition in inference.definitions.items()
-        if f'"#/$defs/{name}"' in used
-    }
-    whole = {**schema, "$defs": definitions} if definitions else schema
-    return _titled(f"Output of spark-cluster {command} --json", whole)
+    return _titled(f"Output of spark-cluster {command} --json", schema_of(_type("Output", shape)))
 
 
-def _shaped(inference: Inference, shape: Any) -> Schema:
-    """The schema of a class, a function that makes a document, a mapping, `[each]`, or a class with
-    keys that are added to it."""
-    if isinstance(shape, FunctionType):
-        return inference.of_function(shape)
-    if isinstance(shape, list):
-        return {"type": "array", "items": _shaped(inference, shape[0])}
-    if isinstance(shape, tuple):
-        kind, added = shape
-        always = kind if isinstance(kind, type) else None
-        own = _own(inference, always or get_args(kind)[0])["properties"]
-        whole = _closed({**own, **_properties(inference, added)})
-        return whole if always else {**whole, "required": list(added)}
-    if isinstance(shape, dict):
-        return _closed(_properties(inference, shape))
-    return _own(inference, shape)
-
-
-def _properties(inference: Inference, shape: dict[str, Any]) -> Schema:
-    return {name: _shaped(inference, inner) for name, inner in shape.items()}
-
-
-def _own(inference: Inference, kind: Any) -> Schema:
-    """The schema itself, not a reference to it."""
-    schema = inference.of(kind)
-    if "$ref" in schema:
-        return inference.definitions[schema["$ref"].rsplit("/", 1)[1]]
-    return schema
+def _type(name: str, shape: Any) -> Any:
+    """Return the type of a class, a mapping, `[each]`, or a class with keys added to it."""
+    typed_dict, flat = cast("Any", TypedDict), cast("Any", Flat)
+    match shape:
+        case [each]:
+            return list[_type(name, each)]  # type: ignore[misc]
+        case dict():
+            return typed_dict(name, {key: _type(key.title(), each) for key, each in shape.items()})
+        case (kind, added):
+            keys = [(key, _type(key.title(), each)) for key, each in added.items()]
+            return make_dataclass(name, [("result", flat[kind]), *keys], bases=(Document,))
+    return shape
 
 
 def _closed(properties: Schema) -> Schema:

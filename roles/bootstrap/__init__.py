@@ -8,7 +8,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from spark_cluster.config import sudoers
+from spark_cluster.config import fields
 from spark_cluster.config.schema import Schema
 from spark_cluster.loader.template import render
 from spark_cluster.node import paths
@@ -71,8 +71,8 @@ def role(node: Node, settings: Settings) -> Iterator[Resource]:
         yield AuthorizedKey(node.user, key)
     if settings.passwordless_sudo and node.user != "root":
         yield File(
-            paths.SUDOERS.format(sudoers.file_name(node.user)),
-            content=render(TEMPLATES, "sudoers.j2", user=sudoers.user_word(node.user)),
+            paths.SUDOERS.format(fields.file_name(node.user)),
+            content=render(TEMPLATES, "sudoers.j2", user=fields.user_word(node.user)),
             mode=0o440,
             owner="root",
             group="root",

@@ -1,4 +1,4 @@
-"""What copies between nodes need: rsync for files, zstd for images; sshd is there already."""
+"""What copies between nodes need: zstd for images, and openssl for the certificate of a copy."""
 
 from __future__ import annotations
 
@@ -18,5 +18,5 @@ class Settings(Schema):
 
 def role(node: Node, settings: Settings) -> Iterator[Resource]:  # noqa: ARG001
     """The packages, from the distribution."""
-    programs = ("command:rsync", "command:zstd")
-    yield Package("rsync", also=("zstd",), makes=programs, tags=TAGS)
+    programs = ("command:openssl", "command:zstd")
+    yield Package("openssl", also=("zstd",), makes=programs, tags=TAGS)

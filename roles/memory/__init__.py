@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from spark_cluster.config import sudoers
+from spark_cluster.config import fields
 from spark_cluster.config.schema import Schema
 from spark_cluster.loader.template import render
 from spark_cluster.node import paths
@@ -95,7 +95,7 @@ def _helper(node: Node) -> Iterator[Resource]:
         yield File(
             paths.SUDOERS_DROP_CACHES,
             content=render(
-                TEMPLATES, "sudoers.j2", user=sudoers.user_word(node.user), helper=HELPER
+                TEMPLATES, "sudoers.j2", user=fields.user_word(node.user), helper=HELPER
             ),
             mode=0o440,
             owner="root",

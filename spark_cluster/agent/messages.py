@@ -338,7 +338,7 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
         "begin": {
             "secrets": (
                 None,
-                {"token": str, "host": str, "key": str, "port": number(int, 1, 65535)},
+                {"token": str, "certificate": str, "port": number(int, 1, 65535)},
             )
         },
         "work": {"moved": COUNT, "kept": COUNT, "seconds": number(float, 0)},

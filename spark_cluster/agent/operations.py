@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import codecs
 import contextlib
-import fcntl
 import importlib
 import json
 import os
 import queue
 import sys
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -321,7 +319,8 @@ def carry_out(node: Node, request: Request, laptop: Laptop) -> Reply:
 # The node's run lock: one run at a time; it names its holder and is released with it.
 
 PATIENCE = 1.0
-"""Seconds to wait for a lock before its holder is named."""
+"""Seconds to wait for a lock before its holder is named: a run that has just ended may still be
+exiting when the next one starts."""
 
 
 class Locked(Exception):
@@ -346,7 +345,7 @@ class NodeLock:
         if self._handle is not None:
             return
         handle = locks.opened(self.path)
-        if not _flock(handle):
+        if not locks.take(handle, PATIENCE):
             text = os.read(handle, 65536).decode(errors="replace")
             os.close(handle)
             raise Locked(_parse(text))
@@ -360,21 +359,6 @@ class NodeLock:
             os.ftruncate(self._handle, 0)
             os.close(self._handle)
             self._handle = None
-
-
-def _flock(handle: int) -> bool:
-    """Return whether the lock was free, or became free within a moment: a run that has just ended
-    may still be exiting when the next one starts.
-    """
-    deadline = time.monotonic() + PATIENCE
-    while True:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            return True
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
 
 
 def _parse(text: str) -> dict[str, Any]:

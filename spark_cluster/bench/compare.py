@@ -18,6 +18,7 @@ from spark_cluster.bench.record import (
 )
 from spark_cluster.bench.statistics import Difference, Verdict, differences, floor_of
 from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.document import Document, Flat, Hidden, derived, printed
 from spark_cluster.errors import UsageError
 
 HEADLINES: tuple[MetricName, ...] = (
@@ -56,7 +57,7 @@ LONGEST = 60
 
 
 @dataclass(frozen=True)
-class Row:
+class Row(Document):
     """A metric of a cell in both runs.
 
     Attributes:
@@ -65,24 +66,13 @@ class Row:
     """
 
     key: CellKey
-    setup: Setup
+    setup: Hidden[Setup]
     metric: MetricName
     a: float
     b: float
-    difference: Difference
+    difference: Flat[Difference]
     variants: tuple[str, str]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in `--json`."""
-        return {
-            "setup": self.setup.id,
-            "key": self.key.model_dump(mode="json"),
-            "metric": self.metric,
-            "a": self.a,
-            "b": self.b,
-            "variants": list(self.variants),
-            **self.difference.to_dict(),
-        }
+    setup_id = derived(str, "setup.id", key="setup")
 
 
 @dataclass(frozen=True)
@@ -97,13 +87,9 @@ class NotComparable:
     cell: str
     reason: str
 
-    def to_dict(self) -> dict[str, str]:
-        """As in `--json`."""
-        return {"side": self.side, "cell": self.cell, "reason": self.reason}
-
 
 @dataclass(frozen=True)
-class Comparison:
+class Comparison(Document):
     """The result of comparing two runs.
 
     Attributes:
@@ -120,12 +106,12 @@ class Comparison:
         """Return how many rows have a verdict."""
         return sum(row.difference.verdict == verdict for row in self.rows)
 
-    @property
+    @printed
     def regressed(self) -> bool:
         """True if something is worse in B."""
         return self.count("worse") > 0
 
-    @property
+    @printed
     def summary(self) -> str:
         """The verdict in a line."""
         if not self.rows:
@@ -134,18 +120,6 @@ class Comparison:
         parts = [f"{self.count(name)} {name}" for name in names if self.count(name)]
         cells = len({(row.setup.id, row.key) for row in self.rows})
         return f"{', '.join(parts)} (figures of {cells} {'cell' if cells == 1 else 'cells'})"
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in `--json`."""
-        return {
-            "a": self.a,
-            "b": self.b,
-            "summary": self.summary,
-            "regressed": self.regressed,
-            "rows": [row.to_dict() for row in self.rows],
-            "not_comparable": [one.to_dict() for one in self.not_comparable],
-            "changed": list(self.changed),
-        }
 
 
 @dataclass

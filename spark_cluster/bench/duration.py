@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated
 
 from spark_cluster.bench.expansion import Expansion, PlannedCell, PlannedSetup, Step
 from spark_cluster.bench.suite import MeasurementSettings
+from spark_cluster.document import Rounded
 
 STARTUP_S = 240.0
 """Seconds until a server is ready, where nothing is known of it: a start with compilation took 3
@@ -60,19 +61,10 @@ class Duration:
         unknown: setups without a planned speed.
     """
 
-    seconds: float
-    steps: tuple[float | None, ...]
+    seconds: Annotated[float, Rounded()]
+    steps: tuple[Annotated[float | None, Rounded()], ...]
     unknown: tuple[str, ...]
     assumptions: tuple[str, ...] = ASSUMPTIONS
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in `--json`."""
-        return {
-            "seconds": round(self.seconds),
-            "steps": [None if step is None else round(step) for step in self.steps],
-            "unknown": list(self.unknown),
-            "assumptions": list(self.assumptions),
-        }
 
 
 Speeds = Callable[[PlannedSetup, int], Speed | None]

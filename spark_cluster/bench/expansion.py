@@ -14,12 +14,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
-from typing import Any
 
 from spark_cluster.bench.record import CellKey
 from spark_cluster.bench.suite import Pair, Stage, Suite, Sweep, Variant
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.document import Document, Flat, Hidden, derived, printed
 from spark_cluster.errors import Refused, UsageError
 
 RUNS = 5
@@ -38,7 +38,7 @@ def cells_text(count: int) -> str:
 
 
 @dataclass(frozen=True)
-class PlannedCell:
+class PlannedCell(Document):
     """A cell to measure.
 
     Attributes:
@@ -50,27 +50,15 @@ class PlannedCell:
 
     id: str
     setup: str
-    key: CellKey
+    key: Flat[CellKey]
     runs: int
     requests: int | None = None
     turn: int = 1
     skip: str = ""
 
-    def to_dict(self) -> dict[str, Any]:
-        """As in `--json`."""
-        return {
-            "id": self.id,
-            "setup": self.setup,
-            **self.key.model_dump(mode="json"),
-            "runs": self.runs,
-            "requests": self.requests,
-            "turn": self.turn,
-            "skip": self.skip,
-        }
-
 
 @dataclass(frozen=True)
-class PlannedSetup:
+class PlannedSetup(Document):
     """A server to bring up.
 
     Attributes:
@@ -83,36 +71,20 @@ class PlannedSetup:
     recipe: str
     tp: int
     replicas: int = 1
-    variant: Variant = field(default_factory=Variant)
-    served: Recipe | None = None
+    variant: Hidden[Variant] = field(default_factory=Variant)
+    served: Hidden[Recipe | None] = None
     skip: str = ""
+    variant_label = derived(str, lambda setup: label(setup.variant), key="variant")
 
     @property
     def each(self) -> int:
         """Nodes that one replica needs."""
         return self.served.nodes_for(self.tp) if self.served is not None else self.tp
 
-    @property
+    @printed
     def nodes(self) -> int:
         """Nodes that it needs."""
         return self.each * self.replicas
-
-    @property
-    def variant_label(self) -> str:
-        """As `Setup.variant` in the record."""
-        return label(self.variant)
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in `--json`."""
-        return {
-            "id": self.id,
-            "recipe": self.recipe,
-            "tp": self.tp,
-            "replicas": self.replicas,
-            "variant": self.variant_label,
-            "nodes": self.nodes,
-            "skip": self.skip,
-        }
 
 
 @dataclass(frozen=True)

@@ -11,11 +11,12 @@ import json
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Record, Setup
+from spark_cluster.document import Document, Flat, Hidden, PrintedAs, Rounded, derived, printed
 
 DATA = Path(__file__).with_name("published.json")
 
@@ -118,38 +119,37 @@ def published() -> Published:
 
 
 @dataclass(frozen=True)
-class Deviation:
+class Deviation(Document):
     """A figure of a run next to a published one.
 
     Attributes:
         caveats: what was not alike, so that the deviation is not only the server's.
     """
 
-    figure: Figure
-    cell: CellResult
+    figure: Hidden[Figure]
+    cell: Hidden[CellResult]
     metric: MetricName
     measured: float
-    value: float
+    value: Annotated[float, Field(serialization_alias="published")]
     caveats: tuple[str, ...]
+    figure_id = derived(str, "figure.id", key="figure")
+    cell_id = derived(str, "cell.id", key="cell")
+    source = derived(str, "figure.source")
+    published_std = derived(float | None, "figure.std")
+    deviation = derived(Annotated[float, Rounded(5)], "share")
 
     @property
     def share(self) -> float:
         """Return how far off it is, as a share of the published figure."""
         return self.measured / self.value - 1
 
-    def to_dict(self) -> dict[str, Any]:
-        """As in `--json`."""
-        return {
-            "figure": self.figure.id,
-            "source": self.figure.source,
-            "cell": self.cell.id,
-            "metric": self.metric,
-            "measured": self.measured,
-            "published": self.value,
-            "published_std": self.figure.std,
-            "deviation": round(self.share, 5),
-            "caveats": list(self.caveats),
-        }
+
+@dataclass(frozen=True)
+class OtherFigure(Document):
+    """A published figure that the run is not compared with, and why."""
+
+    figure: Flat[Annotated[Figure, PrintedAs(Figure.to_dict)]]
+    reason: str
 
 
 @dataclass(frozen=True)
@@ -162,14 +162,7 @@ class PublishedComparison:
     """
 
     rows: tuple[Deviation, ...]
-    others: tuple[tuple[Figure, str], ...]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in `--json`: no figure is left out."""
-        return {
-            "rows": [row.to_dict() for row in self.rows],
-            "others": [{**figure.to_dict(), "reason": why} for figure, why in self.others],
-        }
+    others: tuple[OtherFigure, ...]
 
 
 def against_published(record: Record) -> PublishedComparison:
@@ -177,12 +170,12 @@ def against_published(record: Record) -> PublishedComparison:
     known = published()
     configs = {config.id: config for config in known.configs}
     rows: list[Deviation] = []
-    others: list[tuple[Figure, str]] = []
+    others: list[OtherFigure] = []
     for figure in known.figures:
         found, why = _match(figure, configs.get(figure.config or ""), record)
         rows += found
         if not found:
-            others.append((figure, why))
+            others.append(OtherFigure(figure, why))
     return PublishedComparison(tuple(rows), tuple(others))
 
 
@@ -251,40 +244,27 @@ def _caveats(config: Configuration, record: Record) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True)
-class PredictedFigure:
+class PredictedFigure(Document):
     """A prediction next to what was measured."""
 
     setup: str
     key: CellKey
     metric: MetricName
     low: float
-    value: float
+    value: Annotated[float, Field(serialization_alias="predicted")]
     high: float
     measured: float
+    inside = derived(bool, "is_inside")
 
     @property
     def is_inside(self) -> bool:
         """True if it is within the predicted range."""
         return self.low <= self.measured <= self.high
 
-    @property
-    def error(self) -> float:
+    @printed
+    def error(self) -> Annotated[float, Rounded(5)]:
         """Return predicted / measured - 1."""
         return self.value / self.measured - 1
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in `--json`."""
-        return {
-            "setup": self.setup,
-            "key": self.key.model_dump(mode="json"),
-            "metric": self.metric,
-            "low": self.low,
-            "predicted": self.value,
-            "high": self.high,
-            "measured": self.measured,
-            "error": round(self.error, 5),
-            "inside": self.is_inside,
-        }
 
 
 def against_plan(record: Record) -> list[PredictedFigure]:

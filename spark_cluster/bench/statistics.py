@@ -24,8 +24,9 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
-from typing import Any, Literal
+from typing import Annotated, Literal
 
+from spark_cluster.document import Document, Hidden, PrintedAs
 from spark_cluster.errors import Failed, install_extra
 
 Verdict = Literal["better", "worse", "same", "too noisy", "too few runs"]
@@ -55,8 +56,12 @@ MOST = 700.0
 """Logarithm of the largest ratio that is shown; a number cannot hold more than 709."""
 
 
+def _finite(value: float | None) -> float | None:
+    return None if value is None or not math.isfinite(value) else round(value, 5)
+
+
 @dataclass(frozen=True)
-class Difference:
+class Difference(Document):
     """A compared to B.
 
     Attributes:
@@ -67,30 +72,14 @@ class Difference:
         floor: share below which a difference is not called.
     """
 
-    ratio: float | None
-    low: float | None
-    high: float | None
-    p: float
+    ratio: Annotated[float | None, PrintedAs(_finite)]
+    low: Annotated[float | None, PrintedAs(_finite)]
+    high: Annotated[float | None, PrintedAs(_finite)]
+    p: Annotated[float, PrintedAs(_finite)]
     n: tuple[int, int]
     floor: float
-    higher_is_better: bool
+    higher_is_better: Hidden[bool]
     verdict: Verdict
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in `--json`."""
-
-        def rounded(value: float | None) -> float | None:
-            return None if value is None or not math.isfinite(value) else round(value, 5)
-
-        return {
-            "ratio": rounded(self.ratio),
-            "low": rounded(self.low),
-            "high": rounded(self.high),
-            "p": rounded(self.p),
-            "n": list(self.n),
-            "floor": self.floor,
-            "verdict": self.verdict,
-        }
 
 
 def require_scipy() -> None:

@@ -6,10 +6,11 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from typing import Annotated, Any
 
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.run_folder import number
+from spark_cluster.document import Document, PrintedAs
 from spark_cluster.node.telemetry import FORMAT
 
 KIB = 1024
@@ -19,8 +20,15 @@ LONGEST_GAP_S = 60.0
 """Seconds between two lines of which rates are made; over longer ones they say nothing."""
 
 
+def _utc(time: datetime) -> str:
+    return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
+
+
+Moment = Annotated[datetime, PrintedAs(_utc)]
+
+
 @dataclass(frozen=True)
-class Row:
+class Row(Document):
     """A node at one moment; what is not known is None.
 
     Attributes:
@@ -41,7 +49,7 @@ class Row:
         notes: why something is not known.
     """
 
-    time: datetime
+    time: Moment
     node: str
     sm_clock_mhz: float | None = None
     power_w: float | None = None
@@ -69,40 +77,6 @@ class Row:
     preemptions: int | None = None
     processes: tuple[ProcessMemory, ...] | None = None
     notes: tuple[str, ...] = ()
-
-    def to_dict(self) -> dict[str, Any]:
-        """As in a line of `top --json`."""
-        processes = self.processes
-        return {
-            "time": f"{self.time.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z",
-            "node": self.node,
-            "sm_clock_mhz": self.sm_clock_mhz,
-            "power_w": self.power_w,
-            "temperature_c": self.temperature_c,
-            "throttle": self.throttle,
-            "mem_available_mib": self.mem_available_mib,
-            "mem_total_mib": self.mem_total_mib,
-            "swap_used_mib": self.swap_used_mib,
-            "gpu_mem_mib": self.gpu_mem_mib,
-            "rdma_rx_bytes_s": self.rdma_rx_bytes_s,
-            "rdma_tx_bytes_s": self.rdma_tx_bytes_s,
-            "net_rx_bytes_s": self.net_rx_bytes_s,
-            "net_tx_bytes_s": self.net_tx_bytes_s,
-            "running": self.running,
-            "waiting": self.waiting,
-            "kv_usage": self.kv_usage,
-            "acceptance": self.acceptance,
-            "prompt_tps": self.prompt_tps,
-            "generation_tps": self.generation_tps,
-            "utilisation": self.utilisation,
-            "link_rx_bytes_s": self.link_rx_bytes_s,
-            "link_tx_bytes_s": self.link_tx_bytes_s,
-            "rdma_errors": self.rdma_errors,
-            "swap_bytes_s": self.swap_bytes_s,
-            "preemptions": self.preemptions,
-            "processes": None if processes is None else [p.model_dump() for p in processes],
-            "notes": list(self.notes),
-        }
 
 
 @dataclass(frozen=True)

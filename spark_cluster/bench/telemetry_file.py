@@ -15,7 +15,7 @@ from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.errors import UsageError, install_extra
 
-KINDS = {"datetime": "timestamp", "str": "string", "int": "int32", "float": "float32"}
+KINDS = {"Moment": "timestamp", "str": "string", "int": "int32", "float": "float32"}
 """Of the file of rows: a field's type, and pyarrow's name for it; rates of bytes are float64."""
 
 COLUMNS = {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -28,16 +28,10 @@ if TYPE_CHECKING:
     from spark_cluster.runner.events import Sink
 
 F = TypeVar("F", bound=Callable[..., Any])
-R = TypeVar("R", bound="Documented")
+R = TypeVar("R")
 
 WOULD_CHANGE = 10
 """Exit status of `--check --exit-code` when something would change."""
-
-
-class Documented(Protocol):
-    """A result that has a JSON document."""
-
-    def to_dict(self) -> dict[str, Any]: ...
 
 
 @dataclass
@@ -121,7 +115,7 @@ class App:
     def show(self, found: R, show: Callable[[App, R], object]) -> None:
         """Print what a command has found: its JSON document, or what `show` prints for people."""
         if self.as_json:
-            self.print_json(found.to_dict())
+            self.print_json(found)
         else:
             show(self, found)
 

@@ -26,6 +26,7 @@ from spark_cluster.bench.report.tables import OPEN_LOOP, answers_table, mean
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.predict_calibrate import show_fit
+from spark_cluster.models.tables import table
 
 STYLES = {"load": "bold", "attention": "yellow", "bad": "red"}
 """Of the marks of rows."""
@@ -35,45 +36,9 @@ _COLOURS = {"better": "green", "worse": "red", "same": "", "too noisy": "yellow"
 MOST = 6
 """Figures that a table of 80 columns has room for, next to the load."""
 
-SHORT_TITLES: dict[MetricName, str] = {
-    "tg_tps": "decode",
-    "tg_tps_request": "each",
-    "pp_tps": "prefill",
-    "ttfr_ms": "ms to first",
-    "score": "score",
-    "answer_ms": "ms an answer",
-    "request_throughput": "requests/s",
-    "goodput": "goodput",
-    "output_tps": "output",
-    "ttft_ms": "TTFT",
-    "tpot_ms": "TPOT",
-    "acceptance": "accepted",
-    "acceptance_length": "a step",
-}
-"""Figures of a cell, the most telling first, and the titles of their columns."""
-
-TITLES: dict[MetricName, str] = {
-    "tg_tps": "decode tok/s",
-    "tg_tps_request": "decode tok/s each",
-    "pp_tps": "prefill tok/s",
-    "pp_tps_request": "prefill tok/s each",
-    "peak_tps": "peak tok/s",
-    "peak_tps_request": "peak tok/s each",
-    "ttfr_ms": "first response ms",
-    "est_ppt_ms": "prefill ms",
-    "e2e_ttft_ms": "first token ms",
-    "ttft_ms": "TTFT ms",
-    "tpot_ms": "TPOT ms",
-    "itl_ms": "ITL ms",
-    "e2el_ms": "last token ms",
-    "request_throughput": "requests/s",
-    "output_tps": "output tok/s",
-    "goodput": "goodput req/s",
-    "acceptance": "acceptance",
-    "acceptance_length": "tokens a step",
-    "score": "score",
-    "answer_ms": "answer ms",
-}
+METRICS: dict[MetricName, dict[str, str]] = table("metrics", "bench")["metrics"]
+"""Figures of a cell, the most telling first: the `title` of each, and the `short` one of a column
+for those that a run's figures show."""
 
 
 def load_text(key: CellKey) -> str:
@@ -121,7 +86,7 @@ def table_by_load(titles: Iterable[str], rows: Iterable[tuple[Load, tuple[Any, .
         table.add_row(painted(load_text(key), "bold"))
         table.add_row(painted(f"  {about}", "dim"))
         for (_, _, metric), figures in group:
-            table.add_row(f"  {TITLES[metric]}", *figures)
+            table.add_row(f"  {METRICS[metric]['title']}", *figures)
     return table
 
 
@@ -191,11 +156,13 @@ def _figures_table(cells: Sequence[CellResult]) -> Figures:
     several = any(cell.key.concurrency != 1 for cell in cells)
     names = [
         name
-        for name in SHORT_TITLES
-        if any(name in cell.metrics for cell in cells) and (name != "tg_tps_request" or several)
+        for name, metric in METRICS.items()
+        if "short" in metric
+        and any(name in cell.metrics for cell in cells)
+        and (name != "tg_tps_request" or several)
     ][:MOST]
     rows = ((load_text(cell.key), *(mean(cell, name) for name in names)) for cell in cells)
-    return Figures("", ("", *(SHORT_TITLES[name] for name in names)), tuple(rows))
+    return Figures("", ("", *(METRICS[name]["short"] for name in names)), tuple(rows))
 
 
 def _percentiles_table(cells: Sequence[CellResult]) -> Figures:
@@ -211,7 +178,7 @@ def _percentiles_table(cells: Sequence[CellResult]) -> Figures:
         for name, metric in found.items():
             known = (metric.percentiles.get(p) for p in SHOWN_PERCENTILES)
             figures = ("" if value is None else number(value) for value in known)
-            rows.append((f"  {TITLES[name]}", number(metric.mean), *figures))
+            rows.append((f"  {METRICS[name]['title']}", number(metric.mean), *figures))
     return Figures("", ("", "mean", *SHOWN_PERCENTILES), tuple(rows), marked=marked)
 
 
@@ -289,8 +256,9 @@ def show_published(app: App, found: PublishedComparison, *, all_figures: bool) -
         console.print(painted(f"{text}: {len(found.others)}", "dim"))
         return
     table = figures_table("figure", "value", "why it is not compared")
-    for one, why in found.others:
-        table.add_row(f"{one.id} {one.metric}", one.shown, why)
+    for other in found.others:
+        figure = other.figure
+        table.add_row(f"{figure.id} {figure.metric}", figure.shown, other.reason)
     console.print(table)
 
 

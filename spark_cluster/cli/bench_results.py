@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import click
 
-from spark_cluster.bench.compare import Comparison, part_of
 from spark_cluster.bench.compare import compare as compare_runs
+from spark_cluster.bench.compare import part_of
 from spark_cluster.bench.planned_speed import Preview, preview
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.references import (
     PredictedFigure,
-    PublishedComparison,
     against_plan,
     against_published,
     coverage,
@@ -94,7 +93,10 @@ def compare(
     plans = against_plan(first) if predicted else None
     fit = preview(first, app.project.folder) if predicted else None
     if app.as_json:
-        app.print_json(compare_document(found, others, plans, fit))
+        planned = None
+        if plans is not None:
+            planned = PlanComparison(coverage(plans), mean_error(plans), plans, fit)
+        app.print_json({"comparison": found, "published": others, "predicted": planned})
     else:
         if found is not None:
             show_comparison(app, found)
@@ -114,26 +116,14 @@ def _record(name: str) -> Record:
     return part_of(load_record(Path(folder)), setup)
 
 
-def compare_document(
-    found: Comparison | None,
-    others: PublishedComparison | None,
-    plans: list[PredictedFigure] | None,
-    fit: Preview | None = None,
-) -> dict[str, Any]:
-    """As in `bench compare --json`."""
+@dataclass(frozen=True)
+class PlanComparison:
+    """A run next to its plan, as `bench compare --predicted --json` prints it."""
 
-    return {
-        "comparison": found.to_dict() if found else None,
-        "published": others.to_dict() if others else None,
-        "predicted": None
-        if plans is None
-        else {
-            "coverage": coverage(plans),
-            "mean_error": mean_error(plans),
-            "rows": [row.to_dict() for row in plans],
-            "calibration": fit.to_dict() if fit else None,
-        },
-    }
+    coverage: float | None
+    mean_error: float | None
+    rows: list[PredictedFigure]
+    calibration: Preview | None
 
 
 @click.command()

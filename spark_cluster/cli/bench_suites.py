@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import click
-from rich.table import Table
 
 from spark_cluster.bench.duration import Duration, estimate
 from spark_cluster.bench.expansion import Expansion, Step, expand, measurable
 from spark_cluster.bench.planned_speed import planned_speeds
 from spark_cluster.bench.suite import Suite, load_suite
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.loader.recipes import load_recipe
 
@@ -38,21 +37,11 @@ def suites(app: App, name: str | None, recipes: tuple[str, ...]) -> None:
     speeds = planned_speeds(app.project)
     expected = estimate(found, speeds, suite.settings, verify=suite.verify)
     if app.as_json:
-        app.print_json(suite_document(suite, found, expected))
+        about = {"suite": suite.name, "description": suite.description, "nodes": found.nodes}
+        plan = {"setups": found.setups, "cells": found.cells, "estimate": expected}
+        app.print_json({**about, **plan})
     else:
         _show(app, suite, found, expected)
-
-
-def suite_document(suite: Suite, found: Expansion, expected: Duration) -> dict[str, Any]:
-    """As in `bench suites NAME --json`."""
-    return {
-        "suite": suite.name,
-        "description": suite.description,
-        "nodes": found.nodes,
-        "setups": [setup.to_dict() for setup in found.setups],
-        "cells": [cell.to_dict() for cell in found.cells],
-        "estimate": expected.to_dict(),
-    }
 
 
 def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
@@ -65,9 +54,8 @@ def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
 
 def _list(app: App) -> None:
     rows = []
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("suite", no_wrap=True)
-    table.add_column("what it answers", overflow="fold")
+    titles = ("suite", "what it answers")
+    table = plain_table(*titles, whole=titles[:1], fold=titles[1:], wide=True)
     for name, path in app.project.list("suites").items():
         own = not path.is_relative_to(app.project.shipped / "suites")
         shown = styled("{}[cyan]{}[/]", name, " (yours)" if own else "")
@@ -95,11 +83,10 @@ def _show(app: App, suite: Suite, found: Expansion, expected: Duration) -> None:
     verdict = styled("[bold]{}[/]: {} on {}, {}", suite.name, cells, servers, _total(expected))
     console.print(verdict)
     console.print(painted(suite.description, "dim"))
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("server", overflow="fold")
-    for title in ("nodes", "cells", "runs"):
-        table.add_column(title, justify="right")
-    table.add_column("time", no_wrap=True)
+    titles = ("nodes", "cells", "runs")
+    table = plain_table(
+        "server", *titles, "time", right=titles, fold=("server",), whole=("time",), wide=True
+    )
     for step, seconds in zip(found.steps, expected.steps, strict=True):
         table.add_row(*_row(step, seconds))
     console.print(table)

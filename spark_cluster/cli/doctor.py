@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import contextlib
-from typing import TYPE_CHECKING
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from spark_cluster.cli import process_start
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
+from spark_cluster.cli.serving import probe_of, usual_recipe
+from spark_cluster.document import as_json
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from spark_cluster.config.recipe import Recipe
-    from spark_cluster.config.recipe_schema import Probe
     from spark_cluster.doctor.examine import Diagnosis
     from spark_cluster.doctor.verdict import CheckResult
     from spark_cluster.facts.pins import Pins
@@ -44,15 +46,32 @@ def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
     Exit status 5 when something fails, 3 when a node cannot be reached.
     """
     app: App = ctx.obj
+    diagnosis = diagnose(app, only, probe=probe)
+    if app.as_json:
+        app.print_json(document(diagnosis))
+    else:
+        _show(app, diagnosis, process_start.elapsed())
+    ctx.exit(diagnosis.exit_code)
+
+
+def diagnose(app: App, only: Sequence[str] = (), *, probe: bool = False) -> Diagnosis:
+    """Ask the selected nodes, and judge their answers.
+
+    Args:
+        only: areas or checks; by default all.
+        probe: also measure the link, ask the endpoint, and try every port.
+
+    Raises:
+        UsageError: there is no such check.
+    """
     from spark_cluster.config.ports import EnginePorts
     from spark_cluster.doctor import examine
     from spark_cluster.doctor.probing import Question
+    from spark_cluster.known_issues.entries import catalogue
     from spark_cluster.runner.parallel import start
 
     examine.must_be_known(only)
-    recipe, pins = served_recipe(app), known_pins(app)
-    from spark_cluster.known_issues.entries import catalogue
-
+    recipe, pins = _served_recipe(app), _known_pins(app)
     with examine.Examination(
         app.inventory, app.nodes, app.cluster.dialer, recipe, pins
     ) as examination:
@@ -63,30 +82,25 @@ def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
         if probe and nodes:
             spans = recipe.ray.ports.spans if recipe else EnginePorts().spans
             scan = not only or bool({"network", "network.open-ports"} & set(only))
-            asked = Question(_question(recipe), app.inventory.api_key(), scan=scan, spans=spans)
+            asked = Question(probe_of(recipe), app.inventory.api_key(), scan=scan, spans=spans)
             probed = examination.probe(nodes, asked)
         found = [*examine.judge(nodes, probed), *examination.reachability()]
-    diagnosis = examine.Diagnosis(tuple(examine.select(found, only)), examination.unreached)
-    if app.as_json:
-        known = [issue.to_dict() for issue in diagnosis.issues]
-        checks = [result.to_dict() for result in diagnosis.results]
-        app.print_json({"checks": checks, "issues": known})
-    else:
-        _show(app, diagnosis, process_start.elapsed())
-    ctx.exit(diagnosis.exit_code)
+    return examine.Diagnosis(tuple(examine.select(found, only)), examination.unreached)
 
 
-def served_recipe(app: App) -> Recipe | None:
+def document(diagnosis: Diagnosis) -> dict[str, Any]:
+    """Return the JSON document of a diagnosis."""
+    return {"checks": as_json(diagnosis.results), "issues": as_json(diagnosis.issues)}
+
+
+def _served_recipe(app: App) -> Recipe | None:
     """Return the recipe that the inventory serves; doctor works without it too."""
-    from spark_cluster.loader.recipes import load_recipe
-
-    name = app.inventory.serve.recipe
     with contextlib.suppress(SparkClusterError):
-        return load_recipe(name, app.project) if name is not None else None
+        return usual_recipe(app.cluster)
     return None
 
 
-def known_pins(app: App) -> Pins | None:
+def _known_pins(app: App) -> Pins | None:
     """Return the known combinations of kernel and driver, from the role `drivers`."""
     from spark_cluster.facts import pins
 
@@ -95,13 +109,6 @@ def known_pins(app: App) -> Pins | None:
     with contextlib.suppress(SparkClusterError, OSError):
         return pins.load(folder / "pins.json")
     return None
-
-
-def _question(recipe: Recipe | None) -> Probe:
-    from spark_cluster.config.recipe import Recipe
-
-    usual: Probe = Recipe.model_fields["probe"].default
-    return usual if recipe is None else recipe.probe
 
 
 def _show(app: App, diagnosis: Diagnosis, seconds: float) -> None:

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping
 
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import mark, plain_table, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.groups import Group
+from spark_cluster.config.allowances import Allowances
+from spark_cluster.engine.copies.image_upkeep import (
+    PrunedImages,
+    StoredImages,
+    is_named,
+    needs_of,
+    planned,
+    remove,
+    stored_images,
+)
+from spark_cluster.engine.copies.upkeep import kept_recipes
 from spark_cluster.errors import Failed
 from spark_cluster.node.sizes import gigabytes
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from spark_cluster.engine.copies.image_upkeep import PrunedImages, StoredImages
-    from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Session
 
 
 @click.group(cls=Group)
@@ -29,17 +35,12 @@ def command() -> None:
 @contextlib.contextmanager
 def _sessions(app: App) -> Iterator[Mapping[str, Session]]:
     """Start agents on the selected nodes; they end with the block."""
-
     app.import_meanwhile()
     with app.cluster.dialer.sessions(app.nodes, "images") as found:
         yield found
 
 
 def _needs(app: App) -> dict[str, list[str]]:
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.engine.copies.image_upkeep import needs_of
-    from spark_cluster.engine.copies.upkeep import kept_recipes
-
     allow = app.allowances(Allowances())
     return needs_of(kept_recipes(app.project, app.inventory.serve.recipe_names, allow))
 
@@ -51,8 +52,6 @@ def list_images(app: App) -> None:
 
     Sizes include layers that several images share.
     """
-    from spark_cluster.engine.copies.image_upkeep import stored_images
-
     needs = _needs(app)
     with _sessions(app) as sessions:
         found = stored_images(sessions, needs)
@@ -64,16 +63,12 @@ def list_images(app: App) -> None:
 
 
 def _show(app: App, found: StoredImages) -> None:
-    from rich.table import Table
-
-    from spark_cluster.cli.console import styled
-
     app.console.print(styled("[bold]{}[/]  {} images", found.node, len(found.images)))
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(overflow="fold")
-    for _ in range(2):
-        table.add_column(no_wrap=True, justify="right")
-    table.add_column(overflow="fold")
+    table = plain_table(
+        "image", "digest", "size", "remarks",
+        right=("digest", "size"), whole=("digest", "size"), fold=("image", "remarks"),
+        header=False, wide=True,
+    )  # fmt: skip
     for image in found.images:
         digest = (image.digests[0].partition("@")[2] if image.digests else image.id)[7:19]
         parts = [f"in use by {image.used_by[0]}" if image.used_by else "", *image.recipes]
@@ -94,8 +89,6 @@ def prune(ctx: click.Context, images: tuple[str, ...], free: float, *, apply: bo
     Never what a container stands on, nor what the inventory's recipe or one of your own recipes
     needs or is built on. Exit status 1 when Docker refuses to remove one.
     """
-    from spark_cluster.engine.copies.image_upkeep import planned, remove, stored_images
-
     app: App = ctx.obj
     needs = _needs(app)
     with _sessions(app) as sessions:
@@ -116,16 +109,12 @@ def prune(ctx: click.Context, images: tuple[str, ...], free: float, *, apply: bo
 
 def _must_be_there(names: tuple[str, ...], listed: list[StoredImages]) -> None:
     """Raise Failed for a name that no node has."""
-    from spark_cluster.engine.copies.image_upkeep import is_named
-
     for name in names:
         if not any(is_named(image, [name]) for one in listed for image in one.images):
             raise Failed(f"{name} is on no node", hint="`spark-cluster images list` shows them")
 
 
 def _show_pruned(app: App, found: PrunedImages, *, apply: bool) -> None:
-    from spark_cluster.cli.console import mark, styled
-
     did = "freed" if apply else "would be freed"
     line = styled("[bold]{}[/]  up to {} {}", found.node, gigabytes(found.freed), did)
     app.console.print(line)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import os
 import queue
 import threading
@@ -17,13 +16,14 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.line_printer import LinePrinter
+from spark_cluster.cli.serving import probe_of, usual_recipe
 from spark_cluster.cli.visible import coloured, lines_of
+from spark_cluster.document import as_json
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from spark_cluster.config.recipe import Recipe
     from spark_cluster.doctor.bundle_archive import BundleArchive
     from spark_cluster.engine.runtime import Name
     from spark_cluster.runner.play import Play
@@ -175,16 +175,17 @@ def _write_bundle(app: App, file: str) -> None:
 
 
 def _collect(app: App, archive: BundleArchive) -> None:
+    from spark_cluster.cli.doctor import diagnose, document
     from spark_cluster.cli.version import versions
 
-    archive.add_json("versions.json", dataclasses.asdict(versions(app)))
-    _attempt(archive, "doctor", lambda: archive.add_json("doctor.json", _doctor(app)))
+    archive.add_json("versions.json", as_json(versions(app)))
+    _attempt(archive, "doctor", lambda: archive.add_json("doctor.json", document(diagnose(app))))
     with app.play("logs --bundle", app.nodes, change=False) as run:
         play = run.open(fail_fast=False)
         for name, error in play.out.items():
             archive.add_json(f"nodes/{name}/error.json", error.to_dict())
         for node in play.nodes:
-            facts = {"name": node.name, "links": node.links, **dataclasses.asdict(node.facts)}
+            facts = {"name": node.name, "links": node.links, **as_json(node.facts)}
             archive.add_json(f"nodes/{node.name}/facts.json", facts)
             _attempt(archive, f"nodes/{node.name}/logs", partial(_node, archive, play, node.name))
         _attempt(archive, "status", lambda: archive.add_json("status.json", _status(app, play)))
@@ -207,31 +208,13 @@ def _node(archive: BundleArchive, play: Play, name: str) -> None:
         archive.add(f"nodes/{name}/{file}", text)
 
 
-def _doctor(app: App) -> dict[str, Any]:
-    from spark_cluster.cli.doctor import known_pins, served_recipe
-    from spark_cluster.doctor import examine
-
-    recipe, pins = served_recipe(app), known_pins(app)
-    with examine.Examination(
-        app.inventory, app.nodes, app.cluster.dialer, recipe, pins
-    ) as examination:
-        nodes = examination.observe()
-        found = [*examine.judge(nodes), *examination.reachability()]
-    diagnosis = examine.Diagnosis(tuple(examine.select(found, ())), examination.unreached)
-    return {
-        "checks": [result.to_dict() for result in diagnosis.results],
-        "issues": [issue.to_dict() for issue in diagnosis.issues],
-    }
-
-
 def _status(app: App, play: Play) -> dict[str, Any]:
     """As `status` says it, without the caches; no password is asked for."""
-    from spark_cluster.config.recipe import Recipe
     from spark_cluster.engine import state
 
     secret = app.inventory.serve.api_key
     key = secret.read("the API key") if secret is not None else None
-    return state.status(play, key, Recipe.model_fields["probe"].default).to_dict()
+    return state.status(play, key, probe_of(None)).to_dict()
 
 
 def _plan(app: App, play: Play, archive: BundleArchive) -> None:
@@ -243,7 +226,7 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     from spark_cluster.planning.planner import Planner, Question
     from spark_cluster.planning.subject import of_a_recipe
 
-    recipe = _recipe(app)
+    recipe = usual_recipe(app.cluster)
     if recipe is None:
         return
     archive.add_json("recipe.json", recipe.model_dump(mode="json", exclude={"env"}))
@@ -252,13 +235,6 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     rooms, facts = survey(play, subject.node_path)
     planner = Planner(app.project, hub(offline=True), partial(own_evidence, app.project))
     archive.add_json("plan.json", planner.plan(subject, rooms, Question(), facts).to_dict())
-
-
-def _recipe(app: App) -> Recipe | None:
-    from spark_cluster.loader.recipes import load_recipe
-
-    name = app.inventory.serve.recipe
-    return None if name is None else load_recipe(name, app.project)
 
 
 def _records(archive: BundleArchive) -> None:

@@ -20,7 +20,7 @@ from spark_cluster.config.allowances import Allowances
 from spark_cluster.engine.caches import root_on
 from spark_cluster.engine.copies import pull as pulling
 from spark_cluster.engine.copies import upkeep
-from spark_cluster.engine.copies.copy_model import copy_model, copy_path
+from spark_cluster.engine.copies.copy_model import copy_model
 from spark_cluster.engine.copies.pull import PulledModel
 from spark_cluster.engine.copies.state import Nodes, Wanted, hub_folder
 from spark_cluster.engine.copies.upkeep import ModelSizes, Need, Pruned, StoredModels, short
@@ -153,12 +153,14 @@ def copy(
     files are hashed on the node that sends them, and read again only when they have changed.
     """
     with app.play("models copy", app.nodes, Options()) as run:
-        copying = (
-            partial(copy_path, run.open(), model)
-            if model.startswith("/")
-            else partial(copy_model, run.open(), Wanted.named(model))
+        done = copy_model(
+            run.open(),
+            model,
+            source=source,
+            targets=targets,
+            encrypt=not no_encrypt,
+            streams=streams or 0,
         )
-        done = copying(source=source, targets=targets, encrypt=not no_encrypt, streams=streams or 0)
         run.finish()
         if app.as_json:
             app.print_json(run.document(model=model, copies=done))

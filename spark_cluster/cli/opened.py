@@ -114,11 +114,12 @@ class Opened:
     @cached_property
     def _checked(self) -> Inventory:
         from spark_cluster.config.inventory import checked
-        from spark_cluster.loader.new_inventory import source_of
 
         if self.named is None or isinstance(self.named, str | Path):
             source = self.project.inventory_source(self.named)
         else:
+            from spark_cluster.loader.new_inventory import source_of
+
             source = source_of(self.named)
         return replace(checked(source, self.project.list("roles")), prompts=self.prompts)
 

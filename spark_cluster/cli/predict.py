@@ -32,6 +32,11 @@ GB = 1e9
 ANSWER = 1024
 """Tokens of an answer when --context is not given; half of it is in the cache on average."""
 
+QUANTIZATION = click.option(
+    "--quantization", metavar="Q", help="Quantization of --model (default: as its config says)."
+)
+KV_DTYPE = click.option("--kv-dtype", metavar="D", help="Type of the KV cache of --model.")
+
 
 @click.group(cls=Group, later={"kv": "predict_kv"}, invoke_without_command=True)
 @click.option(
@@ -45,10 +50,8 @@ ANSWER = 1024
 )
 @click.option("--recipe", metavar="NAME", help="Recipe that was run.")
 @click.option("--model", metavar="NAME|DIR", help="Model that was run.")
-@click.option(
-    "--quantization", metavar="Q", help="Quantization of --model (default: as its config says)."
-)
-@click.option("--kv-dtype", metavar="D", help="Type of the KV cache of --model.")
+@QUANTIZATION
+@KV_DTYPE
 @click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size (default: 1).")
 @click.option(
     "--output",
@@ -99,10 +102,8 @@ def command(
 @command.command()
 @click.option("--recipe", metavar="NAME", help="Recipe to predict, with its drafter.")
 @click.option("--model", metavar="NAME|DIR", help="Model to predict.")
-@click.option(
-    "--quantization", metavar="Q", help="Quantization of --model (default: as its config says)."
-)
-@click.option("--kv-dtype", metavar="D", help="Type of the KV cache of --model.")
+@QUANTIZATION
+@KV_DTYPE
 @click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes.")
 @click.option(
     "--prompt",

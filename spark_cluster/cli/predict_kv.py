@@ -12,6 +12,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.hub_option import hub, offline_option
+from spark_cluster.document import Document, Flat
 from spark_cluster.errors import UsageError
 from spark_cluster.models.find import find
 from spark_cluster.models.shape import Geometry
@@ -20,33 +21,11 @@ from spark_cluster.planning.kv import KvCache, Options
 
 
 @dataclass(frozen=True)
-class KvFigures:
-    """A KV cache as the server's log describes it, figures of one GPU.
+class KvOnBoth(Document):
+    """The cache of vLLM on a CPU, and that on a Spark."""
 
-    Attributes:
-        blocks: in the pool.
-        blocks_per_request: that a request of full length needs.
-        tokens: as "KV cache size" in the log.
-        max_concurrency: requests of full length at once.
-        gib_per_request: that such a request takes, GiB.
-        max_model_len: tokens of the longest request that fits.
-        rule: the version of vLLM whose arithmetic this is.
-    """
-
-    blocks: int
-    blocks_per_request: int
-    tokens: int
-    max_concurrency: float
-    gib_per_request: float
-    max_model_len: int
-    rule: str
-
-
-@dataclass(frozen=True)
-class KvFiguresOfBoth(KvFigures):
-    """The figures of vLLM on a CPU, and those on a Spark."""
-
-    on_a_spark: KvFigures
+    on_a_cpu: Flat[KvCache]
+    on_a_spark: KvCache
 
 
 ROWS = {
@@ -151,9 +130,8 @@ def command(
     options["device"] = "cpu"
     single = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options)
     if app.as_json:
-        figures = _figures(spark if device == "gpu" else single)
-        both = None if device else KvFiguresOfBoth(**vars(figures), on_a_spark=_figures(spark))
-        app.print_json(both or figures)
+        asked = {"gpu": spark, "cpu": single, None: KvOnBoth(single, spark)}
+        app.print_json(asked[device])
         return
     _show(app, geometry, spark, single, title=f"{kv_gib:g} GiB a GPU, {length:,} tokens a request")
     if spark.max_concurrency < 1:
@@ -161,17 +139,6 @@ def command(
         would = f"--max-model-len {longest} would" if longest else "no length would"
         why = f"one request of {length:,} tokens does not fit, {would}"
         app.console.print(styled("{} vLLM does not start: {}", mark("fail"), why))
-
-
-def _figures(cache: KvCache) -> KvFigures:
-    """Return the figures; a concurrency with two decimals, as logs have it."""
-    return KvFigures(
-        *(cache.blocks, cache.blocks_per_request, cache.tokens),
-        max_concurrency=round(cache.max_concurrency, 2),
-        gib_per_request=round(cache.gib_per_request, 4),
-        max_model_len=cache.max_model_len,
-        rule=cache.rule,
-    )
 
 
 def _show(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, title: str) -> None:

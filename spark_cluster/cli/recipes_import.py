@@ -18,6 +18,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.hub_option import hub, offline_option
 from spark_cluster.config.yamlfile import shown
+from spark_cluster.document import ErrorDocument, as_json
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.importers import commandline, snapshot
 from spark_cluster.importers.files import read_file
@@ -109,7 +110,8 @@ def command(
     write_recipe(path, imported.text, app.project, imported.files)
     imported.notes.append(_about_model(path, app.project, hub(offline=offline)))
     if app.as_json:
-        app.print_json(_document(path, imported))
+        files = [str(path.parent / name) for name in imported.files]
+        app.print_json({"ok": True, "file": str(path), **as_json(imported), "files": files})
     else:
         _show(app, path, imported)
 
@@ -189,23 +191,6 @@ def _about_model(path: Path, project: Project, hub: Hub) -> str:
     return f"{recipe.model.name}: {serving.quantization}, {size:.1f} GiB of weights ({source})"
 
 
-def _document(path: Path, imported: Imported) -> dict[str, Any]:
-    return {
-        "ok": True,
-        "file": str(path),
-        "name": imported.name,
-        "kind": imported.kind,
-        "kept": imported.kept,
-        "carried": [{"what": one.what, "where": one.where} for one in imported.carried],
-        "left_out": [{"what": one.what, "why": one.why} for one in imported.left_out],
-        "not_carried_over": [one.entry for one in imported.left_out if one.consequence],
-        "offers": [{"option": one.option, "what": one.what} for one in imported.offers],
-        "notes": imported.notes,
-        "to_do": imported.to_do,
-        "files": [str(path.parent / name) for name in imported.files],
-    }
-
-
 def _show(app: App, path: Path, imported: Imported) -> None:
     console = app.console
     console.print(styled("{} {} → {}", mark("ok"), imported.kind, shown(path)), soft_wrap=True)
@@ -269,7 +254,7 @@ def update_command(
             f"no registries: {registries.FILE} is not in {folder}",
             hint="see the how-to page 'Share recipes'",
         )
-    rows: list[dict[str, Any]] = []
+    rows: list[Update | NotUpdated] = []
     status = 0
     for registry in chosen:
         try:
@@ -281,11 +266,11 @@ def update_command(
             elif not found.in_use and not check and (yes or _is_agreed(app, found)):
                 found = take(found, folder)
         except SparkClusterError as error:
-            rows.append(NotUpdated(registry.name, error).to_dict())
+            rows.append(NotUpdated(registry.name, error))
             status = error.exit_code
             _say(app, styled("{} {}: {}", mark("fail"), registry.name, error))
         else:
-            rows.append(found.to_dict())
+            rows.append(found)
             _say(app, _outcome(found, check=check))
     if app.as_json:
         app.print_json({"ok": status == 0, "registries": rows})
@@ -297,11 +282,7 @@ class NotUpdated:
     """A registry that could not be looked at."""
 
     registry: str
-    error: SparkClusterError
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `recipes update --json` prints it."""
-        return {"registry": self.registry, "error": self.error.to_dict()}
+    error: ErrorDocument
 
 
 def _is_agreed(app: App, found: Update) -> bool:

@@ -4,7 +4,6 @@ as far as that goes without asking a node."""
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 
 from spark_cluster.cli.opened import Opened
@@ -19,6 +18,7 @@ from spark_cluster.config.overrides import (
     apply,
     apply_to_launch,
     read,
+    value_text,
 )
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue
@@ -172,14 +172,8 @@ def texts(given: Mapping[str, EngineValue | None] | Sequence[str]) -> Changes:
             `image.ref` the image; None takes an argument away.
     """
     if isinstance(given, Mapping):
-        return tuple(f"{key}={_text(value)}" for key, value in given.items())
+        return tuple(f"{key}={value_text(value)}" for key, value in given.items())
     return tuple(given)
-
-
-def _text(value: EngineValue | None) -> str:
-    if value is None:
-        return ""
-    return value if isinstance(value, str) else json.dumps(value)
 
 
 def changed(recipe: Recipe, changes: Changes) -> Recipe:

@@ -106,16 +106,9 @@ class Serving(Opened):
         key = self.inventory.api_key()
         head_must_be_selected(self, "; spark-cluster ping reaches single nodes")
         with self.play("status", self.nodes, change=False) as run:
-            recipe = self._usual_recipe()
+            recipe = usual_recipe(self)
             upcoming = self._upcoming(recipe)
-            return state.status(run.open(fail_fast=False), key, _probe(recipe), upcoming)
-
-    def _usual_recipe(self) -> Recipe | None:
-        """The inventory's recipe; None when it names none."""
-        from spark_cluster.loader.recipes import load_recipe
-
-        name = self.inventory.serve.recipe
-        return None if name is None else load_recipe(name, self.project)
+            return state.status(run.open(fail_fast=False), key, probe_of(recipe), upcoming)
 
     def _upcoming(self, recipe: Recipe | None) -> Upcoming | None:
         if recipe is None:
@@ -361,7 +354,20 @@ def _size(tp: int | None, replicas: int) -> int | None:
     return 1
 
 
-def _probe(recipe: Recipe | None) -> Probe:
+def usual_recipe(opened: Opened) -> Recipe | None:
+    """Return the inventory's recipe; None when it names none.
+
+    Raises:
+        SparkClusterError: there is none of that name, or it is wrong.
+    """
+    from spark_cluster.loader.recipes import load_recipe
+
+    name = opened.inventory.serve.recipe
+    return None if name is None else load_recipe(name, opened.project)
+
+
+def probe_of(recipe: Recipe | None) -> Probe:
+    """Return what a server of a recipe is asked; the usual question where none is known."""
     if recipe is not None:
         return recipe.probe
     from spark_cluster.config.recipe import Recipe

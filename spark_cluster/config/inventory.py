@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any, Literal
 
-from spark_cluster.config import patterns
 from spark_cluster.config.inventory_checks import FIRST_HOST, check, unknown_role_settings
 from spark_cluster.config.inventory_schema import (
     BecomeEntry,
@@ -20,8 +21,64 @@ from spark_cluster.config.inventory_schema import (
 from spark_cluster.config.prompts import Prompts
 from spark_cluster.config.schema import validate
 from spark_cluster.config.secret import Secret
+from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import Key, Origin, Sourced, load
 from spark_cluster.errors import UsageError
+
+GRAMMAR = "NAME, GROUP or GLOB, joined by ',' or ':'; !X leaves X out, &X keeps only what is in X"
+
+
+def selected(pattern: str, nodes: Sequence[str], groups: Mapping[str, frozenset[str]]) -> list[str]:
+    """The names of the selected nodes, in the order of the inventory.
+
+    As in Ansible, the order of the terms does not matter: first what is named, then only what is
+    in every `&` term, then without every `!` term. A pattern that only takes away starts from all.
+
+    Args:
+        pattern: terms joined by commas or colons.
+        nodes: the names of all nodes.
+        groups: the members of each group.
+
+    Raises:
+        UsageError: a term names nothing, or no node is left.
+    """
+    terms = [term.strip() for term in re.split(r"[,:]", pattern)]
+    terms = [term for term in terms if term]
+    if not terms:
+        raise UsageError("the node pattern is empty", hint=GRAMMAR)
+    named = [term for term in terms if term[0] not in "!&"]
+    chosen = set(nodes) if not named else set[str]()
+    for term in named:
+        chosen |= _members(term, nodes, groups, pattern)
+    for term in terms:
+        if term[0] == "&":
+            chosen &= _members(term[1:], nodes, groups, pattern)
+    for term in terms:
+        if term[0] == "!":
+            chosen -= _members(term[1:], nodes, groups, pattern)
+    if not chosen:
+        raise UsageError(f"the node pattern '{pattern}' selects no node", hint=GRAMMAR)
+    return [name for name in nodes if name in chosen]
+
+
+def _members(
+    term: str, nodes: Sequence[str], groups: Mapping[str, frozenset[str]], pattern: str
+) -> set[str]:
+    term = term.strip()
+    if term in groups:
+        return set(groups[term])
+    found = {name for name in nodes if fnmatchcase(name, term)}
+    for group, members in groups.items():
+        if fnmatchcase(group, term):
+            found |= members
+    # Also in a `!` term: a typo there would otherwise run on the node that was to be spared.
+    if not found:
+        raise UsageError(
+            f"the node pattern '{pattern}' names '{term}', which is not a node or group",
+            hint=did_you_mean(term, [*nodes, *groups], "known"),
+        )
+    return found
+
 
 CONNECT_TIMEOUT_S = 10.0
 
@@ -123,11 +180,6 @@ class InventoryNode:
     _layers: tuple[Key, ...] = field(default=(), repr=False, compare=False)
 
     @property
-    def roles(self) -> tuple[str, ...]:
-        """Its roles in the cluster."""
-        return (self.role,)
-
-    @property
     def is_local(self) -> bool:
         """True if it is on the machine on which this runs, and is reached without SSH."""
         return self.connection == "local"
@@ -190,11 +242,6 @@ class Inventory:
         return next(node for node in self.nodes.values() if node.is_head)
 
     @property
-    def workers(self) -> list[InventoryNode]:
-        """The other nodes, in order."""
-        return [node for node in self.nodes.values() if not node.is_head]
-
-    @property
     def own_folders(self) -> tuple[str, ...]:
         """Folders of the nodes that settings of roles give to spark-cluster itself."""
         found = (
@@ -224,12 +271,12 @@ class Inventory:
         return replace(self, serve=serve)
 
     def select(self, pattern: str = "all") -> list[InventoryNode]:
-        """The nodes of a `--limit` pattern, in order; see `patterns.select`.
+        """The nodes of a `--limit` pattern, in order; see `selected`.
 
         Raises:
             UsageError: the pattern names something unknown, or selects no node.
         """
-        return [self.nodes[n] for n in patterns.select(pattern, list(self.nodes), self.groups)]
+        return [self.nodes[n] for n in selected(pattern, list(self.nodes), self.groups)]
 
 
 def fabric_addresses(inventory: Inventory, node: InventoryNode) -> tuple[IPv4Interface, ...]:

@@ -20,10 +20,11 @@ from pydantic import TypeAdapter, ValidationError
 from spark_cluster.config import recipe_checks
 from spark_cluster.config.engines import Dialect, dialect
 from spark_cluster.config.launch import Launch
-from spark_cluster.config.parallelism import MOST_NODES
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import (
     LARGEST,
+    MOST_NODES,
+    Drafter,
     EngineValue,
     EnvironmentValue,
     Image,
@@ -41,46 +42,6 @@ ENV = "env."
 
 IMAGE = "image.ref"
 """The image, with or without a digest."""
-
-
-def _put_in_container(
-    recipe: Recipe, key: str, value: EngineValue | None, changed: dict[str, object]
-) -> bool:
-    """Put a variable or the image into `changed`; False when the recipe has it already.
-
-    Raises:
-        UsageError: it is none that a recipe can have. The message never repeats a variable's value.
-    """
-    if key == IMAGE:
-        return _put_image(recipe, value, changed)
-    name = key.removeprefix(ENV)
-    env = dict(_changed_env(recipe, changed))
-    if value is None:
-        if name not in env:
-            return False
-        del env[name]
-    else:
-        given = _variable(name, str(value))
-        if env.get(name) == given:
-            return False
-        env[name] = given
-    changed["env"] = env
-    return True
-
-
-def _changed_env(recipe: Recipe, changed: Mapping[str, object]) -> Mapping[str, EnvironmentValue]:
-    found = changed.get("env")
-    return found if isinstance(found, dict) else recipe.env
-
-
-def _put_image(recipe: Recipe, value: EngineValue | None, changed: dict[str, object]) -> bool:
-    image = _image(value)
-    if recipe.image.build is None and image.reference == recipe.image.reference:
-        return False
-    changed["image"] = image
-    # What the recipe says of vLLM's version is true of its own image.
-    changed["vllm"] = recipe.vllm.model_copy(update={"version": None, "tested": []})
-    return True
 
 
 def _variable(name: str, value: str) -> EnvironmentValue:
@@ -122,7 +83,7 @@ def _container_of_launch(launch: Launch, overrides: Mapping[str, EngineValue | N
     """Return a pasted command's launch with these variables and this image.
 
     Raises:
-        UsageError: as `put`.
+        UsageError: as `apply`.
     """
     env = dict(launch.env)
     for key, value in overrides.items():
@@ -162,7 +123,7 @@ Overrides = Mapping[str, EngineValue | None]
 
 def text(overrides: Overrides) -> str:
     """Return them as options of a command line, which are also the label of what runs."""
-    return " ".join(_option(flag, _text(value)) for flag, value in sorted(overrides.items()))
+    return " ".join(_option(flag, value_text(value)) for flag, value in sorted(overrides.items()))
 
 
 def _option(flag: str, value: str) -> str:
@@ -173,7 +134,8 @@ def _option(flag: str, value: str) -> str:
     return f"-o {flag}={value}"
 
 
-def _text(value: EngineValue | None) -> str:
+def value_text(value: EngineValue | None) -> str:
+    """Return a value as an option has it; empty for none."""
     if value is None:
         return ""
     return value if isinstance(value, str) else json.dumps(value, sort_keys=True)
@@ -305,20 +267,21 @@ def apply(recipe: Recipe, overrides: Overrides) -> Recipe:
     What was measured and logged of the recipe as it is does not hold for the changed one.
 
     Raises:
-        UsageError: it has no drafter whose tokens could be changed, or a value is a secret.
+        UsageError: it has no drafter whose tokens could be changed, or a value is a secret or none
+            that a recipe can have. The message never repeats a variable's value.
     """
-    args: dict[str, EngineValue] = dict(recipe.engine_args)
-    changed: dict[str, object] = {}
-    effective = {
-        flag: value for flag, value in overrides.items() if _put(recipe, flag, value, args, changed)
-    }
+    made, effective = recipe, dict[str, EngineValue | None]()
+    for key, value in overrides.items():
+        changed = _with(made, key, value)
+        if changed != made:
+            made, effective[key] = changed, value
     if not effective:
         return recipe
     if "quantization" in effective:
         named = _quantization(recipe.model.quantization, effective["quantization"])
         update = {"quantization": named, "weights_gib": None}
-        changed["model"] = recipe.model.model_copy(update=update)
-    made = recipe.with_overrides(effective, **changed, engine_args=args, measured=[])
+        made = made.model_copy(update={"model": recipe.model.model_copy(update=update)})
+    made = made.with_overrides(effective, measured=[])
     if problems := recipe_checks.check(made):
         place = problems[0].key
         option = {"env": f"-e {place[-1]}", "image": "--image"}.get(str(place[0]))
@@ -326,51 +289,47 @@ def apply(recipe: Recipe, overrides: Overrides) -> Recipe:
     return made
 
 
-def _put(
-    recipe: Recipe,
-    flag: str,
-    value: EngineValue | None,
-    args: dict[str, EngineValue],
-    changed: dict[str, object],
-) -> bool:
-    """Put one override into the engine's arguments or another field; False when it is no change."""
-    if flag == IMAGE or flag.startswith(ENV):
-        return _put_in_container(recipe, flag, value, changed)
-    if flag == DRAFTED:
-        return _drafted(recipe, value, changed)
-    if flag == recipe.dialect.own(SHARE):
-        share = None if value in ("auto", None) else value
-        changed["gpu_memory_utilization"] = share
-        return share != recipe.gpu_memory_utilization
-    if flag == recipe.dialect.own(DATA_PARALLEL):
-        changed["data_parallel"] = value or 1
-        return changed["data_parallel"] != recipe.data_parallel
-    if args.get(flag) == value:
-        return False
-    if value is None:
-        del args[flag]
+def _with(recipe: Recipe, key: str, value: EngineValue | None) -> Recipe:
+    """Return the recipe with one override."""
+    dialect, update = recipe.dialect, dict[str, object]()
+    if key == IMAGE:
+        return _with_image(recipe, _image(value))
+    if key.startswith(ENV):
+        name = key.removeprefix(ENV)
+        env = {other: text for other, text in recipe.env.items() if other != name}
+        update["env"] = env if value is None else {**env, name: _variable(name, str(value))}
+    elif key == DRAFTED:
+        update["drafter"] = _drafter(recipe, value)
+    elif key == dialect.own(SHARE):
+        update["gpu_memory_utilization"] = None if value == "auto" else value
+    elif key == dialect.own(DATA_PARALLEL):
+        update["data_parallel"] = value or 1
     else:
-        args[flag] = value
-    return True
+        args = {flag: given for flag, given in recipe.engine_args.items() if flag != key}
+        update["engine_args"] = args if value is None else {**args, key: value}
+    return recipe.model_copy(update=update)
 
 
-def _drafted(recipe: Recipe, value: EngineValue | None, changed: dict[str, object]) -> bool:
-    """Put the drafter's tokens into `changed`; False when it has them already."""
-    drafter = recipe.drafter
+def _with_image(recipe: Recipe, image: Image) -> Recipe:
+    if recipe.image.build is None and image.reference == recipe.image.reference:
+        return recipe
+    # What the recipe says of vLLM's version is true of its own image.
+    vllm = recipe.vllm.model_copy(update={"version": None, "tested": []})
+    return recipe.model_copy(update={"image": image, "vllm": vllm})
+
+
+def _drafter(recipe: Recipe, value: EngineValue | None) -> Drafter | None:
+    """Return the drafter with another number of tokens; none for no tokens."""
     if not value:
-        changed["drafter"] = None
-        return drafter is not None
-    if drafter is None:
+        return None
+    if recipe.drafter is None:
         raise UsageError(
             f"-o {DRAFTED}={value}: recipe {recipe.name} has no drafter",
             hint="write one into a recipe (drafter)",
         )
     if not isinstance(value, int) or value > 32:
         raise UsageError(f"-o {DRAFTED}: found {described(value)}, expected 0 to 32")
-    if value == drafter.tokens:
-        return False
-    changed["drafter"] = drafter.model_copy(update={"tokens": value})
-    return True
+    return recipe.drafter.model_copy(update={"tokens": value})
 
 
 def _quantization(native: Quantization | None, given: EngineValue | None) -> Quantization | None:

@@ -12,8 +12,8 @@ from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.engines import words
 from spark_cluster.config.fields import Word
 from spark_cluster.config.model_kind import ModelKind, first_rung, inferred
-from spark_cluster.config.parallelism import MOST_NODES, TensorParallel
 from spark_cluster.config.recipe_schema import (
+    MOST_NODES,
     Drafter,
     EngineArg,
     EngineValue,
@@ -29,6 +29,7 @@ from spark_cluster.config.recipe_schema import (
     Probe,
     Ray,
     Readiness,
+    TensorParallel,
     Variable,
     Venv,
     Vllm,

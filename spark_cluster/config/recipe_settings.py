@@ -16,9 +16,8 @@ from typing import Any
 from spark_cluster.config.image_build import build_settings
 from spark_cluster.config.model_kind import Rung, must_be_served
 from spark_cluster.config.node_paths import is_for_models, is_in, overlap, why_not_writable
-from spark_cluster.config.parallelism import REPLICAS_INSTEAD, why_not_data_parallel
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import Patch
+from spark_cluster.config.recipe_schema import REPLICAS_INSTEAD, Patch, why_not_data_parallel
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node import paths

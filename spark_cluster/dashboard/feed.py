@@ -1,12 +1,9 @@
-"""What the nodes send, kept for a while and handed to every open page."""
+"""What the nodes send, kept for a while and handed to every page that asks."""
 
 from __future__ import annotations
 
-import asyncio
 import threading
 from collections import deque
-from collections.abc import AsyncIterator
-from contextlib import suppress
 from typing import Any, Protocol
 
 from spark_cluster.bench.sampling import LiveState, Lost, Update, warnings
@@ -14,10 +11,6 @@ from spark_cluster.bench.sampling import LiveState, Lost, Update, warnings
 KEPT_S = 1800
 """Seconds of samples that a page begins with."""
 LOOK_S = 0.5
-WAITING = 256
-"""Messages that a page may be behind; one that is further behind gets all anew."""
-
-Message = dict[str, Any]
 
 
 class Source(Protocol):
@@ -27,39 +20,10 @@ class Source(Protocol):
         """Return the next sample or loss; None after so many seconds without one."""
 
 
-class _Page:
-    """A page that is open, in the event loop that it is made in."""
-
-    def __init__(self) -> None:
-        self.behind = False
-        self._loop = asyncio.get_running_loop()
-        self._waiting: asyncio.Queue[Message | None] = asyncio.Queue(WAITING)
-
-    def hand(self, message: Message | None) -> None:
-        """Hand it a message, from any thread; None ends it."""
-        with suppress(RuntimeError):  # its loop is closed already
-            self._loop.call_soon_threadsafe(self._put, message)
-
-    def _put(self, message: Message | None) -> None:
-        try:
-            self._waiting.put_nowait(message)
-        except asyncio.QueueFull:
-            self.behind = True
-
-    async def next(self) -> Message | None:
-        return await self._waiting.get()
-
-    def catch_up(self) -> None:
-        """Forget what waits: the page gets all anew."""
-        self.behind = False
-        while not self._waiting.empty():
-            self._waiting.get_nowait()
-
-
 class Feed:
-    """The samples of all nodes: the last half hour, and what comes.
+    """The samples of all nodes in the last half hour, each with a number that grows.
 
-    `run` belongs to a thread of its own, `follow` to the server's event loop.
+    `run` belongs to a thread of its own; the threads that answer pages call `since`.
 
     Args:
         names: of the nodes, in the order in which they are shown.
@@ -70,15 +34,17 @@ class Feed:
         self.names = names
         self.every = every
         self._live = LiveState(names, every)
-        self._kept: dict[str, deque[Message]] = {
+        self._kept: dict[str, deque[tuple[int, dict[str, Any]]]] = {
             name: deque(maxlen=max(1, round(KEPT_S / every))) for name in names
         }
-        self._troubles: dict[str, str] = {}
+        self._last = 0
         self._lock = threading.Lock()
-        self._pages: set[_Page] = set()
         self._ended = threading.Event()
 
-    # -- in the thread of the samples ------------------------------------------------------------
+    @property
+    def has_ended(self) -> bool:
+        """True if no sample comes any more."""
+        return self._ended.is_set()
 
     def run(self, source: Source) -> None:
         """Take samples until `end`.
@@ -86,70 +52,37 @@ class Feed:
         An unexpected fault ends it: the pages then show that nothing comes any more.
         """
         try:
-            while not self._ended.is_set():
+            while not self.has_ended:
                 update = source.next(LOOK_S)
                 if update is not None:
                     self.take(update)
-                self._tell_troubles()
         finally:
             self.end()
 
     def take(self, update: Update) -> None:
         """Take in a sample, or that a node was lost."""
-        self._live.take(update)
-        if isinstance(update, Lost):
-            return
-        message = update.to_dict() | {"warnings": warnings(update)}
         with self._lock:
-            self._kept[update.node].append(message)
-            self._send({"row": message})
+            self._live.take(update)
+            if not isinstance(update, Lost):
+                self._last += 1
+                message = update.to_dict() | {"warnings": warnings(update)}
+                self._kept[update.node].append((self._last, message))
 
-    def _tell_troubles(self) -> None:
-        """Tell the pages which nodes do not answer, when that has changed."""
-        now = {name: self._live.trouble(node) for name, node in self._live.nodes.items()}
+    def since(self, number: int) -> dict[str, Any]:
+        """Return the samples after one, and which nodes do not answer, for a page.
+
+        Args:
+            number: of the last sample that the page has; 0 for all that are kept.
+        """
         with self._lock:
-            if now != self._troubles:
-                self._troubles = now
-                self._send({"troubles": now})
+            return {
+                "nodes": self.names,
+                "every": self.every,
+                "last": self._last,
+                "rows": {n: [m for at, m in kept if at > number] for n, kept in self._kept.items()},
+                "troubles": {n: self._live.trouble(node) for n, node in self._live.nodes.items()},
+            }
 
     def end(self) -> None:
-        """End it, and every page's stream."""
+        """End it."""
         self._ended.set()
-        with self._lock:
-            for page in self._pages:
-                page.hand(None)
-
-    def _send(self, message: Message) -> None:
-        for page in self._pages:
-            page.hand(message)
-
-    # -- in the server's event loop --------------------------------------------------------------
-
-    async def follow(self) -> AsyncIterator[Message]:
-        """Yield all that is kept in one message, then what comes, until the feed ends."""
-        page = _Page()
-        with self._lock:
-            self._pages.add(page)
-            first = self._all()
-        try:
-            yield first
-            while not self._ended.is_set():
-                message = await page.next()
-                if page.behind:
-                    page.catch_up()
-                    with self._lock:
-                        message = self._all()
-                if message is None:
-                    return
-                yield message
-        finally:
-            with self._lock:
-                self._pages.discard(page)
-
-    def _all(self) -> Message:
-        return {
-            "nodes": self.names,
-            "every": self.every,
-            "rows": {name: list(rows) for name, rows in self._kept.items()},
-            "troubles": self._troubles,
-        }

@@ -40,10 +40,6 @@ class Answer:
     error: str
     seconds: float
 
-    def to_dict(self) -> dict[str, Any]:
-        """Return it for the page."""
-        return dict(vars(self))
-
 
 @dataclass
 class Questions:

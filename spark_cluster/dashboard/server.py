@@ -8,16 +8,12 @@ import socket
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.dashboard.feed import Feed, Source
 from spark_cluster.dashboard.questions import Questions
 from spark_cluster.dashboard.reports import BenchRuns
 from spark_cluster.errors import Failed, UsageError, install_extra
-
-if TYPE_CHECKING:
-    from types import FrameType
 
 CLOSES_S = 1
 """Seconds that a request may still take when the server ends."""
@@ -92,20 +88,12 @@ def serve(
         timeout_graceful_shutdown=CLOSES_S,
     )
 
-    class Server(uvicorn.Server):
-        """Ends the streams first: it would wait for them."""
-
-        def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-            # In a thread: the signal may have come while this one holds the feed's lock.
-            threading.Thread(target=feed.end).start()
-            super().handle_exit(sig, frame)
-
     samples = threading.Thread(target=feed.run, args=(source,), daemon=True)
     samples.start()
     tell(f"http://{LOOPBACK}:{port}/#token={token}")
     with contextlib.closing(listener):
         try:
-            Server(config).run(sockets=[listener])
+            uvicorn.Server(config).run(sockets=[listener])
         finally:
             feed.end()
             samples.join(ENDS_S)

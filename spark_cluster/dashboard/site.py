@@ -1,8 +1,7 @@
-"""The pages: the dashboard itself, its stream of samples, answers of commands, reports."""
+"""The pages: the dashboard itself, the samples, answers of commands, reports."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from http import HTTPStatus
@@ -17,7 +16,6 @@ from starlette.responses import (
     JSONResponse,
     PlainTextResponse,
     Response,
-    StreamingResponse,
 )
 from starlette.routing import Route
 
@@ -50,18 +48,17 @@ def make_site(
         token, hosts: see `Guard`.
     """
 
-    async def stream(_request: Request) -> Response:
-        async def events() -> AsyncIterator[str]:
-            async for message in feed.follow():
-                yield f"{json.dumps(message)}\n"
-
-        return StreamingResponse(events(), media_type="application/x-ndjson")
+    def samples(request: Request) -> Response:
+        if feed.has_ended:
+            said = "no samples come any more: start `spark-cluster dashboard` again\n"
+            return PlainTextResponse(said, HTTPStatus.SERVICE_UNAVAILABLE)
+        return JSONResponse(feed.since(request.path_params["after"]))
 
     async def ask(request: Request) -> Response:
         name = request.path_params["name"]
         if name not in QUESTIONS:
             return _none(f"no such question; there are {', '.join(QUESTIONS)}")
-        return JSONResponse((await questions.ask(name)).to_dict())
+        return JSONResponse(vars(await questions.ask(name)))
 
     async def listed(_request: Request) -> Response:
         found = await run_in_threadpool(runs.list)
@@ -87,7 +84,7 @@ def make_site(
     return Starlette(
         routes=[
             *(Route(path, _asset(*named), methods=["GET"]) for path, named in ASSETS.items()),
-            Route("/stream", stream, methods=["GET"]),
+            Route("/samples/{after:int}", samples, methods=["GET"]),
             Route("/ask/{name}", ask, methods=["GET"]),
             Route("/runs", listed, methods=["GET"]),
             Route("/reports/{name}", report, methods=["GET"]),

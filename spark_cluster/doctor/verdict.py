@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from spark_cluster.known_issues.match import Effect
 
@@ -88,18 +88,3 @@ class CheckResult:
     def order(self) -> tuple[int, str, str]:
         """The sort key: problems first."""
         return ORDER[self.status], self.id, self.node
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `doctor --json` prints it."""
-        return {
-            "id": self.id,
-            "node": self.node,
-            "status": self.status,
-            "found": self.found,
-            "issue": self.issue,
-            "cause": self.cause,
-            "fix": self.fix,
-            "title": self.title,
-            "looked_at": self.looked_at,
-            "effect": self.effect,
-        }

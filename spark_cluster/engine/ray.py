@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from spark_cluster.topology import Node
 
 
+OF_HEAD = "ray-client-server-port"
+"""Of the services of Ray the one that a worker does not have."""
+
 RAY_HOME = paths.RAY
 """Ray's sessions on the head; a persistent folder, or the containers would not come back after a
 reboot (a bind mount's source must exist)."""

@@ -5,7 +5,7 @@ others.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from itertools import chain
 from pathlib import Path
@@ -47,20 +47,44 @@ def read_file(path: Path, choice: Choice | None = None) -> Source:
     """
     if not path.exists():
         raise InvalidFile("no such file", where=str(path), hint=MISSING)
-    given, importers = Given(path), Importers()
-    importer = importers.find(given)
-    if importer is None:
-        raise _unknown(given, importers.tried)
+    given, names, broken = Given(path), list[str](), list[str]()
+    for importer in chain(OURS, _plug_ins(broken), LAST):
+        names.append(importer.name)
+        if importer.recognises(given):
+            break
+    else:
+        raise _unknown(given, _tried(names, broken))
     try:
         source = importer.read(given, choice or Choice())
     except InvalidFile as error:
         if importer not in LAST or error.hint:
             raise
-        raise InvalidFile(error.message, where=error.where, hint=importers.tried) from None
+        hint = _tried(names, broken)
+        raise InvalidFile(error.message, where=error.where, hint=hint) from None
     if isinstance(given.loaded, Sourced):
         source.notes[:0] = given.loaded.notes
-    source.notes += importers.broken
+    source.notes += broken
     return source
+
+
+def _tried(names: list[str], broken: list[str]) -> str:
+    """Return, for a hint, what was looked for and which importers failed."""
+    return "\n  ".join(["what can be imported: " + ", ".join(names), *broken])
+
+
+def _plug_ins(broken: list[str]) -> Iterator[Importer]:
+    """Yield those of other packages, looked up when none of ours reads the file.
+
+    Args:
+        broken: takes a sentence on each that cannot be used.
+    """
+    for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
+        try:
+            found = _loaded(point)
+        except (Exception, SystemExit) as error:  # noqa: BLE001  (the others are asked)
+            broken.append(_broken(point, error))
+        else:
+            yield PlugIn(point, found, broken)
 
 
 def _unknown(given: Given, tried: str) -> InvalidFile:
@@ -76,41 +100,6 @@ def _unknown(given: Given, tried: str) -> InvalidFile:
         message = "this is a compose file"
         hint = "give the command of its service as --command 'vllm serve ...'"
     return InvalidFile(message, where=source.where(), hint=hint)
-
-
-@dataclass
-class Importers:
-    """Finds who reads a file.
-
-    Attributes:
-        broken: a sentence on each importer of another package that cannot be used.
-    """
-
-    broken: list[str] = field(default_factory=list)
-    _names: list[str] = field(default_factory=list)
-
-    def find(self, given: Given) -> Importer | None:
-        """Return the first importer that recognises a file."""
-        for importer in chain(OURS, self._plug_ins(), LAST):
-            self._names.append(importer.name)
-            if importer.recognises(given):
-                return importer
-        return None
-
-    @property
-    def tried(self) -> str:
-        """Return, for a hint, what was looked for and which importers failed."""
-        return "\n  ".join(["what can be imported: " + ", ".join(self._names), *self.broken])
-
-    def _plug_ins(self) -> Iterator[Importer]:
-        """Those of other packages, looked up when none of ours reads the file."""
-        for point in sorted(entry_points(group=GROUP), key=lambda point: point.name):
-            try:
-                found = _loaded(point)
-            except (Exception, SystemExit) as error:  # noqa: BLE001  (the others are asked)
-                self.broken.append(_broken(point, error))
-            else:
-                yield PlugIn(point, found, self.broken)
 
 
 @dataclass(frozen=True)

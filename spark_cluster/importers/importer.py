@@ -17,6 +17,7 @@ from typing import Any, Protocol
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.yamlfile import Sourced, load
+from spark_cluster.document import Hidden, printed
 from spark_cluster.errors import InvalidFile, UsageError
 
 LARGEST_TEXT = 1 << 20
@@ -36,8 +37,8 @@ class Left:
 
     what: str
     why: str
-    consequence: str = ""
-    blocks: bool = False
+    consequence: Hidden[str] = ""
+    blocks: Hidden[bool] = False
 
     @property
     def entry(self) -> dict[str, str | bool]:
@@ -126,14 +127,19 @@ class Imported:
 
     kind: str
     name: str
-    text: str
+    text: Hidden[str]
     kept: list[str] = field(default_factory=list)
     carried: list[Carried] = field(default_factory=list)
     left_out: list[Left] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     offers: list[Offer] = field(default_factory=list)
     to_do: list[str] = field(default_factory=list)
-    files: dict[str, bytes] = field(default_factory=dict)
+    files: Hidden[dict[str, bytes]] = field(default_factory=dict)
+
+    @printed
+    def not_carried_over(self) -> list[dict[str, str | bool]]:
+        """The entries of the recipe of that name."""
+        return [one.entry for one in self.left_out if one.consequence]
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,8 @@ from spark_cluster.config.engines import DEFAULT
 from spark_cluster.config.fields import UNMOUNTABLE
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.node_paths import is_for_models, why_refused
-from spark_cluster.config.parallelism import MOST_NODES
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import BUILT
+from spark_cluster.config.recipe_schema import BUILT, MOST_NODES
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import dotted
 from spark_cluster.errors import InvalidFile
@@ -25,7 +23,7 @@ from spark_cluster.importers.importer import Imported, Left, Source
 from spark_cluster.importers.mods import carry_over
 from spark_cluster.importers.places import Parts, folder_on_node, shown, sort
 from spark_cluster.importers.vllm_flags import kinds
-from spark_cluster.loader.saved_recipe import commented, yaml_of
+from spark_cluster.loader.saved_recipe import commented, commented_text, yaml_of
 from spark_cluster.models.naming import is_path
 
 DEFAULT_IMAGES = {
@@ -278,18 +276,12 @@ def _head(source: Source, parts: Parts) -> str:
     """The comment that says where it comes from, what is to be done, and what it lacks."""
     lines = [f"# Imported from {source.origin}."]
     for text in parts.to_do:
-        lines += _wrapped(f"TO DO: {text}", "# ")
+        lines += commented_text(f"TO DO: {text}", "# ", "#   ")
     harmless = [left for left in parts.left_out if not left.consequence]
     lines += ["# Left out, and not needed:"] if harmless else []
     for left in harmless:
-        lines += _wrapped(f"{left.what}: {left.why}", "# - ")
+        lines += commented_text(f"{left.what}: {left.why}", "# - ", "#   ")
     return "\n".join(lines) + "\n"
-
-
-def _wrapped(text: str, first: str) -> list[str]:
-    wrapper = textwrap.TextWrapper(98, initial_indent=first, subsequent_indent="#   ")
-    wrapper.break_long_words = wrapper.break_on_hyphens = False
-    return wrapper.wrap(" ".join(text.split()))
 
 
 def _body(data: dict[str, Any], parts: Parts) -> str:

@@ -5,9 +5,13 @@ from __future__ import annotations
 import contextlib
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated
+
+from pydantic import Field
+from typing_extensions import TypedDict
 
 from spark_cluster import __version__
+from spark_cluster.document import Document, Flat, Hidden, derived, printed
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers import fetching, snapshot
 from spark_cluster.importers.snapshot import Chosen
@@ -38,8 +42,15 @@ class Changes:
         return bool(self.added or self.changed or self.removed)
 
 
+class Unusable(TypedDict):
+    """A recipe that this program cannot hold."""
+
+    name: str
+    why: str
+
+
 @dataclass(frozen=True)
-class Update:
+class Update(Document):
     """What a look at a registry has found.
 
     Attributes:
@@ -49,34 +60,27 @@ class Update:
         in_use: the found revision is what recipes are taken from now.
     """
 
-    registry: Registry
-    taken: str | None
-    found: Index
-    changes: Changes
+    registry: Hidden[Registry]
+    taken: Annotated[str | None, Field(serialization_alias="taken_before")]
+    found: Hidden[Index]
+    changes: Flat[Changes]
     rewritten: bool = False
     in_use: bool = False
+    name = derived(str, "registry.name", key="registry")
+    url = derived(str, "registry.url")
+    revision = derived(str, "found.revision", key="found")
+    recipes = derived(int, lambda update: len(update.found.recipes))
+    skipped = derived(list[str], "found.skipped")
+
+    @printed
+    def not_usable(self) -> list[Unusable]:
+        """The recipes that this program cannot hold, and why."""
+        return [{"name": one.name, "why": one.error} for one in self.broken]
 
     @property
     def broken(self) -> tuple[Listed, ...]:
         """The recipes that this program cannot hold."""
         return tuple(one for one in self.found.recipes if one.error)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as `recipes update --json` prints it."""
-        return {
-            "registry": self.registry.name,
-            "url": self.registry.url,
-            "taken_before": self.taken,
-            "found": self.found.revision,
-            "in_use": self.in_use,
-            "rewritten": self.rewritten,
-            "recipes": len(self.found.recipes),
-            "added": list(self.changes.added),
-            "changed": list(self.changes.changed),
-            "removed": list(self.changes.removed),
-            "not_usable": [{"name": one.name, "why": one.error} for one in self.broken],
-            "skipped": list(self.found.skipped),
-        }
 
 
 def take(found: Update, folder: Path) -> Update:

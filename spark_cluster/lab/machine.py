@@ -37,7 +37,6 @@ TOOLS = {
 
 TEST_TOOLS = {
     "sshd": "openssh-server",
-    "rsync": "rsync",
     "zstd": "zstd",
     "haproxy": "haproxy",
     "openssl": "openssl",
@@ -55,7 +54,6 @@ DEBIAN_ONLY = {"chromium"}
 
 TEST_SERVICES = {
     "openssh-server": ("ssh.service", "ssh.socket"),
-    "rsync": ("rsync.service",),
     "haproxy": ("haproxy.service",),
     "docker-registry": ("docker-registry.service",),
 }

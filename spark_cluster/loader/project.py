@@ -20,20 +20,8 @@ if TYPE_CHECKING:
 
 Kind = Literal["inventories", "playbooks", "roles", "recipes", "suites"]
 
-_SINGULAR = {
-    "inventories": "inventory",
-    "playbooks": "playbook",
-    "roles": "role",
-    "recipes": "recipe",
-    "suites": "suite",
-}
-_SUFFIXES = {
-    "inventories": (".yaml", ".yml"),
-    "playbooks": (".py",),
-    "roles": ("",),
-    "recipes": (".yaml", ".yml"),
-    "suites": (".yaml", ".yml"),
-}
+_SUFFIXES = {"playbooks": (".py",), "roles": ("",)}
+_YAML = (".yaml", ".yml")
 
 
 INVENTORY = "inventory.yaml"
@@ -84,7 +72,7 @@ class Project:
         known = self.list(kind)
         if name in known:
             return known[name]
-        what = _SINGULAR[kind]
+        what = _singular(kind)
         raise UsageError(
             f"no {what} '{name}' in {shown(self.folder)} or among the shipped ones",
             hint=did_you_mean(name, known, kind),
@@ -103,7 +91,7 @@ class Project:
 
             return registries.resolve(name, self.folder)
         path = Path(name).expanduser()
-        has_suffix = kind != "roles" and path.suffix in _SUFFIXES[kind]
+        has_suffix = kind != "roles" and path.suffix in _SUFFIXES.get(kind, _YAML)
         if isinstance(name, str) and "/" not in name and not has_suffix:
             return self.find(kind, name)
         if path.exists():
@@ -111,7 +99,7 @@ class Project:
         if path.parent == Path() and path.stem in self.list(kind):
             return self.find(kind, path.stem)
         raise InvalidFile(
-            f"no such {_SINGULAR[kind]}",
+            f"no such {_singular(kind)}",
             where=shown(path),
             hint=did_you_mean(path.stem, self.list(kind), kind),
         )
@@ -230,4 +218,8 @@ def _is_one(kind: Kind, path: Path) -> bool:
         return False
     if kind == "roles":
         return path.is_dir()
-    return path.is_file() and path.suffix in _SUFFIXES[kind]
+    return path.is_file() and path.suffix in _SUFFIXES.get(kind, _YAML)
+
+
+def _singular(kind: Kind) -> str:
+    return "inventory" if kind == "inventories" else kind.removesuffix("s")

@@ -360,8 +360,10 @@ def _in_use(name: str) -> ModuleType | None:
         return None
 
 
-class _Finder(importlib.abc.MetaPathFinder):
-    """Finds the checked files, and nothing else, in a project's package."""
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds the checked files, and nothing else, in a project's package, and runs the bytes that
+    were checked; nothing compiled is kept in the user's folder.
+    """
 
     def __init__(self, sources: Sequence[ResourceSource], package: str) -> None:
         self.package = package
@@ -375,19 +377,8 @@ class _Finder(importlib.abc.MetaPathFinder):
         source = self._sources.get(fullname)
         if source is None:
             return None
-        return importlib.util.spec_from_file_location(fullname, source.path, loader=_Loader(source))
+        return importlib.util.spec_from_file_location(fullname, source.path, loader=self)
 
-
-class _Loader(importlib.abc.SourceLoader):
-    """Runs the bytes that were checked; nothing compiled is kept in the user's folder."""
-
-    def __init__(self, source: ResourceSource) -> None:
-        self._source = source
-
-    def get_filename(self, _fullname: str, /) -> str:
-        return str(self._source.path)
-
-    def get_data(self, path: str | bytes) -> bytes:
-        if Path(str(path)) != self._source.path:
-            raise OSError(f"{path!r} is not kept")
-        return self._source.data
+    def exec_module(self, module: ModuleType) -> None:
+        source = self._sources[module.__name__]
+        exec(compile(source.data, source.path, "exec", dont_inherit=True), vars(module))  # noqa: S102

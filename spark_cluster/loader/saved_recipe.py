@@ -95,19 +95,19 @@ def text(recipe: Recipe, name: str) -> str:
     full = {key: value for key, value in data.items() if value not in ([], {})}
     changes = options_of(recipe.overrides)
     head = f"Saved from the recipe {recipe.name}" + (f" with {changes}" if changes else "") + "."
-    comment = textwrap.fill(
-        head,
-        width=WIDTH,
-        initial_indent="# ",
-        subsequent_indent="# ",
-        break_long_words=False,
-        break_on_hyphens=False,
-    )
+    comment = "\n".join(commented_text(head, "# ", "# "))
     return f"{comment}\n{yaml_of(commented(full))}"
 
 
 WIDTH = 98
 """Columns of a line."""
+
+
+def commented_text(text: str, first: str, following: str) -> list[str]:
+    """Return the lines of a comment, which begin so; no word is cut."""
+    wrapper = textwrap.TextWrapper(WIDTH, initial_indent=first, subsequent_indent=following)
+    wrapper.break_long_words = wrapper.break_on_hyphens = False
+    return wrapper.wrap(" ".join(text.split()))
 
 
 def yaml_of(document: CommentedMap) -> str:

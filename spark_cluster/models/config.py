@@ -7,9 +7,17 @@ from dataclasses import replace
 from typing import Any
 
 from spark_cluster.models.keys import Keys
-from spark_cluster.models.layers import BOTH, CHUNKED, FULL, RECURRENT, SLIDING, experts, kinds
+from spark_cluster.models.layers import (
+    BOTH,
+    CHUNKED,
+    FULL,
+    RECURRENT,
+    SLIDING,
+    experts,
+    kinds,
+    recurrent,
+)
 from spark_cluster.models.quantization import kv_dtype, quantization
-from spark_cluster.models.recurrent import recurrent
 from spark_cluster.models.shape import Attention, Geometry, Latent
 from spark_cluster.models.tables import table
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.errors import InvalidFile
-from spark_cluster.models.json_object import json_object
+from spark_cluster.models.tables import json_object
 
 LENGTH_BYTES = 8
 """A safetensors file begins with the length of its header, little-endian."""

@@ -1,4 +1,4 @@
-"""Tables of models, images and importers, read once."""
+"""JSON: tables of models, images and importers, read once, and objects from files of others."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from functools import cache
 from importlib import resources
 from typing import Any
 
+from spark_cluster.errors import InvalidFile
+
 
 @cache
 def table(name: str, room: str = "models") -> dict[str, Any]:
@@ -14,3 +16,18 @@ def table(name: str, room: str = "models") -> dict[str, Any]:
     file = resources.files("spark_cluster") / room / "data" / f"{name}.json"
     data: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return data
+
+
+def json_object(text: bytes | str, where: str) -> dict[str, Any]:
+    """Return the object that a text holds.
+
+    Raises:
+        InvalidFile: it is not JSON, or not an object.
+    """
+    try:
+        document = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise InvalidFile(f"is not JSON: {error}", where=where) from error
+    if not isinstance(document, dict):
+        raise InvalidFile("should be a JSON object", where=where)
+    return document

@@ -8,7 +8,6 @@ result belongs into and what is in it is the tuner's own business.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import signal
@@ -128,14 +127,13 @@ def _alone(lock: Path) -> Iterator[None]:
     """
     handle = locks.opened(lock)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not locks.take(handle):
+            raise ResourceError(
+                "another tuning runs on this node",
+                "the command that began it waits for it; `spark-cluster down` ends it, and keeps "
+                "what it has measured",
+            )
         yield
-    except BlockingIOError:
-        raise ResourceError(
-            "another tuning runs on this node",
-            "the command that began it waits for it; `spark-cluster down` ends it, and keeps what "
-            "it has measured",
-        ) from None
     finally:
         os.close(handle)
 

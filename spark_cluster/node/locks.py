@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import time
 from pathlib import Path
 
 from spark_cluster.node import paths
@@ -17,6 +18,9 @@ RUN = f"{paths.LOCKS}/run"
 
 TUNING = f"{paths.LOCKS}/tuning"
 
+LOOK_S = 0.05
+"""Seconds between two tries to take a lock that somebody else holds."""
+
 
 def is_held(handle: int) -> bool:
     """Return whether somebody else holds the lock of an open file alone."""
@@ -25,6 +29,24 @@ def is_held(handle: int) -> bool:
     except BlockingIOError:
         return True
     return False
+
+
+def take(handle: int, within_s: float = 0.0) -> bool:
+    """Take the lock of an open file alone; False where somebody else holds it all that time.
+
+    Args:
+        within_s: seconds for which it is tried again; by default it is tried once.
+    """
+    until = time.monotonic() + within_s
+    while True:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() >= until:
+                return False
+            time.sleep(LOOK_S)
+        else:
+            return True
 
 
 def opened(path: Path) -> int:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
 
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.document import Document, Hidden
 from spark_cluster.errors import SparkClusterError, UsageError
+from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.models.find import known_models
 from spark_cluster.models.naming import base_of
@@ -17,10 +17,6 @@ from spark_cluster.planning.batch import batched_tokens, for_batch_gib, has_own_
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.serving import BATCHED_TOKENS
-
-if TYPE_CHECKING:
-    from spark_cluster.loader.project import Project
-
 
 SHARE = "gpu-memory-utilization"
 AUTO = "gpu_memory_utilization: auto"

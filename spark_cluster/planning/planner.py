@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import inferred, must_be_served
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts.model import Facts
+from spark_cluster.known_issues.rules import lint
+from spark_cluster.loader.project import Project
 from spark_cluster.models.find import find
 from spark_cluster.models.hub.documents import DocumentSource
 from spark_cluster.models.hub.lookup import Hub, cached
@@ -22,10 +23,6 @@ from spark_cluster.planning.plan import Feasibility, Plan, speed
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.constants import Constants, load_constants
 from spark_cluster.planning.subject import Subject, allowed, wrong_size
-
-if TYPE_CHECKING:
-    from spark_cluster.loader.project import Project
-
 
 Measured = Callable[[Launch, int, float], Evidence | None]
 """What the user measured of a launch, with so many users and tokens of context."""
@@ -155,7 +152,6 @@ class Planner:
         near = self._nearest(subject, fitted, rooms, facts) if fitted.reasons else []
         if wrong and not fitted.reasons:
             near = self._known_size(subject, rooms)
-        from spark_cluster.known_issues.rules import lint
 
         return Feasibility(
             launch=launch,
@@ -215,7 +211,6 @@ class Planner:
 
         The same model with a change, then smaller builds of it.
         """
-        from spark_cluster.known_issues.rules import lint
 
         geometry, (low, high) = fitted.serving.geometry, subject.sizes
 

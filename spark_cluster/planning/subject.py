@@ -4,18 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.overrides import Overrides
-from spark_cluster.config.parallelism import MOST_NODES, why_not_data_parallel
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import MOST_NODES, NotCarriedOver, why_not_data_parallel
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import Refused, UsageError
-
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.config.recipe_schema import NotCarriedOver
 
 
 @dataclass(frozen=True)

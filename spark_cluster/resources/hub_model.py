@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.node import own_program, units
+from spark_cluster.node.host import Host
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.layout import LIBRARY, OURS
 from spark_cluster.node.store.manifest import is_commit, is_repository
 from spark_cluster.node.store.records import Records, held
 from spark_cluster.node.values import InvalidResource, Secret
 from spark_cluster.resources.base import Resource, State, absolute
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 PROGRAM = "spark_cluster.node.store.download"
 

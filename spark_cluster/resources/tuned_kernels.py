@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spark_cluster.node import kernel_tuner, locks, own_program, tuned_kernels, units
 from spark_cluster.node.beneath import Folder
+from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute
 from spark_cluster.resources.docker import image
-
-if TYPE_CHECKING:
-    from spark_cluster.node.host import Host
 
 SPARE_S = 900.0
 """Seconds after the limit of the tuner in which it keeps what it has and ends."""

@@ -19,6 +19,7 @@ from spark_cluster.bench.references import (
     coverage,
     published,
 )
+from spark_cluster.document import as_json
 from spark_cluster.errors import UsageError
 
 PLAIN = record(cell(tg_tps=STEADY))
@@ -158,12 +159,12 @@ def test_a_noisy_pair_of_runs_gets_no_verdict():
 
 def test_no_figure_is_lost():
     found = against_published(PLAIN)
-    ids = {row.figure.id for row in found.rows} | {figure.id for figure, _ in found.others}
+    ids = {row.figure.id for row in found.rows} | {one.figure.id for one in found.others}
     assert len(ids) == len(published().figures) == 316
-    document = found.to_dict()
+    document = as_json(found)
     listed = {row["figure"] for row in document["rows"]} | {o["id"] for o in document["others"]}
     assert listed == ids
-    assert all(reason for _, reason in found.others)
+    assert all(one.reason for one in found.others)
 
 
 def test_every_figure_has_a_value_a_source_and_a_line():
@@ -219,7 +220,7 @@ def test_deviations_from_a_published_table():
 
 def test_another_model_or_size_is_said():
     other = record(cell(tg_tps=STEADY), setups=[setup(tp=2)])
-    why = {figure.id: reason for figure, reason in against_published(other).others}
+    why = {one.figure.id: one.reason for one in against_published(other).others}
     table = why["forum-gemma4-31b-fp8.c1.tg128.pp2048.tg128.tg_tps"]
     assert table == "the run has no google/gemma-4-31B-it fp8-online at TP=1"
     assert "does not say the load" in why["merritt-gemma4-mtp.sweep.N4.tps"]

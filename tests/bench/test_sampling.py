@@ -17,7 +17,7 @@ from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.sampling import LiveState, Lost, Sampling, metrics_url, warnings
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.cli.terminal import Console
-from spark_cluster.cli.top_picture import line, picture
+from spark_cluster.cli.top import line, picture
 from spark_cluster.errors import Failed, Unreachable
 
 NOON = datetime(2026, 11, 22, 12, 0, 0, tzinfo=UTC)

@@ -221,4 +221,4 @@ def test_what_is_skipped_takes_no_time_and_what_is_unknown_is_said():
     assert told.seconds < short * 200 + STARTUP_S + STOP_S
     nothing = estimate(arena, lambda *_: None, SETTINGS)
     assert nothing.unknown == ("lab-paris-tp1",)
-    assert nothing.to_dict()["seconds"] == 0
+    assert nothing.seconds == 0

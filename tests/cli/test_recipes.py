@@ -9,7 +9,7 @@ import pytest
 from program import invoke
 
 from spark_cluster.cli.recipes import headlines
-from spark_cluster.config.parallelism import TensorParallel
+from spark_cluster.config.recipe_schema import TensorParallel
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe

@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
-from spark_cluster.config import patterns
-from spark_cluster.config.inventory import fabric_addresses
+from spark_cluster.config.inventory import fabric_addresses, selected
 from spark_cluster.config.schema import validate
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.loader.project import Project
@@ -187,10 +186,10 @@ def test_nodes_are_resolved(tmp_path: Path) -> None:
     assert (head.name, head.user, head.port, head.index, head.is_head) == (
         "spark1", "nvidia", None, 0, True,
     )  # fmt: skip
-    assert (worker.user, worker.port, worker.index, worker.roles) == ("other", 2222, 1, ("worker",))
+    assert (worker.user, worker.port, worker.index, worker.role) == ("other", 2222, 1, "worker")
     assert head.identity_file == tmp_path / "keys/id"
     assert head.known_hosts == Path.home() / "kh"
-    assert (inventory.head, inventory.workers) == (head, [worker])
+    assert (inventory.head, list(inventory.nodes.values())) == (head, [head, worker])
     assert worker.groups == {"all", "worker"}
     assert head.connect_timeout_s == 10
     assert {head: 1, worker: 2}[worker] == 2
@@ -199,7 +198,7 @@ def test_nodes_are_resolved(tmp_path: Path) -> None:
 def test_a_lone_node_is_the_head(tmp_path: Path) -> None:
     inventory = make_inventory(tmp_path, "nodes: {a: {address: x}}")
     assert inventory.head.name == "a"
-    assert inventory.workers == []
+    assert list(inventory.nodes) == [inventory.head.name]
 
 
 def test_same_address_with_another_port_is_another_node(tmp_path: Path) -> None:
@@ -380,7 +379,7 @@ GROUPS = {
     ],
 )
 def test_patterns(pattern: str, expected: list[str]) -> None:
-    assert patterns.select(pattern, NODES, GROUPS) == expected
+    assert selected(pattern, NODES, GROUPS) == expected
 
 
 @pytest.mark.parametrize(
@@ -396,7 +395,7 @@ def test_patterns(pattern: str, expected: list[str]) -> None:
 )
 def test_wrong_patterns(pattern: str, expected: str) -> None:
     with pytest.raises(UsageError) as caught:
-        patterns.select(pattern, NODES, GROUPS)
+        selected(pattern, NODES, GROUPS)
     assert expected in str(caught.value)
 
 
@@ -427,16 +426,16 @@ def test_select_is_set_algebra_in_any_order(
     random.shuffle(shuffled)  # type: ignore[attr-defined]
     pattern = joint.join(sign + name for sign, name in shuffled)
     if expected:
-        assert patterns.select(pattern, NODES, GROUPS) == [n for n in NODES if n in expected]
+        assert selected(pattern, NODES, GROUPS) == [n for n in NODES if n in expected]
     else:
         with pytest.raises(UsageError):
-            patterns.select(pattern, NODES, GROUPS)
+            selected(pattern, NODES, GROUPS)
 
 
 @given(st.text(max_size=30))
 def test_any_text_selects_or_is_refused(pattern: str) -> None:
     try:
-        chosen = patterns.select(pattern, NODES, GROUPS)
+        chosen = selected(pattern, NODES, GROUPS)
     except UsageError:
         return
     assert chosen and chosen == [n for n in NODES if n in chosen]

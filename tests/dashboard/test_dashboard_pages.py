@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 import socket
 import sys
@@ -73,7 +72,7 @@ def user(client: TestClient) -> TestClient:
     return client
 
 
-PATHS = ["/runs", "/ask/status", "/reports/one", "/stream"]
+PATHS = ["/runs", "/ask/status", "/reports/one", "/samples/0"]
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -117,7 +116,7 @@ def test_the_address_of_a_report_opens_nothing_else(user: TestClient, runs: Path
     path, _, query = run["report"].partition("?")
     assert user.get(f"{path}?{query}").text == "<script>alert(1)</script>"
     assert TOKEN not in query
-    for other in ("/reports/two", "/runs", "/ask/status", "/stream"):
+    for other in ("/reports/two", "/runs", "/ask/status", "/samples/0"):
         assert user.get(f"{other}?{query}").status_code == 403
 
 
@@ -217,62 +216,31 @@ def test_a_link_out_of_the_folder_is_not_followed(user: TestClient, runs: Path) 
     assert user.get("/reports/one").status_code == 404
 
 
-async def _messages(feed: Feed, count: int) -> list[dict[str, object]]:
-    found = []
-    async for message in feed.follow():
-        found.append(message)
-        if len(found) == count:
-            break
-    return found
-
-
-def test_a_page_gets_what_was_and_what_comes(feed: Feed) -> None:
+def test_a_page_gets_what_was_and_what_comes(feed: Feed, user: TestClient) -> None:
     feed.take(row(0))
-
-    async def follow() -> list[dict[str, object]]:
-        task = asyncio.create_task(_messages(feed, 3))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(feed.take, row(1))
-        lost = Lost("spark2", Unreachable("no route to host", where="spark2"))
-        await asyncio.to_thread(feed.take, lost)
-        await asyncio.to_thread(feed._tell_troubles)
-        return await asyncio.wait_for(task, 10)
-
-    first, second, third = asyncio.run(follow())
-    assert len(first["rows"]["spark1"]) == 1  # type: ignore[index]
-    assert second["row"]["time"].endswith("00:01.000Z")  # type: ignore[index]
-    assert third["troubles"]["spark2"] == "no route to host; connecting again"  # type: ignore[index]
+    first = user.get("/samples/0").json()
+    assert [len(first["rows"][name]) for name in first["nodes"]] == [1, 0]
+    assert user.get(f"/samples/{first['last']}").json()["rows"] == {"spark1": [], "spark2": []}
+    feed.take(row(1))
+    feed.take(Lost("spark2", Unreachable("no route to host", where="spark2")))
+    second = user.get(f"/samples/{first['last']}").json()
+    assert [one["time"][-11:] for one in second["rows"]["spark1"]] == [":00:01.000Z"]
+    assert second["troubles"]["spark2"] == "no route to host; connecting again"
 
 
 def test_half_an_hour_is_kept_and_no_more(feed: Feed) -> None:
     for number in range(feed_module.KEPT_S + 10):
         feed.take(row(number))
-    (first,) = asyncio.run(_messages(feed, 1))
-    assert len(first["rows"]["spark1"]) == feed_module.KEPT_S  # type: ignore[index]
+    assert len(feed.since(0)["rows"]["spark1"]) == feed_module.KEPT_S
 
 
-def test_a_page_that_is_far_behind_gets_all_anew(feed: Feed, monkeypatch) -> None:
-    monkeypatch.setattr(feed_module, "WAITING", 4)
+def test_a_fault_of_the_samples_is_told_to_the_pages(feed: Feed, user: TestClient) -> None:
+    class Source:
+        def next(self, _timeout: float) -> None:
+            raise ZeroDivisionError
 
-    async def follow() -> list[dict[str, object]]:
-        found, messages = [], feed.follow()
-        found.append(await anext(messages))
-        await asyncio.to_thread(lambda: [feed.take(row(number)) for number in range(50)])
-        await asyncio.sleep(0.05)
-        found.append(await anext(messages))
-        await messages.aclose()
-        return found
-
-    _, later = asyncio.run(follow())
-    assert len(later["rows"]["spark1"]) == 50  # type: ignore[index]
-
-
-def test_the_end_of_the_feed_ends_the_pages(feed: Feed) -> None:
-    async def follow() -> int:
-        task = asyncio.create_task(_messages(feed, 99))
-        await asyncio.sleep(0)
-        await asyncio.to_thread(feed.end)
-        return len(await asyncio.wait_for(task, 10))
-
-    assert asyncio.run(follow()) == 1
-    assert json.dumps(row().to_dict())
+    with pytest.raises(ZeroDivisionError):
+        feed.run(Source())
+    reply = user.get("/samples/0")
+    assert reply.status_code == 503
+    assert "no samples come any more" in reply.text

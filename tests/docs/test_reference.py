@@ -120,7 +120,7 @@ def test_every_known_issue_is_on_its_page():
 
 def test_every_speed_constant_is_on_its_page():
     page = constants.render()
-    for name in SPEED().to_dict():
+    for name in SPEED().figures():
         assert f"| `{name}` |" in page
     assert "| `HIGHEST` | `0.8` |" in page
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,7 +18,6 @@ from ruamel.yaml import YAML
 
 from docs.generate import schemas
 from docs.generate.code import OUTPUTS, commands, event_classes
-from docs.generate.inference import Inference
 from spark_cluster.cli import api
 from spark_cluster.cli.recap import Recap
 from spark_cluster.cli.results import RunSummary
@@ -258,68 +257,3 @@ def test_every_event_is_in_the_schema():
     kinds = made()["event"]["oneOf"]
     names = [kind["properties"]["event"]["const"] for kind in kinds]
     assert names == [kind.__name__ for kind in event_classes()]
-
-
-# -- inference -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Inner:
-    size: int
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"size": self.size, "half": round(self.size / 2, 1)}
-
-
-@dataclass(frozen=True)
-class Outer:
-    name: str
-    first: Inner | None
-    all: tuple[Inner, ...] = ()
-    rows: dict[str, Inner] = field(default_factory=dict)
-    pairs: list[tuple[str, int]] = field(default_factory=list)
-
-    @property
-    def count(self) -> int:
-        return len(self.all)
-
-    def to_dict(self) -> dict[str, Any]:
-        first = self.first
-        return {
-            "name": self.name,
-            "count": self.count,
-            "first": first.to_dict() if first else None,
-            "all": [inner.to_dict() for inner in self.all],
-            "rows": {name: {"size": row.size} for name, row in self.rows.items()},
-            "pairs": [{"name": n, "value": v} for n, v in self.pairs],
-            "empty": not self.all,
-            "strange": sorted(self.all, key=str),
-        }
-
-
-def test_a_schema_is_inferred_from_to_dict():
-    inference = Inference()
-    assert inference.of(Outer) == {"$ref": "#/$defs/Outer"}
-    properties = inference.definitions["Outer"]["properties"]
-    number = {"type": "integer"}
-    sized = {"type": "object", "required": ["size"], "additionalProperties": False}
-    assert properties["name"] == {"type": "string"}
-    assert properties["count"] == number
-    assert properties["first"] == {"anyOf": [{"$ref": "#/$defs/Inner"}, {"type": "null"}]}
-    assert properties["all"] == {"type": "array", "items": {"$ref": "#/$defs/Inner"}}
-    assert properties["rows"]["additionalProperties"] == {**sized, "properties": {"size": number}}
-    assert properties["pairs"]["items"]["properties"] == {
-        "name": {"type": "string"},
-        "value": number,
-    }
-    assert properties["empty"] == {"type": "boolean"}
-    assert properties["strange"] == {}, "what cannot be told is anything"
-    assert inference.definitions["Inner"]["properties"]["half"] == {"type": "number"}
-
-
-def test_what_is_inferred_fits_what_is_made():
-    inference = Inference()
-    schema = {**inference.of(Outer), "$defs": inference.definitions}
-    made = Outer("x", Inner(1), (Inner(2),), {"a": Inner(3)}, [("b", 4)]).to_dict()
-    check(schema, {**made, "strange": []})
-    check(schema, {**Outer("x", None).to_dict(), "strange": []})

@@ -16,15 +16,14 @@ from typing import Any
 
 import pytest
 from factories import make_inventory, put
-from waiting import HANG_S, until
+from waiting import until
 
 from spark_cluster.engine.copies import copy as copying
 from spark_cluster.errors import Failed
 from spark_cluster.facts.model import Facts, Interface
 from spark_cluster.loader.project import Project
-from spark_cluster.node.processes import Processes
 from spark_cluster.node.store import copy_work
-from spark_cluster.node.store.copy_channel import ENVIRONMENT, Channel
+from spark_cluster.node.store.copy_channel import Channel
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import OURS
 from spark_cluster.node.store.manifest import Manifest
@@ -94,7 +93,7 @@ class Copy:
     def start(self, targets: list[Node]) -> None:
         """Start it, and wait until every target has the file that is there."""
         self.done = start(
-            lambda: copying.copy(self.play, self.manifest, NODES[0], targets, hub=HUB, follow=True)
+            lambda: copying.copy(self.play, self.manifest, NODES[0], targets, hub=HUB)
         )
         name = self.manifest.files[0].blob
         for node in targets:
@@ -145,28 +144,13 @@ def copy(tmp_path: Path, pipes: Any, own_ports: None) -> Iterator[Callable[..., 
 
 @contextlib.contextmanager
 def kept_busy(copy: Copy) -> Iterator[None]:
-    """A receiver that knows the key and asks on and on: by itself the sender would not end."""
+    """A receiver that knows the secret and stays: by itself the sender would not end."""
     (place,) = (copy.folder / "spark1").glob("run/spark-cluster/copies/*/offered.json")
-    known = json.loads(place.read_text())
-    channel = Channel.of(copy.folder / "busy", known, known["port"], encrypted=True)
-    argv = channel.rsync("127.0.0.1", "files", "", "--files-from=-", str(copy.folder))
-    script = ["sh", "-c", 'sleep 600 | exec "$@"', "sh", *argv]  # names that do not come
-    with Processes().start(script, env=ENVIRONMENT, timeout=HANG_S) as one:
-        config = f"--config={place.parent}/rsyncd.conf"
-        until(lambda: config in _commands(), what="it is served")
-        try:
-            yield
-        finally:
-            one.end()
-
-
-def _commands() -> set[str]:
-    """Return all words of all command lines."""
-    found = set[str]()
-    for place in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            found |= set(place.read_bytes().decode(errors="replace").split("\0"))
-    return found
+    channel = Channel.of_receiver(json.loads(place.read_text()), encrypted=True)
+    with channel.connected("127.0.0.1", "spark1") as stream:
+        stream.request(0, 0)
+        assert b"".join(map(bytes, stream.answered(memoryview(bytearray(99))))) == b"config"
+        yield
 
 
 def test_a_sender_ends_when_its_receiver_has_failed(copy):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from spark_cluster import discovery
 from spark_cluster.bench.telemetry import LineReader
 from spark_cluster.discovery import ip_neigh
-from spark_cluster.facts import gather, netplan, parsers
+from spark_cluster.facts import gather, parsers
 from spark_cluster.facts.model import Facts
 from spark_cluster.node.telemetry import FORMAT
 
@@ -25,7 +25,7 @@ IP = [
         "addr_info": [{"family": "inet", "local": "192.168.177.11", "prefixlen": 24}],
     }
 ]  # fmt: skip
-NETPLAN = f"""{netplan.MANAGED}
+NETPLAN = f"""{gather.MANAGED}
 network:
   ethernets:
     fabric:

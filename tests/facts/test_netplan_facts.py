@@ -3,8 +3,8 @@
 import pytest
 from netplan_files import FIRST, LAYOUTS, SECOND
 
+from spark_cluster.facts.gather import LONGEST_NETPLAN, MANAGED, netplan_files
 from spark_cluster.facts.model import Interface
-from spark_cluster.facts.netplan import LONGEST, MANAGED, read
 
 INTERFACES = (
     Interface(FIRST, mac="4C:BB:47:00:00:01"),
@@ -28,7 +28,7 @@ NETWORK_MANAGER = f"""network:
 
 
 def definitions(text, path=PATH, **more):
-    return read({path: text, **more}, INTERFACES, {FIRST, SECOND}).definitions
+    return netplan_files({path: text, **more}, INTERFACES, {FIRST, SECOND}).definitions
 
 
 def interfaces(body):
@@ -40,7 +40,7 @@ def interfaces(body):
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=LAYOUTS)
 def test_the_address_of_each_interface_and_its_place(layout):
     """P01: addresses in another form than our own were not read."""
-    files = read(layout.files, INTERFACES)
+    files = netplan_files(layout.files, INTERFACES)
     assert (files.own, files.unreadable) == ((), ())
     for interface in (FIRST, SECOND):
         addresses = [str(address) for address in files.given(interface)]
@@ -97,7 +97,7 @@ def test_a_file_hides_one_of_its_name():
             ]
         )
     }
-    found = read(files, INTERFACES)
+    found = netplan_files(files, INTERFACES)
     assert [str(address) for address in found.given(FIRST)] == [
         "10.0.4.1/24",
         "10.0.0.1/24",
@@ -115,10 +115,16 @@ def test_members_of_a_bond():
 
 @pytest.mark.parametrize(
     "text",
-    ["network: [", "a: 1\na: 2\n", "network: {ethernets: &a {x: *a}}", "\x00", "x" * (LONGEST + 1)],
+    [
+        "network: [",
+        "a: 1\na: 2\n",
+        "network: {ethernets: &a {x: *a}}",
+        "\x00",
+        "x" * (LONGEST_NETPLAN + 1),
+    ],
 )
 def test_a_file_that_cannot_be_read_is_named(text):
-    found = read({PATH: text}, INTERFACES)
+    found = netplan_files({PATH: text}, INTERFACES)
     (reason,) = found.unreadable
     assert reason.startswith(f"{PATH}:")
     assert found.definitions == ()
@@ -128,5 +134,5 @@ def test_a_file_that_cannot_be_read_is_named(text):
     "body", ["7", "{enp1s0f1np1: no}", "{enp1s0f1np1: {addresses: 3, mtu: x, match: [1]}}"]
 )
 def test_values_of_a_wrong_kind_are_left_out(body):
-    found = read({PATH: f"network: {{ethernets: {body}, bonds: {body}}}"}, INTERFACES)
+    found = netplan_files({PATH: f"network: {{ethernets: {body}, bonds: {body}}}"}, INTERFACES)
     assert found.given(FIRST) == found.unreadable == ()

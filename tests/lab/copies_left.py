@@ -10,5 +10,5 @@ FOLDER = "/run/spark-cluster/copies"
 def left_of_copies(node: LabNode) -> list[str]:
     """Return the folders and the numbers of processes of copies on a node, but for their lock."""
     folders = node.run(["ls", FOLDER], check=False).stdout.split()
-    processes = node.run(["pgrep", "--full", f"{FOLDER}/"], check=False).stdout.split()
+    processes = node.run(["pgrep", "--full", "copy_work:main"], check=False).stdout.split()
     return [*(name for name in folders if "lock" not in name), *processes]

@@ -13,6 +13,7 @@ from checkpoints import SMALL
 
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.lab.hub import Conduct, LabHub
+from spark_cluster.models import checkpoint
 from spark_cluster.models.find import find
 from spark_cluster.models.hub import library, lookup, store
 from spark_cluster.models.hub.documents import HubError
@@ -224,13 +225,11 @@ def test_weights_that_are_broken_leave_the_shape(lab_hub: LabHub, client: Client
 def test_a_header_longer_than_the_first_read(
     lab_hub: LabHub, client: Clients, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from spark_cluster.models.hub import lookup
-
-    monkeypatch.setattr(lookup, "FIRST_READ", 64)
+    monkeypatch.setattr(checkpoint, "FIRST_READ", 64)
     found = client().checkpoint("org/small")
     assert found is not None
     assert found.tensors
-    monkeypatch.setattr(lookup, "LARGEST_HEADERS", 100)
+    monkeypatch.setattr(checkpoint, "LARGEST_HEADERS", 100)
     monkeypatch.setattr(store, "FRESH_S", 0.0)
     again = Hub(HubLibrary(lab_hub.url), ModelStore(lab_hub.root.parent / "elsewhere"))
     long = again.checkpoint("org/small")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from factories import make_node
 from hostile import user
+from waiting import HANG_S
 
 from spark_cluster.agent.operations import Locked, NodeLock
 from spark_cluster.engine import supervision
@@ -120,3 +123,15 @@ def test_the_owner_of_the_run_lock_is_named_to_root_alone(root: Path) -> None:
         other.take({"run": "r2"})
     assert held.value.owner["command"] == "up --set secret"
     lock.release()
+
+
+def test_a_lock_is_taken_once_and_waited_for(tmp_path: Path) -> None:
+    first, second = (locks.opened(tmp_path / "locks/one") for _ in range(2))
+    assert locks.take(first)
+    assert not locks.take(second)
+    assert not locks.take(second, within_s=0.1)
+    freed = threading.Timer(0.1, os.close, [first])
+    freed.start()
+    assert locks.take(second, within_s=HANG_S)
+    freed.join()
+    os.close(second)

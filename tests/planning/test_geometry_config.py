@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.models.checkpoint import stored_tensors
 from spark_cluster.models.config import from_config
-from spark_cluster.models.find import find, known_models
-from spark_cluster.models.local import hub_cache, stored_tensors
+from spark_cluster.models.find import Folders, find, hub_cache, known_models
 from spark_cluster.models.safetensors_header import weight_files
 from spark_cluster.models.shape import Attention, Geometry
 from spark_cluster.models.weights import checkpoint_quantization
@@ -469,7 +469,8 @@ def safetensors(*sizes: int) -> bytes:
 
 
 def weights_bytes(folder: Path) -> int | None:
-    found = stored_tensors(folder)
+    source, name = Folders(), str(folder)
+    found = stored_tensors(source, name, source.listing(name), str)
     return None if found is None else sum(tensor.size * tensor.count for tensor in found)
 
 
@@ -481,7 +482,8 @@ def test_weights_from_headers(tmp_path) -> None:
     index = tmp_path / "model.safetensors.index.json"
     mapping = {"a": "model-1.safetensors", "b": "model-3.safetensors"}
     index.write_text(json.dumps({"metadata": {}, "weight_map": mapping}))
-    assert weights_bytes(tmp_path) is None  # not all of its files are here
+    with pytest.raises(InvalidFile, match="is not here"):
+        weights_bytes(tmp_path)
     index.write_text(json.dumps({"weight_map": {"a": "model-1.safetensors"}}))
     assert weights_bytes(tmp_path) == 124
     for bad in ({"a": "../model-1.safetensors"}, {"a": "x.bin"}, []):

@@ -13,9 +13,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import InvalidFile, SparkClusterError
+from spark_cluster.models.checkpoint import stored_tensors
 from spark_cluster.models.config import from_config
-from spark_cluster.models.find import _table, find
-from spark_cluster.models.local import stored_tensors
+from spark_cluster.models.find import Folders, _table, find
 from spark_cluster.models.weights import weights_of
 from spark_cluster.planning import kv
 
@@ -106,13 +106,18 @@ def test_a_file_that_is_no_config(tmp_path: Path, text: str) -> None:
         find(tmp_path)
 
 
+def stored(folder: Path) -> object:
+    source, name = Folders(), str(folder)
+    return stored_tensors(source, name, source.listing(name), str)
+
+
 @pytest.mark.parametrize(
     "total", ["1e400", "Infinity", "NaN", "9" * 400, "-1", "[]", "{}", '"1"', "true"]
 )
 def test_any_size_in_an_index(tmp_path: Path, total: str) -> None:
     index = tmp_path / "model.safetensors.index.json"
     index.write_text('{"weight_map": {}, "metadata": {"total_size": ' + total + "}}")
-    assert stored_tensors(tmp_path) is None
+    assert stored(tmp_path) is None
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a": {"data_offsets": [0, 1e400]}}', "{}x"])
@@ -120,7 +125,7 @@ def test_any_header(tmp_path: Path, text: str) -> None:
     data = len(text).to_bytes(8, "little") + text.encode()
     (tmp_path / "model.safetensors").write_bytes(data)
     with pytest.raises(InvalidFile):
-        stored_tensors(tmp_path)
+        stored(tmp_path)
     (tmp_path / "model.safetensors.index.json").write_text("[" * 100_000)
     with pytest.raises(InvalidFile):
-        stored_tensors(tmp_path)
+        stored(tmp_path)

@@ -3,6 +3,7 @@
 import pytest
 from role_samples import a_spark, together
 
+from spark_cluster.config.schema import meanings
 from spark_cluster.loader.project import Project
 from spark_cluster.runner.delivery import check, document
 
@@ -13,10 +14,10 @@ PROVISION = (
 
 @pytest.mark.parametrize("name", sorted(Project().list("roles")))
 def test_every_setting_says_what_it_is(name):
-    loaded = Project().load_role(name)
+    project = Project()
+    loaded = project.load_role(name)
     assert loaded.function.__doc__
-    for field, info in loaded.settings_model.model_fields.items():
-        assert info.description, f"{name}.{field}"
+    assert meanings(loaded.settings_model).keys() == loaded.settings_model.model_fields.keys()
 
 
 @pytest.mark.parametrize("name", PROVISION)

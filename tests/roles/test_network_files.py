@@ -10,8 +10,8 @@ from netplan_files import FIRST, LAYOUTS, PLAYBOOK, SECOND
 from role_samples import a_spark, together
 
 from spark_cluster.errors import Failed
+from spark_cluster.facts.gather import MANAGED, netplan_files
 from spark_cluster.facts.model import Interface
-from spark_cluster.facts.netplan import MANAGED, read
 from spark_cluster.node import paths
 from spark_cluster.resources import File
 from spark_cluster.topology import links_of
@@ -41,7 +41,7 @@ def a_pair(tmp_path):
                 Interface(name, addresses=tuple(map(IPv4Interface, addresses.get(name, ()))))
                 for name in (FIRST, SECOND, LAN)
             )
-            netplan = read(texts, interfaces, {FIRST, SECOND})
+            netplan = netplan_files(texts, interfaces, {FIRST, SECOND})
             given = tuple(g.address for d in netplan.definitions if d.ours for g in d.addresses)
             node = a_spark(index, interfaces=interfaces, netplan=netplan, given_addresses=given)
             nodes.append(node)
@@ -71,7 +71,7 @@ def test_our_file_has_what_others_leave_open(role, a_pair, layout):
     if not netplan.mtu:
         assert netplan.content is None
     else:
-        made = read({netplan.path: netplan.content, **layout.files}, node.facts.interfaces)
+        made = netplan_files({netplan.path: netplan.content, **layout.files}, node.facts.interfaces)
         own = {d.interface: d for d in made.definitions if d.ours}
         assert {n: str(d.addresses[0].address) for n, d in own.items() if d.addresses} == {
             name: POOL[name] for name in set(POOL) - set(layout.given)
@@ -197,7 +197,7 @@ def test_a_node_that_the_inventory_keeps_from_joining(role, a_pair):
     fabric = {"interfaces": [{"name": FIRST, "address": "192.168.177.5/24"}]}
     one, two = a_pair((), fabric=fabric, pool="[192.168.177.0/24]")
     with_its_own = replace(two.links[0], address=IPv4Interface("192.168.100.10/24"), ours=False)
-    netplan = read({PLAYBOOK: text}, two.facts.interfaces)
+    netplan = netplan_files({PLAYBOOK: text}, two.facts.interfaces)
     two = replace(two, links=(with_its_own,), facts=replace(two.facts, netplan=netplan))
     said = refused(role, together(one, two)[0])
     assert f"spark2 has 192.168.100.10/24 on {FIRST} ({PLAYBOOK}:1), which is another" in said

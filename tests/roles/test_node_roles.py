@@ -4,6 +4,7 @@ import pytest
 from pydantic import ValidationError
 from role_samples import a_spark, ids, one
 
+from spark_cluster.config.schema import meanings
 from spark_cluster.loader.project import Project
 
 HELPER = "/usr/local/sbin/spark-drop-caches"
@@ -138,8 +139,9 @@ def test_the_group_docker_is_given_only_when_asked_for(role):
     assert not [r for r in role("containers", a_spark()) if "User" in r.id]
     user = one(role("containers", a_spark(), users=True), "User")
     assert (user.id, user.groups) == ("User:nvidia", ("docker",))
-    settings = Project().load_role("containers").settings_model
-    assert "root on the node" in settings.model_fields["users"].description
+    project = Project()
+    settings = project.load_role("containers").settings_model
+    assert "root on the node" in meanings(settings)["users"]
 
 
 @pytest.mark.parametrize(

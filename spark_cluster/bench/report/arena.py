@@ -9,6 +9,9 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
+from ruamel.yaml import YAML
+from ruamel.yaml.scalarstring import LiteralScalarString
+
 from spark_cluster.bench.record import Setup
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.formats import file_name
@@ -61,8 +64,6 @@ def _no_formula(text: str) -> str:
 
 def _recipe(results: Results, setup: Setup) -> str:
     """The recipe in sparkrun's form, which is the one that Spark Arena shows."""
-    from ruamel.yaml import YAML
-    from ruamel.yaml.scalarstring import LiteralScalarString
 
     nodes = [node for node in results.record.nodes if node.name in setup.nodes]
     environment = dict(nodes[0].environment) if nodes else {}

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import chain
 
 from spark_cluster.bench.record import Record
+from spark_cluster.bench.report import setup_tables, tables
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.drawing import Plot, style
 from spark_cluster.bench.report.formats import Table, elapsed, moment, number, short
@@ -16,24 +17,6 @@ from spark_cluster.bench.report.plots_nodes import (
     from_datetime,
     telemetry_plots,
     vram_plot,
-)
-from spark_cluster.bench.report.setup_tables import (
-    check_tables,
-    node_tables,
-    process_table,
-    setup_tables,
-    vram_table,
-)
-from spark_cluster.bench.report.tables import (
-    acceptance_table,
-    answers_table,
-    benchy_tables,
-    comparison_tables,
-    flagged_table,
-    headline_table,
-    prediction_table,
-    served_table,
-    sweep_table,
 )
 
 TELEMETRY_NOTE = (
@@ -76,25 +59,28 @@ class Section:
 def sections(results: Results, telemetry: Sequence[NodeTelemetry]) -> tuple[Section, ...]:
     """Make all sections of a report, the plots drawn."""
     others = chain(
-        (sweep_table(results), acceptance_table(results)),
-        (served_table(results), answers_table(results)),
-        check_tables(results),
+        (tables.sweep_table(results), tables.acceptance_table(results)),
+        (tables.served_table(results), tables.answers_table(results)),
+        setup_tables.check_tables(results),
     )
-    comparison = _filled(comparison_tables(results))
-    cells, method = _filled(benchy_tables(results)), how_measured(results.record)
-    memory = _filled((vram_table(results), process_table(results)))
-    environment = _filled(chain(setup_tables(results), node_tables(results)))
+    comparison = _filled(tables.comparison_tables(results))
+    flagged = _filled([tables.flagged_table(results)])
+    cells, method = _filled(tables.benchy_tables(results)), how_measured(results.record)
+    memory = _filled((setup_tables.vram_table(results), setup_tables.process_table(results)))
+    environment = _filled(
+        chain(setup_tables.setup_tables(results), setup_tables.node_tables(results))
+    )
     with style():
         measured, predicted = tuple(measured_plots(results)), tuple(predicted_plot(results))
         vram, over_time = tuple(vram_plot(results)), tuple(telemetry_plots(results, telemetry))
     return (
-        Section("summary", "", tables=_filled([headline_table(results)]), pasted=True),
-        Section("flagged", "Cells to look at", "To look at", _filled([flagged_table(results)])),
+        Section("summary", "", tables=_filled([tables.headline_table(results)]), pasted=True),
+        Section("flagged", "Cells to look at", "To look at", flagged),
         Section("comparison", "TP=1 and TP=2", "TP=1 and TP=2", comparison, pasted=True),
         Section("measured", "Plots", "Plots", plots=measured, absent="Too few cells for a plot."),
         Section("others", "Other tables", tables=_filled(others)),
         Section(
-            "predicted", "Predicted and measured", "", _filled([prediction_table(results)]),
+            "predicted", "Predicted and measured", "", _filled([tables.prediction_table(results)]),
             predicted,
         ),
         Section(

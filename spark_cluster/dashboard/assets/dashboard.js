@@ -9,6 +9,7 @@ const rows = new Map();
 let names = [];
 let troubles = {};
 let every = 1;
+let after = 0;
 let drawn = 0;
 
 // -- the token ------------------------------------------------------------------------------------
@@ -264,31 +265,12 @@ function soon() {
 }
 
 function take(message) {
-  if (message.rows) {
-    names = message.nodes;
-    every = message.every;
-    for (const name of names) rows.set(name, message.rows[name]);
-  }
-  if (message.troubles) troubles = message.troubles;
-  if (message.row) {
-    const list = rows.get(message.row.node);
-    list.push(message.row);
-    if (list.length > 1800 / every) list.shift();
+  ({ nodes: names, every, last: after, troubles } = message);
+  for (const name of names) {
+    const list = [...(rows.get(name) ?? []), ...message.rows[name]];
+    rows.set(name, list.slice(-Math.max(1, Math.round(1800 / every))));
   }
   soon();
-}
-
-// Take the messages of a stream, each a line of JSON, until it ends.
-async function messages(body, take) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
-  let rest = "";
-  for (;;) {
-    const { value, done } = await reader.read();
-    if (done) return;
-    const lines = (rest + value).split("\n");
-    rest = lines.pop();
-    lines.forEach((line) => take(JSON.parse(line)));
-  }
 }
 
 async function follow() {
@@ -298,19 +280,19 @@ async function follow() {
     state.className = "lost";
   };
   for (;;) {
+    let pause = AGAIN_MS;
     try {
-      const reply = await get("/stream");
+      const reply = await get(`/samples/${after}`);
       if (!reply.ok) return lost(await reply.text());
-      await messages(reply.body, (message) => {
-        state.textContent = "live";
-        state.className = "";
-        take(message);
-      });
+      take(await reply.json());
+      state.textContent = "live";
+      state.className = "";
+      pause = 1000 * every;
     } catch (error) {
       console.debug(error);
+      lost("no connection: has `spark-cluster dashboard` ended?");
     }
-    lost("no connection: has `spark-cluster dashboard` ended?");
-    await new Promise((resolve) => setTimeout(resolve, AGAIN_MS));
+    await new Promise((resolve) => setTimeout(resolve, pause));
   }
 }
 

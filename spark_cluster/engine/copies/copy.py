@@ -19,8 +19,7 @@ from spark_cluster.engine import firewall
 from spark_cluster.engine.link_check import hops
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
 from spark_cluster.node.sizes import gigabytes
-from spark_cluster.node.store.copy_receiving import MANAGEMENT_MB_S
-from spark_cluster.node.store.copy_work import WARNING
+from spark_cluster.node.store.copy_receiving import MANAGEMENT_MB_S, WARNING
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
@@ -128,18 +127,18 @@ def copy(
     hub: str = "",
     folder: str = "",
     revision: str = "",
-    follow: bool = False,
     encrypt: bool = True,
     streams: int = 0,
 ) -> list[Copied]:
     """Have a revision on the targets, each blob checked by its hash; one result for each target.
 
+    What the source is still downloading is waited for.
+
     Args:
         hub: folder of the hub cache, the same on all of them.
         folder: a plain folder instead, whose manifest the source has made (folders.py).
         revision: a branch or tag that gets the commit on the targets.
-        follow: the source is still downloading: what it does not have yet is waited for.
-        encrypt: through ssh; without, the receiver proves that it knows the secret of this copy
+        encrypt: in TLS; without, the receiver proves that it knows the secret of this copy
             and the content is checked all the same, but who listens on the way can read it.
         streams: to each address of a sender; 0 for the usual number.
 
@@ -161,7 +160,7 @@ def copy(
             _warn(play, way, int(asked[way.target.name]["bytes"]))
     what = folder or manifest.repository
     more = {"revision": revision, "streams": streams}
-    done = _Chain(play, base, routes, what, follow, encrypt, more).run()
+    done = _Chain(play, base, routes, what, encrypt, more).run()
     ways = {way.target.name: way for way in routes}
     return [_copied(node, ways.get(node.name), done.get(node.name), manifest) for node in targets]
 
@@ -240,7 +239,6 @@ class _Chain:
     base: Mapping[str, Any]
     routes: Sequence[Route]
     what: str
-    follow: bool = False
     encrypt: bool = True
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -296,13 +294,10 @@ class _Chain:
         names = (before.source.name if before else "", after.target.name if after else "")
         receive, serve = None, None
         if before:
-            secrets = known[before.source.name]
-            receive = {"sender": names[0], "secrets": dict(secrets), **self.more}
-            follow = self.follow or before is not self.routes[0]
-            receive |= {**self._places(before, secrets), "follow": follow}
+            receive = {"sender": names[0], **self.more}
+            receive |= self._places(before, known[before.source.name])
         if after:
-            serve = {**self._places(after, known[node.name])}
-            serve["follow"] = self.follow or before is not None
+            serve = self._places(after, known[node.name])
         return self.play.session(node).request(
             "copy",
             self._shown(node),
@@ -316,12 +311,10 @@ class _Chain:
         )
 
     def _places(self, way: Route, secrets: Mapping[str, Any]) -> dict[str, Any]:
-        """Where a sender listens. Without encryption there is no spare address: who allows that
-        for a cable has not allowed it for a network."""
-        spare = way.spare if self.encrypt else ()
-        port = secrets["port"]
-        both = {"addresses": way.addresses, "spare": spare}
-        return {name: [[host, port] for host in hosts] for name, hosts in both.items()}
+        """Where a sender listens, and its secrets. Without encryption there is no spare address:
+        who allows that for a cable has not allowed it for a network."""
+        spare = list(way.spare) if self.encrypt else []
+        return {"addresses": list(way.addresses), "spare": spare, "secrets": dict(secrets)}
 
     def _shown(self, node: Node) -> Any:
         what = f"copy of {self.what}"

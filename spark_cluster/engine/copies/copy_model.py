@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.copy import Copied, copy
@@ -16,25 +16,32 @@ from spark_cluster.topology import Node
 
 def copy_model(
     play: Play,
-    wanted: Wanted,
+    name: str,
     *,
     source: str = "",
     targets: Sequence[str] = (),
     encrypt: bool = True,
     streams: int = 0,
 ) -> list[Copied]:
-    """Copy a model from a node that has it whole to the others.
+    """Copy a model or a plain folder from a node to the others.
 
     Args:
-        source: name of a node; by default the first one that has it.
+        name: ORG/NAME or ORG/NAME@REVISION; or the absolute path of a folder on all nodes.
+        source: name of a node; by default the first one that has the model whole, and for a folder
+            the first one of the run.
         targets: names of nodes; by default all others of the run.
 
     Raises:
         UsageError: a node is not in the run, or there is none to copy to.
-        Refused: the source does not have it whole.
-        SparkClusterError: see `copy`.
+        Refused: the source does not have the model whole.
+        SparkClusterError: see `copy` and `copy_folder`.
     """
     nodes = named_nodes(play, (source, *targets))
+    if name.startswith("/"):
+        sender = nodes[source or next(iter(nodes))]
+        others = _others(nodes, targets, sender, name)
+        return copy_folder(play, name, sender, others, encrypt=encrypt, streams=streams)
+    wanted = Wanted.named(name)
     hub = hub_folder(root_of_all(play.inventory.nodes[name] for name in nodes))
     senders = [nodes[source]] if source else list(nodes.values())
     here = models_on(play, senders, wanted, hub)
@@ -42,13 +49,7 @@ def copy_model(
     if found is None:
         raise nowhere_whole(wanted, here, "`spark-cluster models pull` fetches it from the hub")
     sender, manifest = nodes[found[0]], found[1]
-    chosen = [nodes[name] for name in dict.fromkeys(targets or nodes)]
-    others = [node for node in chosen if targets or node.name != sender.name]
-    if not others:
-        raise UsageError(
-            f"{sender.name} has {wanted.repository}, and there is no other node in this run",
-            hint="widen --limit, or add a node to the inventory",
-        )
+    others = _others(nodes, targets, sender, wanted.repository)
     if not play.check:
         must_be_the_hubs(play, manifest, sender, others[0])
     return copy(
@@ -63,32 +64,17 @@ def copy_model(
     )
 
 
-def copy_path(
-    play: Play,
-    path: str,
-    *,
-    source: str = "",
-    targets: Sequence[str] = (),
-    encrypt: bool = True,
-    streams: int = 0,
-) -> list[Copied]:
-    """Copy a plain folder from a node to the others.
-
-    Args:
-        path: absolute, the same on all nodes.
-        source: name of a node; by default the first one of the run.
-        targets: names of nodes; by default all others of the run.
-
-    Raises:
-        UsageError: a node is not in the run, or there is none to copy to.
-        SparkClusterError: see `copy_folder`.
-    """
-    nodes = named_nodes(play, (source, *targets))
-    sender = nodes[source or next(iter(nodes))]
-    others = [nodes[name] for name in dict.fromkeys(targets or nodes) if name != sender.name]
-    if not others:
-        raise UsageError("there is no other node to copy to", hint="widen --limit or --to")
-    return copy_folder(play, path, sender, others, encrypt=encrypt, streams=streams)
+def _others(
+    nodes: Mapping[str, Node], targets: Sequence[str], sender: Node, what: str
+) -> list[Node]:
+    """Return the nodes to copy to. Raises UsageError if there are none."""
+    chosen = [nodes[name] for name in dict.fromkeys(targets or nodes) if name != sender.name]
+    if not chosen:
+        raise UsageError(
+            f"{sender.name} has {what}, and there is no other node to copy to",
+            hint="widen --limit or --to, or add a node to the inventory",
+        )
+    return chosen
 
 
 def named_nodes(play: Play, names: Sequence[str]) -> dict[str, Node]:

@@ -271,7 +271,7 @@ class _Model:
             manifest = self._described(node, seen.commit, ended)
             if manifest is None:
                 return ""
-            self._copy(manifest, node, others, follow=True)
+            self._copy(manifest, node, others)
             return manifest.commit
 
         pulled: Manifest
@@ -307,9 +307,7 @@ class _Model:
                     hint="spark-cluster models prune shows what can be removed",
                 )
 
-    def _copy(
-        self, manifest: Manifest, source: Node, targets: Sequence[Node], *, follow: bool = False
-    ) -> None:
+    def _copy(self, manifest: Manifest, source: Node, targets: Sequence[Node]) -> None:
         """Copy it, and say what was moved."""
         must_be_the_hubs(self.play, manifest, source, targets[0], offline=self.offline)
         done = copy(
@@ -319,7 +317,6 @@ class _Model:
             targets,
             hub=self.stored.hub,
             revision=self.wanted.revision,
-            follow=follow,
         )
         for one in done:
             if one.sender:

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.config.image_build import bases
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Failed
-
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Session
 
 UNNAMED = "<none>"
 

@@ -10,17 +10,15 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spark_cluster.config.recipe_schema import Image
 from spark_cluster.engine.copies.copy import copy_image, route
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.resources.image import without_tag
-
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe_schema import Image
-    from spark_cluster.runner.play import Play
-    from spark_cluster.runner.session import Pending
-    from spark_cluster.topology import Node
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Pending
+from spark_cluster.topology import Node
 
 ROLE = "images"
 REGISTRY_S = 60.0

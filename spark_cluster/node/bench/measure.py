@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import json
 import os
 import pwd
@@ -130,10 +129,8 @@ def only_one(path: Path, folder: str) -> Iterator[None]:
     """
     handle = locks.opened(path)
     try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise Ended(BUSY, BUSY_TEXT) from None
+        if not locks.take(handle):
+            raise Ended(BUSY, BUSY_TEXT)
         os.ftruncate(handle, 0)
         os.pwrite(handle, folder.encode(), 0)
         yield

@@ -1,230 +1,319 @@
-"""The channel of a copy: rsync through an sshd of that copy alone, or an rsync daemon without it.
+"""The channel of a copy: connections on which the receiver asks for files and the sender answers.
 
-The keys of the host and of the receiver, and the secret, are made by the sending node for one copy
-and removed with its folder. Both ways end at rsync's own daemon protocol, so that the sender says
-what may be read (a module, read-only, in a chroot), whatever the receiver asks for.
+Both ends prove that they know the token of this copy, which neither of them sends. With encryption
+they do so in TLS 1.3, and the receiver accepts no certificate but the one made for this copy.
+Without, anyone on the way can read the content, which is still what its hashes say.
+
+A request is the number of a file and the byte to begin at. An answer is a sequence of chunks, each
+with its kind and length; an empty one ends it.
 """
 
 from __future__ import annotations
 
+import contextlib
+import hmac
 import os
-import pwd
 import secrets
-import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import socket
+import ssl
+import struct
+import threading
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from spark_cluster.node.open_files import write_whole
 from spark_cluster.node.processes import SEARCH_PATH, Processes
 from spark_cluster.node.values import ResourceError
 
-FILES, DONE = "files", "done"
-"""Modules of the sender: what is copied, and the one whose use says that the receiver has it."""
-NAME = "copy"
-"""User of the secret."""
-CIPHER = "aes128-gcm@openssh.com"
-STALLED_S = 10
+STALLED_S = 10.0
 """Seconds without a byte after which a connection is given up."""
-PROOF_S = 5
-"""Seconds in which a connection must prove that it is the receiver's."""
-STRANGERS, STRANGERS_OF_ONE = 300, 200
-"""Connections without that proof at a time, in all and of one address."""
-ENVIRONMENT = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8", "HOME": "/nonexistent"}
+PROOF_S = 5.0
+"""Seconds for the TLS handshake and the proof together, however slowly bytes come."""
+KEEPALIVE_S = 5
+"""Seconds between probes of a silent connection; after four of them the other end is gone."""
+NONCE, PROOF = 32, 32
+"""Bytes."""
+PIECE = 256 << 10
+"""Bytes that are read, hashed and written at a time: few enough to stay in a core's cache."""
+LONGEST_REASON = 300
+"""Bytes of an error message of the other end."""
+NO_CHECK_TIME = 0x200000
+"""X509_V_FLAG_NO_CHECK_TIME of OpenSSL's x509_vfy.h: the nodes' clocks may differ, and the key of a
+certificate is removed with its copy."""
 
-# bash(1) reads root's .bashrc when sshd starts it, unless it is not the first shell.
-SSHD = f"""\
-HostKey {{folder}}/host
-AuthorizedKeysFile {{folder}}/client.pub
-ForceCommand sh {{folder}}/command
-UsePAM {{pam}}
-StrictModes no
-PermitRootLogin prohibit-password
-AuthenticationMethods publickey
-DisableForwarding yes
-PermitTTY no
-PermitUserRC no
-SetEnv SHLVL=2
-PrintMotd no
-UseDNS no
-PidFile none
-LogLevel QUIET
-Ciphers {CIPHER}
-Compression no
-LoginGraceTime {PROOF_S}
-MaxStartups {STRANGERS}:100:{STRANGERS}
-PerSourceMaxStartups {STRANGERS_OF_ONE}
-ClientAliveInterval {STALLED_S}
-"""
-PENALTIES = "PerSourcePenalties no\n"
-"""Of OpenSSH 9.8 and later: strangers at the receiver's own address do not lock it out."""
-
-SSH = f"""\
-Host *
- Port {{port}}
- IdentityFile {{folder}}/key
- IdentitiesOnly yes
- UserKnownHostsFile {{folder}}/known_hosts
- GlobalKnownHostsFile none
- HostKeyAlias sender
- StrictHostKeyChecking yes
- BatchMode yes
- Ciphers {CIPHER}
- Compression no
- ConnectTimeout {STALLED_S}
- ServerAliveInterval {STALLED_S // 2}
- ServerAliveCountMax 2
- LogLevel ERROR
-"""
-
-RSYNCD = """\
-use chroot = {chroot}
-uid = {uid}
-gid = {gid}
-log file = /dev/null
-reverse lookup = no
-list = no
-auth users = {name}
-secrets file = {folder}/secret
-[{files}]
-path = {path}
-exclude = {hidden}
-[{done}]
-path = {path}
-exclude = *
-pre-xfer exec = touch {folder}/done
-"""
+REQUEST, HEADER = struct.Struct(">QQ"), struct.Struct(">cQ")
+DATA, LATER, FAILED = b"d", b"l", b"f"
+"""Kinds of chunks: content; nothing yet, ask again; an error message."""
+DONE = (1 << 64) - 1
+"""Requested in place of a file: the receiver has everything."""
 
 
-def make_secrets(folder: Path, processes: Processes) -> dict[str, str]:
-    """Make the keys and the secret of a sender in its folder; return what its receiver needs.
-
-    Raises:
-        ResourceError: ssh-keygen fails.
-    """
-    for name in ("host", "client"):
-        argv = ("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", f"{folder}/{name}")
-        processes.run(argv, env=ENVIRONMENT, timeout=30.0).check("making a key for a copy")
-    token = secrets.token_hex(32)
-    _write(folder / "secret", f"{NAME}:{token}\n")
-    return {
-        "token": token,
-        "host": (folder / "host.pub").read_text(),
-        "key": (folder / "client").read_text(),
-    }
+class Broken(Exception):
+    """A connection has ended or stalled, or the other end does not keep to the protocol."""
 
 
-def write_rsyncd(folder: Path, path: str, hidden: str) -> str:
-    """Configure the modules of a sender; return the command that serves one connection.
-
-    Args:
-        path: folder of what is copied; as root it is a chroot, which no link leads out of.
-        hidden: names that are not of the copy, as rsync's `exclude` takes them.
-    """
-    uid, chroot = os.geteuid(), "no" if os.geteuid() else "yes"
-    given = {"name": NAME, "files": FILES, "done": DONE, "uid": uid, "gid": os.getegid()}
-    text = RSYNCD.format(folder=folder, path=path, hidden=hidden, chroot=chroot, **given)
-    _write(folder / "rsyncd.conf", text)
-    return f"exec rsync --server --daemon --config={folder}/rsyncd.conf ."
+class Stranger(Exception):
+    """The other end does not belong to this copy."""
 
 
-def daemons(folder: Path, addresses: Sequence[str], port: int) -> list[list[str]]:
-    """Return the commands of a sender without encryption: rsync listens on one address each."""
-    config = f"--config={folder}/rsyncd.conf"
-    return [
-        ["rsync", "--daemon", "--no-detach", config, f"--address={address}", f"--port={port}"]
-        for address in addresses
-    ]
+class Later(Exception):
+    """The sender does not have the file yet."""
 
 
-def sshd(
-    folder: Path, addresses: Sequence[str], port: int, command: str, processes: Processes
-) -> list[str]:
-    """Configure the sshd of a sender, and return its command.
-
-    Args:
-        command: of the shell, which each connection gets whatever it asks for.
-
-    Raises:
-        ResourceError: there is no sshd, or it does not take the configuration.
-    """
-    program = shutil.which("sshd", path=SEARCH_PATH)
-    if program is None:
-        hint = "`apt install openssh-server` on it"
-        raise ResourceError("there is no sshd on this node, which sends an encrypted copy", hint)
-    Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)  # sshd wants it, also where another starts
-    _write(folder / "command", f"{command}\n")
-    listen = "".join(f"ListenAddress {_bracketed(address)}:{port}\n" for address in addresses)
-    pam = "yes" if _is_locked() else "no"
-    argv = [program, "-D", "-e", "-f", f"{folder}/sshd_config"]
-    for more in (PENALTIES, ""):
-        _write(folder / "sshd_config", listen + SSHD.format(folder=folder, pam=pam) + more)
-        done = processes.run([program, "-t", *argv[3:]], env=ENVIRONMENT, timeout=30.0)
-        if done.status == 0:
-            return argv
-    raise ResourceError(f"sshd does not take the configuration of a copy: {done.stderr[-300:]}")
+class Refused(Exception):
+    """The sender cannot give the file; the message is its own."""
 
 
-def _is_locked() -> bool:
-    """Return whether this account has no password that could be right: only with PAM does sshd let
-    it in by a key then (sshd_config(5), UsePAM)."""
-    try:
-        lines = Path("/etc/shadow").read_text().splitlines()
-    except OSError:
-        return False
-    return any(line.startswith(f"{_user()}:!") for line in lines)
+class Stream:
+    """A connection whose ends have proved the token. All methods raise Broken."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+        self._encrypted = isinstance(connection, ssl.SSLSocket)
+        self.wait(STALLED_S)
+
+    def wait(self, patience_s: float) -> None:
+        """Set the seconds to wait for a byte; 0 to wait until the other end is gone.
+
+        Without TLS the kernel keeps the limit (socket(7)), so that one call waits for many bytes;
+        with a limit of Python's own a call returns after each packet.
+        """
+        if self._encrypted:
+            self._connection.settimeout(patience_s or None)
+            return
+        self._connection.settimeout(None)
+        for option, limit in ((socket.SO_RCVTIMEO, patience_s), (socket.SO_SNDTIMEO, STALLED_S)):
+            seconds = struct.pack("ll", int(limit), int(limit % 1 * 1e6))
+            self._connection.setsockopt(socket.SOL_SOCKET, option, seconds)
+
+    def prove(self, token: str, *, sender: bool) -> None:
+        """Prove the token, and have the other end prove it. Raises Stranger, too."""
+        ours = secrets.token_bytes(NONCE)
+        self._send(ours)
+        nonces = [ours, self._exactly(NONCE)]
+        both = b"".join(nonces if sender else reversed(nonces))
+
+        def proof(*, sender: bool) -> bytes:
+            side = b"sender" if sender else b"receiver"
+            return hmac.digest(token.encode(), b"spark-cluster copy " + side + both, "sha256")
+
+        self._send(proof(sender=sender))
+        if not hmac.compare_digest(self._exactly(PROOF), proof(sender=not sender)):
+            raise Stranger("it does not know the secret of this copy")
+
+    def request(self, number: int, begin: int) -> None:
+        """Ask for a file from a byte on."""
+        self._send(REQUEST.pack(number, begin))
+
+    def requested(self) -> tuple[int, int]:
+        """Wait for the next request; return the number and the byte to begin at."""
+        self.wait(0)
+        number, begin = REQUEST.unpack(self._exactly(REQUEST.size))
+        self.wait(STALLED_S)
+        return number, begin
+
+    def answer(self, kind: bytes, data: bytes | memoryview = b"") -> None:
+        """Send a chunk."""
+        self._send(HEADER.pack(kind, len(data)))
+        self._send(data)
+
+    def answer_file(self, handle: int, begin: int, end: int) -> None:
+        """Answer with bytes of an open file; one that cannot be read breaks the connection."""
+        if begin < end:
+            self._send(HEADER.pack(DATA, end - begin))
+        memory = memoryview(bytearray(PIECE))
+        try:
+            while begin < end:
+                if self._encrypted:
+                    taken = os.preadv(handle, [memory[: end - begin]], begin)
+                    self._send(memory[:taken])
+                else:
+                    taken = os.sendfile(self._connection.fileno(), handle, begin, end - begin)
+                if not taken:
+                    raise Broken("the file has become shorter")
+                begin += taken
+        except OSError as error:
+            raise _broken(error) from None
+        self.answer(DATA)
+
+    def answered(self, memory: memoryview) -> Iterator[memoryview]:
+        """Yield the content of an answer, piece by piece in `memory`.
+
+        Raises:
+            Later: the sender does not have the file yet.
+            Refused: it cannot give it.
+        """
+        while True:
+            kind, size = HEADER.unpack(self._exactly(HEADER.size))
+            if kind == LATER:
+                raise Later
+            if kind == FAILED:
+                reason = self._exactly(min(size, LONGEST_REASON)).decode(errors="replace")
+                raise Refused("".join(filter(str.isprintable, reason)))
+            if kind != DATA:
+                raise Broken("an answer is not understood")
+            if not size:
+                return
+            while size:
+                piece = memory[:size]
+                self._fill(piece)
+                yield piece
+                size -= len(piece)
+
+    def leave(self) -> None:
+        """Tell the sender that the receiver has everything; one that is gone need not know."""
+        with contextlib.suppress(Broken, Later, Refused):
+            self.request(DONE, 0)
+            next(self.answered(memoryview(bytearray(1))), None)
+
+    def cut(self) -> None:
+        """End the connection from any thread; the one that uses it sees its end."""
+        cut(self._connection)
+
+    def _exactly(self, size: int) -> bytes:
+        data = bytearray(size)
+        self._fill(memoryview(data))
+        return bytes(data)
+
+    def _fill(self, view: memoryview) -> None:
+        flags = 0 if self._encrypted else socket.MSG_WAITALL
+        try:
+            while view:
+                taken = self._connection.recv_into(view, 0, flags)
+                if not taken:
+                    raise Broken("the connection was closed")
+                view = view[taken:]
+        except OSError as error:
+            raise _broken(error) from None
+
+    def _send(self, data: bytes | memoryview) -> None:
+        try:
+            self._connection.sendall(data)
+        except OSError as error:
+            raise _broken(error) from None
+
+
+def _broken(error: OSError) -> Broken:
+    if isinstance(error, BlockingIOError):  # a limit that the kernel keeps
+        return Broken("timed out")
+    return Broken(error.strerror or str(error))
+
+
+def cut(connection: socket.socket) -> None:
+    """End a connection from any thread."""
+    with contextlib.suppress(OSError):  # it has ended meanwhile
+        # Not SSLSocket's method: its thread would go on without TLS.
+        socket.socket.shutdown(connection, socket.SHUT_RDWR)
 
 
 @dataclass(frozen=True)
 class Channel:
-    """The receiver's end.
+    """One end of a copy.
 
     Args:
-        folder: root's own, with the keys and the secret.
+        tls: None for no encryption.
+        sender: which end it is.
     """
 
-    folder: Path
     port: int
-    encrypted: bool
+    token: str = field(repr=False)
+    tls: ssl.SSLContext | None
+    sender: bool
 
     @classmethod
-    def of(cls, folder: Path, given: Mapping[str, str], port: int, *, encrypted: bool) -> Channel:
-        """Keep what `make_secrets` gave."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _write(folder / "secret", f"{given['token']}\n")
-        _write(folder / "key", given["key"])
-        _write(folder / "known_hosts", f"sender {given['host'].strip()}\n")
-        _write(folder / "ssh_config", SSH.format(folder=folder, port=port))
-        return cls(folder, port, encrypted)
+    def of_sender(cls, secrets: Mapping[str, Any], folder: Path, *, encrypted: bool) -> Channel:
+        """Return the end whose `make_secrets` returned these, with its key in the folder."""
+        tls = None
+        if encrypted:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+            tls.minimum_version, tls.num_tickets = ssl.TLSVersion.TLSv1_3, 0
+            tls.load_cert_chain(folder / "certificate", folder / "key")
+        return cls(int(secrets["port"]), str(secrets["token"]), tls, sender=True)
 
-    def ssh(self, address: str) -> list[str]:
-        """Return the command whose output is what the sender's command prints."""
-        return ["ssh", "-l", _user(), "-F", f"{self.folder}/ssh_config", "-T", address]
+    @classmethod
+    def of_receiver(cls, secrets: Mapping[str, Any], *, encrypted: bool) -> Channel:
+        """Return the other end."""
+        tls = None
+        if encrypted:
+            tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            tls.minimum_version, tls.check_hostname = ssl.TLSVersion.TLSv1_3, False
+            tls.verify_flags |= NO_CHECK_TIME
+            tls.load_verify_locations(cadata=str(secrets["certificate"]))
+        return cls(int(secrets["port"]), str(secrets["token"]), tls, sender=False)
 
-    def rsync(self, address: str, module: str, path: str, *words: str) -> list[str]:
-        """Return the command that reads a path of a module."""
-        tcp = [f"--port={self.port}", f"--contimeout={STALLED_S}"]
-        ssh = f"ssh -l {_user()} -F {self.folder}/ssh_config"  # else rsync names its own user
-        way = ["-e", ssh] if self.encrypted else tcp
-        common = ["--no-motd", f"--timeout={STALLED_S}", f"--password-file={self.folder}/secret"]
-        place = f"{NAME}@{_bracketed(address)}::{module}/{path}"
-        return ["rsync", *way, *common, *words[:-1], place, *words[-1:]]
+    def wrapped(self, connection: socket.socket) -> socket.socket:
+        """Prepare a new connection; no byte is sent yet. Raises OSError."""
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for option in (socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL):
+            connection.setsockopt(socket.IPPROTO_TCP, option, KEEPALIVE_S)
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
+        if self.tls is None:
+            return connection
+        return self.tls.wrap_socket(
+            connection, server_side=self.sender, do_handshake_on_connect=False
+        )
+
+    def proved(self, connection: socket.socket) -> Stream:
+        """Return the stream of a wrapped connection once both ends have proved the token.
+
+        Raises:
+            Stranger: the other end is not of this copy.
+            Broken: it ends or says too little within PROOF_S.
+        """
+        timer = threading.Timer(PROOF_S, cut, (connection,))
+        timer.daemon = True
+        timer.start()
+        try:
+            stream = Stream(connection)
+            if isinstance(connection, ssl.SSLSocket):
+                connection.do_handshake()
+            stream.prove(self.token, sender=self.sender)
+        except ssl.SSLCertVerificationError:
+            raise Stranger("it has another certificate") from None
+        except OSError as error:
+            raise _broken(error) from None
+        finally:
+            timer.cancel()
+        return stream
+
+    @contextlib.contextmanager
+    def connected(self, address: str, sender: str) -> Iterator[Stream]:
+        """Yield a stream to the sender.
+
+        Raises:
+            ResourceError: someone else answers.
+            Broken: nobody answers in time.
+        """
+        try:
+            connection = socket.create_connection((address, self.port), timeout=STALLED_S)
+            connection = self.wrapped(connection)
+        except OSError as error:
+            raise _broken(error) from None
+        with connection:
+            try:
+                stream = self.proved(connection)
+            except Stranger as error:
+                raise ResourceError(
+                    f"what answers at {address} port {self.port} is not {sender}: {error}",
+                    "nothing of it was kept; another program may use the port",
+                ) from None
+            yield stream
 
 
-def _user() -> str:
-    """The account of both ends: root, but for tests of another user's."""
-    return pwd.getpwuid(os.geteuid()).pw_name
+def make_secrets(folder: Path, processes: Processes) -> dict[str, str]:
+    """Make the token and the certificate of a copy, and in the sender's folder its key; return what
+    the receiver needs.
 
-
-def _bracketed(address: str) -> str:
-    return f"[{address}]" if ":" in address else address
-
-
-def _write(path: Path, text: str) -> None:
-    """Write a file that only its owner reads, in a folder of the owner's own."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
-    handle = os.open(path, flags, 0o600)
-    try:
-        write_whole(handle, text.encode())
-    finally:
-        os.close(handle)
+    Raises:
+        ResourceError: openssl fails.
+    """
+    argv = ("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256")
+    words = ("-nodes", "-subj", "/CN=spark-cluster copy", "-days", "365")
+    places = ("-keyout", f"{folder}/key", "-out", f"{folder}/certificate")
+    environment = {"PATH": SEARCH_PATH, "LANG": "C.UTF-8"}
+    made = processes.run((*argv, *words, *places), env=environment, timeout=30.0, umask=0o077)
+    made.check("making a certificate for a copy")
+    certificate = (folder / "certificate").read_text()
+    return {"token": secrets.token_hex(32), "certificate": certificate}

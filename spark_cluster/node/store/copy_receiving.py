@@ -1,27 +1,30 @@
-"""The receiver of a copy: several rsyncs side by side, each file hashed before it gets its name."""
+"""The receiver of a model: several connections, a file at a time on each, hashed as it arrives."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.beneath import Folder
-from spark_cluster.node.open_files import pieces
-from spark_cluster.node.processes import Cancelled, Completed, Processes
-from spark_cluster.node.store.copy_channel import DONE, ENVIRONMENT, FILES, Channel
-from spark_cluster.node.store.copy_staging import Staging
+from spark_cluster.node.open_files import pieces, write_whole
+from spark_cluster.node.store.copy_channel import (
+    PIECE,
+    Broken,
+    Channel,
+    Later,
+    Refused,
+    Stream,
+)
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import KEPT_FREE
 from spark_cluster.node.store.manifest import Manifest, StoredFile
-from spark_cluster.node.store.plain_folder import PlainFolder
+from spark_cluster.node.store.progress import Progress
 from spark_cluster.node.store.verify import make_own
 from spark_cluster.node.values import ResourceError
 
@@ -34,30 +37,16 @@ SWITCH_S = 15.0
 that the sender is silent: longer than a stream that stalls is kept (`STALLED_S`)."""
 SILENT_S = 60.0
 """Seconds without a byte from any stream after which the copy has failed."""
+PATIENCE_S = 1800.0
+"""Seconds to wait for the next file of a sender that is still downloading."""
 LOOK_S = 1.0
-"""Seconds between two looks for files that the sender did not have yet."""
+"""Seconds between two reports of progress."""
+WARNING = "warning: "
+"""Begin of a line of output that the user is to see as a warning."""
+NEXT_S = 0.1
+"""Seconds between two looks for a file to fetch."""
 MANAGEMENT_MB_S = 110
 """MB/s of payload over an Ethernet of 1 Gbit/s."""
-LONGEST_S = 24 * 3600.0
-LEAVE_S = 30.0
-"""Seconds in which each address of a sender must take it that it can end."""
-TRIES = 2
-"""Times that a file is fetched whose content is not what its hash says."""
-SMALL = 32 << 20
-"""Bytes up to which a file goes with others by one rsync, and is begun again after a cut."""
-MOST_TOGETHER = 1000
-"""Files of one rsync."""
-PIECE = 1 << 20
-FILE_ERROR, CANNOT = 11, (1, 2, 3, 4, 23, 24)
-"""Statuses of rsync(1): it cannot write; it will not get better by another try."""
-DISK_FULL = os.strerror(errno.ENOSPC)
-STRANGER = re.compile(r"Host key verification failed|auth failed on module")
-
-Job = tuple[StoredFile, ...]
-
-
-class Broken(Exception):
-    """A connection has ended before all of it was there; another one goes on."""
 
 
 @dataclass
@@ -68,11 +57,6 @@ class Receiver:
         addresses: of the sender: each gets `streams` streams.
         spare: addresses that are used when no byte comes over the others for `switch_s` seconds.
         revision: the branch or tag that gets the commit at the end.
-        follow: the sender does not have all of it yet.
-        patience_s: seconds that it waits for a file which the sender does not have yet.
-        progress: gets (bytes there, bytes in all), about once a second.
-        warn: gets a sentence when the spare addresses are used, and when the sender is silent.
-        moved: bytes that came over the network.
         switched: the spare addresses were needed.
     """
 
@@ -84,380 +68,265 @@ class Receiver:
     spare: Sequence[str] = ()
     streams: int = STREAMS
     revision: str = ""
-    follow: bool = False
-    patience_s: float = 1800.0
+    patience_s: float = PATIENCE_S
     silent_s: float = SILENT_S
     switch_s: float = SWITCH_S
     kept_free: int = KEPT_FREE
-    processes: Processes = field(default_factory=Processes)
-    progress: Callable[[int, int], None] = lambda _done, _total: None
-    warn: Callable[[str], None] = lambda _text: None
-    moved: int = 0
     switched: bool = False
+    _progress: Progress = field(default_factory=lambda: Progress(0))
+    _ended: threading.Event = field(default_factory=threading.Event)
+    _failure: ResourceError | None = None
+    _said: str = ""
+    """What went wrong last, on a stream."""
+    _open: dict[Stream, threading.Thread] = field(default_factory=dict)
+    """Streams to the sender, and the threads that use them."""
+    _files: deque[tuple[int, StoredFile]] = field(default_factory=deque)
+    """Those that no stream fetches just now, with their numbers in the sender's list."""
+    _left: set[str] = field(default_factory=set)
+    """Blobs that are not proved."""
+    _settling: set[str] = field(default_factory=set)
+    """Blobs that are being synced to the disk."""
+    _wrong: set[str] = field(default_factory=set)
+    """Blobs whose content was not what their hash says."""
+    _postponed: int = 0
+    """Files since the last one that came which the sender does not have yet."""
+    _heard: float = 0.0
+    _last_come: float = 0.0
+    """When the sender has said something, and when a file was proved."""
 
     def run(self) -> dict[str, object]:
-        """Fetch what is lacking, and make the revision's links; return `moved` and `kept` bytes,
-        `seconds` and `switched`.
+        """Fetch what is missing, and make the revision's links; return the bytes that came over the
+        network (`moved`) and those that were present (`kept`), `seconds` and `switched`.
+
+        Lines about progress are printed, and warnings when the sender is silent.
 
         Raises:
             ResourceError: no space, no sender, or content that is not what its hash says.
+            OSError: a link or a file has the place of a folder.
         """
         begun = time.monotonic()
-        repository = self.manifest.repository
-        with alone(self.cache, repository):
+        with alone(self.cache, self.manifest.repository):
             lacking = make_own(self.cache, self.manifest)
-            kept = self.manifest.size - sum(file.size for file in lacking.blobs)
+            kept = self.manifest.size - lacking.size
             if lacking.blobs:
-                kept += _Fetching(self, lacking.blobs, kept).run()
+                self._must_fit(lacking.size)
+                self.cache.files.make(self.cache.blobs(self.manifest.repository))
+                self._progress = Progress(self.manifest.size, f"from {self.sender}", have=kept)
+                self._fetch({file.blob for file in lacking.blobs})
             self.cache.publish(self.manifest, self.revision)
-        about = {"moved": self.moved, "kept": kept, "switched": self.switched}
+        about = {"moved": self._progress.read, "kept": kept, "switched": self.switched}
         return {**about, "seconds": time.monotonic() - begun}
 
     def leave(self) -> None:
         """Tell the sender that it can end; one that is not there any more need not be told."""
         for address in (*self.addresses, *self.spare):
-            with contextlib.suppress(ResourceError, Cancelled):
-                if self.rsync(address, DONE, "", "--list-only", "", limit_s=LEAVE_S).status == 0:
-                    return
-
-    def rsync(
-        self,
-        address: str,
-        module: str,
-        path: str,
-        *words: str,
-        largest: int = 0,
-        limit_s: float = LONGEST_S,
-        cwd: str = "/",
-        stdin: bytes = b"",
-    ) -> Completed:
-        """Run an rsync that reads a path of the sender's; see `Channel.rsync`.
-
-        Args:
-            largest: bytes that it may write into a file, whatever comes.
-            limit_s: seconds that it may take.
-        """
-        argv = ["prlimit", f"--fsize={largest}"]
-        argv += filter(None, self.channel.rsync(address, module, path, *words))
-        return self.processes.run(
-            argv, stdin=stdin, env=ENVIRONMENT, timeout=limit_s, cwd=cwd, umask=0o022
-        )
-
-
-class _Fetching:
-    """The files to fetch, the streams that fetch them, and how far they are."""
-
-    def __init__(self, receiver: Receiver, blobs: Sequence[StoredFile], kept: int) -> None:
-        self.receiver, self.kept = receiver, kept
-        self.staging = Staging(receiver.cache, receiver.manifest.repository)
-        self.ended = threading.Event()
-        self.failure: ResourceError | None = None
-        self.said = ""
-        """What went wrong last, on a stream."""
-        self._lock = threading.Lock()
-        self._waiting = {file.blob: file for file in blobs} if receiver.follow else {}
-        self._jobs = [] if receiver.follow else _jobs(blobs)
-        self._left = {file.blob for file in blobs}
-        self._arriving: dict[int, int] = {}
-        """Handle of a file on its way to the bytes that it began with."""
-        self._proving = 0
-        self._tries: dict[str, int] = {}
-        self._looking = threading.Lock()
-        self._done = 0
-        self._heard = self._last_come = time.monotonic()
-        """When the sender has answered, and when a file was proved last."""
-        self._begun = sum(self.staging.begun(file) for file in blobs)
-        self._must_fit(sum(file.size for file in blobs) - self._begun)
-
-    def run(self) -> int:
-        """Fetch all of them; return the bytes that earlier copies have left.
-
-        Raises:
-            ResourceError: see `Receiver.run`.
-        """
-        receiver, total = self.receiver, self.receiver.manifest.size
-        threads = self._begin(receiver.addresses)
-        last, changed, told = -1, time.monotonic(), False
-        try:
-            while not self.ended.wait(LOOK_S):
-                here = self._moved()
-                if here != last or self._proving:
-                    last, changed = here, time.monotonic()
-                changed = max(changed, self._heard)
-                silent = time.monotonic() - changed
-                receiver.progress(self.kept + self._begun + here, total)
-                if receiver.spare and not receiver.switched and silent > receiver.switch_s:
-                    receiver.switched = True
-                    left = total - self.kept - self._begun - here
-                    receiver.warn(_switched(receiver, left))
-                    threads += self._begin(receiver.spare)
-                elif not told and silent > receiver.switch_s * (1 + receiver.switched):
-                    told = True
-                    receiver.warn(_waiting(receiver, self.said))
-                if silent > receiver.silent_s:
-                    self._fail(_silent(receiver, self.said))
-        finally:
-            self.ended.set()
-            receiver.processes.cancel()
-            for thread in threads:
-                thread.join()
-            receiver.moved = self._moved()
-            receiver.processes.cancelled.clear()
-        if self.failure is not None:
-            raise self.failure
-        self.staging.clear()
-        receiver.progress(total, total)
-        return self._begun
+            with (
+                contextlib.suppress(Broken, ResourceError),
+                self.channel.connected(address, self.sender) as stream,
+            ):
+                stream.leave()
+                return
 
     def _must_fit(self, size: int) -> None:
-        receiver = self.receiver
-        free = min(receiver.cache.files.free(), self.staging.files.free())
-        if free < size + receiver.kept_free:
+        free = self.cache.files.free()
+        if free < size + self.kept_free:
             raise ResourceError(
-                f"{receiver.manifest.repository} needs {_gb(size)} more on {receiver.cache.root}, "
-                f"where {_gb(free)} are free and {_gb(receiver.kept_free)} are kept free",
+                f"{self.manifest.repository} needs {_gb(size)} more on {self.cache.root}, "
+                f"where {_gb(free)} are free and {_gb(self.kept_free)} are kept free",
                 "`spark-cluster models size` shows what takes the space",
             )
 
-    def _begin(self, addresses: Sequence[str]) -> list[threading.Thread]:
-        threads = [
-            threading.Thread(target=self._stream, args=(address,))
-            for _ in range(self.receiver.streams)
-            for address in addresses
-        ]
-        for thread in threads:
-            thread.start()
-        return threads
+    def _fetch(self, blobs: set[str]) -> None:
+        """Have all streams fetch, the largest files first; raises as `run`."""
+        numbered = enumerate(self.manifest.blobs.values())
+        missing = [one for one in numbered if one[1].blob in blobs]
+        self._files.extend(sorted(missing, key=lambda one: -one[1].size))
+        self._left = blobs
+        self._heard = self._last_come = time.monotonic()
+        self._begin(self.addresses)
+        told = False
+        try:
+            while not self._ended.wait(LOOK_S):
+                quiet = 0.0 if self._settling else time.monotonic() - self._heard
+                if self.spare and not self.switched and quiet > self.switch_s:
+                    self.switched = True
+                    self._warn_of_switch()
+                    self._begin(self.spare)
+                elif not told and quiet > self.switch_s * (1 + self.switched):
+                    told = True
+                    _warn(
+                        f"nothing comes from {self.sender} any more ({self._said or 'no answer'}): "
+                        f"it is waited for, until {self.silent_s:.0f} s have gone by"
+                    )
+                if quiet > self.silent_s:
+                    self._fail(silent(self.sender, self.silent_s, self._said))
+        finally:
+            self._ended.set()
+            for stream, thread in [*self._open.items()]:
+                stream.cut()
+                thread.join()
+        if self._failure is not None:
+            raise self._failure
+
+    def _begin(self, addresses: Sequence[str]) -> None:
+        for address in self.streams * [*addresses]:
+            threading.Thread(target=self._stream, args=(address,), daemon=True).start()
 
     def _stream(self, address: str) -> None:
-        """Fetch over one address until all is there."""
-        while not self.ended.is_set():
-            job: Job = ()
+        """Fetch over one address until everything is present."""
+        memory = memoryview(bytearray(PIECE))
+        while not self._ended.is_set():
             try:
-                job = self._take()
-                if job:
-                    self._fetch(address, job)
-                else:
-                    self._look(address)
+                with (
+                    self.channel.connected(address, self.sender) as stream,
+                    self._cut_at_end(stream),
+                ):
+                    while not self._ended.is_set():
+                        self._next(stream, memory)
             except Broken as error:
-                self.said = f"{address}: {error}"
-                with self._lock:
-                    self._jobs += [job] if job else []
-                self.ended.wait(RECONNECT_S)
-            except Cancelled:
-                return
+                self._said = f"{address}: {error}"
+                self._ended.wait(RECONNECT_S)
+            except Refused as error:
+                text = f"{self.sender} cannot give all of {self.manifest.repository}: {error}"
+                self._fail(ResourceError(text, self._verify))
             except ResourceError as error:
                 self._fail(error)
             except OSError as error:
-                self._fail(_disk(error.filename, error.strerror or str(error)))
+                self._fail(_disk(error))
 
-    def _take(self) -> Job:
-        with self._lock:
-            return self._jobs.pop() if self._jobs else ()
+    @contextlib.contextmanager
+    def _cut_at_end(self, stream: Stream) -> Iterator[None]:
+        self._open[stream] = threading.current_thread()
+        try:
+            yield
+        finally:
+            del self._open[stream]
 
-    def _look(self, address: str) -> None:
-        """See which of the files that were waited for the sender has by now; one stream looks."""
-        with contextlib.ExitStack() as stack:
-            if self._waiting and self._looking.acquire(blocking=False):
-                stack.callback(self._looking.release)
-                listed = self._rsync(address, "", "--list-only", "").stdout
-                names = {line.rpartition(" ")[2] for line in listed.splitlines()}
-                with self._lock:
-                    self._heard = time.monotonic()
-                    ready = [self._waiting.pop(name) for name in names & self._waiting.keys()]
-                    self._jobs += _jobs(ready)
-                    if ready:
-                        return
-                if self._waiting and self._heard - self._last_come > self.receiver.patience_s:
-                    self._fail(_too_late(next(iter(self._waiting.values())), self.receiver))
-            self.ended.wait(LOOK_S)
-
-    def _fetch(self, address: str, job: Job) -> None:
-        """Fetch one large file, or several small ones together.
-
-        Raises:
-            Broken: the connection has ended.
-            ResourceError: the sender cannot give it, or the disk is full.
-        """
-        staging = self.staging
-        if job[0].size > SMALL:
-            self._fetch_large(address, job[0])
+    def _next(self, stream: Stream, memory: memoryview) -> None:
+        """Fetch the next file, if there is one; put it back if it does not come."""
+        try:
+            number, file = self._files.popleft()
+        except IndexError:
+            self._ended.wait(NEXT_S)
             return
-        with staging.together(threading.get_ident()) as (files, place):
-            sources = [self._source(file) for file in job]
-            with files.at(place) as folder:
-                how = ("--files-from=-", "--from0", "--no-implied-dirs", "./")
-                cwd, names = f"/proc/self/fd/{folder}", "\0".join(sources).encode()
-                self._rsync(address, "", *how, cwd=cwd, stdin=names, largest=job[-1].size)
-            with self._lock:
-                self._done += sum(file.size for file in job)
-            for file, source in zip(job, sources, strict=True):
-                handle = files.open(place / source)
-                try:
-                    self._prove(files, place / source, handle, file)
-                finally:
-                    os.close(handle)
+        try:
+            sound = self._receive(stream, number, file, memory)
+        except Later:
+            self._files.append((number, file))
+            self._pause(file)
+        except Broken:
+            self._files.appendleft((number, file))
+            raise
+        else:
+            if not sound:
+                self._must_be_first(file)
+                self._files.append((number, file))
 
-    def _fetch_large(self, address: str, file: StoredFile) -> None:
-        files, half = self.staging.files, self.staging.half(file)
+    def _pause(self, file: StoredFile) -> None:
+        """Wait a little once the sender has none of the files that it was asked for."""
+        self._heard = time.monotonic()
+        self._postponed += 1
+        if self._heard - self._last_come > self.patience_s:
+            raise ResourceError(
+                f"{self.manifest.repository}: {self.sender} has no {file.path} after "
+                f"{self.patience_s:.0f} s",
+                "the download there does not go on; run the command again",
+            )
+        if self._postponed >= len(self._files):
+            self._postponed = 0
+            self._ended.wait(NEXT_S)
+
+    def _must_be_first(self, file: StoredFile) -> None:
+        """Take note that the content of a file was wrong. Raises ResourceError the second time."""
+        if file.blob in self._wrong:
+            raise ResourceError(
+                f"{self.manifest.repository}: {file.path} from {self.sender} is not what its hash "
+                f"says, twice",
+                f"it is damaged there: {self._verify}",
+            )
+        self._wrong.add(file.blob)
+
+    @property
+    def _verify(self) -> str:
+        return f"spark-cluster --limit {self.sender} models verify"
+
+    def _receive(self, stream: Stream, number: int, file: StoredFile, memory: memoryview) -> bool:
+        """Fetch what is missing of a file; give it its name, or remove it where its hash is wrong,
+        and return False."""
+        files, repository = self.cache.files, self.manifest.repository
+        half, hasher = self.cache.incomplete(repository, file.blob), file.hasher()
         handle = files.resume(half)
         try:
-            begun = os.fstat(handle).st_size
-            if begun > file.size:
-                os.ftruncate(handle, 0)
-                begun = 0
-            with self._lock:
-                self._arriving[handle] = begun
-            if begun < file.size:
-                how = "--append" if begun else "--checksum-choice=none"  # ours is computed anyway
-                source = re.sub(r"([\[\]*?\\])", r"\\\1", self._source(file))
-                with files.at(half.parent) as folder:
-                    cwd = f"/proc/self/fd/{folder}"
-                    words = ("--inplace", how, half.name)
-                    self._rsync(address, source, *words, cwd=cwd, largest=file.size)
-            with self._lock:
-                del self._arriving[handle]
-                self._done += file.size - begun
-            self._prove(files, half, handle, file)
+            at = self._resumed(handle, file, hasher)
+            stream.request(number, at)
+            for data in stream.answered(memory):
+                at += len(data)
+                if at > file.size:
+                    raise Refused(f"{file.path} does not end")
+                hasher.update(data)
+                write_whole(handle, data)
+                self._progress.add(len(data))
+                self._heard = time.monotonic()
+            if at != file.size or not file.fits(hasher):
+                files.remove(half)
+                return False
+            self._settling.add(file.blob)
+            os.fchmod(handle, 0o644)
+            files.settle(handle, half, self.cache.blob(repository, file.blob))
+            self._proved(file)
+            return True
         finally:
-            with self._lock:
-                self._done += max(0, os.fstat(handle).st_size - self._arriving.pop(handle, 1 << 60))
+            self._settling.discard(file.blob)
             os.close(handle)
 
-    def _source(self, file: StoredFile) -> str:
-        """Return the path of a file below what the sender serves."""
-        cache, repository = self.receiver.cache, self.receiver.manifest.repository
-        root = cache.root if isinstance(cache, PlainFolder) else cache.blobs(repository)
-        return str(cache.blob(repository, file.blob).relative_to(root))
+    def _resumed(self, handle: int, file: StoredFile, hasher: Any) -> int:
+        """Hash what an earlier copy has left, and go to its end; return its bytes."""
+        if os.fstat(handle).st_size > file.size:
+            os.ftruncate(handle, 0)
+        for piece in pieces(handle, file.size, PIECE):
+            hasher.update(piece)
+            self._heard = time.monotonic()
+        return os.lseek(handle, 0, os.SEEK_END)
 
-    def _rsync(self, address: str, path: str, *words: str, **how: Any) -> Completed:
-        """Run an rsync; raises as `_fetch`."""
-        done = self.receiver.rsync(address, FILES, path, *words, **how)
-        if done.status == 0:
-            return done
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        strange = [line for line in lines if STRANGER.search(line)]
-        first = next(iter(strange or lines), f"status {done.status}")
-        said = "".join(filter(str.isprintable, first[:300]))
-        if strange:
-            raise _not_the_sender(self.receiver, address, said)
-        if DISK_FULL in done.stderr or done.status == FILE_ERROR:
-            raise _disk(None, DISK_FULL if DISK_FULL in done.stderr else said)
-        if done.status in CANNOT:
-            raise _cannot(self.receiver, said)
-        raise Broken(said)
-
-    def _prove(self, files: Folder, staged: Path, handle: int, file: StoredFile) -> None:
-        """Compare a file with its hash; give it its name, or throw it away."""
-        hasher = file.hasher()
-        with self._lock:
-            self._proving += 1
-        try:
-            for piece in pieces(handle, file.size, PIECE):
-                hasher.update(piece)
-            sound = os.fstat(handle).st_size == file.size and file.fits(hasher)
-            if sound:
-                self.staging.settle(files, staged, handle, file)
-            else:
-                files.remove(staged)
-        finally:
-            with self._lock:
-                self._proving -= 1
-        with self._lock:
-            if sound:
-                self._last_come = time.monotonic()
-                self._left.discard(file.blob)
-            else:
-                self._tries[file.blob] = self._tries.get(file.blob, 0) + 1
-                self._jobs.append((file,))
-        if self._tries.get(file.blob, 0) >= TRIES:
-            self._fail(_wrong(file, self.receiver))
+    def _proved(self, file: StoredFile) -> None:
+        self._heard = self._last_come = time.monotonic()
+        self._postponed = 0
+        self._left.discard(file.blob)
         if not self._left:
-            self.ended.set()
-
-    def _moved(self) -> int:
-        """Bytes that have come over the network."""
-        with self._lock:
-            arriving = sum(os.fstat(one).st_size - begun for one, begun in self._arriving.items())
-            return self._done + max(0, arriving)
+            self._ended.set()
 
     def _fail(self, error: ResourceError) -> None:
         """End the copy."""
-        self.failure = self.failure or error
-        self.ended.set()
+        self._failure = self._failure or error
+        self._ended.set()
+
+    def _warn_of_switch(self) -> None:
+        left = self._progress.left
+        minutes = left / (MANAGEMENT_MB_S * 1e6) / 60
+        _warn(
+            f"nothing comes from {self.sender} over the fabric ({', '.join(self.addresses)}) "
+            f"for {self.switch_s:.0f} s: the {_gb(left)} that are left go over "
+            f"{self.spare[0]}, on 1 Gbit/s about {minutes:.0f} min; `spark-cluster doctor` "
+            "examines the link"
+        )
 
 
-def _jobs(files: Iterable[StoredFile]) -> list[Job]:
-    """Return what one rsync each fetches: small files together; the largest last, as the next."""
-    jobs: list[list[StoredFile]] = []
-    size = 0
-    for file in sorted(files, key=lambda file: file.size):
-        if not jobs or size + file.size > SMALL or len(jobs[-1]) >= MOST_TOGETHER:
-            jobs.append([])
-            size = 0
-        jobs[-1].append(file)
-        size += file.size
-    return [tuple(job) for job in jobs]
+def _warn(text: str) -> None:
+    print(WARNING + text, flush=True)
 
 
-def _wrong(file: StoredFile, receiver: Receiver) -> ResourceError:
+def silent(sender: str, limit_s: float, said: str) -> ResourceError:
     return ResourceError(
-        f"{receiver.manifest.repository}: {file.path} from {receiver.sender} is not what its hash "
-        f"says, twice",
-        f"it is damaged there: spark-cluster --limit {receiver.sender} models verify",
-    )
-
-
-def _too_late(file: StoredFile, receiver: Receiver) -> ResourceError:
-    return ResourceError(
-        f"{receiver.manifest.repository}: {receiver.sender} has no {file.path} after "
-        f"{receiver.patience_s:.0f} s",
-        "the download there does not go on; run the command again",
-    )
-
-
-def _silent(receiver: Receiver, said: str) -> ResourceError:
-    return ResourceError(
-        f"{receiver.sender} sends nothing for {receiver.silent_s:.0f} s ({said or 'no answer'})",
+        f"{sender} sends nothing for {limit_s:.0f} s ({said or 'no answer'})",
         "check that it is up and the link between the nodes; the next copy goes on where this "
         "one ended",
     )
 
 
-def _disk(path: object, why: str) -> ResourceError:
-    hint = "make room; the next copy goes on where this one ended" if why == DISK_FULL else ""
-    return ResourceError(f"{path or 'a file of the model'}: {why}", hint)
-
-
-def _not_the_sender(receiver: Receiver, address: str, why: str) -> ResourceError:
-    return ResourceError(
-        f"what answers at {address} port {receiver.channel.port} is not {receiver.sender}: {why}",
-        "nothing of it was kept; another program may use the port",
-    )
-
-
-def _waiting(receiver: Receiver, said: str) -> str:
-    return (
-        f"nothing comes from {receiver.sender} any more ({said or 'no answer'}): it is waited for, "
-        f"until {receiver.silent_s:.0f} s have gone by"
-    )
-
-
-def _switched(receiver: Receiver, left: int) -> str:
-    minutes = left / (MANAGEMENT_MB_S * 1e6) / 60
-    return (
-        f"nothing comes from {receiver.sender} over the fabric ({', '.join(receiver.addresses)}) "
-        f"for {receiver.switch_s:.0f} s: the {_gb(left)} that are left go over "
-        f"{receiver.spare[0]}, on 1 Gbit/s about {minutes:.0f} min; `spark-cluster doctor` "
-        "examines the link"
-    )
-
-
-def _cannot(receiver: Receiver, why: str) -> ResourceError:
-    return ResourceError(
-        f"{receiver.sender} cannot give all of {receiver.manifest.repository}: {why}",
-        f"spark-cluster --limit {receiver.sender} models verify",
-    )
+def _disk(error: OSError) -> ResourceError:
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+    hint = "make room; the next copy goes on where this one ended" if full else ""
+    return ResourceError(f"{error.filename or 'a file of the model'}: {error.strerror}", hint)
 
 
 def _gb(size: int) -> str:

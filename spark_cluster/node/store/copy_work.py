@@ -12,45 +12,53 @@ import itertools
 import json
 import os
 import re
-import select
 import shutil
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL, PIPE, STDOUT
 from typing import IO, Any
 
 from spark_cluster.node import own_program
+from spark_cluster.node.open_files import write_whole
 from spark_cluster.node.output import Kept
-from spark_cluster.node.processes import Processes
-from spark_cluster.node.store import copy_sending
-from spark_cluster.node.store.copy_channel import Channel
-from spark_cluster.node.store.copy_receiving import RECONNECT_S, SILENT_S, STREAMS, Receiver
+from spark_cluster.node.store.copy_channel import (
+    DATA,
+    FAILED,
+    PIECE,
+    Broken,
+    Channel,
+    Refused,
+    Stream,
+)
+from spark_cluster.node.store.copy_receiving import (
+    RECONNECT_S,
+    SILENT_S,
+    STREAMS,
+    Receiver,
+    silent,
+)
+from spark_cluster.node.store.copy_sending import Give, Sender, StoredFiles
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.plain_folder import PlainFolder
-from spark_cluster.node.store.progress import Progress, line
+from spark_cluster.node.store.progress import Progress
 from spark_cluster.node.values import ResourceError
 
 LOOK_S = 0.2
 """Seconds between two looks whether this part of the copy is still wanted."""
-PIECE = 1 << 20
 QUIET_S = 900.0
 """Seconds without a byte of an image after which its copy has failed: some Dockers write all of an
 image to the disk before the first byte."""
-NOT_CONNECTED = 255
-"""Status of ssh(1) where there is no connection."""
 REMOVE_S = 60.0
-TOLD = 4000
+SAID = 4000
 """Bytes that are kept of what a program says."""
 NAMED = 1 << 18
 """Bytes that are kept of the names of images that Docker has loaded."""
-WARNING = "warning: "
-"""Begin of a line of output that the user is to see as a warning."""
 
 Given = Mapping[str, Any]
 
@@ -69,44 +77,40 @@ def main(_label: str) -> None:
 
     Of what it is `given`, `place` is the folder of this copy: once it is gone, this ends.
     """
-    given, processes, done = json.load(sys.stdin), Processes(), threading.Event()
+    given, done = json.load(sys.stdin), threading.Event()
     place = Path(given["place"])
-    threading.Thread(target=_end_with, args=(place, processes, done), daemon=True).start()
-    own_program.print_answer(lambda: work(given, processes))
+    threading.Thread(target=_end_with, args=(place, done), daemon=True).start()
+    own_program.print_answer(lambda: work(given))
     done.set()
     shutil.rmtree(place, ignore_errors=True)  # the next copy gets secrets of its own
 
 
-def _end_with(place: Path, processes: Processes, done: threading.Event) -> None:
+def _end_with(place: Path, done: threading.Event) -> None:
     """End this process with a folder; a half-received model is what the next copy goes on with."""
     while place.exists():
         if done.wait(LOOK_S):
             return
-    processes.kill()
     error = "the copy was ended, because another node's part in it has failed"
     print(json.dumps({"error": error, "hint": ""}), flush=True)
     os._exit(0)
 
 
-def work(given: Given, processes: Processes) -> dict[str, Any]:
+def work(given: Given) -> dict[str, Any]:
     """Receive and send as asked for; return the bytes `moved` and `kept`, and the `seconds`.
 
     Args:
         given: `hub` or `folder` (a plain one), `ours`, our notes on it, and `manifest`; or
             `image`, the name of one, and its `size`; `receive` (sender, addresses, spare, secrets,
-            streams, revision, follow) and `serve` (addresses, spare, follow), each or null;
+            streams, revision) and `serve` (addresses, spare, secrets), each or null;
             `encrypted`.
 
     Raises:
         ResourceError: what either of them raises, or a file has no hash.
     """
-    result: dict[str, Any] = {"moved": 0, "kept": 0, "seconds": 0.0}
+    nothing = {"moved": 0, "kept": 0, "seconds": 0.0}
     if given.get("image"):
-        if given["serve"]:
-            serve = {**given["serve"], "encrypted": True}
-            copy_sending.of_image(Path(given["place"]), serve, given["image"], processes).run()
-            return result
-        return result | _receive_image(given)
+        with _sending(given, partial(send_image, given["image"])):
+            return _receive_image(given) if given["receive"] else nothing
     manifest = Manifest.from_document(given["manifest"])
     unknown = [file.path for file in manifest.files if not file.algorithm]
     if unknown:
@@ -115,11 +119,8 @@ def work(given: Given, processes: Processes) -> dict[str, Any]:
             f"`spark-cluster models pull {manifest.repository}` on each node",
         )
     cache = cache_of(given, manifest)
-    serves = bool(given["serve"])
-    with _sending(given, cache, manifest, processes) if serves else contextlib.nullcontext():
-        if given["receive"]:
-            result |= _receive(given, cache, manifest, processes)
-    return result
+    with _sending(given, StoredFiles(cache, manifest)):
+        return _receive(given, cache, manifest) if given["receive"] else nothing
 
 
 def cache_of(given: Given, manifest: Manifest, *, read: bool = True) -> HubCache:
@@ -136,39 +137,41 @@ def cache_of(given: Given, manifest: Manifest, *, read: bool = True) -> HubCache
 
 
 @contextlib.contextmanager
-def _sending(
-    given: Given, cache: HubCache, manifest: Manifest, processes: Processes
-) -> Iterator[None]:
-    """Send meanwhile; at the end wait until the receiver has all of it. Raises ResourceError."""
-    serve = {**given["serve"], "encrypted": given["encrypted"]}
-    sending = copy_sending.of_files(Path(given["place"]), serve, cache, manifest, processes)
-    with sending as sender, ThreadPoolExecutor(1) as pool:
-        sent = pool.submit(sender.run)
-        try:
-            yield
-        except BaseException:
-            sender.end()
-            raise
-        sent.result()
+def _sending(given: Given, give: Give) -> Iterator[None]:
+    """Send meanwhile, if this node is to, and afterwards until a receiver has everything.
+
+    Raises:
+        ResourceError: this node cannot listen.
+    """
+    serve = given["serve"]
+    if serve is None:
+        yield
+        return
+    encrypted = bool(given["encrypted"])
+    channel = Channel.of_sender(serve["secrets"], Path(given["place"]), encrypted=encrypted)
+    sender = Sender(channel, serve["addresses"], serve["spare"], give)
+    thread = threading.Thread(target=sender.run, daemon=True)  # an error ends the process
+    thread.start()
+    yield
+    thread.join()
 
 
-def _receive(
-    given: Given, cache: HubCache, manifest: Manifest, processes: Processes
-) -> dict[str, Any]:
+def _channel(given: Given) -> Channel:
+    secrets = given["receive"]["secrets"]
+    return Channel.of_receiver(secrets, encrypted=bool(given["encrypted"]))
+
+
+def _receive(given: Given, cache: HubCache, manifest: Manifest) -> dict[str, Any]:
     asked = given["receive"]
     receiver = Receiver(
         cache,
         manifest,
         _channel(given),
-        [str(host) for host, _ in asked["addresses"]],
+        asked["addresses"],
         sender=str(asked["sender"]),
-        spare=[str(host) for host, _ in asked["spare"]],
+        spare=asked["spare"],
         streams=int(asked.get("streams") or STREAMS),
         revision=str(asked.get("revision", "")),
-        follow=bool(asked.get("follow")),
-        processes=processes,
-        progress=CopyProgress(str(asked["sender"])).show,
-        warn=lambda text: print(WARNING + text, flush=True),
     )
     try:
         return receiver.run()
@@ -176,10 +179,25 @@ def _receive(
         receiver.leave()
 
 
-def _channel(given: Given) -> Channel:
-    asked = given["receive"]
-    folder, port = Path(given["place"]) / "from", int(asked["addresses"][0][1])
-    return Channel.of(folder, asked["secrets"], port, encrypted=bool(given["encrypted"]))
+def send_image(ref: str, stream: Stream, _number: int, _begin: int) -> None:
+    """Answer with an image of Docker's, as an archive that zstd has packed."""
+    with (
+        subprocess.Popen(["docker", "save", ref], stdout=PIPE, stderr=PIPE) as saving,
+        subprocess.Popen(
+            ["zstd", "-q", "-1", "-T0"], stdin=saving.stdout, stdout=PIPE, bufsize=0
+        ) as packing,
+        _killed_on_error(saving, packing),
+    ):
+        assert saving.stdout is not None  # noqa: S101  (both are pipes)
+        assert packing.stdout is not None  # noqa: S101
+        saving.stdout.close()  # it is zstd's now
+        said = _kept(saving.stderr)
+        while piece := packing.stdout.read(PIECE):
+            stream.answer(DATA, piece)
+        if saving.wait():
+            stream.answer(FAILED, said().strip().encode())
+        else:
+            stream.answer(DATA)
 
 
 def _receive_image(given: Given) -> dict[str, Any]:
@@ -189,23 +207,81 @@ def _receive_image(given: Given) -> dict[str, Any]:
         ResourceError: either of them fails, with its own words, or other images came.
     """
     begun, progress = time.monotonic(), Progress(int(given["size"]))
-    argv = ["docker", "load"]
-    with _coming(given) as (source, first, said):
-        with subprocess.Popen(argv, stdin=PIPE, stdout=PIPE, stderr=STDOUT) as loading:
-            assert loading.stdin is not None  # noqa: S101  (it is a pipe)
-            printed, piece = _kept(loading.stdout, NAMED), first
-            with contextlib.suppress(BrokenPipeError), loading.stdin:  # Docker says why itself
-                while piece:
-                    loading.stdin.write(piece)
-                    progress.add(len(piece))
-                    piece = _next(source, given)
-        if loading.returncode:
-            last = printed().strip().rpartition("\n")[2] or f"status {loading.returncode}"
-            why = f"docker load: {last}"
-            raise ResourceError(f"{why} ({said().strip()[-300:]})" if said().strip() else why)
-    _must_be_alone(printed(), given)
+    ref, sender = given["image"], given["receive"]["sender"]
+    try:
+        with _connected(given) as stream:
+            stream.wait(QUIET_S)
+            stream.request(0, 0)
+            printed = _load(stream, progress.add)
+            stream.leave()
+    except Refused as error:
+        raise ResourceError(f"{sender} gives no image: {error}") from None
+    except Broken as error:
+        raise ResourceError(
+            f"{sender} sends nothing more of {ref}: {error}",
+            "`systemctl status docker` there says whether its Docker works",
+        ) from None
+    _must_be_alone(printed, given)
     seconds = time.monotonic() - begun
     return {"moved": progress.read, "kept": 0, "seconds": seconds, "switched": False}
+
+
+@contextlib.contextmanager
+def _connected(given: Given) -> Iterator[Stream]:
+    """Yield a stream to the sender, over the first of its addresses that answers.
+
+    Raises:
+        ResourceError: none does, or another program answers.
+    """
+    asked, channel, until = given["receive"], _channel(given), time.monotonic() + SILENT_S
+    sender = str(asked["sender"])
+    with contextlib.ExitStack() as stack:
+        for address in itertools.cycle([*asked["addresses"], *asked["spare"]]):
+            try:
+                stream = stack.enter_context(channel.connected(address, sender))
+                break
+            except Broken as error:
+                if time.monotonic() > until:
+                    raise silent(sender, SILENT_S, f"{address}: {error}") from None
+            time.sleep(RECONNECT_S)
+        yield stream
+
+
+def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:
+    """Give Docker the packed archive that comes; return what Docker says.
+
+    Raises:
+        ResourceError: Docker refuses it.
+        Broken, Refused: it does not come.
+    """
+    with (
+        subprocess.Popen(
+            ["zstd", "-q", "-d"], stdin=PIPE, stdout=PIPE, stderr=DEVNULL, bufsize=0
+        ) as unpacking,
+        subprocess.Popen(
+            ["docker", "load"], stdin=PIPE, stdout=PIPE, stderr=STDOUT, bufsize=0
+        ) as loading,
+        _killed_on_error(unpacking, loading),
+    ):
+        assert unpacking.stdin is not None  # noqa: S101  (it is a pipe)
+        printed = _kept(loading.stdout, NAMED)
+        passing = (unpacking.stdout, loading.stdin, on_bytes)
+        threading.Thread(target=_pass_on, args=passing, daemon=True).start()
+        with contextlib.suppress(BrokenPipeError), unpacking.stdin:  # Docker says why itself
+            for data in stream.answered(memoryview(bytearray(PIECE))):
+                write_whole(unpacking.stdin.fileno(), data)
+        status, said = loading.wait(), printed()
+    if status:
+        raise ResourceError(f"docker load: {said.strip().rpartition(chr(10))[2] or status}")
+    return said
+
+
+def _pass_on(source: IO[bytes], target: IO[bytes], on_bytes: Callable[[int], None]) -> None:
+    """Write all that comes from a pipe into another one, unless that is closed."""
+    with contextlib.suppress(BrokenPipeError), source, target:
+        while piece := source.read(PIECE):
+            write_whole(target.fileno(), piece)
+            on_bytes(len(piece))
 
 
 def _must_be_alone(printed: str, given: Given) -> None:
@@ -235,56 +311,6 @@ def shown(ref: str) -> str:
 
 
 @contextlib.contextmanager
-def _coming(given: Given) -> Iterator[tuple[IO[bytes], bytes, Callable[[], str]]]:
-    """Yield the image's archive as it comes, its first bytes, and what ssh and the sender say.
-
-    Raises:
-        ResourceError: nothing comes, or nothing more.
-    """
-    asked, channel = given["receive"], _channel(given)
-    until = time.monotonic() + SILENT_S
-    for address, _port in itertools.cycle([*asked["addresses"], *asked["spare"]]):
-        argv = channel.ssh(address)
-        with (
-            subprocess.Popen(argv, stdin=DEVNULL, stdout=PIPE, stderr=PIPE) as coming,
-            subprocess.Popen(
-                ["zstd", "-q", "-d"], stdin=coming.stdout, stdout=PIPE, stderr=DEVNULL, bufsize=0
-            ) as unpacking,
-            _killed_on_error(coming, unpacking),
-        ):
-            assert coming.stdout is not None  # noqa: S101  (both are pipes)
-            assert unpacking.stdout is not None  # noqa: S101
-            coming.stdout.close()  # it is zstd's now
-            said = _kept(coming.stderr)
-            if first := _next(unpacking.stdout, given):
-                yield unpacking.stdout, first, said
-                return
-        why = said().strip()[-300:]
-        if coming.returncode != NOT_CONNECTED:
-            raise ResourceError(f"{asked['sender']} gives no image: {why or 'it says nothing'}")
-        if time.monotonic() > until:
-            raise ResourceError(
-                f"{asked['sender']} sends nothing for {SILENT_S:.0f} s ({address}: {why})",
-                "check that it is up and the link between the nodes",
-            )
-        time.sleep(RECONNECT_S)
-
-
-def _next(source: IO[bytes], given: Given) -> bytes:
-    """Return the next bytes of an image; none at its end.
-
-    Raises:
-        ResourceError: none come, although the connection lives.
-    """
-    if not select.select([source], [], [], QUIET_S)[0]:
-        raise ResourceError(
-            f"{given['receive']['sender']} sends nothing for {QUIET_S:.0f} s of {given['image']}",
-            "`systemctl status docker` there says whether its Docker works",
-        )
-    return source.read(PIECE)
-
-
-@contextlib.contextmanager
 def _killed_on_error(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
     """Kill processes on an error in the block: they may never end by themselves."""
     try:
@@ -295,7 +321,7 @@ def _killed_on_error(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
         raise
 
 
-def _kept(pipe: IO[bytes] | None, limit: int = TOLD) -> Callable[[], str]:
+def _kept(pipe: IO[bytes] | None, limit: int = SAID) -> Callable[[], str]:
     """Read a pipe to its end; return what gives the begin and the end of what came, so far."""
     kept = Kept(limit)
 
@@ -312,18 +338,3 @@ def _kept(pipe: IO[bytes] | None, limit: int = TOLD) -> Callable[[], str]:
         return kept.text()
 
     return text
-
-
-class CopyProgress:
-    """Lines about a copy: bytes, speed, time left. The receiver calls it about once a second."""
-
-    def __init__(self, sender: str) -> None:
-        self._sender = sender
-        self._first: tuple[float, int] | None = None
-
-    def show(self, done: int, total: int) -> None:
-        """Print how far it is."""
-        now = time.monotonic()
-        begun, before = self._first = self._first or (now, done)
-        text = line(f"from {self._sender}", done, total, done - before, now - begun)
-        print(text, flush=True)

@@ -9,11 +9,9 @@ them (huggingface.co/docs/huggingface_hub/guides/manage-cache).
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import stat
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -339,29 +337,16 @@ def alone(
     """
     handle = locks.opened(_lock_of(cache, repository))
     try:
-        begun, told = time.monotonic(), False
-        while not _locked(handle):
-            waited = time.monotonic() - begun
-            if waited > limit_s:
+        if not locks.take(handle, min(TELL_S, limit_s)):
+            tell(f"{repository}: waiting for another pull or copy of it on this node")
+            if not locks.take(handle, limit_s - TELL_S):
                 raise ResourceError(
                     f"{repository}: another copy or download has not ended in {limit_s:.0f} s",
                     "`systemctl list-units 'spark-cluster-*'` on the node shows it",
                 )
-            if waited > TELL_S and not told:
-                tell(f"{repository}: waiting for another pull or copy of it on this node")
-                told = True
-            time.sleep(0.2)
         yield
     finally:
         os.close(handle)
-
-
-def _locked(handle: int) -> bool:
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def is_locked(cache: HubCache, repository: str) -> bool:

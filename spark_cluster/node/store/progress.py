@@ -33,6 +33,11 @@ class Progress:
                 self._shown = now
                 print(self.line(now - self._began), flush=True)
 
+    @property
+    def left(self) -> int:
+        """Bytes that are still to come."""
+        return max(0, self._total - self._have - self.read)
+
     def line(self, seconds: float) -> str:
         """Return what is done after so many seconds, at which speed, and the time left."""
         return line(self._done, self._have + self.read, self._total, self.read, seconds)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import subprocess
@@ -184,9 +183,7 @@ class Supervisor:
     def _alone(self) -> Iterator[bool]:
         """Hold the node's lock; False where a run has it, such as `up` or `down`."""
         handle = locks.opened(Path(self.config["lock"]))
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not locks.take(handle):
             os.close(handle)
             yield False
             return

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from typing import Literal, TypedDict, Unpack
+from typing import Annotated, Literal, TypedDict, Unpack
 
+from spark_cluster.document import Hidden, Rounded
 from spark_cluster.errors import UsageError
 from spark_cluster.models.shape import Geometry
 from spark_cluster.planning.kv.dtypes import element
@@ -83,11 +84,11 @@ class KvCache:
     blocks: int
     blocks_per_request: int
     tokens: int
-    max_concurrency: float
-    gib_per_request: float
+    max_concurrency: Annotated[float, Rounded(2)]
+    gib_per_request: Annotated[float, Rounded(4)]
     max_model_len: int
     rule: str
-    block_size: int
+    block_size: Hidden[int]
 
 
 def cache(

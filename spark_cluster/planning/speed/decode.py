@@ -8,7 +8,6 @@ from spark_cluster.errors import UsageError
 from spark_cluster.planning.speed import allreduce
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.estimate import (
-    Correction,
     Estimate,
     Uncertainty,
     correction,
@@ -139,26 +138,26 @@ def decode(
     constants = constants or Constants()
     one = step(serving, context, concurrency, sharing=constants.sharing)
     usual = known(serving, constants, "tp" if serving.tp > 1 else "decode")
-    seconds = step_seconds(serving, one, constants) / usual.factor
-    doubt = doubts(serving, concurrency, known_model=usual.known)
+    seconds = step_seconds(serving, one, constants) / (usual or 1.0)
+    doubt = doubts(serving, concurrency, known_model=usual is not None)
     over_switch(doubt, serving, one, constants)
     best = 1 / shortest(serving, context, concurrency, constants)
     request = doubt.around(min(1 / seconds, best), best, constants, serving.tp)
     if serving.eager:
-        faster = usual.factor / step_seconds(replace(serving, eager=False), one, constants)
+        faster = (usual or 1.0) / step_seconds(replace(serving, eager=False), one, constants)
         request = replace(request, high=min(max(request.high, faster), best))
     read = serving.tp * (one.weights + one.cache) / concurrency
     return Decode(request, request.times(concurrency), read, doubt.text(constants.basis))
 
 
-def known(serving: Serving, constants: Constants, situation: str) -> Correction:
+def known(serving: Serving, constants: Constants, situation: str) -> float | None:
     """Return what is known of the model itself; nothing where the constants are the user's own,
     but for those of the link.
     """
     usual = Constants()
     link = {name: getattr(usual, name) for name in OF_LINK}
     if replace(constants, **link) != usual:
-        return Correction()
+        return None
     return correction(serving, situation)
 
 

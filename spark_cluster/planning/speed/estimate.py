@@ -117,23 +117,17 @@ def family(serving: Serving, doubt: Uncertainty) -> None:
 # `planning/data`; nothing in it is chosen by hand.
 
 
-@dataclass(frozen=True)
-class Correction:
-    """How much faster than by the formulas a model is that was measured.
+def correction(serving: Serving, situation: str) -> float | None:
+    """Return how much faster than by the formulas a model is: measured over predicted, drawn
+    towards 1 where few sources measured it; None for one that was not measured.
 
-    Attributes:
-        factor: measured over predicted, drawn towards 1 where few sources measured it.
-        known: the model was measured in this situation.
+    Args:
+        situation: `decode`, `tp`, `drafter` or `prefill`.
     """
-
-    factor: float = 1.0
-    known: bool = False
-
-
-def correction(serving: Serving, situation: str) -> Correction:
-    """Return what is known of a model in a situation (`decode`, `tp`, `drafter` or `prefill`)."""
-    found = table("fitted", "planning")["models"].get(f"{layout(serving)} {situation}")
-    return Correction(float(found), known=True) if found is not None else Correction()
+    found: float | None = table("fitted", "planning")["models"].get(
+        f"{layout(serving)} {situation}"
+    )
+    return found
 
 
 def layout(serving: Serving) -> str:

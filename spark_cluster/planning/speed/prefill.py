@@ -239,12 +239,12 @@ def prefill(
     constants = constants or Constants()
     todo = work(serving, prompt, cached)
     usual = known(serving, constants, "prefill")
-    doubt = _doubts(serving, prompt, known_model=usual.known)
+    doubt = _doubts(serving, prompt, known_model=usual is not None)
     best = max(
         todo.operations / PEAK_FLOPS / serving.tp,
         least_read(serving) / constants.bandwidth,
     )
-    expected = max(expected_seconds(serving, prompt, cached, constants) / usual.factor, best)
+    expected = max(expected_seconds(serving, prompt, cached, constants) / (usual or 1.0), best)
     fastest, slowest = expected / (1 + doubt.up), expected / (1 - doubt.down)
     seconds = Estimate(expected, max(fastest, best), slowest, best)
     rate = Estimate(*(prompt / s for s in (expected, seconds.high, seconds.low, best)))

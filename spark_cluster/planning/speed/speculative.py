@@ -122,13 +122,13 @@ def speculative(
     constants = constants or Constants()
     gained = _gained(drafted, acceptance, accepted_share)
     usual = known(serving, constants, "drafter")
-    doubt = _doubts(serving, concurrency, known_model=usual.known)
+    doubt = _doubts(serving, concurrency, known_model=usual is not None)
     verified = step(serving, context, concurrency, sharing=constants.sharing, drafted=drafted)
     over_switch(doubt, serving, verified, constants)
     is_known = len(set(gained)) == 1
     if not is_known:
         doubt.why.append("an acceptance that was not measured")
-    seconds = drafting_seconds(serving, context, drafted, concurrency, constants) / usual.factor
+    seconds = drafting_seconds(serving, context, drafted, concurrency, constants) / (usual or 1.0)
     best = gained[0] if is_known else 1 + drafted
     roofline = best / shortest(serving, context, concurrency, constants)
     speeds = [min(tokens / seconds, roofline) for tokens in gained]

@@ -1,8 +1,7 @@
-"""A model from one cache to another by real servers and rsyncs, also when it goes wrong."""
+"""A model from one cache to another by a real sender and receivers, also when it goes wrong."""
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import socket
 import threading
@@ -13,13 +12,13 @@ from typing import Any
 
 import pytest
 from copy_ends import Serving
-from factories import put
 from models import COMMIT, REPOSITORY, content, model
 from waiting import until
 
 from spark_cluster.node.processes import Processes
 from spark_cluster.node.store import copy_channel, copy_receiving, copy_sending
-from spark_cluster.node.store.copy_channel import Channel
+from spark_cluster.node.store.copy_channel import DATA, Broken, Channel, Refused, Stream
+from spark_cluster.node.store.copy_sending import Sender
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import verify
@@ -34,13 +33,11 @@ MODEL = {
     "model-2.safetensors": content(2 * BIG, 2),
     "sub/tokenizer.json": content(70_000, 3),
 }
-WAYS = pytest.mark.parametrize("encrypted", [True, False], ids=["ssh", "plain"])
+WAYS = pytest.mark.parametrize("encrypted", [True, False], ids=["TLS", "plain"])
 
 
 @pytest.fixture(autouse=True)
-def small_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The weights of these small models count as large files."""
-    monkeypatch.setattr(copy_receiving, "SMALL", 100_000)
+def looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(copy_receiving, "LOOK_S", 0.1)
 
 
@@ -66,8 +63,11 @@ def assert_whole(target: HubCache, manifest: Manifest) -> None:
     assert {path: (snapshot / path).read_bytes() for path in MODEL} == MODEL
     left = list((target.folder(REPOSITORY) / "blobs").glob("*.incomplete"))
     assert not left
-    assert target.ours is not None
-    assert not list((target.ours / "incoming").iterdir())
+
+
+def warnings(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    lines = capsys.readouterr().out.splitlines()
+    return [line for line in lines if line.startswith(copy_receiving.WARNING)]
 
 
 @contextmanager
@@ -113,18 +113,14 @@ def relay(to: tuple[str, int], cut_after: int) -> Iterator[tuple[int, list[int]]
 @WAYS
 def test_all_of_it_arrives_over_two_addresses(source, target, serving, encrypted):
     _, manifest = source
-    shown: list[tuple[int, int]] = []
     with serving(encrypted=encrypted, addresses=("127.0.0.1", "127.0.0.2")) as made:
         receiver = made.receiver(target, revision="main")
-        receiver.progress = lambda *what: shown.append(what)
         received = receiver.run()
         receiver.leave()
         until(lambda: not made.thread.is_alive(), what="the sender has ended")
     assert_whole(target, manifest)
     assert target.commit_of(REPOSITORY, "main") == COMMIT
     assert (received["moved"], received["kept"]) == (manifest.size, 0)
-    assert shown[-1] == (manifest.size, manifest.size)
-    assert made.error is None
 
 
 def test_nothing_is_moved_twice(target, serving):
@@ -136,16 +132,15 @@ def test_nothing_is_moved_twice(target, serving):
 
 
 @WAYS
-def test_a_cut_in_the_middle_is_gone_on_with(source, target, serving, encrypted):
+def test_a_cut_in_the_middle_is_gone_on_with(source, target, serving, encrypted, capsys):
     _, manifest = source
     with serving(encrypted=encrypted) as made:
         with relay(("127.0.0.1", made.port), manifest.size // 2) as (port, _):
             receiver = made.receiver(target, port=port, silent_s=1.5, switch_s=0.5, streams=1)
-            warnings: list[str] = []
-            receiver.warn = warnings.append
             with pytest.raises(ResourceError, match="spark1 sends nothing"):
                 receiver.run()
-            assert [text[:35] for text in warnings] == ["nothing comes from spark1 any more "]
+        (warning,) = warnings(capsys)
+        assert "nothing comes from spark1 any more " in warning
         assert target.lacking(manifest).begun > 0
         with relay(("127.0.0.1", made.port), 1 << 40) as (port, carried):
             received = made.receiver(target, port=port, streams=1).run()
@@ -154,16 +149,17 @@ def test_a_cut_in_the_middle_is_gone_on_with(source, target, serving, encrypted)
     assert_whole(target, manifest)
 
 
-def test_a_fabric_that_never_answers_is_left_for_the_management_network(source, target, serving):
+def test_a_fabric_that_never_answers_is_left_for_the_management_network(
+    source, target, serving, capsys
+):
     _, manifest = source
     with serving() as made, socket.create_server(("127.0.0.9", made.port)):
         receiver = made.receiver(target, ("127.0.0.9",), spare=made.addresses)
-        receiver.switch_s, warnings = 1.0, []
-        receiver.warn = warnings.append
+        receiver.switch_s = 1.0
         received = receiver.run()
     assert received["switched"]
     assert received["moved"] == manifest.size
-    warning = warnings[0]
+    warning = warnings(capsys)[0]
     assert "nothing comes from spark1 over the fabric" in warning
     assert "go over 127.0.0.1, on 1 Gbit/s about" in warning
     assert_whole(target, manifest)
@@ -171,7 +167,7 @@ def test_a_fabric_that_never_answers_is_left_for_the_management_network(source, 
 
 def test_a_spare_address_of_another_machine_does_not_stop_the_sender(source, target, serving):
     _, manifest = source
-    with serving(spare=[["192.0.2.1", 1]]) as made:
+    with serving(spare=["192.0.2.1"]) as made:
         assert not made.receiver(target).run()["switched"]
     assert_whole(target, manifest)
 
@@ -179,9 +175,12 @@ def test_a_spare_address_of_another_machine_does_not_stop_the_sender(source, tar
 @WAYS
 def test_an_address_that_is_taken_is_said(source, tmp_path, encrypted):
     made = Serving(tmp_path, source, encrypted=encrypted)
-    taken = socket.create_server(("127.0.0.1", made.port))
-    with taken, pytest.raises(ResourceError, match=f"nothing can be sent from .* {made.port}"):
-        made.running().__enter__()
+    channel = Channel.of_sender(made.secrets, made.place, encrypted=encrypted)
+    with (
+        made.running(),
+        pytest.raises(ResourceError, match=f"nothing can be sent from .* {made.port}"),
+    ):
+        Sender(channel, ["127.0.0.1"], (), lambda *_: None)
 
 
 def test_a_source_that_is_damaged_is_refused(source, target, serving):
@@ -198,13 +197,24 @@ def test_a_source_that_is_damaged_is_refused(source, target, serving):
 
 
 @pytest.mark.parametrize("name", ["model-2.safetensors", "one.txt"])
-def test_a_sender_that_does_not_stop_fills_no_disk(source, target, serving, name):
-    cache, manifest = source
+def test_a_sender_that_does_not_stop_fills_no_disk(source, target, tmp_path, name):
+    """It knows the secret, and sends more of a file than there is."""
+    _, manifest = source
+    made = Serving(tmp_path, source)
     file = next(f for f in manifest.files if f.path == name)
-    with serving() as made:
-        cache.blob(REPOSITORY, file.blob).write_bytes(bytes(20 * BIG))
-        with pytest.raises(ResourceError):
-            made.receiver(target).run()
+
+    sound = made.sender._give
+
+    def endless(stream: Stream, number: int, begin: int) -> None:
+        if [*manifest.blobs.values()][number] != file:
+            sound(stream, number, begin)
+            return
+        for _ in range(100):
+            stream.answer(DATA, bytes(BIG))
+
+    made.sender._give = endless
+    with made.running(), pytest.raises(ResourceError, match="does not end"):
+        made.receiver(target).run()
     sizes = [p.stat().st_size for p in made.folder.rglob("*") if "target" in str(p)]
     assert max(sizes) <= max(f.size for f in manifest.files)
     assert not target.blob(REPOSITORY, file.blob).exists()
@@ -223,31 +233,27 @@ def test_a_half_file_of_other_content_is_thrown_away(source, target, serving, ex
     assert_whole(target, manifest)
 
 
-def test_a_source_of_another_size_says_so(source, serving):
+def test_a_source_of_another_size_says_so(source, target, serving):
     cache, manifest = source
     os.truncate(cache.blob(REPOSITORY, manifest.files[-1].blob), 5)
-    with pytest.raises(ResourceError, match=r"cannot be sent: .*size"):
-        serving().__enter__()
-
-
-def test_a_source_that_loses_a_file_says_so(source, target, serving):
-    cache, manifest = source
-    with serving() as made:
-        cache.blob(REPOSITORY, manifest.files[-1].blob).unlink()
-        with pytest.raises(ResourceError, match=r"spark1 cannot give all of org/model: .*No such"):
-            made.receiver(target).run()
+    cannot = r"spark1 cannot give all of org/model: .*its size is not the one"
+    with serving() as made, pytest.raises(ResourceError, match=cannot):
+        made.receiver(target).run()
 
 
 @pytest.mark.parametrize(
     ("given", "encrypted", "said"),
-    [("host", True, "is not spark1: .*Host key"), ("token", False, "is not spark1: .*auth failed")],
+    [
+        ("certificate", True, "is not spark1: it has another certificate"),
+        ("token", True, "is not spark1: it does not know the secret"),
+        ("token", False, "is not spark1: it does not know the secret"),
+    ],
 )
 def test_another_sender_is_refused(target, serving, given, encrypted, said):
-    other = copy_channel.make_secrets
     with serving(encrypted=encrypted) as made:
         place = made.folder / "other"
         place.mkdir()
-        wrong = {given: other(place, Processes())[given]}
+        wrong = {given: copy_channel.make_secrets(place, Processes())[given]}
         with pytest.raises(ResourceError, match=said):
             made.receiver(target, secrets=wrong).run()
     assert not list(target.root.rglob("snapshots"))
@@ -293,12 +299,12 @@ def test_what_is_still_downloaded_is_waited_for(source, target, serving):
     blobs = [cache.blob(REPOSITORY, file.blob) for file in manifest.files[:3]]
     for blob in blobs:
         blob.rename(f"{blob}.hidden")
-    with alone(cache, REPOSITORY), serving(follow=True) as made:
-        receiver = made.receiver(target, follow=True)
+    with alone(cache, REPOSITORY), serving() as made:
+        receiver = made.receiver(target)
         thread = threading.Thread(target=receiver.run)
         thread.start()
         rest = sum(file.size for file in manifest.files[3:])
-        until(lambda: receiver.moved == 0 and _arrived(target) >= rest, what="the others are there")
+        until(lambda: _arrived(target) >= rest, what="the others are there")
         for blob in blobs:
             Path(f"{blob}.hidden").rename(blob)
         thread.join(30)
@@ -310,94 +316,75 @@ def _arrived(target: HubCache) -> int:
     return sum(about.st_size for name, about in names if not name.endswith(".incomplete"))
 
 
-def test_what_nobody_downloads_any_more_is_not_waited_for(source, serving, monkeypatch):
+def test_what_nobody_downloads_any_more_is_not_waited_for(source, target, serving, monkeypatch):
     monkeypatch.setattr(copy_sending, "WRITER_GONE_S", 0.3)
     cache, manifest = source
     cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
-    with serving(follow=True) as made:
-        until(lambda: made.error is not None, what="it says so")
-    assert made.error is not None
-    assert "its download there has ended without it" in made.error.message
+    ended = pytest.raises(ResourceError, match="its download there has ended without it")
+    with serving() as made, ended:
+        made.receiver(target).run()
 
 
 def test_what_never_comes_has_a_limit(source, target, serving):
     cache, manifest = source
     cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
     missing = pytest.raises(ResourceError, match="has no ")
-    with alone(cache, REPOSITORY), serving(follow=True) as made, missing:
-        made.receiver(target, follow=True, patience_s=0.5).run()
+    with alone(cache, REPOSITORY), serving() as made, missing:
+        made.receiver(target, patience_s=0.5).run()
 
 
 def test_a_sender_without_receivers_ends(serving):
     with serving() as made:
         made.sender.idle_s = 0.1
         until(lambda: not made.thread.is_alive(), what="it has ended")
-    assert made.error is None
 
 
 @WAYS
-def test_a_receiver_gets_what_is_of_the_model_and_nothing_else(source, target, serving, encrypted):
-    """The sender says what there is, whatever a receiver that lies asks for."""
-    cache, _ = source
-    blobs = cache.blobs(REPOSITORY)
-    (blobs / "half.incomplete").write_text("not whole")
-    (blobs / "outside").symlink_to("/etc/hostname")
-    with serving(encrypted=encrypted) as made:
-        receiver, got = made.receiver(target), made.folder / "got"
-        got.mkdir()
-        for module, path in (
-            ("files", "../../../../etc/hostname"),
-            ("files", "/etc/hostname"),
-            ("files", "half.incomplete"),
-            ("files", "outside"),
-            ("other", ""),
-        ):
-            receiver.rsync("127.0.0.1", module, path, "-L", str(got), largest=BIG)
-            assert not list(got.iterdir()), (module, path)
-        put = receiver.channel.rsync("127.0.0.1", "files", "new", str(got / "new"))
-        (got / "new").write_text("written")
-        put[-2:] = reversed(put[-2:])
-        done = Processes().run(put, env=copy_channel.ENVIRONMENT, timeout=30.0)
-        assert done.status != 0, "it is read-only"
-        (got / "new").unlink()
-        receiver.rsync("127.0.0.1", "done", "config.json", "-L", str(got))
-    assert not list(got.iterdir())
-    assert not (blobs / "new").exists()
+@pytest.mark.parametrize(("number", "begin"), [(99, 0), (1 << 63, 0), (0, 1 << 62), (1, 24)])
+def test_a_receiver_gets_what_is_of_the_model_and_nothing_else(serving, encrypted, number, begin):
+    """A file is named by its number in the sender's list, whatever a receiver asks for."""
+    with (
+        serving(encrypted=encrypted) as made,
+        made.channel().connected("127.0.0.1", "spark1") as stream,
+    ):
+        stream.request(number, begin)
+        with pytest.raises(Broken):
+            list(stream.answered(memoryview(bytearray(BIG))))
 
 
-def test_a_key_runs_nothing_but_the_command_of_the_copy(target, serving):
-    with serving() as made:
-        ssh = [*made.receiver(target).channel.ssh("127.0.0.1"), "echo hello; touch /tmp/x"]
-        done = Processes().run(ssh, env=copy_channel.ENVIRONMENT, timeout=30.0, stdin=b"\n")
-    assert "hello" not in done.stdout
-    assert "@RSYNCD" in done.stdout
-
-
-def test_no_name_server_is_asked_about_a_receiver(target, serving, tmp_path, monkeypatch):
-    """One that does not answer takes longer than a receiver waits for the greeting."""
-    script = (
-        f'#!/bin/sh\nprintf %s "$RSYNC_HOST_NAME" > {tmp_path}/name\nexec /usr/bin/touch "$@"\n'
+@pytest.mark.parametrize("trick", ["link", "half", "fifo"])
+def test_what_has_taken_the_place_of_a_file_is_not_sent(source, serving, trick, tmp_path):
+    """Who can write the folder of a model puts something else there once the copy has begun."""
+    cache, manifest = source
+    (tmp_path / "secret").write_bytes(MODEL["config.json"])
+    number = [*manifest.blobs].index(
+        next(f.blob for f in manifest.files if f.path == "config.json")
     )
-    put(tmp_path / "bin/touch", script, 0o755)
-    monkeypatch.setenv("PATH", f"{tmp_path}/bin:{copy_channel.SEARCH_PATH}")
-    with serving() as made:
-        made.receiver(target).leave()
-        until(lambda: not made.thread.is_alive(), what="the sender has ended")
-    assert (tmp_path / "name").read_text() == "UNDETERMINED"
+    with serving() as made, made.channel().connected("127.0.0.1", "spark1") as stream:
+        blob = cache.blob(REPOSITORY, [*manifest.blobs][number])
+        blob.unlink()
+        if trick == "link":
+            blob.symlink_to(tmp_path / "secret")
+        elif trick == "half":
+            blob.write_bytes(b"{}")
+        else:
+            os.mkfifo(blob)
+        stream.request(number, 0)
+        with pytest.raises(Refused):
+            list(stream.answered(memoryview(bytearray(BIG))))
 
 
 def test_a_sender_that_only_talks_is_left(target, serving, monkeypatch):
-    """It greets for ever: no timeout of rsync's ends that."""
-    monkeypatch.setattr(copy_receiving, "LEAVE_S", 0.5)
+    """It sends a byte now and then for ever: the proof has a limit for all of it."""
+    monkeypatch.setattr(copy_channel, "PROOF_S", 0.5)
     ended = threading.Event()
     with serving(encrypted=False) as made, socket.create_server(("127.0.0.9", made.port)) as talks:
 
         def talk() -> None:
             with suppress(OSError):
                 near, _ = talks.accept()
-                near.sendall(b"@RSYNCD: 31.0\n")
-                while not ended.wait(0.01):
-                    near.sendall(b"welcome\n")
+                while not ended.wait(0.05):
+                    near.sendall(b"x")
 
         thread = threading.Thread(target=talk, daemon=True)
         thread.start()
@@ -410,10 +397,6 @@ def test_a_sender_that_only_talks_is_left(target, serving, monkeypatch):
 
 def test_secrets_are_not_shown_and_root_only(tmp_path, source):
     made = Serving(tmp_path, source)
-    made.receiver(HubCache(tmp_path / "t", tmp_path / "o"))
-    for place in (made.place, tmp_path / "receiver"):
-        for file in place.iterdir():
-            assert file.suffix == ".pub" or file.stat().st_mode & 0o077 == 0, file
-    channel = Channel(tmp_path, 1, encrypted=False)
-    assert made.secrets["token"] not in " ".join(channel.rsync("a", "files", "b", "c"))
-    assert dataclasses.is_dataclass(channel)
+    for file in made.place.iterdir():
+        assert file.stat().st_mode & 0o077 == 0, file
+    assert made.secrets["token"] not in repr(made.channel())

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import signal
 import socket
-import subprocess
+import ssl
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from copy_ends import Serving
@@ -18,17 +15,18 @@ from models import content, model
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.node.processes import Processes
-from spark_cluster.node.store import copy_channel
-from spark_cluster.node.store.copy_channel import Channel
+from spark_cluster.node.store import copy_channel, copy_sending
+from spark_cluster.node.store.copy_channel import DONE, Broken, Stranger, Stream
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.verify import verify
+from spark_cluster.node.values import ResourceError
 
 MODEL = {"config.json": b"{}", "model.safetensors": content(100_000, 1)}
 ELSEWHERE = "127.0.0.2"
 """Another address than the receiver's."""
 
 
-@pytest.fixture(params=[True, False], ids=["ssh", "plain"])
+@pytest.fixture(params=[True, False], ids=["TLS", "plain"])
 def sender(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Serving]:
     source = HubCache(tmp_path / "source", tmp_path / "ours")
     made = Serving(tmp_path, (source, model(source.root, MODEL)), encrypted=request.param)
@@ -43,41 +41,65 @@ def is_received(sender: Serving) -> bool:
     return verify(target, sender.manifest).sound and moved == sender.manifest.size
 
 
+@contextlib.contextmanager
+def handshaken(sender: Serving) -> Iterator[socket.socket]:
+    """A connection to the sender, with TLS where it has it, and without a proof."""
+    with sender.channel().wrapped(
+        socket.create_connection(("127.0.0.1", sender.port), timeout=HANG_S)
+    ) as connection:
+        if isinstance(connection, ssl.SSLSocket):
+            connection.do_handshake()
+        yield connection
+
+
 def test_without_the_key_no_byte_of_the_model_is_sent(sender, tmp_path):
-    """With the keys of another copy, which a stranger can make at will."""
+    """With a secret of another copy, which a stranger can make; all else is the sender's."""
     (tmp_path / "stranger").mkdir()
-    (tmp_path / "got").mkdir()
-    keys = copy_channel.make_secrets(tmp_path / "stranger", Processes())
-    channel = Channel.of(
-        tmp_path / "stranger", {**keys, "host": sender.secrets["host"]}, sender.port,
-        encrypted=sender.encrypted,
-    )  # fmt: skip
-    for module, path in (("files", ""), ("files", sender.manifest.files[-1].blob), ("done", "")):
-        argv = channel.rsync("127.0.0.1", module, path, "-r", str(tmp_path / "got"))
-        done = Processes().run(argv, env=copy_channel.ENVIRONMENT, timeout=HANG_S)
-        assert done.status != 0
-        assert "Permission denied" in done.stderr or "auth failed" in done.stderr
-    assert not list((tmp_path / "got").iterdir())
+    token = copy_channel.make_secrets(tmp_path / "stranger", Processes())["token"]
+    with handshaken(sender) as connection:
+        stream = Stream(connection)
+        with pytest.raises(Stranger, match="does not know the secret"):
+            stream.prove(token, sender=False)
+        for number in (0, DONE):
+            with pytest.raises(Broken):
+                stream.request(number, 0)
+                list(stream.answered(memoryview(bytearray(1))))
     assert sender.thread.is_alive(), "a stranger cannot say that the copy is done"
     assert is_received(sender)
 
 
-def test_who_listens_to_a_receiver_does_not_get_the_secret(sender, tmp_path):
-    """Nor can it be sent again: rsync's answer is to a challenge, ssh's is of this connection."""
+def test_who_listens_to_a_receiver_does_not_get_the_secret(sender, tmp_path, monkeypatch):
+    """Nor can it be sent again: the proof is of nonces of this connection."""
     heard = list[bytes]()
+    monkeypatch.setattr(copy_channel, "PROOF_S", 1.0)
     with socket.create_server((ELSEWHERE, sender.port)) as mute:
         receiver = sender.receiver(
             HubCache(tmp_path / "t", tmp_path / "o"), (ELSEWHERE,), silent_s=1.0, streams=1
         )
-        with contextlib.suppress(Exception):
+        with contextlib.suppress(ResourceError):
             receiver.run()
         mute.settimeout(HANG_S)
         near, _ = mute.accept()
         near.settimeout(1.0)
         with near, contextlib.suppress(OSError):
-            heard.append(near.recv(1 << 16))
+            near.sendall(bytes(32))
+            while data := near.recv(1 << 16):
+                heard.append(data)
     assert heard
     assert sender.secrets["token"].encode() not in b"".join(heard)
+
+
+def test_a_proof_of_one_end_is_none_of_the_other(sender):
+    """A stranger sends back what the sender has sent: its nonce, and its proof."""
+    with handshaken(sender) as connection:
+        for _ in range(2):
+            data = b""
+            while len(data) < 32:
+                data += connection.recv(32 - len(data))
+            connection.sendall(data)
+        with contextlib.suppress(ConnectionError):
+            assert connection.recv(1) == b""
+    assert is_received(sender)
 
 
 @contextlib.contextmanager
@@ -118,9 +140,14 @@ def test_strangers_who_say_nothing_keep_no_receiver_out(sender, host):
         assert is_received(sender)
 
 
-def test_who_drips_has_no_more_time_than_who_is_silent(sender):
-    with socket.create_connection(("127.0.0.1", sender.port), timeout=0.2) as connection:
-        for byte in b"SSH-2.0-" + b"x" * 200 if sender.encrypted else b"@RSYNCD: 32." + b"0" * 200:
+def test_who_drips_has_no_more_time_than_who_is_silent(sender, monkeypatch):
+    monkeypatch.setattr(copy_channel, "PROOF_S", 1.0)
+    record = b"\x16\x03\x01\x02\x00" if sender.encrypted else b""  # 512 bytes of a greeting
+    with socket.create_connection(("127.0.0.1", sender.port), timeout=HANG_S) as connection:
+        if not sender.encrypted:
+            connection.recv(32, socket.MSG_WAITALL)
+        connection.settimeout(0.1)
+        for byte in record + b"\x01" * 500:
             try:
                 connection.sendall(bytes([byte]))
                 if connection.recv(1 << 16) == b"":
@@ -138,47 +165,33 @@ def test_a_sender_without_receivers_ends_although_strangers_connect(sender):
         until(lambda: not sender.thread.is_alive(), 30, "the sender has ended")
 
 
-def test_a_receiver_keeps_its_sender_however_long_it_takes(sender, tmp_path):
-    """Once it has proved the key: it need not say anything more."""
-    receiver = sender.receiver(HubCache(tmp_path / "t", tmp_path / "o"))
-    words = ["--files-from=-", str(tmp_path)]  # of names that do not come
-    argv = receiver.channel.rsync("127.0.0.1", "files", "", *words)
-    ended = threading.Event()
-    environment: dict[str, Any] = {"env": copy_channel.ENVIRONMENT, "timeout": HANG_S}
-    with Processes().start(
-        ["sh", "-c", 'sleep 600 | exec "$@"', "sh", *argv], **environment
-    ) as one:
-        until(sender.sender._proved, what="the receiver has proved the key")
+def test_a_receiver_keeps_its_sender_however_long_it_takes(sender):
+    """Once it has proved the secret: it need not say anything more."""
+    with sender.channel().connected("127.0.0.1", "spark1") as stream:
+        until(lambda: sender.sender._proved, what="the receiver has proved the secret")
         sender.sender.idle_s = 0.0
         for _ in range(3):  # it goes round and round, and does not end
             with socket.create_connection(("127.0.0.1", sender.port), timeout=HANG_S) as other:
-                other.recv(1)
+                until(lambda: sender.sender._unproved, what="another one is taken in")
+                with contextlib.suppress(ConnectionError):
+                    other.sendall(b"x" * 64)
+                    other.recv(1)
         assert sender.thread.is_alive()
-        ended.set()
-        one.end()
+        stream.request(0, 0)
+        assert sum(map(len, stream.answered(memoryview(bytearray(1000)))))
     until(lambda: not sender.thread.is_alive(), what="the sender has ended")
 
 
-@contextlib.contextmanager
-def looking_like_one(sender: Serving) -> Iterator[int]:
-    """A program of a container or a user, with the words of a process that serves a receiver."""
-    words = [f"--config={sender.place}/rsyncd.conf", f"{sender.place}/command"]
-    script = f"cd /tmp; echo $$ > {sender.folder}/pid; sleep {FAR_S}; :"
-    subprocess.run(["setsid", "--fork", "sh", "-c", script, "sh", *words], check=True)
-    pid = int(until(lambda: (sender.folder / "pid").exists() and _text(sender), what="it runs"))
-    try:
-        yield pid
-    finally:
-        os.killpg(pid, signal.SIGKILL)
-
-
-def _text(sender: Serving) -> str:
-    return (sender.folder / "pid").read_text().strip()
-
-
-def test_a_program_that_looks_like_a_receivers_keeps_no_sender(sender):
-    """Whoever can start a program chooses its words, and the secrets would stay with the sender."""
-    sender.sender.idle_s = 0.5
-    with looking_like_one(sender) as pid:
-        until(lambda: not sender.thread.is_alive(), 30, "the sender has ended")
-        assert Path(f"/proc/{pid}").exists(), "it is not the sender's to end"
+def test_the_oldest_stranger_goes_for_a_new_connection(sender, monkeypatch):
+    monkeypatch.setattr(copy_sending, "STRANGERS", 2)
+    monkeypatch.setattr(copy_channel, "PROOF_S", FAR_S)
+    with contextlib.ExitStack() as stack:
+        held = []
+        for number in range(3):
+            address = ("127.0.0.1", sender.port)
+            held.append(stack.enter_context(socket.create_connection(address, timeout=HANG_S)))
+            until(lambda n=number: len(sender.sender._unproved) == min(n + 1, 2), what="taken in")
+        if not sender.encrypted:
+            held[0].recv(32, socket.MSG_WAITALL)
+        assert held[0].recv(1) == b""
+        assert is_received(sender)

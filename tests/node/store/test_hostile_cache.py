@@ -19,7 +19,6 @@ from models import COMMIT, REPOSITORY, content, model
 
 from spark_cluster.agent import operations
 from spark_cluster.node.host import Host
-from spark_cluster.node.processes import Processes
 from spark_cluster.node.store import copy_receiving, copy_work, download, verify
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.layout import OURS
@@ -77,7 +76,7 @@ def victim(tmp_path: Path) -> Victim:
 
 
 def copied(source: HubCache, target: HubCache, manifest: Manifest) -> None:
-    """Copy a model by real servers and rsyncs."""
+    """Copy a model by a real sender and receiver."""
     assert target.ours is not None
     copy_ends.copied(target.ours.parent / "ends", source, target, manifest, "main")
 
@@ -278,7 +277,7 @@ def test_what_is_not_named_by_a_hash_is_no_blob(victim, blob):
     document = victim.manifest.document()
     document["files"][0] |= {"blob": blob, "algorithm": "", "size": 1}
     with pytest.raises(ResourceError, match=r"config\.json has no hash"):
-        copy_work.work({"manifest": document, **_where(victim.cache)}, Processes())
+        copy_work.work({"manifest": document, **_where(victim.cache)})
 
 
 def test_a_name_with_two_dots_is_refused(victim):
@@ -310,7 +309,7 @@ def test_a_blob_that_others_can_write_is_copied_once_and_not_fetched(victim, how
     with pytest.raises(ResourceError, match="is not whole yet"):
         victim.cache.publish(victim.manifest)
     if by == "copy":
-        monkeypatch.setattr(copy_receiving, "_Fetching", None)  # nothing is asked for
+        monkeypatch.setattr(copy_receiving.Receiver, "_fetch", None)  # nothing is asked for
         _received(victim)
     else:
         assert victim.ask("verify", **REVISION)["missing"] == []

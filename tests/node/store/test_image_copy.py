@@ -1,19 +1,21 @@
-"""An image from one Docker to another: real ssh and zstd, and a docker that is a script."""
+"""An image from one Docker to another: a real channel and zstd, and a docker that is a script."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 from free_ports import free_port
 from models import content
-from waiting import until
+from waiting import HANG_S
 
-from spark_cluster.node.processes import Processes
-from spark_cluster.node.store import copy_channel, copy_sending, copy_work
+from spark_cluster.node.processes import SEARCH_PATH, Processes
+from spark_cluster.node.store import copy_channel, copy_work
+from spark_cluster.node.store.copy_channel import Broken, Channel
 from spark_cluster.node.values import ResourceError
 
 REF = "repo/image:1"
@@ -38,7 +40,7 @@ def docker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path.chmod(0o755)
     for name in ("saved", "wanted"):
         path.with_name(f"docker.{name}").write_bytes(ARCHIVE)
-    monkeypatch.setenv("PATH", f"{path.parent}:{copy_channel.SEARCH_PATH}")
+    monkeypatch.setenv("PATH", f"{path.parent}:{SEARCH_PATH}")
     return path
 
 
@@ -47,24 +49,23 @@ def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], d
     monkeypatch.setattr(copy_work, "SILENT_S", 2.0)
 
     def copy(ref: str) -> dict[str, Any]:
-        place, port = tmp_path / "sender", free_port()
+        place = tmp_path / "sender"
         place.mkdir(mode=0o700)
-        secrets = copy_channel.make_secrets(place, Processes())
-        ends = {"addresses": [["127.0.0.1", port]], "spare": []}
-        made = copy_sending.of_image(place, {**ends, "encrypted": True}, ref, Processes())
-        thread = threading.Thread(target=made.run)
-        thread.start()
-        receive = {**ends, "sender": "spark1", "secrets": secrets}
-        given = {"image": ref, "size": len(ARCHIVE), "serve": None, "receive": receive}
-        try:
-            done = copy_work.work(
-                {**given, "place": str(tmp_path / "receiver"), "encrypted": True}, Processes()
-            )
-            until(lambda: not thread.is_alive(), what="the sender has ended by itself")
-            return done
-        finally:
-            made.end()
-            thread.join()
+        secrets = {**copy_channel.make_secrets(place, Processes()), "port": free_port()}
+        ends = {"addresses": ["127.0.0.1"], "spare": [], "secrets": secrets}
+        given = {"image": ref, "size": len(ARCHIVE), "encrypted": True, "place": str(place)}
+        with ThreadPoolExecutor(1) as pool:
+            serve = {**given, "serve": ends, "receive": None}
+            sent = pool.submit(copy_work.work, serve)
+            receive = {**ends, "sender": "spark1"}
+            try:
+                done = copy_work.work({**given, "serve": None, "receive": receive})
+                assert sent.result(HANG_S)["moved"] == 0, "the sender has ended by itself"
+                return done
+            finally:
+                channel = Channel.of_receiver(secrets, encrypted=True)
+                with suppress(Broken), channel.connected("127.0.0.1", "spark1") as stream:
+                    stream.leave()
 
     return copy
 
@@ -97,7 +98,7 @@ def test_a_sender_that_falls_silent_is_given_up(docker, copied, monkeypatch):
     save = DOCKER.replace("&& cat", f"&& head -c 100 $0.saved && {waits} && cat")
     docker.write_text(save % (REF, REF))
     try:
-        with pytest.raises(ResourceError, match="spark1 sends nothing for 1 s"):
+        with pytest.raises(ResourceError, match=r"sends nothing more of repo/image:1: .*timed out"):
             copied(REF)
     finally:
         docker.with_name("docker.enough").touch()

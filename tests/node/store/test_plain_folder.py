@@ -15,7 +15,7 @@ from hostile import container, user
 from hostile.container import FILE_TRICKS
 
 from spark_cluster.node.beneath import NotFollowed
-from spark_cluster.node.store import copy_receiving
+from spark_cluster.node.store import plain_folder
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.plain_folder import PlainFolder
 from spark_cluster.node.values import ResourceError
@@ -85,12 +85,11 @@ def test_only_a_file_that_differs_moves(source, target, copied):
     assert (target.root / "config.json").read_bytes() == b"{}"
 
 
-def test_a_half_file_is_gone_on_with(source, target, copied, monkeypatch):
-    monkeypatch.setattr(copy_receiving, "SMALL", 100_000)
+def test_a_half_file_is_gone_on_with(source, target, copied):
     manifest = source.manifest()
     weights = CONTENTS["sub/weights.bin"]
     name = f"{hashlib.sha256(weights).hexdigest()}.incomplete"
-    half = target.ours / "incoming" / manifest.repository.replace("/", "--") / name
+    half = target.root / plain_folder.INCOMING / name
     half.parent.mkdir(parents=True)
     half.write_bytes(weights[:1_000_000])
     assert copied(source, target, manifest) == manifest.size - 1_000_000
