@@ -11,7 +11,6 @@ from typing import Any
 
 import click
 
-from spark_cluster.bench import image_pins
 from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.expansion import cells_text
 from spark_cluster.bench.head import fetch as fetch_step
@@ -20,6 +19,7 @@ from spark_cluster.bench.head import stop as stop_step
 from spark_cluster.bench.repeat import (
     SOURCE,
     Original,
+    choose,
     differences,
     expansion_of,
     foreign_setups,
@@ -188,7 +188,7 @@ def _show_original(app: App, made: BenchRun, original: Original) -> None:
 
 def _compare(play: Play, made: BenchRun, original: Original) -> None:
     """Pin the images of the record where the nodes can have them, and show what differs here."""
-    chosen = image_pins.choose(play, original.record.setups, original.recipes)
+    chosen = choose(play, original.record.setups, original.recipes)
     pin(made, original, chosen.images, len(play.nodes))
     found = differences(original.record, play.nodes, made.record.tool.version)
     lines = [*found, *chosen.differences]
