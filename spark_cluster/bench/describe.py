@@ -7,7 +7,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 from urllib.parse import urlsplit
 
-from spark_cluster.bench import image_pins
 from spark_cluster.bench.expansion import PlannedSetup
 from spark_cluster.bench.record import (
     NodeRecord,
@@ -28,6 +27,7 @@ from spark_cluster.engine.result import Served
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.images import parse_images, question
+from spark_cluster.resources.image import without_tag
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
@@ -256,7 +256,19 @@ def repo_digest(session: Session, image_id: str, reference: str) -> str:
         (image,) = parse_images(_output(session, question(image_id)))
     except ValueError:  # it is not there, or Docker is down
         return ""
-    return image_pins.of_repository(image.digests, reference)
+    return of_repository(image.digests, reference)
+
+
+def of_repository(digests: Iterable[str], reference: str) -> str:
+    """Return the first of `NAME@sha256:...` whose repository is that of a reference, or ""."""
+    wanted = _repository(reference)
+    return next((text for text in digests if _repository(text) == wanted), "")
+
+
+def _repository(reference: str) -> str:
+    """Return the repository of a reference, without Docker Hub's own name."""
+    name = without_tag(reference.partition("@")[0])
+    return name.removeprefix("docker.io/").removeprefix("library/")
 
 
 def firmware(session: Session, node: Node) -> dict[str, str]:

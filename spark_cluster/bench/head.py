@@ -10,12 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench import (
-    describe,
-    generators,
-    on_node,
-    run_telemetry,
-)
+from spark_cluster.bench import describe, generators, on_node, run_telemetry
 from spark_cluster.bench.expansion import PlannedCell, Step
 from spark_cluster.bench.generator import At, Generator, Target
 from spark_cluster.bench.record import CellResult
@@ -62,7 +57,8 @@ def measure(play: Play, run: BenchRun, step: Step, deployment: Deployment) -> No
             ended.set()
 
     try:
-        _, peak = play.together(load, lambda: vram_until(play, ended))
+        told = partial(play.note, warning=True)
+        _, peak = play.together(load, lambda: vram.peak_until(play.sessions, ended, told))
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
     except BaseException:
         # What ended it is what the user needs to know; the rest is fetched when it is continued.
@@ -70,11 +66,6 @@ def measure(play: Play, run: BenchRun, step: Step, deployment: Deployment) -> No
             _bring_back(play, head, run, step, recording)
         raise
     _bring_back(play, head, run, step, recording)
-
-
-def vram_until(play: Play, ended: threading.Event) -> list[vram.NodeVram]:
-    """Return the largest reading of GPU memory of each node while cells are measured."""
-    return vram.peak_until(play.sessions, ended, partial(play.note, warning=True))
 
 
 def settings_of(play: Play, generator: Generator) -> Any:

@@ -14,13 +14,7 @@ from pathlib import Path
 
 from spark_cluster.bench import generators, on_node
 from spark_cluster.bench.expansion import Expansion, PlannedCell, Step
-from spark_cluster.bench.record import (
-    CellResult,
-    NodeRecord,
-    Record,
-    Setup,
-    VramReading,
-)
+from spark_cluster.bench.record import CellResult, NodeRecord, Record, Setup, VramReading
 from spark_cluster.bench.run_folder import RECORD, save_record
 from spark_cluster.bench.suite import Suite
 from spark_cluster.errors import InvalidFile

@@ -12,8 +12,8 @@ import pytest
 from bench_runs import STEADY, cell, record, setup
 from factories import SHIPPED, make_node, make_recipe, put
 
-from spark_cluster.bench import image_pins
-from spark_cluster.bench.describe import text_of
+from spark_cluster.bench import repeat
+from spark_cluster.bench.describe import of_repository, text_of
 from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.record import NodeRecord, Record
 from spark_cluster.bench.repeat import (
@@ -246,7 +246,7 @@ def chosen(original: Any, recorded: Any, here: DockerImage | None, registry: str
         session=lambda _node: session,
         together=lambda *calls: tuple(call() for call in calls),
     )
-    found = image_pins.choose(play, made.record.setups, made.recipes)
+    found = repeat.choose(play, made.record.setups, made.recipes)
     return made, found, asked
 
 
@@ -318,5 +318,5 @@ def test_a_pinned_run_is_continued_with_the_same_images(original, tmp_path):
 def test_the_repository_of_docker_hub_has_two_names():
     digest = f"vllm/vllm-openai@{DIGEST}"
     for reference in ("docker.io/vllm/vllm-openai:v0.12.0", "vllm/vllm-openai"):
-        assert image_pins.of_repository([f"x/y@{DIGEST}", digest], reference) == digest
-    assert image_pins.of_repository([digest], "registry.example:5000/vllm/vllm-openai:1") == ""
+        assert of_repository([f"x/y@{DIGEST}", digest], reference) == digest
+    assert of_repository([digest], "registry.example:5000/vllm/vllm-openai:1") == ""
