@@ -19,6 +19,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from spark_cluster.config import recipe_checks
 from spark_cluster.config.engines import Dialect, dialect
+from spark_cluster.config.image_build import Image
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import (
@@ -27,7 +28,6 @@ from spark_cluster.config.recipe_schema import (
     Drafter,
     EngineValue,
     EnvironmentValue,
-    Image,
     Quantization,
     Variable,
     why_no_engine_value,
