@@ -102,11 +102,11 @@ from spark_cluster.planning.calibrate import Calibration
 from spark_cluster.planning.evidence import Comparison
 from spark_cluster.planning.kv import KvCache
 from spark_cluster.planning.plan import Plan
+from spark_cluster.planning.proposal import Verdict
 from spark_cluster.planning.purpose import Advice
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.together import PlanTogether
-from spark_cluster.planning.verdict import Verdict
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
 from spark_cluster.runner.options import Options, Selection
@@ -466,6 +466,7 @@ __all__ = [
     "SUITE",
     "WOULD_CHANGE",
     "Document",
+    "ErrorKeys",
     "Flat",
     "Issue",
     "Resource",

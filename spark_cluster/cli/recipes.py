@@ -32,13 +32,13 @@ from spark_cluster.loader.recipes import (
     recipe_files,
     search_recipes,
 )
-from spark_cluster.planning.evidence import Case, Evidence, by_others
+from spark_cluster.planning.evidence import Evidence, by_others
 from spark_cluster.planning.planner import Planner
-from spark_cluster.planning.speed import of_recipe
+from spark_cluster.planning.proposal import Verdict, verdicts
 from spark_cluster.planning.speed.constants import load_constants
 from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
-from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.planning.verdict import Verdict, verdicts
+from spark_cluster.planning.speed.serving import Serving, serving_of
+from spark_cluster.planning.speed.speculative import CONTEXT, request_speed
 
 _COMMANDS = {
     "list": "recipes:list_",
@@ -173,7 +173,7 @@ def expected(recipe: Recipe, project: Project) -> dict[int, Estimate]:
     for tp, serving in _servings(recipe, project):
         with contextlib.suppress(SparkClusterError):
             if serving.weights.step_bytes() >= SMALLEST:
-                found[tp] = of_recipe.expected(recipe, serving, constants=constants)
+                found[tp] = request_speed(recipe, serving, constants=constants)
     return found
 
 
@@ -183,9 +183,8 @@ def evidence(recipe: Recipe, project: Project) -> dict[int, Evidence]:
     for tp, serving in _servings(recipe, project):
         with contextlib.suppress(SparkClusterError):
             launch = launched(recipe, tp)
-            names = (launch.model, launch.base or "")
-            case = Case(names, serving, 1, of_recipe.CONTEXT, launch.drafted_tokens or 0)
-            if measured := by_others(case):
+            drafted = launch.drafted_tokens or 0
+            if measured := by_others(launch, serving, users=1, context=CONTEXT, drafted=drafted):
                 found[tp] = measured
     return found
 
@@ -194,7 +193,7 @@ def _servings(recipe: Recipe, project: Project) -> Iterator[tuple[int, Serving]]
     """Yield the usual sizes whose weights fit, without those whose model's shape is not known."""
     for tp in recipe.tensor_parallel.usual:
         try:
-            serving = of_recipe.serving_of(recipe, tp, project.folder)
+            serving = serving_of(recipe, tp, project.folder)
             fits = not too_large(serving)
         except SparkClusterError:
             continue

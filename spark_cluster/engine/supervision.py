@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Any
 
-from typing_extensions import TypedDict
-
-from spark_cluster.document import Document, Flat, PrintedAs
+from spark_cluster.document import Document, Hidden, derived
 from spark_cluster.engine import proxy, runtime
 from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.engine.ray import TOKEN_FILE
@@ -68,26 +66,6 @@ class SupervisionEvent:
     text: str
 
 
-class PhaseKeys(TypedDict):
-    """What is printed of the supervision's memory; see `SupervisionState`."""
-
-    phase: str
-    since: float
-    reason: str
-    restarts: tuple[float, ...]
-    due: float
-
-
-def _phase(state: SupervisionState) -> PhaseKeys:
-    return {
-        "phase": state.phase,
-        "since": state.since,
-        "reason": state.reason,
-        "restarts": state.restarts,
-        "due": state.due,
-    }
-
-
 @dataclass(frozen=True)
 class Supervision(Document):
     """The report of a head's supervision.
@@ -104,9 +82,14 @@ class Supervision(Document):
     installed: bool
     active: str
     at_boot: bool
-    state: Flat[Annotated[SupervisionState, PrintedAs(_phase)]]
+    state: Hidden[SupervisionState]
     problems: tuple[str, ...] = ()
     events: tuple[SupervisionEvent, ...] = ()
+    phase = derived(str, "state.phase")
+    since = derived(float, "state.since")
+    reason = derived(str, "state.reason")
+    restarts = derived(tuple[float, ...], "state.restarts")
+    due = derived(float, "state.due")
 
 
 def report(session: Session) -> Supervision:

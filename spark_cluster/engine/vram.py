@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NotRequired, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -235,10 +235,12 @@ def peak(before: Iterable[NodeVram], now: Iterable[NodeVram]) -> list[NodeVram]:
 
 
 class MemoryReadings(TypedDict):
-    """Readings of all nodes: now, and before."""
+    """Readings of all nodes: now and before; the largest of a load, and under a short load."""
 
     nodes: list[NodeVram]
     before: list[NodeVram]
+    peak: NotRequired[list[NodeVram]]
+    under_load: NotRequired[list[NodeVram]]
 
 
 @dataclass(frozen=True)
