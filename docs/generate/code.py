@@ -63,8 +63,7 @@ from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.document import Document, ErrorKeys, Flat
 from spark_cluster.engine.cache_parts import CachePart
-from spark_cluster.engine.client_snippets import Snippet
-from spark_cluster.engine.client_target import ClientTarget
+from spark_cluster.engine.client_target import ClientTarget, Snippet
 from spark_cluster.engine.copies.caches import CopiedCache
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.image_upkeep import PrunedImages, StoredImages
@@ -77,10 +76,10 @@ from spark_cluster.engine.copies.upkeep import (
     VerifiedModel,
 )
 from spark_cluster.engine.endpoint_tunnel import TunnelEvent
-from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import RayJobs
 from spark_cluster.engine.memory_phases import MemoryOfNode
 from spark_cluster.engine.named_keys import NamedKey
+from spark_cluster.engine.ray import Job
 from spark_cluster.engine.ray_cluster import RayMember, RayStatus
 from spark_cluster.engine.result import Served
 from spark_cluster.engine.status import Status
