@@ -8,12 +8,13 @@ from typing import Any
 from factories import make_recipe
 
 from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.image_build import Image
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import Image, Venv
+from spark_cluster.config.recipe_schema import Venv
 from spark_cluster.engine.admission import Admitted
 from spark_cluster.engine.copies.state import hub_folder
 from spark_cluster.engine.deployment import Deployment, Server

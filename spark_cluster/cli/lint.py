@@ -101,26 +101,17 @@ def command(
             app.print_json({"issues": issues, **asks, "not_carried_over": lacking})
         else:
             _show(app.console, chosen.title, found, verbose=app.verbose)
-            _say_what_is_lacking(app, chosen)
-            _say_what_is_asked_for(app, chosen, allow)
-            _say_what_is_open(app)
+            _say_more(app, chosen, allow)
     wrong = [finding for finding in found if finding.severity == "error"]
     ctx.exit(1 if wrong or any(entry.blocks for entry in chosen.not_carried_over) else 0)
 
 
-def _say_what_is_lacking(app: App, chosen: LintTarget) -> None:
-    """What an import could not take over: an error where it cannot work without."""
-
-    for entry in chosen.not_carried_over:
-        severity = mark("fail" if entry.blocks else "warn")
-        app.console.print(styled("{} {}", severity, str(entry)), soft_wrap=True)
-
-
-def _say_what_is_asked_for(app: App, chosen: LintTarget, allow: Allowances) -> None:
-    """The variables of this machine; their values are not read."""
-
-    for remark in chosen.builds:
-        app.console.print(styled("{} {}", mark("info"), remark), soft_wrap=True)
+def _say_more(app: App, chosen: LintTarget, allow: Allowances) -> None:
+    """What an import could not take over, what must be allowed (the values of variables are not
+    read), and what the inventory leaves open, if there is one: a recipe does not show its network.
+    """
+    rows = [("fail" if one.blocks else "warn", str(one)) for one in chosen.not_carried_over]
+    rows += [("info", remark) for remark in chosen.builds]
     allowed = app.allowances(allow).env
     for name in chosen.variables:
         text = f"it needs the variable {name} of this machine"
@@ -128,13 +119,11 @@ def _say_what_is_asked_for(app: App, chosen: LintTarget, allow: Allowances) -> N
             text += (
                 f": give `up` --allow-env {name}, or set `allow_env` under serve in the inventory"
             )
-        app.console.print(styled("{} {}", mark("info"), text), soft_wrap=True)
-
-
-def _say_what_is_open(app: App) -> None:
-    """Print what the inventory leaves open, if there is one: a recipe does not show its network."""
+        rows.append(("info", text))
     if not app.inventory_is_missing and app.inventory.trusted_network:
-        app.console.print(styled("{} {}", mark("warn"), firewall.OPEN), soft_wrap=True)
+        rows.append(("warn", firewall.OPEN))
+    for severity, text in rows:
+        app.console.print(styled("{} {}", mark(severity), text), soft_wrap=True)
 
 
 def _target(

@@ -9,6 +9,7 @@ the group `spark_cluster.engines`, whose name is the engine's and whose object i
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -142,3 +143,19 @@ def _words(flag: str, value: EngineValue) -> list[str]:
     if isinstance(value, dict):
         return [f"--{flag}", json.dumps(value, sort_keys=True, separators=(",", ":"))]
     return [f"--{flag}", str(value)]
+
+
+_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kmgtKMGT])")
+
+
+def with_unit(text: str) -> float | None:
+    """Return a size such as 32k as vLLM reads it; None for a text without a unit.
+
+    Small letters are powers of 1000, capitals of 1024.
+    """
+    found = _SIZE.fullmatch(text)
+    if found is None:
+        return None
+    base = 1e3 if found[2].islower() else 1024.0
+    power: int = "kmgt".index(found[2].lower()) + 1
+    return float(found[1]) * pow(base, power)

@@ -1,4 +1,4 @@
-"""A recipe's image that the nodes build on top of another one: a Dockerfile, or scripts of others.
+"""A recipe's image, and how the nodes build it: by a Dockerfile, or scripts of others.
 
 Steps are what sparkrun and spark-vllm-docker call mods: a folder with `run.sh`, which changes a
 container before it serves. Here it is run once, in a build, with what they give it: the folder is
@@ -175,6 +175,39 @@ class Build(Schema):
         if self.base is None:
             return self.dockerfile or ""
         return "\n".join([f"FROM {self.base.reference}", *map(_lines, self.steps)]) + "\n"
+
+
+BUILT = ("spark-cluster/", "local/")
+"""Where images that are built on the nodes have their names: no registry's image is there."""
+
+
+class Image(Schema):
+    """The container image."""
+
+    ref: str = Field(pattern=r"^[^\s-]\S*$")
+    """name and tag, as `docker pull` takes it; with build, the name of the result"""
+    digest: Digest | None = None
+    """sha256:..., so that all nodes run the same"""
+    archive: NodePath | None = None
+    """file on the nodes to `docker load` instead of pulling"""
+    build: Build | None = None
+    """how to build it, instead of pulling"""
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Image:
+        if self.build and (self.digest or self.archive):
+            raise ValueError("build: the image is built, so it has no digest or archive to take")
+        if self.build and not self.ref.startswith(BUILT):
+            raise ValueError(
+                f"ref: {self.ref}, which is built here, could be taken for the image of that name "
+                f"by other recipes; expected a name below {' or '.join(BUILT)}"
+            )
+        return self
+
+    @property
+    def reference(self) -> str:
+        """The reference to pull and run, pinned to the digest where there is one."""
+        return f"{self.ref}@{self.digest}" if self.digest else self.ref
 
 
 def context_path(step: BuildStep, file: BuildFile) -> str:

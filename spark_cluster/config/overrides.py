@@ -9,7 +9,6 @@ under names that no flag has.
 from __future__ import annotations
 
 import json
-import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,7 +17,8 @@ from typing import TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from spark_cluster.config import recipe_checks
-from spark_cluster.config.engines import Dialect, dialect
+from spark_cluster.config.engines import Dialect, dialect, with_unit
+from spark_cluster.config.image_build import Image
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import (
@@ -27,7 +27,6 @@ from spark_cluster.config.recipe_schema import (
     Drafter,
     EngineValue,
     EnvironmentValue,
-    Image,
     Quantization,
     Variable,
     why_no_engine_value,
@@ -103,10 +102,6 @@ SHARE = "gpu-memory-utilization"
 DRAFTED = "num-speculative-tokens"
 DATA_PARALLEL = "data-parallel-size"
 EXPERT_PARALLEL = "enable-expert-parallel"
-
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgG])")
-_UNIT = {"k": 10**3, "m": 10**6, "g": 10**9, "K": 2**10, "M": 2**20, "G": 2**30}
-"""As vLLM reads them: small letters are powers of 1000, capitals of 1024."""
 
 _ON = ("true", "yes", "on", "1")
 _OFF = ("false", "no", "off", "0")
@@ -238,9 +233,8 @@ def _ranks(text: str) -> EngineValue:
 def _number(flag: str, text: str, kind: str) -> EngineValue:
     if flag == "max-model-len" and text in ("auto", "-1"):
         return text if text == "auto" else -1
-    with_unit = _SIZE.fullmatch(text) if kind == "size" else None
     try:
-        number = float(with_unit[1]) * _UNIT[with_unit[2]] if with_unit else float(text)
+        number = (with_unit(text) if kind == "size" else None) or float(text)
     except ValueError:
         number = float("nan")
     counts = kind == "size" or flag in _COUNTS

@@ -11,6 +11,7 @@ from spark_cluster.config import engines
 from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.engines import words
 from spark_cluster.config.fields import Word
+from spark_cluster.config.image_build import Image
 from spark_cluster.config.model_kind import ModelKind, first_rung, inferred
 from spark_cluster.config.recipe_schema import (
     MOST_NODES,
@@ -20,7 +21,6 @@ from spark_cluster.config.recipe_schema import (
     EnvironmentValue,
     Flag,
     FromLaptop,
-    Image,
     Measured,
     Model,
     Mount,

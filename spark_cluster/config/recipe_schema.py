@@ -17,7 +17,6 @@ from pydantic import (
 )
 
 from spark_cluster.config.fields import NodePath, Pattern, Port
-from spark_cluster.config.image_build import Build, Digest
 from spark_cluster.config.model_kind import Rung
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.schema import Schema
@@ -27,34 +26,6 @@ from spark_cluster.node import paths
 from spark_cluster.node.requirements import PINNED
 
 MOST_NODES = 64
-
-REPLICAS_INSTEAD = (
-    "leave data_parallel (--data-parallel) out, and serve one replica on each Spark "
-    "(`up --replicas 2`), or share the model with --tp"
-)
-
-
-def why_not_data_parallel(
-    data_parallel: int, *, engine: str, executor: str | None, tp: int, stages: int
-) -> str:
-    """Return why so many data-parallel ranks cannot be started here; empty when they can.
-
-    Args:
-        executor: None where it is not known.
-        tp: tensor-parallel size.
-        stages: of layers.
-    """
-    if data_parallel == 1:
-        return ""
-    if engine != "vllm":
-        why = "only vLLM's data parallel mode is started here"
-    elif executor not in (None, "ray"):
-        why = f"Ray joins its ranks, and the executor is {executor}"
-    elif tp * stages > 1:
-        why = f"each rank is on one node here, and the recipe shares the model over {tp * stages}"
-    else:
-        return ""
-    return f"data_parallel: {data_parallel}: {why}"
 
 
 class TensorParallel(Schema):
@@ -250,39 +221,6 @@ class Model(Schema):
         copy = self.model_copy()
         copy._folder = folder
         return copy
-
-
-BUILT = ("spark-cluster/", "local/")
-"""Where images that are built on the nodes have their names: no registry's image is there."""
-
-
-class Image(Schema):
-    """The container image."""
-
-    ref: str = Field(pattern=r"^[^\s-]\S*$")
-    """name and tag, as `docker pull` takes it; with build, the name of the result"""
-    digest: Digest | None = None
-    """sha256:..., so that all nodes run the same"""
-    archive: NodePath | None = None
-    """file on the nodes to `docker load` instead of pulling"""
-    build: Build | None = None
-    """how to build it, instead of pulling"""
-
-    @model_validator(mode="after")
-    def _one_origin(self) -> Image:
-        if self.build and (self.digest or self.archive):
-            raise ValueError("build: the image is built, so it has no digest or archive to take")
-        if self.build and not self.ref.startswith(BUILT):
-            raise ValueError(
-                f"ref: {self.ref}, which is built here, could be taken for the image of that name "
-                f"by other recipes; expected a name below {' or '.join(BUILT)}"
-            )
-        return self
-
-    @property
-    def reference(self) -> str:
-        """The reference to pull and run, pinned to the digest where there is one."""
-        return f"{self.ref}@{self.digest}" if self.digest else self.ref
 
 
 class Venv(Schema):

@@ -17,11 +17,39 @@ from spark_cluster.config.image_build import build_settings
 from spark_cluster.config.model_kind import Rung, must_be_served
 from spark_cluster.config.node_paths import is_for_models, is_in, overlap, why_not_writable
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import REPLICAS_INSTEAD, Patch, why_not_data_parallel
+from spark_cluster.config.recipe_schema import Patch
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node import paths
 from spark_cluster.node.store.layout import whole_folder
+
+REPLICAS_INSTEAD = (
+    "leave data_parallel (--data-parallel) out, and serve one replica on each Spark "
+    "(`up --replicas 2`), or share the model with --tp"
+)
+
+
+def why_not_data_parallel(
+    data_parallel: int, *, engine: str, executor: str | None, tp: int, stages: int
+) -> str:
+    """Return why so many data-parallel ranks cannot be started here; empty when they can.
+
+    Args:
+        executor: None where it is not known.
+        tp: tensor-parallel size.
+        stages: of layers.
+    """
+    if data_parallel == 1:
+        return ""
+    if engine != "vllm":
+        why = "only vLLM's data parallel mode is started here"
+    elif executor not in (None, "ray"):
+        why = f"Ray joins its ranks, and the executor is {executor}"
+    elif tp * stages > 1:
+        why = f"each rank is on one node here, and the recipe shares the model over {tp * stages}"
+    else:
+        return ""
+    return f"data_parallel: {data_parallel}: {why}"
 
 
 def must_be_servable(recipe: Recipe, tp: int, rungs: Collection[Rung]) -> None:

@@ -138,20 +138,18 @@ def _figure(cell: str) -> float | None:
 
 def ibdev2netdev(text: str) -> tuple[Hca, ...]:
     """`rocep1s0f1 port 1 ==> enp1s0f1np1 (Up)`; the order of rows varies."""
-    pattern = r"^(\S+) port \d+ ==> (\S+) \((\w+)\)"
-    rows = re.findall(pattern, text, re.MULTILINE)
-    return tuple(
-        sorted((Hca(h, i, s == "Up") for h, i, s in rows), key=lambda x: x.interface.lower())
-    )
+    rows = re.findall(r"^(\S+) port \d+ ==> (\S+) \((\w+)\)", text, re.MULTILINE)
+    return _in_order(Hca(name, interface, state == "Up") for name, interface, state in rows)
 
 
 def rdma_link(text: str) -> tuple[Hca, ...]:
     """`link rocep1s0f1/1 state ACTIVE physical_state LINK_UP netdev enp1s0f1np1`."""
-    pattern = r"^link (\S+)/\d+ state (\w+) .*\bnetdev (\S+)"
-    rows = re.findall(pattern, text, re.MULTILINE)
-    return tuple(
-        sorted((Hca(h, i, s == "ACTIVE") for h, s, i in rows), key=lambda x: x.interface.lower())
-    )
+    rows = re.findall(r"^link (\S+)/\d+ state (\w+) .*\bnetdev (\S+)", text, re.MULTILINE)
+    return _in_order(Hca(name, interface, state == "ACTIVE") for name, state, interface in rows)
+
+
+def _in_order(hcas: Iterable[Hca]) -> tuple[Hca, ...]:
+    return tuple(sorted(hcas, key=lambda hca: hca.interface.lower()))
 
 
 def ip_addr(text: str) -> tuple[Interface, ...]:

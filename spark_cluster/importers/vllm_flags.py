@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from spark_cluster.config.engines import DEFAULT, dialect
+from spark_cluster.config.engines import DEFAULT, dialect, with_unit
 from spark_cluster.config.launch import finite
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.suggest import nearest
@@ -27,10 +27,6 @@ _DASHES = "\u2013\u2014\u2212"
 _LONG = re.compile(r"--(no-)?[A-Za-z]")
 _NEGATIVE = re.compile(r"-\d+(\.\d+)?")
 _NUMBER = re.compile(r"-?(0|[1-9]\d*)(\.\d+)?([eE]-?\d+)?")
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)([kKmMgGtT])")
-_UNIT = {letter: 1000**power for power, letter in enumerate("kmgt", 1)} | {
-    letter: 1024**power for power, letter in enumerate("KMGT", 1)
-}
 _BARE_LOOKS = re.compile(r"(no|enable|disable|use|skip|force|allow|trust)-")
 _LATER = re.compile(r"\$|\{[A-Za-z_]\w*\}")
 """A value that only the shell or a recipe's template knows."""
@@ -246,9 +242,8 @@ def converted(name: str, kind: str, text: str, word: Word) -> EngineValue:
         return text
     if kind == "json":
         return _json(name, text, word)
-    size = _SIZE.fullmatch(text)
-    if kind == "size" and size:
-        return int(finite(float(size[1]) * _UNIT[size[2]], f"--{name}"))
+    if kind == "size" and (size := with_unit(text)) is not None:
+        return int(finite(size, f"--{name}"))
     number = scalar(text)
     if isinstance(number, str) and text not in ("auto", "None", "none", ""):
         raise word.wrong(f"--{name}: found {described(text)}, expected a number")

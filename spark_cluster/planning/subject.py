@@ -9,7 +9,8 @@ from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.overrides import Overrides
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import MOST_NODES, NotCarriedOver, why_not_data_parallel
+from spark_cluster.config.recipe_schema import MOST_NODES, NotCarriedOver
+from spark_cluster.config.recipe_settings import why_not_data_parallel
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import Refused, UsageError
 

@@ -44,6 +44,7 @@ def given(*texts: str, engine: str = "vllm") -> dict[str, Any]:
         ("max-model-len=32768", {"max-model-len": 32768}),
         ("max_model_len=32k", {"max-model-len": 32000}),
         ("max-model-len=32K", {"max-model-len": 32768}),
+        ("max-model-len=0.001t", {"max-model-len": 10**9}),
         ("max-model-len=auto", {"max-model-len": "auto"}),
         ("max-model-len=-1", {"max-model-len": -1}),
         ("--max-num-seqs=4", {"max-num-seqs": 4}),

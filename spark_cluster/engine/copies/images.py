@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.config.recipe_schema import Image
+from spark_cluster.config.image_build import Image
 from spark_cluster.engine.copies.copy import copy_image, route
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.resources.image import without_tag
