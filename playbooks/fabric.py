@@ -16,7 +16,6 @@ from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.start import start_ray_alone
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Session
 
 FOUND_WITHIN_S = 20.0
 """Seconds in which a Ray that runs already must show its nodes."""
@@ -56,21 +55,17 @@ def main(play: Play, *, recipe: Recipe, tp: int, name: str) -> FabricRecord | No
 
 def _start(play: Play, deployment: Deployment, name: str) -> None:
     """Start Ray for the measurement; its nodes end it by themselves after a limit."""
-    guarded = prepare_ray(play, deployment)
+    guarded, nodes = prepare_ray(play, deployment), deployment.nodes
     with play.stage("start"):
         if not play.check:
             seconds = fabric_run.end_limit_s(deployment.first.recipe.ray.join_timeout_s)
-            fabric_run.arm(_sessions(play, deployment), name, seconds)
+            fabric_run.arm(map(play.session, nodes), name, seconds)
         start_ray_alone(play, deployment.first, guarded, {MEASURING: name})
         if not play.check:
-            fabric_run.start_no_more(_sessions(play, deployment))
+            fabric_run.start_no_more(map(play.session, nodes))
 
 
 def _end(play: Play, deployment: Deployment) -> None:
     if not play.check:
         play.project.load_playbook("down").function(play)
-        fabric_run.disarm(_sessions(play, deployment))
-
-
-def _sessions(play: Play, deployment: Deployment) -> list[Session]:
-    return [play.session(node) for node in deployment.nodes]
+        fabric_run.disarm(map(play.session, deployment.nodes))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_cluster.engine import launches, ray_cluster, start, taken_ports, tuned
+from spark_cluster.engine import launches, ray_cluster, start, taken_ports
 from spark_cluster.engine.admission import admit
 from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.deployment import Deployment
@@ -47,7 +47,7 @@ def main(
         deployment = fetch(play, deployment, found.stores, offline=offline)
     with play.stage("start"):
         start.end_others(play, deployment, found.members, former)
-        deployment = tuned.of_all(play, deployment, found.kernels)
+        deployment = launches.with_tuned(play, deployment, found.kernels)
         members = with_servers(found.members, deployment)
         now = start.Starting(deployment, members, guarded, admitted)
         start.start(play, now)

@@ -139,9 +139,9 @@ class Document:
             return schema
 
         def merged(result: Any, serialize: Any) -> Any:
-            document = serialize(result)
-            for name in flat:
-                document |= document.pop(name) or {}
+            document: dict[str, Any] = {}
+            for key, value in serialize(result).items():
+                document |= (value or {}) if key in flat else {key: value}
             return document
 
         serialization = core_schema.wrap_serializer_function_ser_schema(merged)

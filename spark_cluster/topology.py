@@ -85,74 +85,68 @@ class Node:
 
 def topology_of(
     inventory: Inventory,
-    facts: dict[str, Facts],
-    users: dict[str, str],
-    connect: Callable[[str], Connection] | None = None,
-) -> dict[str, Node]:
-    """Every node whose facts are known, each knowing all of them.
-
-    Args:
-        connect: returns a node's `connection`, by its name.
-    """
-    joined = links_of(inventory, facts)
-    plain = {
-        name: Node(
-            **_identity(inventory, node, users, connect), facts=facts[name], links=joined[name]
-        )
-        for name, node in inventory.nodes.items()
-        if name in facts
-    }
-    members = tuple(plain.values())
-    return {name: replace(spark, cluster=members) for name, spark in plain.items()}
-
-
-def topology_before_facts(
-    inventory: Inventory,
     names: Iterable[str],
-    users: dict[str, str],
+    users: Mapping[str, str],
     ask: Callable[[str], Facts],
     connect: Callable[[str], Connection] | None = None,
 ) -> dict[str, Node]:
-    """The same of these nodes, whose facts are asked for when one of them is first read.
+    """These nodes, each knowing all of them.
 
-    Reading them raises what `ask(name)` raises.
+    Their facts are asked for when those of one, or what follows from them, are first read, which
+    raises what `ask(name)` raises.
+
+    Args:
+        users: name to login user.
+        connect: returns a node's `connection`, by its name.
     """
-    wanted = [node for name, node in inventory.nodes.items() if name in set(names)]
-    own = {node.name: {**_identity(inventory, node, users, connect), "ask": ask} for node in wanted}
-    members = tuple(_BeforeFacts.of(inventory, cluster=(), **of) for of in own.values())
-    return {name: _BeforeFacts.of(inventory, cluster=members, **of) for name, of in own.items()}
+    wanted = {name: node for name, node in inventory.nodes.items() if name in set(names)}
+    known = _Known(inventory, tuple(wanted), ask)
+    own = {name: _identity(inventory, node, users, connect) for name, node in wanted.items()}
+    members = tuple(_AskedNode.of(known, cluster=(), **of) for of in own.values())
+    return {name: _AskedNode.of(known, cluster=members, **of) for name, of in own.items()}
 
 
-class _BeforeFacts(Node):
+@dataclass(frozen=True)
+class _Known:
+    """What is asked of the nodes of a cluster, once."""
+
+    inventory: Inventory
+    names: tuple[str, ...]
+    ask: Callable[[str], Facts]
+
+    @cached_property
+    def links(self) -> dict[str, tuple[Link, ...]]:
+        return links_of(self.inventory, {name: self.ask(name) for name in self.names})
+
+
+class _AskedNode(Node):
     """A node that asks for its facts when they, or what follows from them, are first read.
 
     A copy of it (`dataclasses.replace`) has them.
     """
 
-    inventory: Inventory
-    ask: Callable[[str], Facts]
+    known: _Known
 
     @classmethod
-    def of(cls, inventory: Inventory, **own: Any) -> Node:
+    def of(cls, known: _Known, **own: Any) -> Node:
         """Make one of all fields but `facts` and `links`, which __init__ would want."""
         made = cls.__new__(cls)
-        vars(made).update(own, inventory=inventory)
+        vars(made).update(own, known=known)
         return made
 
     @cached_property
     def facts(self) -> Facts:
-        return self.ask(self.name)
+        return self.known.ask(self.name)
 
     @cached_property
     def links(self) -> tuple[Link, ...]:
-        known = {node.name: node.facts for node in self.cluster} | {self.name: self.facts}
-        return links_of(self.inventory, known)[self.name]
+        return self.known.links[self.name]
 
 
 def _identity(
     inventory: Inventory,
     node: InventoryNode,
-    users: dict[str, str],
+    users: Mapping[str, str],
     connect: Callable[[str], Connection] | None,
 ) -> dict[str, Any]:
     """Return the fields of a node that are known without its facts."""

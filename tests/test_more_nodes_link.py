@@ -31,7 +31,7 @@ def cluster(tmp_path: Any, count: int, up: tuple[str, ...] = PORT_1) -> list[Nod
         for n in range(1, count + 1)
     )
     inventory = factories.make_inventory(tmp_path, f"nodes:\n{entries}")
-    return list(topology_of(inventory, dict.fromkeys(inventory.nodes, a_node(up)), {}).values())
+    return list(topology_of(inventory, inventory.nodes, {}, lambda _: a_node(up)).values())
 
 
 def test_each_twin_of_four_nodes_is_in_its_own_subnet(tmp_path: Any) -> None:

@@ -143,17 +143,25 @@ def test_an_address_that_the_node_has_by_itself(inventory):
 
 def test_sparks_know_each_other(inventory):
     made = inventory()
-    known = topology_of(
-        made, {"spark1": facts(PORT_1), "spark2": facts(PORT_1)}, {"spark1": "nvidia"}
-    )
+    found = {"spark1": facts(PORT_1), "spark2": facts(PORT_1)}
+    known = topology_of(made, found, {"spark1": "nvidia"}, found.__getitem__)
     one, two = known["spark1"], known["spark2"]
     assert [n.name for n in two.cluster] == ["spark1", "spark2"]
     assert (two.head.name, two.head.fabric_ip) == ("spark1", "192.168.177.11")
     assert (one.is_head, two.is_head, one.index, two.index) == (True, False, 0, 1)
     assert (one.user, two.user) == ("nvidia", "root")
-    alone = topology_of(made, {"spark2": facts(())}, {})
+    alone = topology_of(made, ["spark2"], {}, {"spark2": facts(())}.__getitem__)
     assert list(alone) == ["spark2"]
     assert alone["spark2"].fabric_ip is None
+
+
+def test_the_others_links_are_the_shared_ones_before_facts_are_read(inventory):
+    """The head that a worker knew had an address of the pool, where the user's subnet is shared."""
+    made = inventory()
+    theirs = facts(PORT_1, {PORT_1[0]: ["192.168.100.10/24"]})
+    found = {"spark1": facts(PORT_1), "spark2": theirs}
+    known = topology_of(made, found, {}, found.__getitem__)
+    assert known["spark2"].head.fabric_ip == known["spark1"].fabric_ip == "192.168.100.11"
 
 
 def addresses_of(made, **nodes):

@@ -63,8 +63,7 @@ from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.document import Document, ErrorKeys, Flat
 from spark_cluster.engine.cache_parts import CachePart
-from spark_cluster.engine.client_snippets import Snippet
-from spark_cluster.engine.client_target import ClientTarget
+from spark_cluster.engine.client_target import ClientTarget, Snippet
 from spark_cluster.engine.copies.caches import CopiedCache
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.image_upkeep import PrunedImages, StoredImages
@@ -77,10 +76,10 @@ from spark_cluster.engine.copies.upkeep import (
     VerifiedModel,
 )
 from spark_cluster.engine.endpoint_tunnel import TunnelEvent
-from spark_cluster.engine.job import Job
 from spark_cluster.engine.job_client import RayJobs
 from spark_cluster.engine.memory_phases import MemoryOfNode
 from spark_cluster.engine.named_keys import NamedKey
+from spark_cluster.engine.ray import Job
 from spark_cluster.engine.ray_cluster import RayMember, RayStatus
 from spark_cluster.engine.result import Served
 from spark_cluster.engine.status import Status
@@ -102,11 +101,11 @@ from spark_cluster.planning.calibrate import Calibration
 from spark_cluster.planning.evidence import Comparison
 from spark_cluster.planning.kv import KvCache
 from spark_cluster.planning.plan import Plan
+from spark_cluster.planning.proposal import Verdict
 from spark_cluster.planning.purpose import Advice
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.together import PlanTogether
-from spark_cluster.planning.verdict import Verdict
 from spark_cluster.resources import Resource
 from spark_cluster.runner import events
 from spark_cluster.runner.options import Options, Selection
@@ -466,6 +465,7 @@ __all__ = [
     "SUITE",
     "WOULD_CHANGE",
     "Document",
+    "ErrorKeys",
     "Flat",
     "Issue",
     "Resource",

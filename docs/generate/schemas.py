@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import make_dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 from pydantic import TypeAdapter
 from pydantic.json_schema import GenerateJsonSchema
@@ -21,6 +21,7 @@ from docs.generate.code import (
     REGISTRIES,
     SUITE,
     Document,
+    ErrorKeys,
     Flat,
     event_classes,
     roles,
@@ -126,20 +127,18 @@ def event() -> Schema:
     """Return the schema of an event, as a line of its record holds it."""
     kinds = []
     for kind in event_classes():
-        schema = TypeAdapter(kind).json_schema(mode="serialization")
+        schema = schema_of(kind)
         schema["description"] = docstring.parse(kind).summary
         schema["properties"] = {"event": {"const": kind.__name__}, **schema["properties"]}
         schema["required"] = list(schema["properties"])
-        schema["additionalProperties"] = False
         kinds.append(_without_titles(schema))
     return _titled("An event of a run", {"oneOf": kinds})
 
 
 def error() -> Schema:
     """Return the schema of `--json` when a command ends with an error before it has a result."""
-    text = {"type": "string"}
-    fields = {"message": text, "where": text, "hint": text}
-    return _titled("An error", _closed({"ok": {"const": False}, "error": _closed(fields)}))
+    shape = {"ok": Literal[False], "error": ErrorKeys}
+    return _titled("An error", schema_of(_type("Error", shape)))
 
 
 def output(name: str) -> Schema:
@@ -160,15 +159,6 @@ def _type(name: str, shape: Any) -> Any:
             keys = [(key, _type(key.title(), each)) for key, each in added.items()]
             return make_dataclass(name, [("result", flat[kind]), *keys], bases=(Document,))
     return shape
-
-
-def _closed(properties: Schema) -> Schema:
-    return {
-        "type": "object",
-        "properties": properties,
-        "required": list(properties),
-        "additionalProperties": False,
-    }
 
 
 def _titled(title: str, schema: Schema) -> Schema:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,14 +10,10 @@ from pydantic import Field, InstanceOf
 from spark_cluster.config.schema import Schema
 from spark_cluster.engine import model_loading
 from spark_cluster.engine.proxy import LOADER_UNIT, UNIT, ModelServer
-from spark_cluster.loader import programs
-from spark_cluster.loader.template import render
-from spark_cluster.node import own_program, paths
-from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
+from spark_cluster.resources import Resource
 from spark_cluster.topology import Node
 
-TEMPLATES = Path(__file__).parent / "templates"
-UNIT_FILE = f"{paths.SYSTEMD_UNITS}/{LOADER_UNIT}.service"
+TEMPLATE = Path(__file__).parent / "templates/model-loader.service.j2"
 
 
 class Settings(Schema):
@@ -36,29 +31,7 @@ class Settings(Schema):
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """The program, its configuration and its unit on the head; elsewhere none of them."""
     if not node.is_head or not any(server.on_request for server in settings.servers):
-        yield Service(LOADER_UNIT, running=False, enabled=False)
-        for path in (UNIT_FILE, model_loading.CONFIG):
-            yield File(path, state="absent")
-        yield Directory(model_loading.FOLDER, state="absent", keep=False)
+        yield from model_loading.UNIT.absent()
         return
-    program = programs.program(model_loading.FOLDER, model_loading.PROGRAM)
-    yield Directory(model_loading.FOLDER, mode=0o700)
-    yield program
-    yield Directory(str(Path(model_loading.CONFIG).parent), mode=0o755)
     told = model_loading.configuration(node, settings.servers, settings.ready_s, settings.stays_s)
-    config = File(model_loading.CONFIG, content=json.dumps(told, indent=2) + "\n", mode=0o600)
-    unit = File(
-        UNIT_FILE,
-        content=render(
-            TEMPLATES,
-            "model-loader.service.j2",
-            program=" ".join(own_program.entry(program.path, model_loading.PROGRAM)),
-            config=model_loading.CONFIG,
-            runtime=LOADER_UNIT,
-            proxy=UNIT,
-        ),
-    )
-    yield config
-    yield unit
-    yield Service(LOADER_UNIT, enabled=True, restart_when=(config, unit, program))
-    yield UnusedPrograms(model_loading.FOLDER)
+    yield from model_loading.UNIT.present(TEMPLATE, told, runtime=LOADER_UNIT, proxy=UNIT)

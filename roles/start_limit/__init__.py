@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 from spark_cluster.config.schema import Schema
 from spark_cluster.engine import supervision
-from spark_cluster.loader import programs
-from spark_cluster.loader.template import render
-from spark_cluster.node import own_program, paths
-from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
+from spark_cluster.resources import Resource
 from spark_cluster.topology import Node
 
-TEMPLATES = Path(__file__).parent / "templates"
-UNIT = "spark-cluster-start-limit"
-UNIT_FILE = f"{paths.SYSTEMD_UNITS}/{UNIT}.service"
+TEMPLATE = Path(__file__).parent / "templates/start-limit.service.j2"
 
 
 class Settings(Schema):
@@ -29,20 +23,8 @@ class Settings(Schema):
 
 def role(_node: Node, settings: Settings) -> Iterator[Resource]:
     """The program, its configuration and its unit on a node that serves."""
+    unit = supervision.START_LIMIT
     if settings.state == "absent":
-        yield Service(UNIT, running=False, enabled=False)
-        yield File(UNIT_FILE, state="absent")
-        yield Directory(paths.START_LIMIT, state="absent", keep=False)
-        return
-    program = programs.program(paths.START_LIMIT, supervision.START_LIMIT)
-    yield Directory(paths.START_LIMIT, mode=0o700)
-    yield program
-    told = json.dumps(supervision.start_limit_configuration(), indent=2) + "\n"
-    config = File(paths.START_LIMIT_SETTINGS, content=told)
-    start = " ".join(own_program.entry(program.path, supervision.START_LIMIT))
-    values = {"program": start, "config": paths.START_LIMIT_SETTINGS}
-    unit = File(UNIT_FILE, content=render(TEMPLATES, "start-limit.service.j2", **values))
-    yield config
-    yield unit
-    yield Service(UNIT, enabled=True, restart_when=(config, unit, program))
-    yield UnusedPrograms(paths.START_LIMIT)
+        yield from unit.absent()
+    else:
+        yield from unit.present(TEMPLATE, supervision.start_limit_configuration())

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from spark_cluster.config.schema import Schema
 from spark_cluster.engine import supervision
-from spark_cluster.loader import programs
-from spark_cluster.loader.template import render
-from spark_cluster.node import own_program, paths
 from spark_cluster.node.health import MANY_RESTARTS
-from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
+from spark_cluster.resources import Resource
 from spark_cluster.topology import Node
 
-TEMPLATES = Path(__file__).parent / "templates"
-UNIT_FILE = f"{paths.SYSTEMD_UNITS}/{supervision.UNIT}.service"
+TEMPLATE = Path(__file__).parent / "templates/supervise.service.j2"
 
 
 class Settings(Schema):
@@ -49,30 +44,8 @@ class Settings(Schema):
 def role(node: Node, settings: Settings) -> Iterator[Resource]:
     """The program, its configuration and its unit on the head; elsewhere none of them."""
     if settings.state == "absent" or not node.is_head:
-        yield Service(supervision.UNIT, running=False, enabled=False)
-        for path in (UNIT_FILE, supervision.CONFIG):
-            yield File(path, state="absent")
-        yield Directory(supervision.FOLDER, state="absent", keep=False)
+        yield from supervision.UNIT.absent()
         return
-    program = programs.program(supervision.FOLDER, supervision.PROGRAM)
-    yield Directory(supervision.FOLDER, mode=0o700)
-    yield program
-    yield Directory(str(Path(supervision.CONFIG).parent), mode=0o755)
-    config = File(supervision.CONFIG, content=json.dumps(_config(node, settings), indent=2) + "\n")
-    unit = File(
-        UNIT_FILE,
-        content=render(
-            TEMPLATES,
-            "supervise.service.j2",
-            program=" ".join(own_program.entry(program.path, supervision.PROGRAM)),
-            config=supervision.CONFIG,
-        ),
-    )
-    yield config
-    yield unit
-    yield Service(supervision.UNIT, enabled=settings.at_boot, restart_when=(config, unit, program))
-    yield UnusedPrograms(supervision.FOLDER)
-
-
-def _config(node: Node, settings: Settings) -> dict[str, Any]:
-    return supervision.configuration(settings.model_dump(exclude={"state", "at_boot"}), node)
+    limits = settings.model_dump(exclude={"state", "at_boot"})
+    told = supervision.configuration(limits, node)
+    yield from supervision.UNIT.present(TEMPLATE, told, enabled=settings.at_boot)

@@ -167,8 +167,7 @@ def readings(found: Iterable[NodeVram], phase: Phase) -> tuple[VramReading, ...]
             node=reading.name,
             phase=phase,
             processes=tuple(
-                ProcessMemory(pid=p.pid, name=p.name, used_mib=p.used_mib)
-                for p in reading.processes
+                ProcessMemory.model_validate(p, from_attributes=True) for p in reading.processes
             ),
             available_mib=reading.mem_available_mib,
             total_mib=reading.mem_total_mib,
@@ -185,18 +184,24 @@ def nodes_of(play: Play, served: Served) -> tuple[NodeRecord, ...]:
     nodes = [node for node in play.nodes if node.name in names]
     firmwares = play.on_each(nodes, lambda node: firmware(play.session(node), node))
     return tuple(
-        NodeRecord(
-            name=node.name,
-            hardware=node.facts.gpu.name if node.facts.gpu else node.facts.arch,
-            driver=node.facts.gpu.driver if node.facts.gpu else "",
-            **firmwares[node.name],
-            kernel=node.facts.kernel,
-            dgx=node.facts.dgx_version or "",
-            mtu=max(link_mtus(node), default=None),
-            hcas=tuple(hca.name for hca in node.facts.hcas),
-            environment=chosen.environment(node, server),
+        node_record(node).model_copy(
+            update={**firmwares[node.name], "environment": chosen.environment(node, server)}
         )
         for node in nodes
+    )
+
+
+def node_record(node: Node) -> NodeRecord:
+    """Return what is known of a node by its facts."""
+    facts = node.facts
+    return NodeRecord(
+        name=node.name,
+        hardware=facts.gpu.name if facts.gpu else facts.arch,
+        driver=facts.gpu.driver if facts.gpu else "",
+        kernel=facts.kernel,
+        dgx=facts.dgx_version or "",
+        mtu=max(link_mtus(node), default=None),
+        hcas=tuple(hca.name for hca in facts.hcas),
     )
 
 

@@ -122,13 +122,6 @@ class Generator(ABC):
         return False
 
 
-def last_line(output: str) -> str:
-    """Return the last line in which a program says what went wrong; empty for none."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()]
-    errors = [line for line in lines if "error" in line.lower()]
-    return (errors or lines or [""])[-1][:200]
-
-
 # -- results ---------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
 
 from spark_cluster.bench.record import Setup
 from spark_cluster.bench.run_folder import printable
@@ -19,10 +18,8 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.images import DockerImage, answered, question
 from spark_cluster.resources.image import without_tag
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.play import Play
-    from spark_cluster.runner.session import Session
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
 
 _REPO_DIGEST = re.compile(r"[^\s@]{1,255}@sha256:[0-9a-f]{64}")
 

@@ -14,21 +14,19 @@ import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
+
+import paramiko
 
 from spark_cluster.errors import Failed, Unreachable
 from spark_cluster.loader import programs
 from spark_cluster.node import own_program, paths, safe_paths
 from spark_cluster.node.bench import measure
 from spark_cluster.resources import Command, Directory, File, Resource
+from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh import Connection, limited
-
-if TYPE_CHECKING:
-    import paramiko
-
-    from spark_cluster.runner.connections import Connections
 
 FOLDER = paths.BENCH
 """On the node; each run has a folder of its own, each server of it one below."""
@@ -162,26 +160,8 @@ def fetch(files: NodeFiles, folder: str, into: Path) -> list[str]:
 # -- files of a node -------------------------------------------------------------------------------
 
 
-class NodeFiles(Protocol):
-    """The files of a node that its login user may read."""
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return the regular files of a folder, by name, with their bytes; none without a folder.
-
-        Raises:
-            Failed: it cannot be read, or the answer is not a listing.
-        """
-
-    def read(self, path: str, size: int) -> bytes:
-        """Return up to `size` bytes of a regular file.
-
-        Raises:
-            Failed: it cannot be read.
-        """
-
-
 class LocalFiles:
-    """The files of a node on this machine.
+    """The files of a node on this machine, as far as its login user may read them.
 
     Args:
         node: its name in the inventory.
@@ -193,6 +173,11 @@ class LocalFiles:
         self._root = root
 
     def sizes(self, folder: str) -> dict[str, int]:
+        """Return the regular files of a folder, by name, with their bytes; none without a folder.
+
+        Raises:
+            Failed: it cannot be read, or the answer is not a listing.
+        """
         with (
             _named(self._node, folder),
             contextlib.suppress(FileNotFoundError),
@@ -204,12 +189,17 @@ class LocalFiles:
         return {}
 
     def read(self, path: str, size: int) -> bytes:
+        """Return up to `size` bytes of a regular file.
+
+        Raises:
+            Failed: it cannot be read.
+        """
         with _named(self._node, path), safe_paths.file(Path(path), self._root) as file:
             return file.read(size)
 
 
 class SftpFiles:
-    """The files of a node over SSH.
+    """The files of a node over SSH, as `LocalFiles`.
 
     Args:
         node: its name in the inventory.
@@ -232,6 +222,9 @@ class SftpFiles:
         with _named(self._node, path), self._sftp.open(path, "rb") as file:
             file.prefetch(size)
             return file.read(size)
+
+
+NodeFiles = LocalFiles | SftpFiles
 
 
 @contextlib.contextmanager

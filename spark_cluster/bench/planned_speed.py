@@ -36,11 +36,11 @@ from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageEr
 from spark_cluster.loader.project import Project
 from spark_cluster.planning.calibrate import Calibration, Point, calibrate, is_read_bound
 from spark_cluster.planning.evidence import SHORT, Evidence, of_own
-from spark_cluster.planning.speed import of_recipe
 from spark_cluster.planning.speed.constants import Constants, load_constants
 from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
 from spark_cluster.planning.speed.prefill import prefill
-from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.planning.speed.serving import Serving, serving_of
+from spark_cluster.planning.speed.speculative import request_speed
 
 MOST_RUNS = 50
 """The newest runs of a project that are looked at."""
@@ -68,7 +68,7 @@ def planned_speeds(project: Project) -> Speeds:
             return None
         try:
             first = prefill(found, max(context, 1), constants=constants)
-            each = of_recipe.expected(recipe, found, context=context, constants=constants)
+            each = request_speed(recipe, found, context=context, constants=constants)
         except SparkClusterError:  # the plan has no figure for it
             return None
         return Speed(max(context, 1) / first.seconds.expected, each.expected)
@@ -98,7 +98,7 @@ def predictions(
         context = _middle_of_answer(key)
         try:
             first = prefill(found, key.prompt + key.depth - cached, cached, constants=constants)
-            each = of_recipe.expected(setup.served, found, context=context, constants=constants)
+            each = request_speed(setup.served, found, context=context, constants=constants)
         except SparkClusterError:  # the plan has no figure for it
             continue
         made += [
@@ -121,7 +121,7 @@ def _serving(setup: PlannedSetup, project: Project) -> Serving | None:
     if setup.served is None:
         return None
     try:
-        found = of_recipe.serving_of(setup.served, setup.tp, project.folder)
+        found = serving_of(setup.served, setup.tp, project.folder)
         is_toy = found.weights.step_bytes() < SMALLEST
     except SparkClusterError:  # the model's shape is not known, say
         return None
@@ -275,7 +275,7 @@ def _recorded_serving(setup: Setup, *folders: Path) -> tuple[Serving, bool]:
         recipe = Recipe.model_validate(json.loads(setup.recipe_text))
     except (ValueError, RecursionError, ValidationError):
         raise UsageError("the record does not contain its recipe") from None
-    return of_recipe.serving_of(recipe, setup.tp, *folders), recipe.drafter is None
+    return serving_of(recipe, setup.tp, *folders), recipe.drafter is None
 
 
 def _points(cell: CellResult, served: Serving, *, cached: bool) -> Iterator[Point]:

@@ -11,12 +11,12 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from pydantic import BaseModel, ValidationError
 
 from spark_cluster.bench import image_pins
-from spark_cluster.bench.describe import link_mtus, text_of
+from spark_cluster.bench.describe import node_record, text_of
 from spark_cluster.bench.expansion import Expansion, PlannedSetup, expand, measurable
 from spark_cluster.bench.record import Record, Repeats, Setup
 from spark_cluster.bench.run import BenchRun
@@ -29,12 +29,10 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import Problem, dotted
 from spark_cluster.errors import InvalidFile, Refused, UsageError
+from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.durable import write_file
-
-if TYPE_CHECKING:
-    from spark_cluster.loader.project import Project
-    from spark_cluster.topology import Node
+from spark_cluster.topology import Node
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -246,17 +244,12 @@ def differences(record: Record, nodes: Sequence[Node], tool: str) -> Iterator[st
         yield f"{record.tool.name}: {record.tool.version} there, {tool} here"
     if len(record.nodes) != len(nodes):
         yield f"nodes: {len(record.nodes)} there, {len(nodes)} here"
-    facts = [node.facts for node in nodes]
-    here: dict[str, Iterable[object]] = {
-        "hardware": (one.gpu.name if one.gpu else one.arch for one in facts),
-        "driver": (one.gpu.driver if one.gpu else "" for one in facts),
-        "kernel": (one.kernel for one in facts),
-        "dgx": (one.dgx_version for one in facts),
-        "mtu": (mtu for node in nodes for mtu in link_mtus(node)),
-    }
-    for name, values in here.items():
-        theirs = {str(value) for node in record.nodes if (value := getattr(node, name))}
-        ours = {str(value) for value in values if value}
+    here = [node_record(node) for node in nodes]
+    for name in ("hardware", "driver", "kernel", "dgx", "mtu"):
+        theirs, ours = (
+            {str(value) for node in side if (value := getattr(node, name))}
+            for side in (record.nodes, here)
+        )
         if theirs and theirs != ours:
             shown = [", ".join(sorted(side)) or "not known" for side in (theirs, ours)]
             yield f"{name}: {shown[0]} there, {shown[1]} here"

@@ -11,21 +11,20 @@ from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.telemetry import LineReader, Row
+from spark_cluster.config.inventory import InventoryNode
+from spark_cluster.config.inventory_schema import ServeEntry
+from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.facts.model import BUSY_PERCENT, SLOW_MHZ
 from spark_cluster.node.output import LINE_LIMIT
+from spark_cluster.runner.dialer import Dialer
+from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.parallel import in_parallel
-
-if TYPE_CHECKING:
-    from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.config.inventory_schema import ServeEntry
-    from spark_cluster.runner.dialer import Dialer
-    from spark_cluster.runner.node_connection import NodeConnection
-    from spark_cluster.runner.session import Session
+from spark_cluster.runner.session import Session
 
 LABEL = "top"
 """Of the agents' processes."""
@@ -58,8 +57,6 @@ def metrics_url(serve: ServeEntry) -> str:
 
     It is the engine's own port on the loopback: there it asks for no key, and no proxy is between.
     """
-    from spark_cluster.config.ports import LOOPBACK
-
     return f"http://{LOOPBACK}:{serve.engine_port if serve.proxied else serve.port}/metrics"
 
 

@@ -47,6 +47,9 @@ VariantValue = Annotated[EngineValue, BeforeValidator(_variant_value)]
 Tokens = Annotated[int, Field(ge=1, le=10_000_000)]
 Depth = Annotated[int, Field(ge=0, le=10_000_000)]
 Rate = Annotated[float, Field(gt=0, le=10_000)]
+Levels = Annotated[list[Tokens], Field(min_length=1), AfterValidator(_unique)]
+Depths = Annotated[list[Depth], Field(min_length=1), AfterValidator(_unique)]
+Rates = Annotated[list[Rate], Field(min_length=1), AfterValidator(_unique)]
 Milliseconds = Annotated[float, Field(gt=0)]
 
 
@@ -120,25 +123,15 @@ class MeasurementSettings(Schema):
 class Load(Schema):
     """The shapes of load, which a stage may give for itself."""
 
-    prompt: Annotated[list[Tokens], AfterValidator(_unique)] | None = Field(
-        default=None, min_length=1
-    )
+    prompt: Levels | None = None
     """tokens of the prompt (default: 2048)"""
-    output: Annotated[list[Tokens], AfterValidator(_unique)] | None = Field(
-        default=None, min_length=1
-    )
+    output: Levels | None = None
     """tokens of the answer (default: 128)"""
-    depth: Annotated[list[Depth], AfterValidator(_unique)] | None = Field(
-        default=None, min_length=1
-    )
+    depth: Depths | None = None
     """tokens in the context before it (default: 0)"""
-    concurrency: Annotated[list[Tokens], AfterValidator(_unique)] | None = Field(
-        default=None, min_length=1
-    )
+    concurrency: Levels | None = None
     """requests at once (closed loop; default: 1)"""
-    request_rate: Annotated[list[Rate], AfterValidator(_unique)] | None = Field(
-        default=None, min_length=1
-    )
+    request_rate: Rates | None = None
     """requests a second (open loop, tool: vllm-bench or guidellm); takes the place of
     concurrency"""
     requests: int | None = Field(default=None, ge=1, le=1_000_000)
@@ -152,7 +145,7 @@ class Stage(Load):
 
     name: str = Field(min_length=1, max_length=60)
     """what it is, for people"""
-    tp: Annotated[list[Tokens], AfterValidator(_unique)] | None = Field(default=None, min_length=1)
+    tp: Levels | None = None
     """tensor-parallel sizes (default: the suite's)"""
     replicas: int | None = Field(default=None, ge=1, le=64)
     """servers at once (default: the suite's)"""
@@ -174,7 +167,7 @@ class Suite(Load):
     """of vision and tool_call: which questions, by name (default: all)"""
     recipes: Annotated[list[Word], AfterValidator(_unique)] = Field(default=[])
     """what is served, by name; none: the one that the command names"""
-    tp: Annotated[list[Tokens], AfterValidator(_unique)] = Field(default=[1], min_length=1)
+    tp: Levels = Field(default=[1])
     """tensor-parallel sizes, a node each"""
     replicas: int = Field(default=1, ge=1, le=64)
     """servers at once, a node each, behind the endpoint that is put under load"""

@@ -12,17 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.bench.expansion import REQUESTS, PlannedCell
-from spark_cluster.bench.generator import (
-    OFFLINE,
-    RUN_S,
-    At,
-    Generator,
-    Run,
-    Target,
-    last_line,
-    metric,
-    result,
-)
+from spark_cluster.bench.generator import OFFLINE, RUN_S, At, Generator, Run, Target, metric, result
 from spark_cluster.bench.record import CellResult, Metric, MetricName, Tool
 from spark_cluster.bench.run_folder import number, read_json
 from spark_cluster.bench.suite import MeasurementSettings, Slo, Suite
@@ -161,6 +151,13 @@ def read_runs(cell: PlannedCell, folder: Path, output: str) -> list[dict[str, An
     found = [read_json(folder / file_name(cell, run)) for run in range(1, cell.runs + 1)]
     said = f"; it said: {last}" if (last := last_line(output)) else ""
     return [f"{one}{said}" if isinstance(one, str) else one for one in found]
+
+
+def last_line(output: str) -> str:
+    """Return the last line in which a program says what went wrong; empty for none."""
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    errors = [line for line in lines if "error" in line.lower()]
+    return (errors or lines or [""])[-1][:200]
 
 
 def container(server: Server) -> tuple[str, ...]:

@@ -253,19 +253,12 @@ class Cluster(Serving):
             UsageError: `out` holds a run already.
             SparkClusterError: a node is not reached, or an extra is not installed.
         """
-        from spark_cluster.cli.bench_measure import bench
+        from spark_cluster.cli.bench_measure import begun, measure
         from spark_cluster.runner.options import Options
 
-        return bench(
-            self,
-            suite,
-            recipes,
-            out=None if out is None else Path(out),
-            keep=keep,
-            stop_at_first_failure=stop_at_first_failure,
-            allow=allow,
-            options=options or Options(),
-        )
+        made = begun(self, suite, tuple(recipes), allow, None if out is None else Path(out))
+        how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
+        return measure(self, made, options or Options(), how, run_id=made.record.id)
 
     def playbook(self, file: str | Path, *, options: Options | None = None) -> PlaybookResult:
         """Run a playbook.

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
+from rich.table import Table
 
+from spark_cluster.bench.fabric_record import EXPECTED_GB_S, FILE, FabricRecord
+from spark_cluster.bench.run_folder import save_document
 from spark_cluster.cli.app import App, allowing, changing
+from spark_cluster.cli.bench_format import figures_table
 from spark_cluster.cli.bench_measure import RESULTS
+from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.recipes_to_serve import recipe_for_ray
+from spark_cluster.config.allowances import Allowances
 from spark_cluster.errors import UsageError, VerificationFailed
-
-if TYPE_CHECKING:
-    from rich.table import Table
-
-    from spark_cluster.bench.fabric_record import FabricRecord
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.runner.options import Options
+from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.runner.options import Options
 
 
 @click.command()
@@ -44,10 +45,6 @@ def fabric(
     It runs as a Ray job in the image of a recipe, while nothing is served. NCCL on GPUs, gloo on
     CPUs. The exit status is 5 when the figures are worse than expected.
     """
-    from spark_cluster.bench.fabric_record import FILE
-    from spark_cluster.bench.run_folder import save_document
-    from spark_cluster.cli.recipes_to_serve import recipe_for_ray
-
     if options.selection.partial and not options.check:
         raise UsageError(
             "--tags, --skip-tags and --start-at would start a part of Ray only",
@@ -77,8 +74,6 @@ def fabric(
 
 def show(app: App, found: FabricRecord, path: Path) -> None:
     """Show the verdict, the reasons and known issues, then the figures."""
-    from spark_cluster.cli.console import painted, styled
-
     colours = {"as expected": "green", "slow": "red", "not judged": "yellow"}
     verdict = painted(found.verdict, f"bold {colours[found.verdict]}")
     console = app.console
@@ -100,9 +95,6 @@ def show(app: App, found: FabricRecord, path: Path) -> None:
 
 
 def _links(found: FabricRecord) -> Table:
-    from spark_cluster.bench.fabric_record import EXPECTED_GB_S
-    from spark_cluster.cli.bench_format import figures_table
-
     low, high = EXPECTED_GB_S
     expected = f"GB/s ({low:g}-{high:g})" if found.verdict != "not judged" else "GB/s"
     table = figures_table("all-reduce of", "us", "fastest", "slowest", expected, "", text=(0, 5))
@@ -118,9 +110,6 @@ def _rate(value: float) -> str:
 
 
 def _memory(found: FabricRecord) -> Table:
-    from spark_cluster.cli.bench_format import figures_table
-    from spark_cluster.planning.speed.constants import Constants
-
     bandwidth = f" (of {Constants().bandwidth / 1e9:.0f})"
     whole = bandwidth if found.verdict != "not judged" else ""
     table = figures_table(

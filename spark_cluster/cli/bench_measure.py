@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spark_cluster import __version__
+from spark_cluster.bench import generators
+from spark_cluster.bench.expansion import expand, measurable
+from spark_cluster.bench.record import CellResult, Record
+from spark_cluster.bench.repeat import continued, suite_of
+from spark_cluster.bench.run import BenchRun
+from spark_cluster.bench.run_folder import RECORD, load_record, save_record
+from spark_cluster.bench.suite import Suite, canonical, load_suite
+from spark_cluster.bench.telemetry_file import need_pyarrow
 from spark_cluster.cli.opened import Opened, new_run
 from spark_cluster.cli.results import RunSummary
+from spark_cluster.config.allowances import Allowances
 from spark_cluster.document import Document
 from spark_cluster.errors import UsageError
-
-if TYPE_CHECKING:
-    from spark_cluster.bench.record import CellResult, Record
-    from spark_cluster.bench.run import BenchRun
-    from spark_cluster.bench.suite import Suite
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.runner.options import Options
-    from spark_cluster.runner.play import Play
+from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.runner.options import Options
+from spark_cluster.runner.play import Play
 
 RESULTS = "bench-results"
 """Folder for runs, below the current one."""
@@ -61,50 +66,30 @@ def refuse_second_run(out: Path | None) -> None:
     Raises:
         UsageError: it has one.
     """
-    from spark_cluster.bench.run_folder import RECORD
-
     if out is not None and (out / RECORD).exists():
         hint = f"`spark-cluster bench attach {out}` continues it; or give another folder with --out"
         raise UsageError(f"{out} holds a run already", hint=hint)
 
 
-def bench(
-    opened: Opened,
-    suite: str,
-    recipes: Sequence[str],
-    *,
-    out: Path | None,
-    keep: bool,
-    stop_at_first_failure: bool,
-    allow: Allowances,
-    options: Options,
-) -> BenchResult:
-    """Measure a suite; see `Cluster.bench`."""
-    refuse_second_run(out)
-    run_id = new_run()
-    made = _begin(opened, suite, tuple(recipes), allow, out=out, run_id=run_id)
-    how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
-    return measure(opened, made, options, how, run_id=run_id)
-
-
-def _begin(
-    opened: Opened,
-    name: str,
-    names: tuple[str, ...],
-    allow: Allowances,
-    *,
-    out: Path | None,
-    run_id: str,
+def begun(
+    opened: Opened, name: str, names: tuple[str, ...], allow: Allowances, out: Path | None
 ) -> BenchRun:
-    """Return a new run of a suite."""
-    from spark_cluster.bench.suite import load_suite
+    """Return a new run of a suite.
 
+    Args:
+        names: of recipes, to measure instead of the suite's.
+        out: folder for the results; by default one of the run's id.
+
+    Raises:
+        UsageError: `out` holds a run already.
+    """
+    refuse_second_run(out)
     suite = load_suite(name, opened.project)
     opened.project.must_be_own(opened.project.resolve("suites", name), f"suite {name}")
     served = opened.inventory.serve.recipe
     chosen = names or tuple(suite.recipes) or ((served,) if served else ())
     words = (name, *(word for recipe in chosen for word in ("--recipe", recipe)))
-    record = new_record(opened, suite, chosen, ("run", *words), run_id)
+    record = new_record(opened, suite, chosen, ("run", *words), new_run())
     commit = commit_of(opened.project.folder)
     record = record.model_copy(update={"project_commit": commit})
     return of_record(opened, record, out or Path(RESULTS) / record.id, allow)
@@ -119,11 +104,6 @@ def new_record(
         recipes: their names.
         words: of the command after `bench` that repeats it.
     """
-    from spark_cluster import __version__
-    from spark_cluster.bench import generators
-    from spark_cluster.bench.record import Record
-    from spark_cluster.bench.suite import canonical
-
     return Record(
         id=run_id,
         suite=suite.name,
@@ -142,8 +122,6 @@ def new_record(
 
 def of_folder(opened: Opened, folder: Path) -> BenchRun:
     """Return a run to look at, or to end."""
-    from spark_cluster.bench.run_folder import load_record
-
     return of_record(opened, load_record(folder), folder, known=False)
 
 
@@ -163,13 +141,6 @@ def of_record(
     Raises:
         InvalidFile: the record's suite is none.
     """
-    from spark_cluster.bench.expansion import expand, measurable
-    from spark_cluster.bench.repeat import continued, suite_of
-    from spark_cluster.bench.run import BenchRun
-    from spark_cluster.bench.run_folder import RECORD
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.loader.recipes import load_recipe
-
     allowed = opened.allowances(allow or Allowances())
     if record.repeats is not None:
         # All, whatever --limit selects: cells that are left out now have a result for good.
@@ -206,9 +177,6 @@ def measure(
         UsageError: a selection of roles would bring up part of a server.
         SparkClusterError: a node is not reached, or a server does not start where that ends it.
     """
-    from spark_cluster.bench.run_folder import save_record
-    from spark_cluster.bench.telemetry_file import need_pyarrow
-
     if options.selection.partial and not options.check:
         raise UsageError(
             "--tags, --skip-tags and --start-at would bring up part of a server only",

@@ -4,17 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from spark_cluster.bench import image_pins
+from spark_cluster.bench.describe import text_of
+from spark_cluster.bench.expansion import cells_text
+from spark_cluster.bench.repeat import (
+    Original,
+    differences,
+    expansion_of,
+    foreign_setups,
+    load_original,
+    must_be_trusted,
+    pin,
+)
+from spark_cluster.bench.run import BenchRun
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_measure import RESULTS, new_record, refuse_second_run
-
-if TYPE_CHECKING:
-    from spark_cluster.bench.repeat import Original
-    from spark_cluster.bench.run import BenchRun
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.runner.options import Options
-    from spark_cluster.runner.play import Play
+from spark_cluster.cli.console import painted, styled
+from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.recipe_settings import must_be_allowed
+from spark_cluster.runner.options import Options
+from spark_cluster.runner.play import Play
 
 
 def begin(
@@ -39,9 +49,6 @@ def begin(
         InvalidFile: the record, its suite or a recipe in it is wrong.
         Refused: a recipe in it is not the user's own, and is not trusted.
     """
-    from spark_cluster.bench.repeat import load_original, must_be_trusted
-    from spark_cluster.config.recipe_settings import must_be_allowed
-
     refuse_second_run(out)
     original = load_original(folder, app.allowances(allow))
     made = _new_run(app, original, folder, out)
@@ -60,9 +67,6 @@ def begin(
 
 
 def _new_run(app: App, original: Original, folder: Path, out: Path | None) -> BenchRun:
-    from spark_cluster.bench.repeat import expansion_of
-    from spark_cluster.bench.run import BenchRun
-
     theirs, words = original.record, ("repeat", str(folder))
     record = new_record(app.cluster, original.suite, theirs.recipes, words, app.run_id)
     record = record.model_copy(
@@ -74,11 +78,6 @@ def _new_run(app: App, original: Original, folder: Path, out: Path | None) -> Be
 
 def _show(app: App, made: BenchRun, original: Original) -> None:
     """Show what would be run: every recipe that is not the user's own is shown whole."""
-    from spark_cluster.bench.describe import text_of
-    from spark_cluster.bench.expansion import cells_text
-    from spark_cluster.bench.repeat import foreign_setups
-    from spark_cluster.cli.console import painted, styled
-
     console, record = app.console, original.record
     when = f"{record.started:%Y-%m-%d}, {cells_text(len(record.cells))}, spark-cluster"
     title = styled("repeats [bold]{}[/] of suite {}", record.id, record.suite)
@@ -100,9 +99,6 @@ def _show(app: App, made: BenchRun, original: Original) -> None:
 
 def _compare(play: Play, made: BenchRun, original: Original) -> None:
     """Pin the images of the record where the nodes can have them, and show what differs here."""
-    from spark_cluster.bench import image_pins
-    from spark_cluster.bench.repeat import differences, pin
-
     chosen = image_pins.choose(play, original.record.setups, original.recipes)
     pin(made, original, chosen.images, len(play.nodes))
     found = differences(original.record, play.nodes, made.record.tool.version)

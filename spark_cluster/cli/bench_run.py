@@ -7,20 +7,33 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from spark_cluster.bench.expansion import cells_text
+from spark_cluster.bench.head import fetch as fetch_step
+from spark_cluster.bench.head import is_measuring
+from spark_cluster.bench.head import stop as stop_step
+from spark_cluster.bench.repeat import SOURCE, load_original, must_be_trusted
+from spark_cluster.bench.run import BenchRun
+from spark_cluster.bench.run_folder import load_record
+from spark_cluster.bench.run_telemetry import merge
 from spark_cluster.cli.app import App, allowing, changing
-from spark_cluster.cli.bench_measure import RESULTS, of_folder, of_record, refuse_second_run
+from spark_cluster.cli.bench_measure import (
+    RESULTS,
+    BenchResult,
+    measure,
+    of_folder,
+    of_record,
+    refuse_second_run,
+)
+from spark_cluster.cli.bench_repeat import begin
+from spark_cluster.cli.console import styled
+from spark_cluster.config.allowances import Allowances
 from spark_cluster.errors import UsageError
-
-if TYPE_CHECKING:
-    from spark_cluster.bench.run import BenchRun
-    from spark_cluster.cli.bench_measure import BenchResult
-    from spark_cluster.config.allowances import Allowances
-    from spark_cluster.runner.options import Options
-    from spark_cluster.runner.play import Play
+from spark_cluster.runner.options import Options
+from spark_cluster.runner.play import Play
 
 OUT = click.option(
     "--out", type=click.Path(path_type=Path), metavar="FOLDER",
@@ -56,17 +69,7 @@ RUN = click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, ex
 @allowing
 @changing
 @click.pass_obj
-def run(
-    app: App,
-    suite: str,
-    recipes: tuple[str, ...],
-    trust_recipes: bool,
-    out: Path | None,
-    keep: bool,
-    stop_at_first_failure: bool,
-    allow: Allowances,
-    options: Options,
-) -> None:
+def run(app: App, /, suite: str, recipes: tuple[str, ...], **how: Any) -> None:
     """Measure a suite: bring each server up, verify it, measure it, and take it down.
 
     The cells are measured by a systemd unit on the head, which goes on without this laptop; `bench
@@ -78,23 +81,11 @@ def run(
             raise UsageError(
                 f"{suite} is a recorded run, which has recipes of its own", hint="omit --recipe"
             )
-        _run_again(
-            app, Path(suite), trust_recipes=trust_recipes, out=out, allow=allow,
-            options=options, keep=keep,
-            stop_at_first_failure=stop_at_first_failure,
-        )  # fmt: skip
+        _run_again(app, Path(suite), **how)
         return
-    refuse_second_run(out)
-    found = app.cluster.bench(
-        suite,
-        recipes,
-        out=out,
-        keep=keep,
-        stop_at_first_failure=stop_at_first_failure,
-        allow=allow,
-        options=options,
-    )
-    _leave(app, found, options)
+    refuse_second_run(how["out"])
+    how.pop("trust_recipes")
+    _leave(app, app.cluster.bench(suite, recipes, **how), how["options"])
 
 
 @click.command()
@@ -125,8 +116,6 @@ def _run_again(
     options: Options,
     **how: bool,
 ) -> None:
-    from spark_cluster.cli.bench_repeat import begin
-
     made, before = begin(app, folder, allow, options, trust_recipes=trust_recipes, out=out)
     go_on(app, made, options, how, before=before)
 
@@ -149,13 +138,9 @@ def attach(
     options: Options,
 ) -> None:
     """Continue a run that was interrupted, stopped or has failed; RUN is its folder."""
-    from spark_cluster.bench.run_folder import load_record
-
     record = load_record(folder)
     made = of_record(app.cluster, record, folder, allow)
     if record.repeats is not None and not trust_recipes and not options.check:
-        from spark_cluster.bench.repeat import SOURCE, load_original, must_be_trusted
-
         # The folder may be somebody else's, whose user has trusted them.
         source = folder / SOURCE
         original = load_original(source, app.allowances(allow))
@@ -169,9 +154,6 @@ def attach(
 @click.pass_obj
 def status(app: App, folder: Path) -> None:
     """Show how many cells have a result here, and which server the nodes measure now."""
-    from spark_cluster.bench.head import is_measuring
-    from spark_cluster.cli.console import styled
-
     made = of_folder(app.cluster, folder)
     record, cells = made.record, made.expansion.cells
     found: dict[str, Any] = {
@@ -202,8 +184,6 @@ def status(app: App, folder: Path) -> None:
 @click.pass_obj
 def stop(app: App, folder: Path) -> None:
     """End what a run measures on the nodes; the cell in progress is lost, the server stays up."""
-    from spark_cluster.bench.head import stop as stop_step
-
     made = of_folder(app.cluster, folder)
     stopped = []
     with _reached(app, "bench stop") as play:
@@ -227,9 +207,6 @@ def _stopped(servers: list[str]) -> str:
 @click.pass_obj
 def fetch(app: App, folder: Path) -> None:
     """Copy the results that are on the nodes into RUN; measure nothing, and stop no server."""
-    from spark_cluster.bench.head import fetch as fetch_step
-    from spark_cluster.bench.run_telemetry import merge
-
     made = of_folder(app.cluster, folder)
     before = len(made.record.cells)
     if made.pending:
@@ -247,8 +224,6 @@ def fetch(app: App, folder: Path) -> None:
 @contextlib.contextmanager
 def _reached(app: App, command: str) -> Iterator[Play]:
     """The nodes that answer, for a command that changes nothing on them."""
-    from spark_cluster.runner.options import Options
-
     with app.play(command, app.nodes, Options(), change=False) as play_run:
         yield play_run.open(fail_fast=False)
 
@@ -262,8 +237,6 @@ def go_on(
     before: Callable[[Play], None] | None = None,
 ) -> None:
     """Measure what has no result yet, and show what came of it; see `measure`."""
-    from spark_cluster.cli.bench_measure import measure
-
     found = measure(app.cluster, made, options, how, run_id=app.run_id, before=before)
     _leave(app, found, options)
 
@@ -281,9 +254,6 @@ def _leave(app: App, found: BenchResult, options: Options) -> None:
 
 
 def _show(app: App, made: BenchResult) -> None:
-    from spark_cluster.bench.expansion import cells_text
-    from spark_cluster.cli.console import styled
-
     console, failed = app.console, made.failed
     together = Counter((cell.setup, cell.reason) for cell in failed)
     for (setup, reason), count in together.items():
@@ -300,7 +270,5 @@ def _show(app: App, made: BenchResult) -> None:
         command = f"spark-cluster bench report {made.folder}"
         console.print(styled("[bold]{}[/] makes the report", command), soft_wrap=True)
     if made.record.repeats is not None:
-        from spark_cluster.bench.repeat import SOURCE
-
         command = f"spark-cluster bench compare {made.folder / SOURCE} {made.folder}"
         console.print(styled("[bold]{}[/] compares them", command), soft_wrap=True)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from spark_cluster.bench.duration import Duration, estimate
+from spark_cluster.bench.expansion import Expansion, Step, expand, measurable
+from spark_cluster.bench.planned_speed import planned_speeds
+from spark_cluster.bench.suite import Suite, load_suite
 from spark_cluster.cli.app import App
-
-if TYPE_CHECKING:
-    from spark_cluster.bench.duration import Duration
-    from spark_cluster.bench.expansion import Expansion, Step
-    from spark_cluster.bench.suite import Suite
+from spark_cluster.cli.console import painted, plain_table, styled
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.loader.recipes import load_recipe
 
 
 @click.command()
@@ -30,10 +32,6 @@ def suites(app: App, name: str | None, recipes: tuple[str, ...]) -> None:
     if name is None:
         _list(app)
         return
-    from spark_cluster.bench.duration import estimate
-    from spark_cluster.bench.planned_speed import planned_speeds
-    from spark_cluster.bench.suite import load_suite
-
     suite = load_suite(name, app.project)
     found = _expanded(app, suite, recipes)
     speeds = planned_speeds(app.project)
@@ -47,9 +45,6 @@ def suites(app: App, name: str | None, recipes: tuple[str, ...]) -> None:
 
 
 def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
-    from spark_cluster.bench.expansion import expand, measurable
-    from spark_cluster.loader.recipes import load_recipe
-
     chosen = names or tuple(suite.recipes)
     if not chosen and not app.inventory_is_missing and app.inventory.serve.recipe:
         chosen = (app.inventory.serve.recipe,)
@@ -58,11 +53,6 @@ def _expanded(app: App, suite: Suite, names: tuple[str, ...]) -> Expansion:
 
 
 def _list(app: App) -> None:
-
-    from spark_cluster.bench.suite import load_suite
-    from spark_cluster.cli.console import painted, plain_table, styled
-    from spark_cluster.errors import SparkClusterError
-
     rows = []
     titles = ("suite", "what it answers")
     table = plain_table(*titles, whole=titles[:1], fold=titles[1:], wide=True)
@@ -86,9 +76,6 @@ def _list(app: App) -> None:
 
 
 def _show(app: App, suite: Suite, found: Expansion, expected: Duration) -> None:
-
-    from spark_cluster.cli.console import painted, plain_table, styled
-
     console = app.console
     measured = [cell for cell in found.cells if not cell.skip]
     cells = _count(len(measured), "cell")

@@ -8,8 +8,15 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.visible import visible
 from spark_cluster.config.caches import state_folder
-from spark_cluster.engine.client_snippets import CLIENTS, Snippet, snippets
-from spark_cluster.engine.client_target import ClientTarget, current, target_of, write_certificate
+from spark_cluster.engine.client_target import (
+    CLIENTS,
+    ClientTarget,
+    Snippet,
+    current,
+    snippets,
+    target_of,
+    write_certificate,
+)
 from spark_cluster.errors import UsageError
 
 

@@ -16,7 +16,6 @@ from spark_cluster.planning.purpose import Advice, Topology
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.estimate import SHOWN_FROM, Estimate, range_text
 from spark_cluster.planning.together import NodeTogether, PlanTogether
-from spark_cluster.planning.whole_model import disk_gib
 
 WIDTH = 48
 BRICKS = {"in use now": "■", "weights": "█", "KV cache": "▒", "runtime": "▓", "left": "░"}
@@ -183,14 +182,12 @@ def _cache(fit: Fit) -> Text:
 def _before(plan: Plan) -> str:
 
     fit = plan.fit
-    size = disk_gib(fit.launch, fit.serving, fit.peak_gib)
     found = times(fit)
     low, high = _span(found["load_low"]), _span(found["load_high"])
     load = low if low == high else f"{low} to {high}"
     copy = f", {_span(found['copy'])} to copy to the next node" if "copy" in found else ""
-    return (
-        f"{size:.1f} GiB to download ({_span(found['download'])} at 100 MB/s){copy}, {load} to load"
-    )
+    download = f"{fit.disk_gib:.1f} GiB to download ({_span(found['download'])} at 100 MB/s)"
+    return f"{download}{copy}, {load} to load"
 
 
 def _span(seconds: float) -> str:

@@ -19,13 +19,12 @@ from spark_cluster.models.find import find
 from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.memory import GIB, RESERVE_GIB
 from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
-from spark_cluster.planning.evidence import Case, Comparison, Evidence, own_first
+from spark_cluster.planning.evidence import Comparison, Evidence, by_others
 from spark_cluster.planning.room import assumed
 from spark_cluster.planning.speed.decode import Decode
 from spark_cluster.planning.speed.estimate import Estimate
-from spark_cluster.planning.speed.of_recipe import serving_of
 from spark_cluster.planning.speed.prefill import Prefill
-from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.planning.speed.serving import Serving, serving_of
 from spark_cluster.planning.speed.speculative import Speculative
 
 MS = 1e3
@@ -57,33 +56,15 @@ class PredictedSpeed(Document):
     bytes_per_token = derived(Annotated[float, Rounded()], "plain.bytes_per_token")
     fits = derived(bool, lambda found: not found.too_large)
 
-    def _known(self, found: Estimate, digits: int = 2) -> Estimate | None:
+    decode_tok_s = derived(Estimate | None, lambda one: one.known(one.plain.request))
+    total_tok_s = derived(Estimate | None, lambda one: one.known(one.plain.total))
+    prefill_tok_s = derived(Estimate | None, lambda one: one.known(one.first.tokens_s, 0))
+    ttfr_ms = derived(Estimate | None, lambda one: one.known(one.first.seconds.times(MS), 0))
+    speculative = derived(Speculative | None, lambda one: None if one.too_large else one.drafted)
+
+    def known(self, found: Estimate, digits: int = 2) -> Estimate | None:
+        """Return a figure as it is printed; None where the model does not fit."""
         return None if self.too_large else found.rounded(digits)
-
-    @printed
-    def decode_tok_s(self) -> Estimate | None:
-        """Of one request, without a drafter."""
-        return self._known(self.plain.request)
-
-    @printed
-    def total_tok_s(self) -> Estimate | None:
-        """Of all requests together, without a drafter."""
-        return self._known(self.plain.total)
-
-    @printed
-    def prefill_tok_s(self) -> Estimate | None:
-        """Of the prompt."""
-        return self._known(self.first.tokens_s, 0)
-
-    @printed
-    def ttfr_ms(self) -> Estimate | None:
-        """To the first response."""
-        return self._known(self.first.seconds.times(MS), 0)
-
-    @printed
-    def speculative(self) -> Speculative | None:
-        """With the drafter."""
-        return None if self.too_large else self.drafted
 
     @printed
     def measured(self) -> Comparison | None:
@@ -148,8 +129,7 @@ def evidence_of(
     if recipe or not drafts:
         plain = replace(launch, tp=serving.tp, quantization=serving.quantization)
         own = own_evidence(app.project, launch if recipe else plain, many, context)
-    names = (launch.model, launch.base or "")
-    return own_first(own, Case(names, serving, many, context, drafts))
+    return own or by_others(launch, serving, users=many, context=context, drafted=drafts)
 
 
 def too_large(serving: Serving) -> str:

@@ -26,10 +26,12 @@ from spark_cluster.cli.serving_options import ending_jobs, local_port
 from spark_cluster.cli.visible import coloured, lines_of, visible
 from spark_cluster.cli.vram import table
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.engine.job import Job, must_be_an_id, must_be_sendable
+from spark_cluster.engine.ray import Job, must_be_an_id, must_be_sendable
 from spark_cluster.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from spark_cluster.cli.serving_results import RayUpResult
     from spark_cluster.engine.job_client import RayJobs
     from spark_cluster.engine.ray_cluster import RayStatus
@@ -37,6 +39,7 @@ if TYPE_CHECKING:
 
 
 def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
+
     must_be_an_id(value)
     return value
 
@@ -104,6 +107,7 @@ def submit(
 
     It can use all GPUs, by Ray. Ctrl-C, and closing this machine, leave it running.
     """
+
     variables = _variables(env)
     if working_dir is not None:
         must_be_sendable(working_dir)

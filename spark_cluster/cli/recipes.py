@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import click
@@ -27,14 +25,20 @@ from spark_cluster.config.recipe_schema import Measured
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.loader import saved_recipe
 from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import Candidate, load_recipe, search_recipes
-from spark_cluster.planning.evidence import Case, Evidence, by_others
+from spark_cluster.loader.recipes import (
+    FoundRecipe,
+    RecipeFile,
+    load_recipe,
+    recipe_files,
+    search_recipes,
+)
+from spark_cluster.planning.evidence import Evidence, by_others
 from spark_cluster.planning.planner import Planner
-from spark_cluster.planning.speed import of_recipe
+from spark_cluster.planning.proposal import Verdict, verdicts
 from spark_cluster.planning.speed.constants import load_constants
 from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
-from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.planning.verdict import Verdict, verdicts
+from spark_cluster.planning.speed.serving import Serving, serving_of
+from spark_cluster.planning.speed.speculative import CONTEXT, request_speed
 
 _COMMANDS = {
     "list": "recipes:list_",
@@ -48,22 +52,6 @@ _COMMANDS = {
 
 WIDE = 100
 """Columns of a terminal from which on a model's name fits in the list."""
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A file of the folders `recipes/`.
-
-    Attributes:
-        own: it is the user's own, not a shipped one.
-        recipe: None when the file is wrong; then `error` says why.
-    """
-
-    name: str
-    path: Path
-    own: bool
-    recipe: Recipe | None = None
-    error: SparkClusterError | None = None
 
 
 @click.group(cls=Group, later=_COMMANDS)
@@ -80,7 +68,7 @@ def list_(app: App) -> None:
     listed with the reason. Your own recipes hide ours of the same name.
     """
     project = app.project
-    found = list(_entries(project))
+    found = list(recipe_files(project))
     rows = [(entry, expected(entry.recipe, project) if entry.recipe else {}) for entry in found]
     if app.as_json:
         documents = [
@@ -162,16 +150,6 @@ def save(app: App, name: str, base: str | None, force: bool, changes: Changes) -
     click.echo(visible(f"Next: spark-cluster plan {name}"))
 
 
-def _entries(project: Project) -> Iterator[Entry]:
-    """Every recipe by name, the user's own before ours; a broken file is an entry like others."""
-    for name, path in project.list("recipes").items():
-        own = not path.is_relative_to(project.shipped / "recipes")
-        try:
-            yield Entry(name, path, own, load_recipe(path, project))
-        except SparkClusterError as error:
-            yield Entry(name, path, own, error=error)
-
-
 def headlines(recipe: Recipe) -> list[Measured]:
     """The decode speed of one request: each source's first figure for each size."""
     found: dict[tuple[int, str], Measured] = {}
@@ -195,7 +173,7 @@ def expected(recipe: Recipe, project: Project) -> dict[int, Estimate]:
     for tp, serving in _servings(recipe, project):
         with contextlib.suppress(SparkClusterError):
             if serving.weights.step_bytes() >= SMALLEST:
-                found[tp] = of_recipe.expected(recipe, serving, constants=constants)
+                found[tp] = request_speed(recipe, serving, constants=constants)
     return found
 
 
@@ -205,9 +183,8 @@ def evidence(recipe: Recipe, project: Project) -> dict[int, Evidence]:
     for tp, serving in _servings(recipe, project):
         with contextlib.suppress(SparkClusterError):
             launch = launched(recipe, tp)
-            names = (launch.model, launch.base or "")
-            case = Case(names, serving, 1, of_recipe.CONTEXT, launch.drafted_tokens or 0)
-            if measured := by_others(case):
+            drafted = launch.drafted_tokens or 0
+            if measured := by_others(launch, serving, users=1, context=CONTEXT, drafted=drafted):
                 found[tp] = measured
     return found
 
@@ -216,7 +193,7 @@ def _servings(recipe: Recipe, project: Project) -> Iterator[tuple[int, Serving]]
     """Yield the usual sizes whose weights fit, without those whose model's shape is not known."""
     for tp in recipe.tensor_parallel.usual:
         try:
-            serving = of_recipe.serving_of(recipe, tp, project.folder)
+            serving = serving_of(recipe, tp, project.folder)
             fits = not too_large(serving)
         except SparkClusterError:
             continue
@@ -225,7 +202,9 @@ def _servings(recipe: Recipe, project: Project) -> Iterator[tuple[int, Serving]]
 
 
 def document(
-    entry: Entry, speeds: Mapping[int, Estimate], measured: Mapping[int, Evidence] | None = None
+    entry: RecipeFile,
+    speeds: Mapping[int, Estimate],
+    measured: Mapping[int, Evidence] | None = None,
 ) -> dict[str, Any]:
     """Return it as `recipes list --json` prints it.
 
@@ -256,7 +235,7 @@ def document(
     }
 
 
-def found_document(one: Candidate, answers: list[Verdict]) -> dict[str, Any]:
+def found_document(one: FoundRecipe, answers: list[Verdict]) -> dict[str, Any]:
     """Return it as `recipes search --json` prints it."""
     fields = one.fields
     return {
@@ -271,7 +250,7 @@ def found_document(one: Candidate, answers: list[Verdict]) -> dict[str, Any]:
     }
 
 
-def _verdicts(app: App, one: Candidate) -> list[Verdict]:
+def _verdicts(app: App, one: FoundRecipe) -> list[Verdict]:
     try:
         recipe = load_recipe(one.reference, app.project)
     except SparkClusterError as error:
@@ -279,7 +258,7 @@ def _verdicts(app: App, one: Candidate) -> list[Verdict]:
     return list(verdicts(recipe, Planner(app.project)))
 
 
-def _show_found(app: App, rows: list[tuple[Candidate, list[Verdict]]]) -> None:
+def _show_found(app: App, rows: list[tuple[FoundRecipe, list[Verdict]]]) -> None:
     """Two lines a recipe: a name of a registry is too long for a column of a table."""
     for one, answers in rows:
         own = " (yours)" if one.origin == "yours" else ""
@@ -303,7 +282,7 @@ def _answer(verdict: Verdict) -> Text:
 
 
 def _table(
-    rows: list[tuple[Entry, dict[int, Estimate]]], sources: dict[str, int], *, wide: bool
+    rows: list[tuple[RecipeFile, dict[int, Estimate]]], sources: dict[str, int], *, wide: bool
 ) -> Table:
     """Return the list; a wide one has each recipe's model below its name, and its sizes."""
     titles = ("weights", *(["TP"] if wide else []), "expected\ntok/s", "measured\ntok/s")

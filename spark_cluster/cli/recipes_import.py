@@ -31,7 +31,7 @@ from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.loader.saved_recipe import NAME, folders_of, write_recipe
 from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.memory import GIB
-from spark_cluster.planning.speed.of_recipe import serving_of
+from spark_cluster.planning.speed.serving import serving_of
 
 _STDIN = "standard input"
 _LARGEST = 2 << 20

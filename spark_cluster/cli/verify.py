@@ -10,8 +10,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
 
 if TYPE_CHECKING:
-    from spark_cluster.engine.kept_answers import ComparedSize
-    from spark_cluster.engine.verify import CheckVerdict, Verification
+    from spark_cluster.engine.verify import CheckVerdict, ComparedSize, Verification
 
 MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "warn"}
 

@@ -198,7 +198,8 @@ def probe(
     """Probe everything that can be probed; what cannot has its reason in `why_not`."""
     why_not: dict[str, str] = {}
     users = {seen.node: seen.user for seen in nodes}
-    known = topology_of(inventory, {seen.node: seen.facts for seen in nodes}, users)
+    facts = {seen.node: seen.facts for seen in nodes}
+    known = topology_of(inventory, facts, users, facts.__getitem__)
     cabling = _cabling(list(known.values()), sessions)
     if isinstance(cabling, str):
         why_not["cabling"] = cabling

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.config import overrides
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.engine import load_guard, runtime, vram
+from spark_cluster.engine import readiness, runtime, vram
 from spark_cluster.engine.deployment import Key, Server
 from spark_cluster.engine.members import Member
 from spark_cluster.engine.models import ServedModel, placed
@@ -224,7 +224,7 @@ def share(
     if (elsewhere or (running.status == "running" and not same)) and not play.check:
         _release(play)
     if not same and not play.check:
-        load_guard.prepare(play, server.nodes)
+        readiness.prepare_memory(play, server.nodes)
     if not server.chooses_share:
         return None
     kept = share_of(running, server) if same else None

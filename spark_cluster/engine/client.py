@@ -1,4 +1,7 @@
-"""A client of the endpoint that verifies: requests whose replies are judged."""
+"""A client of the endpoint that verifies: requests whose replies are judged.
+
+A completion, whole or streamed, is read as foreign input.
+"""
 
 from __future__ import annotations
 
@@ -12,11 +15,8 @@ from spark_cluster.config.model_kind import Rung
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
-from spark_cluster.node.replies import NotACompletion, at, decoded, message, reasoning, text_of
+from spark_cluster.node.replies import NotACompletion, at, decoded, message, text_of
 from spark_cluster.runner.session import Answer, Session
-
-MOST_CALLS = 64
-"""Tool calls of one answer that are read."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def whole(body: str) -> Completion:
     found = message(body)
     document = decoded(body)
     choice = at(document, "choices", 0)
-    parts = _Parts()
+    parts = replies.MessageParts()
     parts.add(found)
     used = at(document, "usage", "prompt_tokens")
     return Completion(
@@ -84,7 +84,7 @@ def streamed(body: str) -> Completion:
     Raises:
         NotACompletion: there is no event in it.
     """
-    parts = _Parts()
+    parts = replies.MessageParts()
     models, finish, ended, error, events = set(), "", False, "", 0
     for line in body.splitlines():
         text = line.strip().removeprefix("data:").strip()
@@ -112,35 +112,6 @@ def streamed(body: str) -> Completion:
         ended=ended,
         error=error,
     )
-
-
-@dataclass
-class _Parts:
-    """A message that is put together from its parts."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, part: dict[str, Any]) -> None:
-        self.content += text_of(part.get("content"))
-        self.reasoning += reasoning(part)
-        found = part.get("tool_calls")
-        for place, call in enumerate(found if isinstance(found, list) else ()):
-            if isinstance(call, dict):
-                self._call(call, place)
-
-    def _call(self, part: dict[str, Any], place: int) -> None:
-        index = part.get("index")
-        number = index if isinstance(index, int) and 0 <= index < MOST_CALLS else place
-        while len(self.calls) <= min(number, MOST_CALLS - 1):
-            function = {"name": "", "arguments": ""}
-            made = {"id": f"call-{len(self.calls)}", "type": "function", "function": function}
-            self.calls.append(made)
-        call = self.calls[min(number, MOST_CALLS - 1)]
-        call["id"] = text_of(part.get("id")) or call["id"]
-        for name in ("name", "arguments"):
-            call["function"][name] += text_of(at(part, "function", name))
 
 
 def _tokens(choice: Any) -> Iterator[tuple[str, float]]:
@@ -218,7 +189,10 @@ class Client:
             "max_tokens": MAX_TOKENS,
             **options,
         }
-        body = self._posted(check, asked)
+        answer = self._post("/v1/chat/completions", json.dumps(asked))
+        if answer.status != 200:
+            raise self.failed(f"{check}: the request", answer)
+        body = answer.body
         try:
             found = streamed(body) if asked.get("stream") else whole(body)
         except replies.NotACompletion as error:
@@ -237,20 +211,22 @@ class Client:
         self._must_be_its_model(check, found)
         return found
 
-    def _posted(self, check: str, asked: Mapping[str, Any]) -> str:
-        answer = self.endpoint.request(
+    def _post(self, path: str, body: str | bytes, content_type: str = "application/json") -> Answer:
+        return self.endpoint.request(
             self.session,
-            "/v1/chat/completions",
+            path,
             method="POST",
-            body=json.dumps(asked),
+            body=body,
             timeout=self.patience_s,
+            content_type=content_type,
         )
-        if answer.status == 200:
-            return answer.body
+
+    def failed(self, what: str, answer: Answer) -> RequestFailed:
+        """Return the error of a request, in words, that was not answered with 200."""
         reason = _why(answer)
-        message = f"{check}: the request failed (status {answer.status}): {reason}"
+        message = f"{what} failed (status {answer.status}): {reason}"
         hint = "spark-cluster logs shows more"
-        raise RequestFailed(message, answer.status, reason, where=self.where, hint=hint)
+        return RequestFailed(message, answer.status, reason, where=self.where, hint=hint)
 
     def _must_be_its_model(self, check: str, found: Completion) -> None:
         others = sorted(found.models - {self.endpoint.model})
@@ -274,26 +250,13 @@ class Client:
         self, rung: str, path: str, *, body: str | bytes, content_type: str = "application/json"
     ) -> Any:
         """As `document`, of a body of any type."""
-        answer = self.endpoint.request(
-            self.session,
-            path,
-            method="POST",
-            body=body,
-            timeout=self.patience_s,
-            content_type=content_type,
-        )
+        answer = self._post(path, body, content_type)
         found = replies.decoded(answer.body)
         told = replies.text_of(replies.at(found, "error", "message"))
         if answer.status == 404 and not told:  # of a model that it does not know, vLLM says so
             raise NoSuchPath(f"{rung}: {path} is not there (status 404): {_why(answer)}")
         if answer.status != 200 or told:
-            raise RequestFailed(
-                f"{rung}: the request to {path} failed (status {answer.status}): {_why(answer)}",
-                answer.status,
-                _why(answer),
-                where=self.where,
-                hint="spark-cluster logs shows more",
-            )
+            raise self.failed(f"{rung}: the request to {path}", answer)
         if not isinstance(found, dict | list):
             shown = replies.short(answer.body) or "nothing"
             raise self.wrong(f"{rung}: {path} answers {shown!r}, expected a JSON document", FOREIGN)

@@ -8,19 +8,17 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from spark_cluster.config.engines import words
-from spark_cluster.config.launch import of_recipe
-from spark_cluster.config.recipe_settings import mounted_patches, mounts_of
+from spark_cluster.config.launch import Launch, of_recipe
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import EngineValue, Ray
+from spark_cluster.config.recipe_settings import MountedPatch, mounted_patches, mounts_of
+from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import server_name
 from spark_cluster.node.containers import FIREWALL
+from spark_cluster.topology import Node
 
 if TYPE_CHECKING:
-    from spark_cluster.config.launch import Launch
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.config.recipe_schema import EngineValue, Ray
-    from spark_cluster.config.recipe_settings import MountedPatch
-    from spark_cluster.engine.endpoint import Endpoint
     from spark_cluster.planning.subject import Subject
-    from spark_cluster.topology import Node
 
 
 Key = tuple[str, str]

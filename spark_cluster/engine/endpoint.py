@@ -1,4 +1,8 @@
-"""The endpoint: where the server answers, and who may use it."""
+"""The endpoint: where the server answers, and who may use it.
+
+It is asked by one request that a server has to answer by its kind of model: `/health` outlives an
+engine.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,5 @@
-"""The interface of inference engines: an engine is one module with such an object.
+"""The interface of inference engines: an engine is one module with such an object, and its programs
+run for long on one node, wherever they run.
 
 Ours are `vllm.py` and `sglang.py`; another package adds its own by an entry point of the group
 `spark_cluster.engines` (`spark_cluster.config.engines`).

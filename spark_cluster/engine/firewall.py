@@ -7,23 +7,21 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.ports import EnginePorts, Span, recipe_ports, vllm_ports
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.ray import TOKENS_SINCE
 from spark_cluster.errors import Refused
 from spark_cluster.node import paths
 from spark_cluster.resources import NftTable
 from spark_cluster.resources.nft_table import normalised
-
-if TYPE_CHECKING:
-    from spark_cluster.config.inventory import Inventory
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.deployment import Server
-    from spark_cluster.topology import Node
+from spark_cluster.topology import Node
 
 TABLE = "spark_cluster"
 COPIES_TABLE = f"{TABLE}_copies"

@@ -2,28 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spark_cluster.config import overrides
 from spark_cluster.config.caches import state_folder
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.document import Document
 from spark_cluster.engine import logs
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import PROGRAMS
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import Refused, SparkClusterError
+from spark_cluster.node import durable
 from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.runner.play import Play
-
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
 
 _OPTION = re.compile(r"(?:^| )-o (?=[a-z0-9][a-z0-9-]*=)")
 
@@ -129,11 +126,9 @@ def keep_logs(play: Play) -> Path | None:
 
 def _write(text: str) -> Path:
     folder = state_folder() / "failed"
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    durable.make_folder(folder)
     path = folder / time.strftime("%Y%m%dT%H%M%SZ.log", time.gmtime())
-    handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(handle, "w", errors="replace") as out:
-        out.write(text)
+    durable.write_file(path, text.encode(errors="replace"))
     for old in sorted(folder.glob("*.log"))[:-KEPT]:
         old.unlink(missing_ok=True)
     return path

@@ -19,19 +19,23 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.engine.job import LARGEST_FOLDER, Job, job_of, must_be_an_id, newest_first
-from spark_cluster.engine.ray import TOKEN_FILE
+from spark_cluster.engine.ray import (
+    LARGEST_FOLDER,
+    TOKEN_FILE,
+    Job,
+    job_of,
+    must_be_an_id,
+    newest_first,
+)
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, UsageError
 from spark_cluster.node.replies import short
 from spark_cluster.runner.parallel import start
+from spark_cluster.runner.play import Play
 
-if TYPE_CHECKING:
-    from spark_cluster.runner.play import Play
-
-    T = TypeVar("T")
+T = TypeVar("T")
 
 ANSWER_S = 30.0
 """Seconds for an answer."""

@@ -1,33 +1,246 @@
-"""Launches as the nodes remember them: asked before a start, recorded when a server is ready."""
+"""Launches as the nodes remember them: asked before a start, recorded when a server is ready.
+
+Whether the next launch of a recipe finds its compiled code is told by what the last one like it has
+logged: one of the same recipe with the same image and the same arguments on the same node. "Warm"
+says that its compiled code is still on the disk; weights are loaded and CUDA graphs are captured at
+each start, warm or not. Which arguments make vLLM compile anew is not known here. What `tune` has
+made for a launch is found on the nodes, and handed to the engine that starts.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any, Literal
 
-from spark_cluster.engine import logs, runtime, tuned, warmth
+from spark_cluster.config.recipe import Recipe
+from spark_cluster.document import Document, PrintedAs, printed
+from spark_cluster.engine import logs, runtime
 from spark_cluster.engine.caches import root_on
+from spark_cluster.engine.deployment import Deployment, Key, Server
 from spark_cluster.engine.logs import BEGINNING
+from spark_cluster.engine.members import Member
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node import images, launch_records, unit_state
-from spark_cluster.node.engine_caches import of_environment
+from spark_cluster.node.containers import ContainerState
+from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.node.store.layout import revision_of
+from spark_cluster.node.tuned_kernels import VARIABLE, folder_of
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Pending, Session
+from spark_cluster.topology import Node
 
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.deployment import Key, Server
-    from spark_cluster.engine.members import Member
-    from spark_cluster.engine.warmth import NodeWarmth, Warmth
-    from spark_cluster.node.containers import ContainerState
-    from spark_cluster.runner.play import Play
-    from spark_cluster.runner.session import Pending, Session
-    from spark_cluster.topology import Node
+TUNED = "spark-cluster.tuned"
+"""Of the engine's containers: files with tuned parameters that they were started with."""
+
+TunedOn = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Node to what is tuned there."""
+
+
+def tuned_on(play: Play, server: Server, nodes: Sequence[Node]) -> TunedOn:
+    """Ask the nodes for what is tuned for a server's model; nothing is asked where it cannot be."""
+    recipe, folder = server.recipe, server.cache_root
+    if recipe.engine != "vllm" or recipe.venv is not None or VARIABLE in recipe.env:
+        return {}
+    waiting = {
+        node.name: play.session(node).submit("caches", what="state", folder=folder)
+        for node in nodes
+    }
+    answers = {name: pending.wait()["tuned"] for name, pending in waiting.items()}
+    return {
+        name: [entry for entry in entries if entry["model"] == recipe.model.name]
+        for name, entries in answers.items()
+    }
+
+
+def with_tuned(play: Play, deployment: Deployment, found: Mapping[str, TunedOn]) -> Deployment:
+    """Return a deployment whose servers get what is tuned for them.
+
+    Args:
+        found: recipe to what is tuned for it.
+    """
+    made = [
+        with_tuned_kernels(play, server, found[server.recipe.name]) for server in deployment.servers
+    ]
+    return deployment.with_servers(made)
+
+
+def with_tuned_kernels(play: Play, server: Server, found: TunedOn) -> Server:
+    """Return the server with what is tuned for its model, size and image on all its nodes.
+
+    Without it on each of them the server stays as it is: all ranks get the same environment.
+    """
+    if not all(fitting(found.get(node.name, ()), server.tp) for node in server.nodes):
+        return server
+    image = image_on_head(play, server)
+    there = [fitting(found[node.name], server.tp, image) for node in server.nodes]
+    files = set.intersection(*({str(entry["file"]) for entry in entries} for entries in there))
+    if not files:
+        play.note(
+            "kernels are tuned for this model with another image, and not used: "
+            f"`spark-cluster tune {server.recipe.name}` tunes them for this one"
+        )
+        return server
+    folder = folder_of(server.cache_root, image, server.recipe.model.name, server.tp)
+    return replace(
+        server,
+        env={**server.env, VARIABLE: folder},
+        mounts=(*server.mounts, f"{folder}:{folder}:ro"),
+        labels={**server.labels, TUNED: " ".join(sorted(files))},
+    )
+
+
+def fitting(
+    entries: Iterable[Mapping[str, Any]], tp: int, image: str = ""
+) -> list[Mapping[str, Any]]:
+    """Return what is tuned for a size and an image's id; for any image without one."""
+    wanted = {"tp": tp, **({"image": short(image)} if image else {})}
+    return [entry for entry in entries if wanted.items() <= entry.items()]
+
+
+def image_on_head(play: Play, server: Server) -> str:
+    """Return the id of the image on the head; `-` where it is not there yet."""
+    asked = {"image": images.question(server.image)}
+    answer = play.session(server.nodes[0]).request("gather", commands=asked)
+    found = images.answered(answer["commands"]["image"])
+    return found.id if found is not None else "-"
+
+
+State = Literal["warm", "cold", "unknown", "not compiled"]
+
+OTHER_ARGUMENTS = "its arguments or environment are those of no launch on record here"
+
+_ORDER: tuple[State, ...] = ("cold", "unknown", "warm", "not compiled")
+"""The state of several nodes is the first of these that one of them has."""
+
+
+@dataclass(frozen=True)
+class NodeWarmth:
+    """The state of the caches on one node for the next launch.
+
+    Attributes:
+        reasons: what the state follows from.
+        tuned: files with tuned parameters of kernels that it finds.
+    """
+
+    state: State
+    reasons: tuple[str, ...] = ()
+    tuned: tuple[str, ...] = ()
+
+
+def _states(nodes: Mapping[str, NodeWarmth]) -> dict[str, State]:
+    return {name: node.state for name, node in nodes.items()}
+
+
+@dataclass(frozen=True)
+class Warmth(Document):
+    """The state of the caches for the next launch of a recipe.
+
+    Attributes:
+        state: `warm`; `cold` (another image, or the compiled code is gone); `not compiled` (the
+            recipe has nothing compiled); `unknown` otherwise.
+        reasons: what it follows from, with the node where not all are alike.
+    """
+
+    recipe: str
+    state: State
+    reasons: tuple[str, ...]
+    nodes: Annotated[Mapping[str, NodeWarmth], PrintedAs(_states)] = field(default_factory=dict)
+
+    @printed
+    def tuned(self) -> tuple[str, ...]:
+        """Files with tuned parameters of kernels that are on each node."""
+        files = [set(node.tuned) for node in self.nodes.values()]
+        return tuple(sorted(set.intersection(*files))) if files else ()
+
+    @property
+    def of_tuned(self) -> str:
+        """What a line on the next launch says of them; empty without any."""
+        return f"; tuned kernels: {', '.join(self.tuned)}" if self.tuned else ""
+
+    def __str__(self) -> str:
+        why = f": {'; '.join(self.reasons)}" if self.reasons else ""
+        return f"next launch of {self.recipe}: {self.state}{why}{self.of_tuned}"
+
+
+def without_nodes(recipe: Recipe) -> NodeWarmth | None:
+    """Return the state that a launch has on any node; None where nodes must be asked."""
+    if recipe.engine != "vllm":
+        return NodeWarmth("unknown", (f"what {recipe.engine} compiles is not read from its log",))
+    if recipe.engine_args.get("enforce-eager"):
+        return NodeWarmth("not compiled", ("--enforce-eager: there is nothing to keep",))
+    return None
+
+
+def judge(
+    wanted: LaunchRecord,
+    records: Iterable[LaunchRecord],
+    on_disk: Mapping[str, Collection[str]],
+    environment: str = "",
+) -> NodeWarmth:
+    """Compare a launch with the records of a node.
+
+    Args:
+        wanted: the launch, without an image where that is not on the node.
+        records: of the node, newest first.
+        on_disk: keys below `torch_compile_cache` that are there, by the folder of their image.
+        environment: the folder of a virtual environment's caches; empty for an image.
+    """
+    earlier = [record for record in records if record.recipe == wanted.recipe]
+    if not earlier:
+        return NodeWarmth("unknown", ("no launch of it is on record here",))
+    if not (wanted.image or environment):
+        return NodeWarmth("unknown", (f"the image {wanted.reference} is not on this node",))
+    own = [record for record in earlier if record.image == wanted.image]
+    if not own:  # each image has caches of its own, whatever is in it
+        was, now = short(earlier[0].image) or earlier[0].reference, short(wanted.image)
+        version = f" (vLLM {earlier[0].version} then)" if earlier[0].version else ""
+        change = f"the image changed from {was} to {now or wanted.reference}{version}"
+        return NodeWarmth("cold", (change,))
+    same = next((record for record in own if record.arguments == wanted.arguments), None)
+    if same is None:
+        return NodeWarmth("unknown", (OTHER_ARGUMENTS,))
+    return _on_disk(same, on_disk.get(environment or short(wanted.image), ()))
+
+
+def _on_disk(last: LaunchRecord, on_disk: Collection[str]) -> NodeWarmth:
+    if not last.keys:
+        return NodeWarmth("unknown", ("the log of its last launch named no compiled code",))
+    gone = [key for key in last.keys if key not in on_disk]
+    if gone:
+        # Whether the second layout needs the first depends on vLLM's and torch's versions.
+        part = len(gone) < len(last.keys)
+        what = "a part of its compiled code" if part else "its compiled code"
+        why = f"{what} is gone ({gone[0].rpartition('/')[2][:10]})"
+        return NodeWarmth("unknown" if part else "cold", (why,))
+    if not last.outcome:
+        return NodeWarmth("warm")
+    return NodeWarmth("warm", (f"its last launch {last.outcome} it in {last.compile_s:g} s",))
+
+
+def whole(recipe: str, nodes: Mapping[str, NodeWarmth]) -> Warmth:
+    """Put the nodes' states together: the worst is that of the launch."""
+    states = [node.state for node in nodes.values()]
+    state: State = next((state for state in _ORDER if state in states), "unknown")
+    return Warmth(recipe, state, tuple(_reasons(nodes, state)), dict(nodes))
+
+
+def _reasons(nodes: Mapping[str, NodeWarmth], state: State) -> Iterable[str]:
+    shared = {node.reasons for node in nodes.values()}
+    if len(shared) == 1:
+        return next(iter(shared))
+    return [
+        f"{name}: {reason}"
+        for name, node in nodes.items()
+        if node.state == state
+        for reason in node.reasons
+    ]
+
 
 RECORD_S = 60.0
 """Seconds that writing a record may take."""
@@ -113,7 +326,7 @@ class Upcoming:
     def ask(self, node: str, session: Session) -> Asked:
         """Ask a node for its records, the compiled code that is there, and the id of the image."""
         state = session.submit("caches", what="state", folder=self.folders[node])
-        if self.recipe.venv is not None or warmth.without_nodes(self.recipe) is not None:
+        if self.recipe.venv is not None or without_nodes(self.recipe) is not None:
             return Asked(state, None)  # Docker takes longer to answer than all else
         asked = {"image": images.question(self.image or self.recipe.image.ref)}
         return Asked(state, session.submit("gather", commands=asked))
@@ -125,7 +338,7 @@ class Upcoming:
             asked: the nodes that will serve.
         """
         found = {name: self._on_node(one, tp) for name, one in asked.items()}
-        return warmth.whole(self.recipe.name, found)
+        return whole(self.recipe.name, found)
 
     def _on_node(self, asked: Asked, tp: int) -> NodeWarmth:
         """Wait, and judge the launch; unknown where the node does not answer."""
@@ -133,18 +346,18 @@ class Upcoming:
             state = asked.state.wait()
             told = asked.image.wait()["commands"]["image"] if asked.image is not None else None
         except SparkClusterError as error:
-            return warmth.NodeWarmth("unknown", (error.message,))
+            return NodeWarmth("unknown", (error.message,))
         recipe, image = self.recipe, images.answered(told)
         own = image.id if image is not None else ""
-        entries = tuned.fitting(state["tuned"], tp, own or "-")
+        entries = fitting(state["tuned"], tp, own or "-")
         files = sorted(str(one["file"]) for one in entries if one["model"] == recipe.model.name)
-        found = warmth.without_nodes(recipe)
+        found = without_nodes(recipe)
         if found is None:
             read = map(launch_records.from_dict, state["launches"])
             records = [record for record in read if record is not None]
             environment = of_environment(recipe.venv.path) if recipe.venv else ""
             launch = replace(wanted(recipe, tp), image=own)
-            found = warmth.judge(launch, records, state["compiled"], environment)
+            found = judge(launch, records, state["compiled"], environment)
         return replace(found, tuned=tuple(files))
 
     def on(self, play: Play, nodes: Sequence[Node], tp: int) -> Warmth:
@@ -165,7 +378,7 @@ def before_start(play: Play, server: Server, running: ContainerState) -> None:
         play.note(f"{server.program} is {running.in_words}{cause}", warning=True, node=play.head)
     if play.check or (running.status == "running" and set(server.args) <= set(running.command)):
         return
-    if warmth.without_nodes(server.recipe) is not None:
+    if without_nodes(server.recipe) is not None:
         return
     folders = dict.fromkeys(server.node_names, server.cache_root)
     found = Upcoming(server.recipe, folders, server.image).on(play, server.nodes, server.tp)

@@ -1,4 +1,10 @@
-"""The link between the nodes, proven with traffic: full-size packets, and bandwidth over RDMA."""
+"""The link between the nodes, proven with traffic: full-size packets, and bandwidth over RDMA.
+
+Where the ports of three and more nodes lead (to a switch, or from node to node in a ring) is found
+out with frames. Two ports with a carrier are two cables to the other one of two Sparks. Of three
+they can be a ring, which looks the same on each node; a frame that every port sends shows who is at
+the other end.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +15,12 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from spark_cluster.errors import Failed, SparkClusterError, VerificationFailed
 from spark_cluster.runner.parallel import in_parallel
+from spark_cluster.runner.session import Session
 from spark_cluster.topology import Link, Node, port_of
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.session import Session
-
 
 T = TypeVar("T")
 

@@ -1,4 +1,7 @@
-"""The logs of the engine's containers, the earliest real error in them, and what is known of it."""
+"""The logs of the engine's containers, the earliest real error in them, and what is known of it.
+
+The beginning of a log tells whether a start is what the recipe expects.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from spark_cluster.config.recipe_schema import Readiness
 from spark_cluster.engine import runtime
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, VerificationFailed
@@ -16,11 +20,10 @@ from spark_cluster.logs import lines
 from spark_cluster.node import unit_state
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
+from spark_cluster.topology import Node
 
 if TYPE_CHECKING:
-    from spark_cluster.config.recipe_schema import Readiness
     from spark_cluster.known_issues.match import KnownIssueMatch
-    from spark_cluster.topology import Node
 
 
 @dataclass(frozen=True)

@@ -6,14 +6,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from spark_cluster.engine import tuned, vram
+from spark_cluster.engine import launches, vram
 from spark_cluster.engine.admission import stays
 from spark_cluster.engine.copies.fetch import must_be_there
 from spark_cluster.engine.copies.state import Stored, stored
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.job import Job
 from spark_cluster.engine.members import Member, behind, members, with_servers
 from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas_of
+from spark_cluster.engine.ray import Job
 from spark_cluster.engine.ray_cluster import running_jobs
 from spark_cluster.engine.start import stale
 from spark_cluster.runner.play import Play
@@ -37,7 +37,7 @@ class Found:
     members: list[Member]
     before: list[vram.NodeVram]
     stores: Mapping[str, Stored]
-    kernels: Mapping[str, tuned.Found]
+    kernels: Mapping[str, launches.TunedOn]
     jobs: Sequence[Job]
     replicas: Sequence[Replica] = ()
     models: Sequence[ModelServer] = ()
@@ -81,11 +81,11 @@ def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
         lambda: behind(play),
         lambda: running_jobs(play),
         *[partial(stored, play, server.recipe, server.nodes) for server in recipes],
-        *[partial(tuned.look, play, server, server.nodes) for server in recipes],
+        *[partial(launches.tuned_on, play, server, server.nodes) for server in recipes],
     )
     names = [server.recipe.name for server in recipes]
     stores: dict[str, Stored] = dict(zip(names, rest[:count], strict=True))
-    kernels: dict[str, tuned.Found] = dict(zip(names, rest[count:], strict=True))
+    kernels: dict[str, launches.TunedOn] = dict(zip(names, rest[count:], strict=True))
     for server in recipes if offline else ():
         must_be_there(server.recipe, stores[server.recipe.name], adopt=play.options.may_adopt)
     for store in stores.values():

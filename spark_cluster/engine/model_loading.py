@@ -12,6 +12,7 @@ from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.endpoint import Endpoint, probe_once
 from spark_cluster.engine.members import Member
 from spark_cluster.engine.proxy import ModelServer
+from spark_cluster.engine.supervision import OwnUnit
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.models.memory import RESERVE_GIB
 from spark_cluster.node import paths
@@ -19,9 +20,6 @@ from spark_cluster.node.health import judge
 from spark_cluster.node.supervision.look import stop
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
-
-FOLDER = paths.MODEL_LOADER
-CONFIG = paths.MODEL_LOADER_SETTINGS
 
 ANSWER_S = 30.0
 """Seconds for an answer of a server that has just come up."""
@@ -32,7 +30,13 @@ STOP_S = 60.0
 POLL_S = 1.0
 """Seconds between two requests for a model that is loading."""
 
-PROGRAM = "spark_cluster.node.model_loader.main"
+UNIT = OwnUnit(
+    proxy.LOADER_UNIT,
+    "spark_cluster.node.model_loader.main",
+    paths.MODEL_LOADER,
+    paths.MODEL_LOADER_SETTINGS,
+    mode=0o600,
+)
 
 
 def configuration(

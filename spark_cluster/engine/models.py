@@ -6,23 +6,21 @@ proxy on the head sends each request to the one that its `model` names.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.model_kind import must_be_served
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine.names import server_name
 from spark_cluster.errors import Refused
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from spark_cluster.config.recipe import Recipe
     from spark_cluster.planning.subject import Subject
     from spark_cluster.planning.together import Placed
-    from spark_cluster.runner.play import Play
-    from spark_cluster.topology import Node
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ import hashlib
 import re
 import secrets
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from spark_cluster.document import Document
 from spark_cluster.engine.proxy import (
@@ -29,10 +28,8 @@ from spark_cluster.engine.proxy import (
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node.probes import unix_socket
 from spark_cluster.resources import Line, Secret
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.play import Play
-    from spark_cluster.runner.session import Session
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
 
 PREFIX = "sk-spark-"
 """Of each key: texts in which it turns up are known to hold a secret (`config/secret_text.py`)."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
+from spark_cluster.config.recipe_settings import MountedPatch
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node import confinement
 from spark_cluster.resources import Directory, File, LaptopFile, Resource
 from spark_cluster.runner.play import Play
-
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe_settings import MountedPatch
-    from spark_cluster.topology import Node
+from spark_cluster.topology import Node
 
 
 def uploads(patches: Sequence[MountedPatch]) -> list[Resource]:

@@ -1,4 +1,7 @@
-"""The steps of `provision`: apply roles until they are settled, prove what holds, and report it."""
+"""The steps of `provision`: apply roles until they are settled, prove what holds, and report it.
+
+Firmware is asked for and installed by fwupd.
+"""
 
 from __future__ import annotations
 

@@ -5,24 +5,20 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.document import Document
 from spark_cluster.engine import readiness, vram
-from spark_cluster.engine.job import Job
+from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.job_client import ray_jobs
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.ray import MEASURING, RayState, dashboard_port
+from spark_cluster.engine.ray import MEASURING, Job, RayState, dashboard_port
 from spark_cluster.engine.runtime import servers_there
 from spark_cluster.engine.start import prepare_nodes, ray_would_restart
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.containers import RECIPE
-
-if TYPE_CHECKING:
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.deployment import Deployment, Server
-    from spark_cluster.runner.play import Play
-    from spark_cluster.topology import Node
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
 
 ENDS_WITHIN_S = 60.0
 """Seconds that jobs have to end after they were stopped: Ray kills them after a few."""

@@ -1,27 +1,117 @@
-"""The ladder from "containers are up" to "the answer is right", each rung with its own message."""
+"""The ladder from "containers are up" to "the answer is right", each rung with its own message.
+
+The time limit of a start grows while the engine is seen to compile, tune or load: the first start
+after a change of NCCL's devices compiled kernels for 36 minutes, without a line of log for most of
+them (source: deepseek-dspark-40). So nothing is concluded from the clock alone.
+
+On a Spark the page cache, the GPU and everything else share one memory, which is prepared before
+weights are loaded and guarded while they are. A GPU with memory of its own needs none of this.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import load_guard, logs, runtime, vram
+from spark_cluster.engine import logs, runtime, vram
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.endpoint import Endpoint, probe_once
 from spark_cluster.engine.engine import ask_health, engine
-from spark_cluster.engine.load_guard import LoadGuard
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
-from spark_cluster.errors import Failed, VerificationFailed
-from spark_cluster.node import replies, unit_state
+from spark_cluster.errors import Failed, SparkClusterError, VerificationFailed
+from spark_cluster.facts.parsers import HIGH_PRESSURE, free_blocks
+from spark_cluster.node import load_guard, memory, replies, unit_state
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.node.health import Life, judge
 from spark_cluster.node.supervision.look import stop
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
+
+FRAGMENTED = (
+    "{}, after caches were dropped and memory was compacted: weights may load slowly, or the "
+    "driver refuses memory (NV_ERR_NO_MEMORY). Where the load fails or stalls, reboot the node"
+)
+PRESSURE = (
+    "programs of the node have waited for memory for {:g} % of the last 10 s before the load: see "
+    "what holds it (`spark-cluster vram`, `free -h` there)"
+)
+
+
+def prepare_memory(play: Play, nodes: Sequence[Node]) -> None:
+    """Give the page cache of each node back and compact its memory, before an engine is started.
+
+    The user is told where memory stays fragmented, or the node was short of it already.
+    """
+    for node, found in _ask_guard(play, nodes, "prepare"):
+        if found["problem"]:
+            play.note(
+                f"the page cache was not dropped: {found['problem']}", warning=True, node=node
+            )
+        if found["pressure"] is not None and found["pressure"] >= HIGH_PRESSURE:
+            play.note(PRESSURE.format(found["pressure"]), warning=True, node=node)
+        blocks = free_blocks(found["buddyinfo"], found["page_size"])
+        if blocks is not None and blocks.fragmented:
+            play.note(FRAGMENTED.format(blocks), warning=True, node=node)
+
+
+class LoadGuard:
+    """The guard of the nodes of one server, from when it is seen to load until it is ready.
+
+    Args:
+        limit_s: seconds after which the guard ends by itself.
+    """
+
+    def __init__(self, play: Play, server: Server, limit_s: float) -> None:
+        self._play, self._nodes, self._server = play, server.nodes, server.program
+        self._health = server.endpoint.of_engine.path(engine(server.engine).health)
+        self._limit_s, self._begun = limit_s, False
+
+    def begin(self) -> None:
+        """Start it on each node, once; it goes on when the laptop is gone."""
+        if self._begun:
+            return
+        self._begun = True
+        told = {"server": self._server, "programs": [self._server, RAY], "limit_s": self._limit_s}
+        head, *others = self._nodes
+        try:
+            _ask_guard(self._play, [head], "begin", health=self._health, **told)
+            _ask_guard(self._play, others, "begin", **told)
+        except Failed as error:
+            what = "memory is not guarded while weights load"
+            self._play.note(f"{error.where}: {what}: {error.message}", warning=True)
+
+    def ended(self) -> tuple[str, load_guard.Reason] | None:
+        """Return the node on which it has ended the load, and why; None where it has not."""
+        files = {"reason": load_guard.reason_file(self._server)}
+        sessions = {n.name: self._play.session(n) for n in self._nodes if self._begun}
+        waiting = {name: one.submit("gather", files=files) for name, one in sessions.items()}
+        found = {n: load_guard.parse(p.wait()["files"]["reason"]) for n, p in waiting.items()}
+        return next(((name, reason) for name, reason in found.items() if reason), None)
+
+    def end(self) -> None:
+        """End it; one on a node that is lost ends by itself."""
+        if self._begun:
+            self._begun = False
+            with contextlib.suppress(SparkClusterError):
+                _ask_guard(self._play, self._nodes, "end", server=self._server)
+
+
+def _ask_guard(play: Play, nodes: Sequence[Node], what: str, **told: Any) -> list[tuple[Node, Any]]:
+    """Ask the nodes whose memory is the GPU's, all at once."""
+    waiting = [
+        (node, play.session(node).submit("load_guard", memory.RECLAIM_S, what=what, **told))
+        for node in nodes
+        if not node.facts.gpu_memory.of_gpu
+    ]
+    return [(node, pending.wait()) for node, pending in waiting]
+
 
 LONGEST = 3
 """Times its limit that a start is waited for at most: a container can pretend to be at work."""
@@ -32,21 +122,8 @@ QUIET = 1 / 6
 LOOKS = 10
 """Looks within that time, so that a short pause between two compilers is no end."""
 
-COMPILERS = frozenset(
-    [
-        "nvcc",
-        "cicc",
-        "ptxas",
-        "cudafe++",
-        "fatbinary",
-        "nvlink",
-        "ninja",
-        "cc1plus",
-        "gcc",
-        "g++",
-        "clang",
-        "clang++",
-    ]
+COMPILERS = re.compile(
+    r"nvcc|cicc|ptxas|cudafe\+\+|fatbinary|nvlink|ninja|cc1plus|gcc|g\+\+|clang(\+\+)?"
 )
 """Programs that CUDA, Triton, FlashInfer and torch.compile run to compile kernels. The engine's own
 processes are left out: they wait with a busy CPU, also for a peer that never comes."""
@@ -149,7 +226,7 @@ def _compilers(tables: list[str]) -> str:
 
 
 def _compiles(row: list[str]) -> bool:
-    return row[2] in COMPILERS and row[0].isdecimal() and row[1].isdecimal()
+    return bool(COMPILERS.fullmatch(row[2])) and row[0].isdecimal() and row[1].isdecimal()
 
 
 def _working(log: str) -> str:
@@ -279,7 +356,7 @@ def healthy(play: Play, server: Server, again: Again | None = None) -> list[vram
         if not again:
             raise
         play.note(f"the server that ran already has ended: {error.message}; it is started again")
-    load_guard.prepare(play, server.nodes)
+    prepare_memory(play, server.nodes)
     again.start()
     return _until_healthy(play, server)
 

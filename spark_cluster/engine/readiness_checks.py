@@ -10,25 +10,22 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import RUNGS, ModelKind, Rung
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness
 from spark_cluster.engine.checks import context, kinds, logprobs, structured, texts, tools
 from spark_cluster.engine.client import Check, Client
+from spark_cluster.engine.deployment import Server
+from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
 from spark_cluster.runner.events import Progress
-
-if TYPE_CHECKING:
-    from spark_cluster.config.launch import Launch
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.client import Client
-    from spark_cluster.engine.deployment import Server
-    from spark_cluster.engine.endpoint import Endpoint
-    from spark_cluster.runner.play import Play
-    from spark_cluster.runner.session import Session
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
 
 
 def climb(play: Play, server: Server) -> str:

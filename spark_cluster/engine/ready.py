@@ -1,6 +1,10 @@
 """From started to right answers: every server is waited for and asked, then the proxy.
 
 A server is verified by itself: what the proxy answers says nothing of one that it did not ask.
+
+One that was started is then put under a short real load, and the GPU memory is read meanwhile. What
+it holds when it is ready is not the most that it takes: the first batches allocate what its profile
+of the memory did not foresee. On a Spark that memory is the machine's.
 """
 
 from __future__ import annotations

@@ -27,23 +27,12 @@ from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer
 
 
-class LoadingKeys(MemoryReadings):
-    """Readings of all nodes, and the largest while a server loaded."""
-
-    peak: list[NodeVram]
-
-
-class LoadKeys(LoadingKeys):
-    """Those, and the largest under a short load."""
-
-    under_load: list[NodeVram]
-
-
 class EndpointKeys(TypedDict):
     """What `up --json` prints of every endpoint."""
 
     endpoint: str
     access: Access
+    vram: MemoryReadings
 
 
 class ModelKeys(TypedDict):
@@ -71,14 +60,12 @@ class ServedKeys(EndpointKeys, ModelKeys):
 
     replicas: list[str]
     overrides: dict[str, EngineValue | None]
-    vram: LoadKeys
 
 
 class ServedModelsKeys(EndpointKeys):
     """An endpoint with several models."""
 
     models: list[ServedPart]
-    vram: LoadingKeys
 
 
 @dataclass(frozen=True)
@@ -168,7 +155,7 @@ class Served(Document):
         return self.endpoint.access(self.fingerprint)
 
     @property
-    def readings(self) -> LoadingKeys:
+    def readings(self) -> MemoryReadings:
         """The memory before the run, while loading and now."""
         return {"nodes": self.now, "before": self.before, "peak": self.peak}
 

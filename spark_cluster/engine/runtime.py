@@ -7,8 +7,9 @@ it again when it ends and after a reboot, and are asked for their state and log 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Literal, get_args
+from typing import Literal, get_args
 
+from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV, Process
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
@@ -21,10 +22,6 @@ from spark_cluster.resources import Container, Resource, Unit
 from spark_cluster.resources.unit import FOLDER
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-
-if TYPE_CHECKING:
-    from spark_cluster.engine.deployment import Server
-
 
 Name = Literal["docker", "venv"]
 

@@ -11,7 +11,6 @@ from spark_cluster.engine import (
     admission,
     firewall,
     launches,
-    load_guard,
     logs,
     model_loading,
     readiness,
@@ -208,7 +207,7 @@ def begin_one(now: Starting, one: Member, front: Sequence[RoleCall] = ()) -> Non
     if server.instance:
         share = planned  # next to the others: what is free now is not for it alone
         if not (same or play.check):
-            load_guard.prepare(play, [one.node])
+            readiness.prepare_memory(play, [one.node])
     else:
         share = admission.share(play, server, one.running, planned)
     begin = partial(_begin, play, server, share, guarded, front)
@@ -267,7 +266,7 @@ def end_dead_server(play: Play, server: Server) -> None:
 def end_server(play: Play, server: Server) -> None:
     """End the server and its ranks, to be started again; Ray stays."""
     play.apply(server.nodes, [runtime.without(server.program, server.runtime, 5)])
-    load_guard.prepare(play, server.nodes)
+    readiness.prepare_memory(play, server.nodes)
 
 
 def is_whole(play: Play, deployment: Deployment) -> bool:

@@ -1,17 +1,21 @@
-"""The state of serving and its problems: containers, Ray, health, a completion, put together."""
+"""The state of serving and its problems: containers, Ray, health, a completion, put together.
+
+So is the state of each server behind an endpoint that has several: replicas, or models.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import logs, runtime, tuned
+from spark_cluster.engine import launches, logs, runtime
 from spark_cluster.engine.endpoint import ANSWERS, Endpoint, probe_once, running, short
 from spark_cluster.engine.engine import ask_health, engine_of, judge_health
+from spark_cluster.engine.launches import Upcoming, Warmth
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import (
     LOADER_UNIT,
@@ -41,11 +45,6 @@ from spark_cluster.node.health import HEALTH_S, Completion, Life, State, judge
 from spark_cluster.runner.parallel import all_of, in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Answer, Session
-
-if TYPE_CHECKING:
-    from spark_cluster.engine.launches import Upcoming
-    from spark_cluster.engine.warmth import Warmth
-
 
 COMPLETION_S = 10.0
 """Seconds for the completion of `status`: a server with many requests answers later than one
@@ -144,7 +143,7 @@ def _serving_state(
         kind=kind,
         overrides=server.label(OVERRIDES),
         replicas=replicas,
-        tuned=tuple(server.label(tuned.LABEL).split()),
+        tuned=tuple(server.label(launches.TUNED).split()),
         data_parallel=server.number(DATA_PARALLEL, 1),
     )
 

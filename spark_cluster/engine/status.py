@@ -10,10 +10,10 @@ from typing_extensions import TypedDict
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.document import Document, Hidden, PrintedAs, WhenSet
 from spark_cluster.engine import firewall, runtime
+from spark_cluster.engine.launches import Warmth
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, LOADER_UNIT, UNIT, Access
 from spark_cluster.engine.ray import RayNode
-from spark_cluster.engine.warmth import Warmth
 from spark_cluster.node import unit_state
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.play import Play

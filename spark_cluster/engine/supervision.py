@@ -1,36 +1,104 @@
-"""The supervision of a server on its head: what is installed there, and what it reports."""
+"""The supervision of a server on its head: what is installed there, and what it reports.
+
+Units of our own programs run on a node without an agent, and after the laptop has gone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any
+from pathlib import Path
+from typing import Any
 
-from typing_extensions import TypedDict
-
-from spark_cluster.document import Document, Flat, PrintedAs
+from spark_cluster.document import Document, Hidden, derived
 from spark_cluster.engine import proxy, runtime
 from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.engine.ray import TOKEN_FILE
-from spark_cluster.node import locks, paths, replies
+from spark_cluster.loader import programs
+from spark_cluster.loader.template import render
+from spark_cluster.node import locks, own_program, paths, replies
 from spark_cluster.node.supervision.policy import SupervisionState
+from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
 
-UNIT = "spark-cluster-supervise"
-"""Its systemd unit."""
 
-FOLDER = paths.SUPERVISION
-"""Its program and its state."""
+@dataclass(frozen=True)
+class OwnUnit:
+    """A unit that runs a program of ours.
 
-CONFIG = paths.SUPERVISE_SETTINGS
-STATE = f"{FOLDER}/state/state.json"
+    Attributes:
+        name: of the unit, without `.service`.
+        program: its module, which has a `main`.
+        folder: of the program, which only root opens.
+        config: file with its settings, in that folder or in one for settings.
+        mode: of that file.
+    """
 
-PROGRAM = "spark_cluster.node.supervision.main"
+    name: str
+    program: str
+    folder: str
+    config: str
+    mode: int = 0o644
 
-START_LIMIT = "spark_cluster.node.supervision.start_limit"
-"""The program that stops a server that ends again and again; it needs no supervision."""
+    @property
+    def unit_file(self) -> str:
+        """The file of the unit."""
+        return f"{paths.SYSTEMD_UNITS}/{self.name}.service"
+
+    def present(
+        self, template: Path, settings: Mapping[str, Any], *, enabled: bool = True, **values: str
+    ) -> Iterator[Resource]:
+        """Yield the program, its settings and the unit, which is started again for new ones.
+
+        Args:
+            template: of the unit, with `program` and `config`.
+            settings: what the program is told.
+            enabled: it is started at boot.
+            values: more of the template.
+        """
+        program = programs.program(self.folder, self.program)
+        yield Directory(self.folder, mode=0o700)
+        yield program
+        above = str(Path(self.config).parent)
+        if above != self.folder:
+            yield Directory(above, mode=0o755)
+        told = json.dumps(settings, indent=2) + "\n"
+        config = File(self.config, content=told, mode=self.mode)
+        command = " ".join(own_program.entry(program.path, self.program))
+        values = {**values, "program": command, "config": self.config}
+        unit = File(self.unit_file, content=render(template.parent, template.name, **values))
+        yield config
+        yield unit
+        yield Service(self.name, enabled=enabled, restart_when=(config, unit, program))
+        yield UnusedPrograms(self.folder)
+
+    def absent(self) -> Iterator[Resource]:
+        """Yield the removal of all of it, with what the program keeps in its folder."""
+        yield Service(self.name, running=False, enabled=False)
+        yield File(self.unit_file, state="absent")
+        if str(Path(self.config).parent) != self.folder:
+            yield File(self.config, state="absent")
+        yield Directory(self.folder, state="absent", keep=False)
+
+
+UNIT = OwnUnit(
+    "spark-cluster-supervise",
+    "spark_cluster.node.supervision.main",
+    paths.SUPERVISION,
+    paths.SUPERVISE_SETTINGS,
+)
+STATE = f"{paths.SUPERVISION}/state/state.json"
+
+START_LIMIT = OwnUnit(
+    "spark-cluster-start-limit",
+    "spark_cluster.node.supervision.start_limit",
+    paths.START_LIMIT,
+    paths.START_LIMIT_SETTINGS,
+)
+"""It stops a server that ends again and again, and needs no supervision."""
 
 
 def start_limit_configuration() -> dict[str, Any]:
@@ -68,26 +136,6 @@ class SupervisionEvent:
     text: str
 
 
-class PhaseKeys(TypedDict):
-    """What is printed of the supervision's memory; see `SupervisionState`."""
-
-    phase: str
-    since: float
-    reason: str
-    restarts: tuple[float, ...]
-    due: float
-
-
-def _phase(state: SupervisionState) -> PhaseKeys:
-    return {
-        "phase": state.phase,
-        "since": state.since,
-        "reason": state.reason,
-        "restarts": state.restarts,
-        "due": state.due,
-    }
-
-
 @dataclass(frozen=True)
 class Supervision(Document):
     """The report of a head's supervision.
@@ -104,9 +152,14 @@ class Supervision(Document):
     installed: bool
     active: str
     at_boot: bool
-    state: Flat[Annotated[SupervisionState, PrintedAs(_phase)]]
+    state: Hidden[SupervisionState]
     problems: tuple[str, ...] = ()
     events: tuple[SupervisionEvent, ...] = ()
+    phase = derived(str, "state.phase")
+    since = derived(float, "state.since")
+    reason = derived(str, "state.reason")
+    restarts = derived(tuple[float, ...], "state.restarts")
+    due = derived(float, "state.due")
 
 
 def report(session: Session) -> Supervision:
@@ -114,10 +167,10 @@ def report(session: Session) -> Supervision:
     asked = session.request(
         "gather",
         commands={
-            "active": ["systemctl", "is-active", UNIT],
-            "enabled": ["systemctl", "is-enabled", UNIT],
+            "active": ["systemctl", "is-active", UNIT.name],
+            "enabled": ["systemctl", "is-enabled", UNIT.name],
         },
-        files={"state": STATE, "config": CONFIG},
+        files={"state": STATE, "config": UNIT.config},
     )
     outputs = {n: done["stdout"].strip() if done else "" for n, done in asked["commands"].items()}
     document = replies.decoded(asked["files"]["state"])

@@ -7,7 +7,6 @@ import math
 import threading
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.facts import gather
@@ -16,10 +15,8 @@ from spark_cluster.models.find import known_models
 from spark_cluster.models.hub.lookup import Hub, cached, online
 from spark_cluster.planning.planner import Planner
 from spark_cluster.planning.room import NodeMemory, of_facts
-
-if TYPE_CHECKING:
-    from spark_cluster.planning.subject import Subject
-    from spark_cluster.runner.play import Play
+from spark_cluster.planning.subject import Subject
+from spark_cluster.runner.play import Play
 
 DONE = ".complete"
 """What the role `models` leaves in a model's folder when a download is whole."""

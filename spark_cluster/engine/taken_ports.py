@@ -5,28 +5,22 @@ The engine itself would say so only after it has loaded the model, and Ray not a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
-from spark_cluster.config.ports import LOOPBACK, SERVICES
+from spark_cluster.config.ports import LOOPBACK, SERVICES, EnginePorts
 from spark_cluster.engine import runtime
+from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT
 from spark_cluster.errors import Refused
 from spark_cluster.facts.parsers import EVERYWHERE, LISTENERS, Listener, listeners
 from spark_cluster.node import unit_state
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-    from typing import Any
-
-    from spark_cluster.config.ports import EnginePorts
-    from spark_cluster.engine.deployment import Deployment
-    from spark_cluster.node.containers import ContainerState
-    from spark_cluster.runner.play import Play
-    from spark_cluster.topology import Node
+from spark_cluster.node.containers import ContainerState
+from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
 
 PROXY = "haproxy"
 """The program of the unit of the proxy."""

@@ -6,11 +6,12 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.config.engines import words
 from spark_cluster.document import Document
-from spark_cluster.engine import readiness, tuned, vram
+from spark_cluster.engine import launches, readiness, vram
+from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.models.config import from_config
@@ -19,10 +20,7 @@ from spark_cluster.node.kernel_tuner import CONTAINER
 from spark_cluster.node.store.layout import whole_folder
 from spark_cluster.node.tuned_kernels import FOLDER, VARIABLE, folder_of, sizes_in
 from spark_cluster.resources import Directory, File, TunedKernels
-
-if TYPE_CHECKING:
-    from spark_cluster.engine.deployment import Server
-    from spark_cluster.runner.play import Play
+from spark_cluster.runner.play import Play
 
 SIZES = (1, 2, 4, 8, 16, 32, 64, 256, 1024, 2048, 4096)
 """Batch sizes in tokens: of decoding, and of prefill in chunks. vLLM takes the nearest that there
@@ -203,9 +201,9 @@ def hand_on(play: Play, server: Server) -> tuple[str, tuple[int, ...]]:
         InvalidFile: the head has another thing in its place.
     """
     head, *others = server.nodes
-    image = tuned.image_on_head(play, server)
-    entries = tuned.look(play, server, [head])[head.name]
-    found = tuned.fitting(entries, server.tp, image)
+    image = launches.image_on_head(play, server)
+    entries = launches.tuned_on(play, server, [head])[head.name]
+    found = launches.fitting(entries, server.tp, image)
     folder = folder_of(server.cache_root, image, server.recipe.model.name, server.tp)
     paths = {str(entry["file"]): f"{folder}/{entry['file']}" for entry in found}
     answer = play.session(head).request("gather", files=paths)

@@ -1,42 +1,159 @@
-"""Verification in depth of a server that runs: every check of its kind, each with a verdict."""
+"""Verification in depth of a server that runs: every check of its kind, each with a verdict.
+
+The answers of the last one of each recipe and size are kept on the laptop and compared. A model
+that is split over two nodes is the same model: at temperature 0 it gives the answers that it gives
+on one, but for rounding.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import json
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
 
-from pydantic import Field
+from pydantic import Field, TypeAdapter, ValidationError
 
 from spark_cluster.config import launch as launches
+from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.document import Document, printed
 from spark_cluster.engine import readiness_checks, runtime, vram
-from spark_cluster.engine.client import PATIENCE_S, NotApplicable, RequestFailed
-from spark_cluster.engine.endpoint import running
+from spark_cluster.engine.client import PATIENCE_S, Check, Client, NotApplicable, RequestFailed
+from spark_cluster.engine.endpoint import Endpoint, running
 from spark_cluster.engine.engine import Engine, ask_health, engine
-from spark_cluster.engine.kept_answers import COMPARED, ComparedSize, KeptAnswers
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, models_of
 from spark_cluster.engine.readiness import container_state
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, VerificationFailed
-from spark_cluster.node import unit_state
-from spark_cluster.node.containers import OVERRIDES, RECIPE, TP
+from spark_cluster.node import durable, unit_state
+from spark_cluster.node.containers import OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.node.health import HEALTH_UNDER_LOAD_S, Life, judge
+from spark_cluster.node.replies import at, decoded
 from spark_cluster.runner.events import Progress
+from spark_cluster.runner.play import Play
 
-if TYPE_CHECKING:
-    from pathlib import Path
+COMPARED = ("answer", "short-answers", "structured-output", "vision-colour")
+"""Checks whose answers are short enough to be the same at every size."""
 
-    from spark_cluster.config.launch import Launch
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.client import Check, Client
-    from spark_cluster.engine.endpoint import Endpoint
-    from spark_cluster.node.containers import ContainerState
-    from spark_cluster.runner.play import Play
+FORMAT = 1
+
+LARGEST = 1_000_000
+"""Bytes of a file that is read."""
+
+
+@dataclass(frozen=True)
+class OtherAnswer:
+    """A check whose answer is another one at another size.
+
+    Attributes:
+        id: of the check.
+        now: the answer of this verify.
+        before: the answer at the other size.
+    """
+
+    id: str
+    now: str
+    before: str
+
+
+@dataclass(frozen=True)
+class ComparedSize:
+    """The answers of this verify next to those of another tensor-parallel size.
+
+    Attributes:
+        tp: the other size.
+        at: when it was verified, ISO 8601 in UTC.
+        same: checks with the same answer.
+        different: those with another one.
+    """
+
+    tp: int
+    at: str
+    same: tuple[str, ...]
+    different: tuple[OtherAnswer, ...]
+
+
+@dataclass(frozen=True)
+class KeptAnswers:
+    """The answers of one verify.
+
+    Attributes:
+        recipe: its name.
+        text: hash of what was served, recipe and overrides; others' answers are not compared.
+        answers: check to its answer, of those that held.
+        at: ISO 8601 in UTC; now by default.
+    """
+
+    recipe: str
+    tp: int
+    text: str
+    answers: Mapping[str, str] = field(default_factory=dict)
+    at: str = field(
+        default_factory=lambda: datetime.fromtimestamp(int(time.time()), UTC).isoformat()
+    )
+
+    def compared(self, folder: Path) -> tuple[ComparedSize, ...]:
+        """Return this one next to what is kept of the same server at other sizes."""
+        found = (read(path) for path in sorted(folder.glob(f"{self.recipe}.tp*.json")))
+        return tuple(
+            self._next_to(kept)
+            for kept in found
+            if kept is not None
+            and (kept.recipe, kept.text) == (self.recipe, self.text)
+            and kept.tp != self.tp
+            and self.answers.keys() & kept.answers.keys()
+        )
+
+    def _next_to(self, kept: KeptAnswers) -> ComparedSize:
+        both = [check for check in self.answers if check in kept.answers]
+        same = tuple(check for check in both if self.answers[check] == kept.answers[check])
+        different = tuple(
+            OtherAnswer(check, self.answers[check], kept.answers[check])
+            for check in both
+            if check not in same
+        )
+        return ComparedSize(kept.tp, kept.at, same, different)
+
+    def keep(self, folder: Path) -> None:
+        """Write it in place of the last one of this size; checks that did not run keep theirs.
+
+        Raises:
+            Failed: the file cannot be written.
+        """
+        path = folder / f"{self.recipe}.tp{self.tp}.json"
+        last = read(path)
+        known = last.answers if last is not None and last.text == self.text else {}
+        new = replace(self, answers={**known, **self.answers})
+        document = {"format": FORMAT, **asdict(new)}
+        try:
+            durable.make_folder(folder)
+            durable.write_file(path, json.dumps(document, indent=1).encode())
+        except OSError as error:
+            raise Failed(
+                f"the answers cannot be kept: {error.strerror}",
+                where=str(path),
+                hint="XDG_STATE_HOME names another folder for them",
+            ) from None
+
+
+def read(path: Path) -> KeptAnswers | None:
+    """Return what a file keeps; None where it is not there or is none of ours."""
+    try:
+        if path.stat().st_size > LARGEST:
+            return None
+        text = path.read_text(encoding="utf-8")
+        found = TypeAdapter(KeptAnswers).validate_json(text, strict=True)
+    except (OSError, UnicodeDecodeError, ValidationError):
+        return None
+    return found if at(decoded(text), "format") == FORMAT else None
+
 
 VerdictStatus = Literal["ok", "failed", "not applicable", "not run"]
 

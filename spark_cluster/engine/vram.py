@@ -1,4 +1,7 @@
-"""The holders of GPU memory on each node, asked on the host, next to the node's total."""
+"""The holders of GPU memory on each node, asked on the host, next to the node's total.
+
+What to do about a program that is not ours, and how Ollama gives its memory back.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import NotRequired, TypeVar
 
 from typing_extensions import TypedDict
 
@@ -19,12 +22,9 @@ from spark_cluster.facts import gather
 from spark_cluster.facts.model import Process
 from spark_cluster.node import replies
 from spark_cluster.runner.events import Bus, MemoryHeld, MemoryPlanned
+from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.play import Play
-
 
 T = TypeVar("T")
 
@@ -235,10 +235,12 @@ def peak(before: Iterable[NodeVram], now: Iterable[NodeVram]) -> list[NodeVram]:
 
 
 class MemoryReadings(TypedDict):
-    """Readings of all nodes: now, and before."""
+    """Readings of all nodes: now and before; the largest of a load, and under a short load."""
 
     nodes: list[NodeVram]
     before: list[NodeVram]
+    peak: NotRequired[list[NodeVram]]
+    under_load: NotRequired[list[NodeVram]]
 
 
 @dataclass(frozen=True)

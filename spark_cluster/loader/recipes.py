@@ -90,7 +90,33 @@ Origin = Literal["shipped", "yours", "registry"]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RecipeFile:
+    """A file of the folders `recipes/`.
+
+    Attributes:
+        own: it is the user's own, not a shipped one.
+        recipe: None when the file is wrong; then `error` says why.
+    """
+
+    name: str
+    path: Path
+    own: bool
+    recipe: Recipe | None = None
+    error: SparkClusterError | None = None
+
+
+def recipe_files(project: Project) -> Iterator[RecipeFile]:
+    """Every recipe by name, the user's own before ours; a broken file is one like others."""
+    for name, path in project.list("recipes").items():
+        own = not path.is_relative_to(project.shipped / "recipes")
+        try:
+            yield RecipeFile(name, path, own, load_recipe(path, project))
+        except SparkClusterError as error:
+            yield RecipeFile(name, path, own, error=error)
+
+
+@dataclass(frozen=True)
+class FoundRecipe:
     """A recipe that can be found.
 
     Attributes:
@@ -113,14 +139,14 @@ class Candidate:
         return total
 
 
-def search_recipes(text: Sequence[str], project: Project) -> list[Candidate]:
+def search_recipes(text: Sequence[str], project: Project) -> list[FoundRecipe]:
     """Return the recipes that have all the words, the best first; all without a word.
 
     Raises:
         InvalidFile, Refused: the project's list of registries is wrong, or others can write it.
     """
     words = [word for part in text for word in _words(part)]
-    scored = [(one.score(words), one) for one in _candidates(project)]
+    scored = [(one.score(words), one) for one in _searched(project)]
     order = {"yours": 0, "shipped": 1, "registry": 2}
     found = [(score, one) for score, one in scored if score or not words]
     found.sort(key=lambda pair: (-pair[0], order[pair[1].origin], pair[1].reference))
@@ -139,26 +165,17 @@ def fields_of(recipe: Recipe) -> dict[str, str]:
     }
 
 
-def _candidates(project: Project) -> Iterator[Candidate]:
-    for name, path in project.list("recipes").items():
-        own: Origin = "shipped" if path.is_relative_to(project.shipped / "recipes") else "yours"
-        fields = _fields(path, project)
-        yield Candidate(name, own, {"name": name} if fields is None else fields)
+def _searched(project: Project) -> Iterator[FoundRecipe]:
+    for file in recipe_files(project):
+        fields = fields_of(file.recipe) if file.recipe else {"name": file.name}
+        yield FoundRecipe(file.name, "yours" if file.own else "shipped", fields)
     for registry in registries.registries(project.folder):
         revision = registries.pinned_revision(registry, project.folder)
         index = registries.index_of(registry, revision) if revision else None
         for one in index.recipes if index else ():
             if not one.error:
                 fields = {**one.model_dump(include=set(WEIGHTS)), "tags": " ".join(one.tags)}
-                yield Candidate(f"@{registry.name}/{one.name}", "registry", fields)
-
-
-def _fields(path: Path, project: Project) -> dict[str, str] | None:
-    """The texts of a file; None when it is wrong, which `recipes list` shows."""
-    try:
-        return fields_of(load_recipe(path, project))
-    except SparkClusterError:
-        return None
+                yield FoundRecipe(f"@{registry.name}/{one.name}", "registry", fields)
 
 
 def _words(text: str) -> list[str]:

@@ -188,7 +188,7 @@ def _revision(text: str) -> str:
     return text
 
 
-class Pins(Schema):
+class TakenRevisions(Schema):
     """The file of what was taken of branches that move."""
 
     taken: dict[str, Annotated[str, AfterValidator(_revision)]] = Field(
@@ -240,7 +240,7 @@ def pins(folder: Path) -> dict[str, str]:
         InvalidFile: the file with them is wrong.
     """
     path = folder / LOCK
-    return validate(Pins, load(path, LOCK)).taken if path.exists() else {}
+    return validate(TakenRevisions, load(path, LOCK)).taken if path.exists() else {}
 
 
 def pin(registry: Registry, revision: str, folder: Path) -> None:

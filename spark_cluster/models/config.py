@@ -70,16 +70,11 @@ def from_config(config: Mapping[str, Any], name: str) -> Geometry:
         kv_dtype=kv_dtype(config),
         dtype=str(keys.get("dtype", "torch_dtype", default="bfloat16")).removeprefix("torch."),
         known=keys.model_type in table("families")["known"],
-        mtp_layers=_mtp_layers(keys),
+        mtp_layers=keys.number(
+            "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", default=0
+        ),
     )
     return replace(shape, not_understood=keys.not_understood())
-
-
-def _mtp_layers(keys: Keys) -> int:
-    """Layers that draft the next tokens, as the checkpoint has them."""
-    return keys.number(
-        "num_nextn_predict_layers", "mtp_num_hidden_layers", "num_mtp_layers", default=0
-    )
 
 
 def _architectures(config: Mapping[str, Any]) -> tuple[str, ...]:

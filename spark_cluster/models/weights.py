@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
@@ -20,6 +21,7 @@ from spark_cluster.models.stored_tensors import (
     StoredPart,
     StoredWeights,
 )
+from spark_cluster.models.tables import table
 
 BYTES: Mapping[Quantization, float] = MappingProxyType(
     {
@@ -115,21 +117,17 @@ _KEPT: Quantization = "bf16"
 
 def _nvfp4(geometry: Geometry) -> dict[Part, Quantization]:
     """Return what builds in NVFP4 keep in another format, where that is known."""
-    kind, moe = geometry.model_type, geometry.is_moe
-    red_hat, nvidia = (geometry.name.startswith(by) for by in ("RedHatAI/", "nvidia/"))
-    found: dict[Part, Quantization] = {}
-    if kind.startswith("gemma4") and not moe and not red_hat:
-        found = {"attention": _KEPT}
-    elif kind.startswith("gemma4") and moe and nvidia:
-        found = {"attention": _KEPT, "mlp": _KEPT}
-    elif kind.startswith("qwen3_5") and not red_hat:
-        found = {"attention": "fp8", "recurrent": "fp8"}
-        found |= {"recurrent": _KEPT, "shared": _KEPT} if moe else {}
-    elif kind == "qwen3_next":
-        found = {"attention": _KEPT, "recurrent": _KEPT}
-    elif kind == "nemotron_h":
-        found = {"attention": _KEPT, "recurrent": "fp8", "shared": "fp8"}
-    return found
+    for row in table("families")["nvfp4_builds"]:
+        others = row.get("not_by")
+        if (
+            re.fullmatch(row["family"], geometry.model_type)
+            and row.get("moe", geometry.is_moe) == geometry.is_moe
+            and geometry.name.startswith(row.get("by", ""))
+            and not (others and geometry.name.startswith(others))
+        ):
+            keeps: dict[Part, Quantization] = row["keeps"]
+            return keeps
+    return {}
 
 
 def must_be_known(quantization: str) -> Quantization:

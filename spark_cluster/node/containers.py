@@ -39,6 +39,9 @@ ENDPOINT = "spark-cluster.endpoint"
 DASHBOARD = "spark-cluster.dashboard"
 """Label of the port of Ray's dashboard on the head."""
 
+RAY_NODES = "/api/v0/nodes"
+"""Path of Ray's State API there."""
+
 Kind = Literal["chat", "embedding", "reranking", "transcription"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 """Kinds of models that are served."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal
 
+from spark_cluster.config.launch import Launch
 from spark_cluster.document import Rounded
 from spark_cluster.models.tables import table
 from spark_cluster.planning.speed.estimate import Estimate
@@ -76,35 +77,32 @@ class Evidence:
         return Comparison(self.own, self.low, self.high, self.contradicts(predicted), self.sources)
 
 
-@dataclass(frozen=True)
-class Case:
-    """What is asked for: a model as it is served, and how it is used.
+def by_others(
+    launch: Launch, serving: Serving, *, users: int, context: float, drafted: int
+) -> Evidence | None:
+    """Return what others measured of the same model, quantization, nodes, users and drafting.
 
-    Attributes:
-        names: of the model and what it is built from, on the hub.
+    Args:
+        users: requests at a time.
+        context: tokens in the cache of each.
         drafted: tokens drafted in a step, 0 without a drafter.
     """
-
-    names: tuple[str, ...]
-    serving: Serving
-    users: int
-    context: float
-    drafted: int = 0
-
-
-def by_others(case: Case) -> Evidence | None:
-    """Return what others measured of the same model, quantization, nodes, users and drafting."""
-    found = [(p, r.source) for r in measured_runs() if _is_alike(r, case) for p in _points(r, case)]
+    names = {name.casefold() for name in (launch.model, launch.base) if name}
+    most = max(SHORT, 4 * context)
+    found = [
+        (point.each, run.source)
+        for run in measured_runs()
+        if {run.model.casefold(), run.shape.casefold()} & names
+        if bool(run.drafted) == bool(drafted) and _is_alike(run, serving)
+        for point in run.points
+        if point.metric != "ttfr_ms" and point.users == users
+        if context / 8 <= point.context <= most
+    ]
     if not found:
         return None
-    lows, highs = zip(*(point.each for point, _ in found), strict=True)
+    lows, highs = zip(*(each for each, _ in found), strict=True)
     sources = tuple({source.key: source for _, source in found}.values())
     return Evidence(min(lows), max(highs), sources)
-
-
-def own_first(own: Evidence | None, case: Case) -> Evidence | None:
-    """Return the user's own evidence, or that of others where there is none."""
-    return own or by_others(case)
 
 
 def said(evidence: Evidence, predicted: Estimate) -> str:
@@ -114,31 +112,17 @@ def said(evidence: Evidence, predicted: Estimate) -> str:
     return f"{evidence.text}, which contradicts the prediction: trust the measurement"
 
 
-def _is_alike(run: MeasuredRun, case: Case) -> bool:
-    serving = case.serving
-    names = {name.casefold() for name in case.names if name}
-    known = run.model.casefold() in names
-    of_base = run.shape.casefold() in names
+def _is_alike(run: MeasuredRun, serving: Serving) -> bool:
     formats = {run.quantization.replace("-online", ""), serving.quantization.replace("-online", "")}
     return (
-        (known or of_base)
-        and not run.excluded
+        not run.excluded
         and len(formats) == 1
         and run.tp == serving.tp
         and serving.data_parallel == 1
         and run.engine == serving.engine
-        and bool(run.drafted) == bool(case.drafted)
         and set(run.mxfp4_layers) == set(serving.mxfp4_layers)
         and (run.transport == "socket") == serving.sockets
     )
-
-
-def _points(run: MeasuredRun, case: Case) -> Iterable[MeasuredPoint]:
-    most = max(SHORT, 4 * case.context)
-    for point in run.points:
-        decodes = point.metric != "ttfr_ms"
-        if decodes and point.users == case.users and case.context / 8 <= point.context <= most:
-            yield point
 
 
 def of_own(figures: Sequence[tuple[float, str]]) -> Evidence | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Annotated
 
 from pydantic import Field
@@ -37,7 +38,6 @@ class Fit(Document):
         highest: the largest safe share; `needed` the smallest that does what was asked.
         kv_gib: for the cache.
         cache: what that holds, None when there is no room for any.
-        reasons: why it does not work; empty when it does.
         remarks: what to know when it does.
     """
 
@@ -53,7 +53,6 @@ class Fit(Document):
     highest: Annotated[float, Field(serialization_alias="gpu_memory_utilization_highest")]
     kv_gib: Annotated[float, Rounded(2), Field(serialization_alias="kv_cache_gib")]
     cache: Hidden[kv.KvCache | None]
-    reasons: Hidden[tuple[str, ...]]
     remarks: tuple[str, ...]
     tp = derived(int, "launch.tp")
     pipeline_parallel = derived(int, "launch.pp")
@@ -66,9 +65,21 @@ class Fit(Document):
         """Requests of full length that the cache holds at a time."""
         return self.cache.max_concurrency if self.cache else 0
 
+    @cached_property
+    def reasons(self) -> tuple[str, ...]:
+        """Why it does not work; empty when it does."""
+        return (*_shape(self), *_memory(self), *_disk(self))
+
     @property
     def fits(self) -> bool:
         return not self.reasons
+
+    @printed
+    def disk_gib(self) -> Annotated[float, Rounded(1)]:
+        """Disk space of the model's files: what is loaded at first, less tables of positions."""
+        launch, tables = self.launch, self.serving.geometry.tables_bytes / GIB
+        loaded = (self.peak_gib - tables) * launch.tp * launch.pp
+        return loaded / whole_model.rank_share(launch, self.serving)
 
     @property
     def reserved_gib(self) -> float:
@@ -132,16 +143,8 @@ def fit(
         highest=highest,
         kv_gib=max(kv_gib, 0.0),
         cache=cache,
-        reasons=(),
         remarks=(),
     )
-    size = whole_model.disk_gib(launch, serving, peak)
-    reasons = (
-        *_shape(launch, geometry, rooms),
-        *_memory(fitted),
-        *whole_model.lacking_disk(rooms, size),
-    )
-    fitted = replace(fitted, reasons=reasons)
     return replace(fitted, remarks=tuple(_remarks(fitted)))
 
 
@@ -240,16 +243,16 @@ def _on_cpu(launch: Launch) -> bool:
     return any(name.startswith("VLLM_CPU_") for name in launch.env)
 
 
-def _shape(launch: Launch, geometry: Geometry, rooms: Sequence[NodeMemory]) -> list[str]:
+def _shape(fitted: Fit) -> list[str]:
     """Return the problems that more memory cannot solve."""
-    found = []
-    if len(rooms) < launch.ranks:
+    found, launch, geometry = [], fitted.launch, fitted.serving.geometry
+    if len(fitted.rooms) < launch.ranks:
         found.append(f"{_layout(launch)} needs {launch.ranks} nodes, one GPU each")
     for flag in ("max-num-seqs", "max-num-batched-tokens", "max-model-len"):
         value = launch.number(flag)
         if value is not None and value < 1 and not (value == -1 and takes_what_fits(launch)):
             found.append(f"--{flag} {value:g}: vLLM needs 1 or more")
-    length = context_length(launch, geometry)
+    length = fitted.max_model_len
     if geometry.max_positions and length > geometry.max_positions:
         found.append(
             f"--max-model-len {length} is more than the {geometry.max_positions} tokens that the "
@@ -323,6 +326,18 @@ def _for_a_request(fitted: Fit) -> list[str]:
             f"{cache.max_model_len:,} tokens"
         ]
     return []
+
+
+def _disk(fitted: Fit) -> list[str]:
+    """Say which nodes have too little space for a download."""
+    return [
+        f"{room.name}: {fitted.disk_gib:.0f} GiB are to be downloaded and {room.disk_free_gib:.0f} "
+        "are free"
+        for room in fitted.rooms
+        if room.disk_free_gib is not None
+        and not room.has_model
+        and fitted.disk_gib > room.disk_free_gib
+    ]
 
 
 def _remarks(fitted: Fit) -> list[str]:

@@ -13,7 +13,7 @@ from spark_cluster.config.overrides import Overrides
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.document import Document, Flat, Hidden, Rounded, derived, printed
 from spark_cluster.known_issues.match import KnownIssueMatch
-from spark_cluster.planning.evidence import Case, Comparison, Evidence, own_first
+from spark_cluster.planning.evidence import Comparison, Evidence, by_others
 from spark_cluster.planning.fit import Fit, kv_knob_bytes
 from spark_cluster.planning.nearest import Nearest
 from spark_cluster.planning.room import NodeMemory
@@ -22,7 +22,6 @@ from spark_cluster.planning.speed.decode import Decode, decode
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.prefill import Prefill, prefill
 from spark_cluster.planning.speed.speculative import Speculative, speculative
-from spark_cluster.planning.whole_model import disk_gib
 
 COPY_GB_S = 0.8
 """Node to node over the fabric, GB/s (parallel plain streams, a 16 GiB file)."""
@@ -56,6 +55,17 @@ class Speed(Document):
     fits: Hidden[bool] = True
     generates: Hidden[bool] = True
     basis = derived(str, "best.basis")
+    decode_tok_s = derived(Estimate | None, lambda one: one.decoding(one.best.request))
+    decode_total_tok_s = derived(Estimate | None, lambda one: one.decoding(one.best.total))
+    decode_without_drafter_tok_s = derived(
+        Estimate | None, lambda one: one.decoding(one.decode.request)
+    )
+    prefill_tok_s = derived(
+        Estimate | None, lambda one: one.prefill.tokens_s.rounded() if one.fits else None
+    )
+    ttfr_s = derived(
+        Estimate | None, lambda one: one.prefill.seconds.rounded(3) if one.fits else None
+    )
     bytes_per_token = derived(Annotated[float, Rounded()], "decode.bytes_per_token")
 
     @property
@@ -63,38 +73,14 @@ class Speed(Document):
         """The speed with the drafter where there is one."""
         return self.drafted or self.decode
 
-    def _decoding(self, found: Estimate) -> Estimate | None:
+    def decoding(self, found: Estimate) -> Estimate | None:
+        """Return a speed of decoding as it is printed; None where there is none."""
         return found.rounded() if self.fits and self.generates else None
-
-    @printed
-    def decode_tok_s(self) -> Estimate | None:
-        """Of one request."""
-        return self._decoding(self.best.request)
-
-    @printed
-    def decode_total_tok_s(self) -> Estimate | None:
-        """Of all requests together."""
-        return self._decoding(self.best.total)
-
-    @printed
-    def decode_without_drafter_tok_s(self) -> Estimate | None:
-        """Of one request, without the drafter."""
-        return self._decoding(self.decode.request)
-
-    @printed
-    def prefill_tok_s(self) -> Estimate | None:
-        """Of a prompt."""
-        return self.prefill.tokens_s.rounded() if self.fits else None
-
-    @printed
-    def ttfr_s(self) -> Estimate | None:
-        """Seconds to the first response."""
-        return self.prefill.seconds.rounded(3) if self.fits else None
 
     @printed
     def measured(self) -> Comparison | None:
         """What was measured, next to the prediction."""
-        decodes = self.evidence and self.fits and self.generates
+        decodes = self.fits and self.generates
         return self.evidence.beside(self.best.request) if self.evidence and decodes else None
 
     @property
@@ -165,11 +151,6 @@ class Plan(Feasibility):
     times_s = derived(dict[str, Annotated[float, Rounded()]], lambda plan: times(plan.fit))
 
     @printed
-    def disk_gib(self) -> Annotated[float, Rounded(1)]:
-        """The disk space that it takes."""
-        return disk_gib(self.fit.launch, self.fit.serving, self.fit.peak_gib)
-
-    @printed
     def nodes(self) -> list[PlannedNode]:
         """The nodes with what is reserved on each."""
         return [PlannedNode(room, self.fit.reserved_gib) for room in self.fit.rooms]
@@ -209,19 +190,19 @@ def speed(
             constants=constants,
         )
     first = prefill(fit.serving, prompt, constants=constants)
-    launch = fit.launch
-    names = (launch.model, launch.base or "")
-    case = Case(names, fit.serving, concurrency, context, drafts or 0)
+    measured = own or by_others(
+        fit.launch, fit.serving, users=concurrency, context=context, drafted=drafts or 0
+    )
     return Speed(
-        *(context, prompt, concurrency, plain, drafted, first, own_first(own, case)),
+        *(context, prompt, concurrency, plain, drafted, first, measured),
         fits=fit.fits,
-        generates=launch.kind == "chat",
+        generates=fit.launch.kind == "chat",
     )
 
 
 def times(fit: Fit) -> dict[str, float]:
     """Predict how long it takes before it serves, seconds; downloads at an assumed rate."""
-    gb = disk_gib(fit.launch, fit.serving, fit.peak_gib) * 1.0737
+    gb = fit.disk_gib * 1.0737
     found = {"download": gb / DOWNLOAD_GB_S}
     if fit.launch.ranks > 1:
         found["copy"] = gb / COPY_GB_S

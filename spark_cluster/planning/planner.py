@@ -66,9 +66,16 @@ class Planner:
             InvalidFile: its config.json is wrong.
         """
         launch = subject.launch
-        shape = self._model(subject)
-        drafter = self._drafter(launch)
-        return replace(shape, drafter=drafter) if drafter is not None else shape
+        own = next((one for one in subject.folders if (one / "config.json").is_file()), None)
+        shape = find(own) if own else self._find(launch, launch.model, launch.base)
+        if launch.drafter is not None:  # a model of its own; one that is not known is left out
+            with contextlib.suppress(UsageError, InvalidFile):
+                return replace(shape, drafter=self._find(launch, launch.drafter))
+        return shape
+
+    def _find(self, launch: Launch, model: str, base: str | None = None) -> Geometry:
+        revision = launch.revisions.get(model) or "main"
+        return find(model, self.project.folder, base=base, hub=self.hub, revision=revision)
 
     def look_up(self, subject: Subject, source: DocumentSource) -> None:
         """Have the model looked up, through `source` where the hub cannot be reached from here.
@@ -81,50 +88,20 @@ class Planner:
             with contextlib.suppress(UsageError, InvalidFile):
                 self.geometry(subject)
 
-    def _model(self, subject: Subject) -> Geometry:
-        launch = subject.launch
-        for folder in subject.folders:
-            if (folder / "config.json").is_file():
-                return find(folder)
-        return find(
-            launch.model,
-            self.project.folder,
-            base=launch.base,
-            hub=self.hub,
-            revision=launch.revisions.get(launch.model) or "main",
-        )
-
-    def _of_hub(self, launch: Launch) -> list[str]:
-        """Say where figures are less sure because the hub could not be asked."""
-        problem = self.hub.problem(launch.model)
-        if not problem:
-            return []
-        return [f"{problem}; the model's shape is what is known of it here"]
-
-    def _drafter(self, launch: Launch) -> Geometry | None:
-        """The shape of a drafter that is a model of its own."""
-        if launch.drafter is None:
-            return None
-        with contextlib.suppress(UsageError, InvalidFile):
-            return find(
-                launch.drafter,
-                self.project.folder,
-                hub=self.hub,
-                revision=launch.revisions.get(launch.drafter) or "main",
-            )
-        return None
-
-    def fit(self, subject: Subject, rooms: Sequence[NodeMemory]) -> Fit:
+    def fit(
+        self, subject: Subject, rooms: Sequence[NodeMemory], geometry: Geometry | None = None
+    ) -> Fit:
         """Compute what the launch takes on the first of the nodes.
+
+        Args:
+            geometry: of the model, where it was looked up.
 
         Raises:
             UsageError: the model's shape is known nowhere, or cannot be divided so.
         """
-        return self._fit(subject, self.geometry(subject), rooms)
-
-    def _fit(self, subject: Subject, geometry: Geometry, rooms: Sequence[NodeMemory]) -> Fit:
         launch, runtime = subject.launch, self.constants.measured_runtime_gib
-        return fit(launch, geometry, rooms[: launch.ranks], runtime_gib=runtime)
+        shape = geometry or self.geometry(subject)
+        return fit(launch, shape, rooms[: launch.ranks], runtime_gib=runtime)
 
     def feasibility(
         self, subject: Subject, rooms: Sequence[NodeMemory], facts: Sequence[Facts] = ()
@@ -145,7 +122,7 @@ class Planner:
             kind = inferred(subject.launch.args, subject.launch.model, geometry.architectures)
             subject = replace(subject, launch=replace(subject.launch, kind=kind))
         launch = subject.launch
-        fitted = self._fit(subject, geometry, rooms)
+        fitted = self.fit(subject, rooms, geometry)
         if fitted.share is not None and launch.origin == "recipe":  # by hand no one computes it
             launch = launch.with_flags({"gpu-memory-utilization": fitted.share})
         wrong = wrong_size(subject)
@@ -189,7 +166,10 @@ class Planner:
             acceptance=subject.acceptance,
             own=self.measured(launch, question.concurrency, question.context),
         )
-        more = [*_waiting(fitted, question), *self._of_hub(launch), *subject.all_remarks]
+        more = _waiting(fitted, question)
+        if problem := self.hub.problem(launch.model):
+            more.append(f"{problem}; the model's shape is what is known of it here")
+        more += subject.all_remarks
         if launch.kind != "chat":
             more.append(f"a model of kind {launch.kind} generates nothing: no tokens/s apply to it")
         return Plan(
@@ -245,7 +225,7 @@ class Planner:
     def _build(self, other: Subject, than: Fit, rooms: Sequence[NodeMemory]) -> Fit | None:
         """Return what a build takes; None where it does not fit, or is no smaller."""
         try:
-            found = self._fit(other, self.geometry(other), rooms)
+            found = self.fit(other, rooms)
         except UsageError:  # no shape, or it cannot be divided so
             return None
         return found if found.fits and found.weights_gib < than.weights_gib else None

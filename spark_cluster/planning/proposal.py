@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.errors import Refused, UsageError
+from spark_cluster.document import Document, Hidden, derived
+from spark_cluster.errors import Refused, SparkClusterError, UsageError
 from spark_cluster.planning.planner import Planner, Question
 from spark_cluster.planning.purpose import Topology, advise
 from spark_cluster.planning.room import assumed
+from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
 from spark_cluster.planning.subject import Subject, of_a_recipe
 
 Want = Literal["chat", "coding", "vision", "embedding"]
@@ -100,12 +102,9 @@ def _planned(planner: Planner, recipe: Recipe, speed: Speed, nodes: int) -> Prop
         advice = advise(planner, subject, assumed(2), question, speed)
     except (UsageError, Refused):
         return None
-    topology = advice.best or _faster(advice.undecided)
+    faster = max(advice.undecided, key=lambda topology: topology.tok_s_user, default=None)
+    topology = advice.best or faster
     return None if topology is None else _of_topology(recipe, topology)
-
-
-def _faster(undecided: tuple[Topology, ...]) -> Topology | None:
-    return max(undecided, key=lambda topology: topology.tok_s_user, default=None)
 
 
 def _on_one(
@@ -141,3 +140,45 @@ def _of_topology(recipe: Recipe, topology: Topology) -> Proposal:
 def _context(recipe: Recipe) -> int | None:
     value = recipe.engine_args.get("max-model-len")
     return value if isinstance(value, int) and not isinstance(value, bool) else None
+
+
+# Short answers for a list of recipes: does each fit on one or two idle Sparks, and how fast.
+
+SIZES = (1, 2)
+"""Sparks for which a verdict is given."""
+
+
+@dataclass(frozen=True)
+class Verdict(Document):
+    """Whether a recipe works on a number of idle Sparks, before anything is downloaded.
+
+    Attributes:
+        feasible: None when that is not known, such as for a model of unknown shape.
+        reason: why it does not work or is not known; empty when it works.
+        decode: tokens/s of one request; None where none is predicted: for a toy, and for
+            models that generate no text.
+    """
+
+    tp: Hidden[int]
+    feasible: bool | None
+    reason: str = ""
+    decode: Hidden[Estimate | None] = None
+    decode_tok_s = derived(Estimate | None, lambda found: found.decode and found.decode.rounded())
+
+
+def verdicts(recipe: Recipe, planner: Planner, sizes: Sequence[int] = SIZES) -> Iterator[Verdict]:
+    """Yield a verdict for each of the sizes that the recipe does."""
+    rooms = assumed(max(sizes))
+    for tp in sizes:
+        if not recipe.tensor_parallel.min <= tp <= recipe.tensor_parallel.max:
+            continue
+        try:
+            plan = planner.plan(of_a_recipe(recipe, of_recipe(recipe, tp)), rooms, Question())
+        except SparkClusterError as error:
+            yield Verdict(tp, None, error.message)
+            continue
+        errors = (issue.title for issue in plan.issues if issue.severity == "error")
+        reason = next(iter([*plan.reasons, *errors]), "")
+        generates = recipe.kind == "chat"
+        shown = plan.feasible and generates and plan.speed.decode.bytes_per_token >= SMALLEST
+        yield Verdict(tp, plan.feasible, reason, plan.speed.best.request if shown else None)

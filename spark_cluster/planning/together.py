@@ -16,7 +16,6 @@ from spark_cluster.planning.fit import Fit, kv_bytes_given
 from spark_cluster.planning.plan import Plan
 from spark_cluster.planning.planner import Planner, Question
 from spark_cluster.planning.room import NodeMemory
-from spark_cluster.planning.whole_model import disk_gib
 
 if TYPE_CHECKING:
     from spark_cluster.planning.subject import Subject
@@ -162,23 +161,19 @@ def plan_together(
         Refused: models of this kind are not served.
     """
     always = [one for one in placed if not one.on_request]
-    each = [_plan(planner, [*always, one], question) for one in placed if one.on_request]
+    come = [one for one in placed if one.on_request]
+    each = [_plan(planner, [*always, one], question) for one in come]
     if not each:
         return _plan(planner, placed, question)
-    taken = [_last(whole, one) for whole, one in zip(each, _on_request(placed), strict=True)]
+    names = [one.room.name for one in come]
+    taken = [
+        next(node for node in whole.nodes if node.room.name == name).models[-1]
+        for whole, name in zip(each, names, strict=True)
+    ]
     largest = max(range(len(each)), key=lambda number: taken[number].reserved_gib)
-    stay, come = iter(each[largest].plans[:-1]), (whole.plans[-1] for whole in each)
-    plans = tuple(next(come) if one.on_request else next(stay) for one in placed)
+    stay, comes = iter(each[largest].plans[:-1]), (whole.plans[-1] for whole in each)
+    plans = tuple(next(comes) if one.on_request else next(stay) for one in placed)
     return PlanTogether(plans, each[largest].nodes, tuple(taken))
-
-
-def _on_request(placed: Sequence[Placed]) -> list[Placed]:
-    return [one for one in placed if one.on_request]
-
-
-def _last(whole: PlanTogether, one: Placed) -> ModelMemory:
-    """What the last of the planned models takes."""
-    return next(node for node in whole.nodes if node.room.name == one.room.name).models[-1]
 
 
 def _plan(planner: Planner, placed: Sequence[Placed], question: Question) -> PlanTogether:
@@ -189,7 +184,7 @@ def _plan(planner: Planner, placed: Sequence[Placed], question: Question) -> Pla
         outside = margins(one.room.memory).outside_gib
         others = [sizes[other] + outside for other in _next_to(placed, index)]
         taken_disk = sum(
-            disk_gib(plan.fit.launch, plan.fit.serving, plan.fit.peak_gib)
+            plan.fit.disk_gib
             for before, plan in zip(placed, plans, strict=False)
             if before.room.name == one.room.name and not before.room.has_model
         )

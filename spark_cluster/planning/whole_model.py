@@ -9,7 +9,6 @@ its own.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import replace
 
 from spark_cluster.config.launch import Launch
@@ -18,7 +17,6 @@ from spark_cluster.models.memory import GIB
 from spark_cluster.models.shape import Geometry
 from spark_cluster.models.weights import drafter_bytes
 from spark_cluster.planning.kv.layers import is_mtp
-from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.serving import Serving
 
 EMBEDDING_BYTES = 2
@@ -105,23 +103,3 @@ def ranks_remark(launch: Launch, geometry: Geometry) -> str:
         f"{what}. The experts are divided among the ranks ({how}), so that each step waits for all "
         "of them over the link"
     )
-
-
-def disk_gib(launch: Launch, serving: Serving, peak_gib: float) -> float:
-    """Return the size of the model's files: what is loaded at first, less tables of positions.
-
-    Args:
-        peak_gib: most that is loaded on one node.
-    """
-    loaded = (peak_gib - serving.geometry.tables_bytes / GIB) * launch.tp * launch.pp
-    return loaded / rank_share(launch, serving)
-
-
-def lacking_disk(rooms: Iterable[NodeMemory], size_gib: float) -> list[str]:
-    """Say which nodes have too little space for a download of that size."""
-    return [
-        f"{room.name}: {size_gib:.0f} GiB are to be downloaded and {room.disk_free_gib:.0f} are "
-        "free"
-        for room in rooms
-        if room.disk_free_gib is not None and not room.has_model and size_gib > room.disk_free_gib
-    ]

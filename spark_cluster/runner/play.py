@@ -20,7 +20,7 @@ from spark_cluster.runner.events import Bus, NodeFailed, Note, Progress, StageFi
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.parallel import all_of, in_parallel
 from spark_cluster.runner.session import Session
-from spark_cluster.topology import Node, topology_before_facts, topology_of
+from spark_cluster.topology import Node, topology_of
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory
@@ -75,11 +75,9 @@ class Play:
     def nodes(self) -> list[Node]:
         """The nodes that are still in the run, in the inventory's order."""
         at = self.connections
-        known = (
-            topology_of(self.inventory, at.facts, at.users, at.fabric)
-            if at.facts.keys() >= at.users.keys()
-            else topology_before_facts(self.inventory, at.users, at.users, at.facts_of, at.fabric)
-        )
+        seen = dict(at.facts)
+        ask = seen.__getitem__ if seen.keys() >= at.users.keys() else at.facts_of
+        known = topology_of(self.inventory, {*seen, *at.users}, at.users, ask, at.fabric)
         return [s for n, s in known.items() if n in at.nodes and n not in self.out]
 
     @property

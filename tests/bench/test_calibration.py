@@ -17,7 +17,7 @@ from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.planning.calibrate import Point
 from spark_cluster.planning.speed.constants import Constants
-from spark_cluster.planning.speed.of_recipe import serving_of
+from spark_cluster.planning.speed.serving import serving_of
 
 OWN = replace(Constants(), eta_dense=0.9 * Constants().eta_dense)
 LOADS = [key(prompt=2048, depth=depth) for depth in (0, 8192, 32768, 65536)]

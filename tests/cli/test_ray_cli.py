@@ -20,9 +20,8 @@ from waiting import until
 
 from spark_cluster.cli import ray as ray_command
 from spark_cluster.cli.terminal import Console
-from spark_cluster.engine import job, ray_cluster, readiness
-from spark_cluster.engine.job import Job
-from spark_cluster.engine.ray import MEASURING, TOKEN_FILE
+from spark_cluster.engine import ray, ray_cluster, readiness
+from spark_cluster.engine.ray import MEASURING, TOKEN_FILE, Job
 from spark_cluster.engine.ray_cluster import RayMember, RayStatus
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Refused, UsageError
@@ -296,7 +295,7 @@ def test_ray_is_restarted_under_jobs_only_with_the_flag(running, monkeypatch):
     ],
 )
 def test_wrong_arguments_connect_to_nothing(project, pipes, run, monkeypatch, words, said):
-    monkeypatch.setattr(job, "LARGEST_FOLDER", 1 << 20)
+    monkeypatch.setattr(ray, "LARGEST_FOLDER", 1 << 20)
     put(project / "inventory.yaml", INVENTORY.replace("spark1", "lost"))  # exit status 3
     put(project / "large/sub/weights", "")
     os.truncate(project / "large/sub/weights", (1 << 20) + 1)
@@ -306,14 +305,14 @@ def test_wrong_arguments_connect_to_nothing(project, pipes, run, monkeypatch, wo
 
 
 def test_what_ray_leaves_out_of_a_folder_does_not_count(tmp_path, monkeypatch):
-    monkeypatch.setattr(job, "LARGEST_FOLDER", 1 << 20)
+    monkeypatch.setattr(ray, "LARGEST_FOLDER", 1 << 20)
     put(tmp_path / "train.py", "pass\n")
     put(tmp_path / "data/.gitignore", "*.bin\n")
     for name in (".git/pack", ".venv/lib/x.so", "data/weights.bin"):
         os.truncate(put(tmp_path / name, ""), 2 << 20)
     (tmp_path / "gone").symlink_to(tmp_path / "nowhere")
-    job.must_be_sendable(tmp_path)
+    ray.must_be_sendable(tmp_path)
     os.truncate(put(tmp_path / "src/core", ""), 2 << 20)
     with pytest.raises(UsageError, match="holds more than 1 MiB") as caught:
-        job.must_be_sendable(tmp_path)
+        ray.must_be_sendable(tmp_path)
     assert ".gitignore" in caught.value.hint

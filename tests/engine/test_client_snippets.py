@@ -18,9 +18,15 @@ from ruamel.yaml import YAML
 from waiting import HANG_S
 
 from spark_cluster.config.inventory_schema import ServeEntry
-from spark_cluster.engine import client_snippets
-from spark_cluster.engine.client_snippets import CLIENTS, snippets
-from spark_cluster.engine.client_target import ClientTarget, Current, target_of, write_certificate
+from spark_cluster.engine import client_target
+from spark_cluster.engine.client_target import (
+    CLIENTS,
+    ClientTarget,
+    Current,
+    snippets,
+    target_of,
+    write_certificate,
+)
 from spark_cluster.engine.proxy import Access
 from spark_cluster.errors import Failed
 
@@ -238,7 +244,7 @@ def test_other_kinds_have_requests_of_their_own(kind):
 
 def test_snippets_are_named_as_on_the_command_line():
     assert [snippet.client for snippet in snippets(PLAIN)] == list(CLIENTS)
-    assert client_snippets.CLIENTS is CLIENTS
+    assert client_target.CLIENTS is CLIENTS
 
 
 # -- what they are made of --------------------------------------------------------------------

@@ -14,7 +14,7 @@ from free_ports import free_port
 from health_server import HealthServer
 from serve_plans import bare_server
 
-from spark_cluster.engine import load_guard, readiness
+from spark_cluster.engine import readiness
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.readiness import LONGEST
 from spark_cluster.errors import Failed, Interrupted
@@ -98,7 +98,7 @@ def loading(fake_cluster: Make, health: HealthServer) -> Loading:
 
 def test_a_healthy_node_is_prepared_without_a_word(loading: Loading) -> None:
     play = loading.cluster.play
-    load_guard.prepare(play, play.nodes)
+    readiness.prepare_memory(play, play.nodes)
     assert loading.cluster.notes == []
     assert loading.worker.actions == ["prepare"]
 
@@ -111,7 +111,7 @@ def test_what_is_wrong_with_the_memory_is_said_before_the_load(loading: Loading)
     (sick.root / DROPPED.lstrip("/")).unlink()
     (sick.root / DROPPED.lstrip("/")).parent.rmdir()
     play = loading.cluster.play
-    load_guard.prepare(play, play.nodes)
+    readiness.prepare_memory(play, play.nodes)
     dropped, pressure, blocks = loading.cluster.notes
     assert dropped.startswith("spark2: the page cache was not dropped: ")
     assert dropped.endswith("drop_caches: No such file or directory")
@@ -125,7 +125,7 @@ def test_a_gpu_with_memory_of_its_own_is_not_asked(loading: Loading) -> None:
     """P07: its memory has no page cache."""
     loading.head.node.gpu = OWN_MEMORY
     loading.head.node.run_container(SERVER, status="exited")
-    load_guard.prepare(loading.cluster.play, [loading.cluster.play.head])
+    readiness.prepare_memory(loading.cluster.play, [loading.cluster.play.head])
     with pytest.raises(Failed, match="the server is exited"):
         loading.wait()
     assert loading.head.actions == []

@@ -9,8 +9,8 @@ from ray_server import TOKEN, RayServer, ray_server
 from waiting import HANG_S, until
 
 from spark_cluster.engine import job_client
-from spark_cluster.engine.job import Job, job_of
 from spark_cluster.engine.job_client import RayJobs, last_line
+from spark_cluster.engine.ray import Job, job_of
 from spark_cluster.errors import Failed, Unreachable, UsageError
 
 PYTHON = sys.executable

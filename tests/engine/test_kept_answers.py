@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_cluster.engine.kept_answers import KeptAnswers, OtherAnswer, read
+from spark_cluster.engine.verify import KeptAnswers, OtherAnswer, read
 from spark_cluster.errors import Failed
 
 ONE = KeptAnswers("r", 1, "hash", {"answer": "Paris", "short-answers": "Paris, 42"}, "T1")

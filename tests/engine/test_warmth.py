@@ -14,7 +14,7 @@ from factories import make_node, make_recipe
 from serve_plans import server_for
 
 from spark_cluster.config.recipe_schema import Drafter
-from spark_cluster.engine import launches, warmth
+from spark_cluster.engine import launches
 from spark_cluster.engine.members import Member
 from spark_cluster.errors import Failed
 from spark_cluster.node.containers import ContainerState
@@ -45,41 +45,41 @@ def on_disk(*keys: str, image: str = "1" * 12) -> dict[str, set[str]]:
 
 def test_the_same_launch_is_warm_while_its_code_is_there() -> None:
     said = ("its last launch compiled it in 90.82 s",)
-    assert warmth.judge(NOW, [EARLIER], on_disk(KEY)) == warmth.NodeWarmth("warm", said)
+    assert launches.judge(NOW, [EARLIER], on_disk(KEY)) == launches.NodeWarmth("warm", said)
     loaded = replace(EARLIER, outcome="loaded", compile_s=2.18)
-    assert warmth.judge(NOW, [loaded], on_disk(KEY)).reasons == (
+    assert launches.judge(NOW, [loaded], on_disk(KEY)).reasons == (
         "its last launch loaded it in 2.18 s",
     )
-    gone = warmth.judge(NOW, [EARLIER], on_disk(SHORT))
-    assert gone == warmth.NodeWarmth("cold", ("its compiled code is gone (ababababab)",))
+    gone = launches.judge(NOW, [EARLIER], on_disk(SHORT))
+    assert gone == launches.NodeWarmth("cold", ("its compiled code is gone (ababababab)",))
     both = replace(EARLIER, keys=(KEY, SHORT))
-    assert warmth.judge(NOW, [both], on_disk(KEY)) == warmth.NodeWarmth(
+    assert launches.judge(NOW, [both], on_disk(KEY)) == launches.NodeWarmth(
         "unknown", ("a part of its compiled code is gone (0123456789)",)
     )
-    elsewhere = warmth.judge(NOW, [EARLIER], on_disk(KEY, image="2" * 12))
+    elsewhere = launches.judge(NOW, [EARLIER], on_disk(KEY, image="2" * 12))
     assert elsewhere.state == "cold", "what another image has compiled is not read"
 
 
 def test_a_virtual_environment_has_a_folder_of_its_own() -> None:
     made, now = replace(EARLIER, image=""), replace(NOW, image="")
-    assert warmth.judge(now, [made], on_disk(KEY, image="venv-1"), "venv-1").state == "warm"
-    assert warmth.judge(now, [made], on_disk(KEY), "venv-1").state == "cold"
+    assert launches.judge(now, [made], on_disk(KEY, image="venv-1"), "venv-1").state == "warm"
+    assert launches.judge(now, [made], on_disk(KEY), "venv-1").state == "cold"
 
 
 def test_other_arguments_make_it_unknown() -> None:
     """Which of them vLLM compiles anew for is vLLM's own business."""
-    found = warmth.judge(replace(NOW, arguments="b" * 64), [EARLIER], on_disk(KEY))
-    assert found == warmth.NodeWarmth("unknown", (warmth.OTHER_ARGUMENTS,))
+    found = launches.judge(replace(NOW, arguments="b" * 64), [EARLIER], on_disk(KEY))
+    assert found == launches.NodeWarmth("unknown", (launches.OTHER_ARGUMENTS,))
 
 
 def test_another_image_makes_it_cold() -> None:
     """Each image has caches of its own."""
-    found = warmth.judge(replace(NOW, image=OTHER_IMAGE), [EARLIER], on_disk(KEY))
-    assert found == warmth.NodeWarmth(
+    found = launches.judge(replace(NOW, image=OTHER_IMAGE), [EARLIER], on_disk(KEY))
+    assert found == launches.NodeWarmth(
         "cold", ("the image changed from 111111111111 to 222222222222 (vLLM 0.32.0 then)",)
     )
-    missing = warmth.judge(replace(NOW, image=""), [EARLIER], on_disk(KEY))
-    assert missing == warmth.NodeWarmth(
+    missing = launches.judge(replace(NOW, image=""), [EARLIER], on_disk(KEY))
+    assert missing == launches.NodeWarmth(
         "unknown", ("the image vllm/vllm-openai:v0.32.0 is not on this node",)
     )
 
@@ -88,25 +88,25 @@ def test_the_last_launch_like_it_counts() -> None:
     """A swap there and back finds the code of the first launch again."""
     between = replace(EARLIER, arguments="b" * 64, keys=(SHORT,), last=200.0)
     elsewhere = replace(EARLIER, image=OTHER_IMAGE, last=300.0)
-    assert warmth.judge(NOW, [elsewhere, between, EARLIER], on_disk(KEY)).state == "warm"
+    assert launches.judge(NOW, [elsewhere, between, EARLIER], on_disk(KEY)).state == "warm"
 
 
 def test_what_cannot_be_known_is_unknown() -> None:
-    assert warmth.judge(NOW, [], on_disk(KEY)).reasons == ("no launch of it is on record here",)
+    assert launches.judge(NOW, [], on_disk(KEY)).reasons == ("no launch of it is on record here",)
     other = replace(EARLIER, recipe="qwen")
-    assert warmth.judge(NOW, [other], on_disk(KEY)).state == "unknown"
-    silent = warmth.judge(NOW, [replace(EARLIER, keys=())], on_disk(KEY))
-    assert silent == warmth.NodeWarmth(
+    assert launches.judge(NOW, [other], on_disk(KEY)).state == "unknown"
+    silent = launches.judge(NOW, [replace(EARLIER, keys=())], on_disk(KEY))
+    assert silent == launches.NodeWarmth(
         "unknown", ("the log of its last launch named no compiled code",)
     )
 
 
 def test_some_recipes_need_no_node_to_be_asked() -> None:
-    eager = warmth.without_nodes(make_recipe(engine_args={"enforce-eager": True}))
+    eager = launches.without_nodes(make_recipe(engine_args={"enforce-eager": True}))
     assert eager is not None
     assert eager.state == "not compiled"
-    assert warmth.without_nodes(make_recipe(engine_args={"enforce-eager": False})) is None
-    sglang = warmth.without_nodes(make_recipe(engine="sglang", engine_args={}))
+    assert launches.without_nodes(make_recipe(engine_args={"enforce-eager": False})) is None
+    sglang = launches.without_nodes(make_recipe(engine="sglang", engine_args={}))
     assert sglang is not None
     assert (sglang.state, "sglang" in sglang.reasons[0]) == ("unknown", True)
 
@@ -166,15 +166,15 @@ def test_a_real_log(name: str, outcome: str, keys: int) -> None:
 
 def test_the_worst_node_is_the_state_of_the_launch() -> None:
     warm, cold = (
-        warmth.NodeWarmth("warm"),
-        warmth.NodeWarmth("cold", ("its compiled code is gone",)),
+        launches.NodeWarmth("warm"),
+        launches.NodeWarmth("cold", ("its compiled code is gone",)),
     )
-    found = warmth.whole("gemma", {"spark1": warm, "spark2": cold})
+    found = launches.whole("gemma", {"spark1": warm, "spark2": cold})
     assert (found.state, found.reasons) == ("cold", ("spark2: its compiled code is gone",))
     assert str(found) == "next launch of gemma: cold: spark2: its compiled code is gone"
-    alike = warmth.whole("gemma", {"spark1": cold, "spark2": cold})
+    alike = launches.whole("gemma", {"spark1": cold, "spark2": cold})
     assert alike.reasons == ("its compiled code is gone",)
-    assert warmth.whole("gemma", {}).state == "unknown"
+    assert launches.whole("gemma", {}).state == "unknown"
 
 
 # -- launches of recipes -------------------------------------------------------------------------
@@ -214,7 +214,7 @@ def test_a_recipe_is_judged_by_what_its_nodes_answer() -> None:
     assert found.to_dict()["nodes"] == {"spark1": "warm", "spark2": "cold"}
     assert upcoming.judge({"spark1": asked([], [KEY], image)}, 2).state == "unknown"
     smaller = upcoming.judge({"spark1": here}, 1)
-    assert (smaller.state, smaller.reasons) == ("unknown", (warmth.OTHER_ARGUMENTS,))
+    assert (smaller.state, smaller.reasons) == ("unknown", (launches.OTHER_ARGUMENTS,))
     other = upcoming.judge({"spark1": asked([made], [KEY], "sha256:4")}, 2)
     assert (other.state, other.tuned) == ("cold", ())
 

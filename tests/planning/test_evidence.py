@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from spark_cluster.config.launch import Launch
 from spark_cluster.models.find import find
-from spark_cluster.planning.evidence import Case, by_others, of_own, own_first, said
+from spark_cluster.planning.evidence import by_others, of_own, said
 from spark_cluster.planning.speed.decode import decode
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.serving import Serving
@@ -13,12 +14,13 @@ from spark_cluster.planning.speed.serving import Serving
 OSS = "openai/gpt-oss-120b"
 
 
-def case(name=OSS, quantization="mxfp4", users=1, context=1024.0, drafted=0, **served):
-    return Case((name,), Serving(find(name), quantization, **served), users, context, drafted)
+def measured(name=OSS, quantization="mxfp4", users=1, context=1024.0, drafted=0, **served):
+    serving = Serving(find(name), quantization, **served)
+    return by_others(Launch(name), serving, users=users, context=context, drafted=drafted)
 
 
 def test_what_others_measured():
-    found = by_others(case())
+    found = measured()
     assert found is not None
     assert (found.low, found.high) == (33, 36)
     assert found.text == "measured by others: 33 to 36 tok/s (2 sources)"
@@ -26,45 +28,42 @@ def test_what_others_measured():
 
 
 def test_only_what_is_alike():
-    whole = case(mxfp4_layers=("moe", "qkv", "o", "lm_head"), kv_dtype="fp8")
-    found = by_others(whole)
+    found = measured(mxfp4_layers=("moe", "qkv", "o", "lm_head"), kv_dtype="fp8")
     assert found is not None
     assert (found.low, found.high) == (57.5, 59.5)
-    eight = by_others(case(users=8, mxfp4_layers=("moe", "qkv", "o", "lm_head")))
+    eight = measured(users=8, mxfp4_layers=("moe", "qkv", "o", "lm_head"))
     assert eight is not None
     assert eight.low == pytest.approx(153.5 / 8), "of one user"
-    assert by_others(case(users=7)) is None
-    assert by_others(case(tp=2)) is None, "measured with other layers in MXFP4 only"
-    assert by_others(case(drafted=3)) is None
-    assert by_others(case(engine="sglang")) is None
-    assert by_others(case(context=200_000.0)) is None
+    assert measured(users=7) is None
+    assert measured(tp=2) is None, "measured with other layers in MXFP4 only"
+    assert measured(drafted=3) is None
+    assert measured(engine="sglang") is None
+    assert measured(context=200_000.0) is None
 
 
 def test_a_base_model_stands_for_its_builds():
-    found = by_others(case("Qwen/Qwen3-30B-A3B", "fp8"))
+    found = measured("Qwen/Qwen3-30B-A3B", "fp8")
     assert found is not None
     assert found.low == 50.5
 
 
 def test_excluded_runs_are_no_evidence():
-    found = by_others(case("Qwen/Qwen3.6-35B-A3B-FP8", "fp8"))
+    found = measured("Qwen/Qwen3.6-35B-A3B-FP8", "fp8")
     assert found is not None
     assert found.low > 33, "28 to 33 come without image and flags"
 
 
-def test_own_runs_come_first():
+def test_own_runs():
     own = of_own([(30.0, "runs/one"), (31.0, "runs/one")])
-    assert own_first(own, case()) is own
     assert own is not None
     assert own.text == "measured here: 30 to 31 tok/s (1 run)"
     assert of_own([]) is None
-    assert own_first(None, case()) == by_others(case())
 
 
 def test_a_contradiction_is_said():
-    found = by_others(case())
+    found = measured()
     assert found is not None
-    near = decode(case().serving, 1024).request
+    near = decode(Serving(find(OSS), "mxfp4"), 1024).request
     assert said(found, near) == found.text
     assert found.beside(near).contradicts_prediction is False
     far = Estimate(80.0, 70.0, 90.0, 100.0)

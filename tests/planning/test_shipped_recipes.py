@@ -11,7 +11,7 @@ from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.models.find import find
 from spark_cluster.models.weights import memory_bytes, parameters
 from spark_cluster.planning.planner import Planner
-from spark_cluster.planning.verdict import Verdict, verdicts
+from spark_cluster.planning.proposal import Verdict, verdicts
 
 SHIPPED = sorted(set(Project(Path(__file__).parent).list("recipes")) - {"lab-paris"})
 

@@ -18,10 +18,9 @@ from spark_cluster.models.find import find
 from spark_cluster.models.weights import BYTES
 from spark_cluster.planning.speed.constants import Constants, load_constants
 from spark_cluster.planning.speed.decode import decode, step
-from spark_cluster.planning.speed.of_recipe import expected, serving_of
 from spark_cluster.planning.speed.prefill import prefill, work
-from spark_cluster.planning.speed.serving import Serving, of_launch
-from spark_cluster.planning.speed.speculative import speculative, tokens_per_step
+from spark_cluster.planning.speed.serving import Serving, of_launch, serving_of
+from spark_cluster.planning.speed.speculative import request_speed, speculative, tokens_per_step
 
 contexts = st.integers(0, 200_000)
 requests = st.integers(1, 128)
@@ -77,7 +76,9 @@ def test_smaller_weights_and_a_smaller_cache_are_never_slower(serving, context):
 @given(servings, contexts)
 def test_more_nodes_read_less_each(serving, context):
     alone, split = (step(replace(serving, tp=tp), context) for tp in (1, 2))
-    assert split.weights == pytest.approx(alone.weights / 2, rel=0.1), "the router is held whole"
+    assert split.read.total == pytest.approx(alone.read.total / 2, rel=0.1), (
+        "the router is held whole"
+    )
     assert alone.cache / 2 <= split.cache * (1 + 1e-12) <= alone.cache * (1 + 2e-12)
     assert (alone.allreduces, split.allreduces) == (0, 2 * serving.geometry.layers + 2)
 
@@ -264,7 +265,7 @@ def test_every_shipped_recipe_has_a_speed_near_what_was_measured():
         recipe = load_recipe(name, project)
         for tp in recipe.tensor_parallel.usual:
             serving = serving_of(recipe, tp, project.folder)
-            found = expected(recipe, serving)
+            found = request_speed(recipe, serving)
             ordered(found)
             for measured in recipe.measured:
                 if measured.tp == tp and measured.concurrency == 1 and measured.decode_tok_s:

@@ -17,7 +17,7 @@ def test_where_it_serves(role):
     assert config["server"] == "spark-vllm"
     unit = one(resources, "File", "/etc/systemd/system/").content
     program = next(r for r in resources if r.id.endswith(".pyz"))
-    starts = " ".join(own_program.entry(program.path, supervision.START_LIMIT))
+    starts = " ".join(own_program.entry(program.path, supervision.START_LIMIT.program))
     assert f"ExecStart=/usr/bin/python3 -I -S -B {starts} {paths.START_LIMIT_SETTINGS}\n" in unit
     service = one(resources, "Service")
     assert (service.running, service.enabled) == (True, True)

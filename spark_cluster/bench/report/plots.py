@@ -47,9 +47,8 @@ def _against_depth(results: Results, name: str, title: str, metric: MetricName) 
     canvas = PlotCanvas(name, title)
     for index, (setup, points) in enumerate(lines):
         _line(canvas.axes, points, index, results.labels[setup.id])
-    canvas.axes.set_ylabel("tok/s")
+    canvas.axes.set(ylabel="tok/s", xlabel="tokens in the context before the prompt")
     _from_zero(canvas.axes)
-    canvas.axes.set_xlabel("tokens in the context before the prompt")
     ticks = _ticks(lines)
     canvas.axes.set_xticks(ticks, [tokens(depth) for depth in ticks])
     yield _finished(canvas, results, lines, title)
@@ -73,8 +72,7 @@ def _per_user(results: Results) -> Iterator[Plot]:
                 f"c={point.x:g}", at, xytext=(0, 5 if index else -12), fontsize=SMALL,
                 textcoords="offset points", ha="center", color=colour(index),
             )  # fmt: skip
-    canvas.axes.set_xlabel("tok/s of all requests together")
-    canvas.axes.set_ylabel("tok/s of one request")
+    canvas.axes.set(xlabel="tok/s of all requests together", ylabel="tok/s of one request")
     canvas.axes.set_xlim(left=0)
     _from_zero(canvas.axes, 1.12)
     note = "Up and to the right is better. c: requests at once."
@@ -103,8 +101,7 @@ def _first_response(results: Results) -> Iterator[Plot]:
             medians = (Metric(mean=each["p50"]) for each in known)
             shown = [replace(p, metric=m) for p, m in zip(points, medians, strict=True)]
         _line(canvas.axes, shown, index, results.labels[setup.id], 1 / 1000)
-    canvas.axes.set_xlabel("requests at once")
-    canvas.axes.set_ylabel("s")
+    canvas.axes.set(xlabel="requests at once", ylabel="s")
     _from_zero(canvas.axes)
     ticks = _ticks(lines)
     canvas.axes.set_xticks(ticks, [str(load) for load in ticks])

@@ -92,13 +92,7 @@ def _stated(client: Client) -> int:
     """
     answer = client.endpoint.request(client.session, "/v1/models")
     if answer.status == 0:
-        raise RequestFailed(
-            f"context: the list of models failed (status 0): {answer.reason}",
-            0,
-            answer.reason,
-            where=client.where,
-            hint="spark-cluster logs shows more",
-        )
+        raise client.failed("context: the list of models", answer)
     rows = replies.at(replies.decoded(answer.body), "data")
     own = [row for row in (rows if isinstance(rows, list) else ())
            if replies.at(row, "id") == client.endpoint.model]  # fmt: skip

@@ -1,4 +1,7 @@
-"""Checks of plain text: the recipe's own question, exact short answers, coherence, reasoning."""
+"""Checks of plain text: the recipe's own question, exact short answers, coherence, reasoning.
+
+Text to fill a prompt with is sentences that are alike, true of nothing, and never the same.
+"""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from spark_cluster.node.replies import at, decoded, error, reasoning, text_of
+from spark_cluster.node.replies import MessageParts, at, decoded, error
 
 QUESTIONS = "questions.json"
 
@@ -175,7 +175,15 @@ class Reply:
         self.first: float | None = None
         self.done = False
         self.usage: dict[str, Any] = {}
-        self.message: dict[str, Any] = {"role": "assistant", "content": ""}
+        self._parts = MessageParts()
+
+    @property
+    def message(self) -> dict[str, Any]:
+        """The message as it was put together."""
+        parts = self._parts
+        more = {"reasoning": parts.reasoning, "tool_calls": parts.calls}
+        told = {name: value for name, value in more.items() if value}
+        return {"role": "assistant", "content": parts.content, **told}
 
     def whole(self) -> None:
         """Read a reply that is no stream."""
@@ -185,7 +193,7 @@ class Reply:
             self.error = f"it is no chat completion: {_said(bytes(self.body))}"
             return
         self._usage(data)
-        self._add(found)
+        self._parts.add(found)
 
     def event(self, line: bytes) -> None:
         """Take a line of a stream."""
@@ -197,38 +205,15 @@ class Reply:
             self.error = f"in the stream: {_said(text)}"
         self._usage(data)
         delta = at(data, "choices", 0, "delta")
-        if isinstance(delta, dict) and self._add(delta) and self.first is None:
-            self.first = time.monotonic()
+        if isinstance(delta, dict):
+            self._parts.add(delta)
+            if self.first is None and self._parts != MessageParts():
+                self.first = time.monotonic()
 
     def _usage(self, data: Any) -> None:
         usage = at(data, "usage")
         if isinstance(usage, dict):
             self.usage = usage
-
-    def _add(self, part: dict[str, Any]) -> bool:
-        """Add a part of the message; returns whether it has any text."""
-        content, thought = text_of(part.get("content")), reasoning(part)
-        self.message["content"] += content
-        if thought:
-            self.message["reasoning"] = self.message.get("reasoning", "") + thought
-        calls = part.get("tool_calls")
-        found = calls if isinstance(calls, list) else []
-        found = [call for call in found if isinstance(call, dict)]
-        for place, call in enumerate(found):
-            self._call(call, place)
-        return bool(content or thought or found)
-
-    def _call(self, part: dict[str, Any], place: int) -> None:
-        calls = self.message.setdefault("tool_calls", [])
-        index = part.get("index")
-        number = index if isinstance(index, int) and 0 <= index <= 64 else place
-        while len(calls) <= number:
-            function = {"name": "", "arguments": ""}
-            calls.append({"id": f"call-{len(calls)}", "type": "function", "function": function})
-        call = calls[number]
-        call["id"] = text_of(part.get("id")) or call["id"]
-        for name in ("name", "arguments"):
-            call["function"][name] += text_of(at(part, "function", name))
 
 
 def _said(body: bytes) -> str:

@@ -22,6 +22,7 @@ from spark_cluster.node import memory
 from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.node.health import State, judge
 from spark_cluster.node.model_loader.policy import Answer, Loaded, Queue, Room, make_room
+from spark_cluster.node.probes import unix_socket
 from spark_cluster.node.supervision import look
 
 ACT_S = 180.0
@@ -207,14 +208,7 @@ def command(path: str, text: str) -> str:
     Raises:
         OSError: it is not there, or does not answer in time.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asked:
-        asked.settimeout(PROXY_S)
-        asked.connect(path)
-        asked.sendall(f"{text}\n".encode())
-        parts = []
-        while part := asked.recv(65536):
-            parts.append(part)
-    return b"".join(parts).decode(errors="replace")
+    return unix_socket.ask(path, f"{text}\n".encode(), PROXY_S).decode(errors="replace")
 
 
 def uses(printed: str) -> dict[str, Use]:

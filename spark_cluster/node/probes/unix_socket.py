@@ -9,19 +9,33 @@ NOT_RUNNING = 3
 """Status when no program listens there."""
 
 
+def ask(path: str, text: bytes, limit_s: float) -> bytes:
+    """Send a text, and return the answer to its end.
+
+    Args:
+        limit_s: seconds for each step.
+
+    Raises:
+        OSError: no program listens there, or it does not answer in time.
+    """
+    found = b""
+    with socket.socket(socket.AF_UNIX) as there:
+        there.settimeout(limit_s)
+        there.connect(path)
+        there.sendall(text)
+        while block := there.recv(65536):
+            found += block
+    return found
+
+
 def main(path: str, seconds: str) -> int:
-    """Send all of standard input, and print the answer to its end; returns the exit status.
+    """Send all of standard input, and print the answer; returns the exit status.
 
     Args:
         seconds: for each step.
     """
-    with socket.socket(socket.AF_UNIX) as there:
-        there.settimeout(float(seconds))
-        try:
-            there.connect(path)
-        except (FileNotFoundError, ConnectionRefusedError):
-            return NOT_RUNNING
-        there.sendall(sys.stdin.buffer.read())
-        while block := there.recv(65536):
-            sys.stdout.buffer.write(block)
+    try:
+        sys.stdout.buffer.write(ask(path, sys.stdin.buffer.read(), float(seconds)))
+    except (FileNotFoundError, ConnectionRefusedError):
+        return NOT_RUNNING
     return 0

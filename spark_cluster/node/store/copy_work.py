@@ -15,17 +15,17 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from subprocess import DEVNULL, PIPE, STDOUT
+from subprocess import DEVNULL, PIPE
 from typing import IO, Any
 
 from spark_cluster.node import own_program
 from spark_cluster.node.open_files import write_whole
-from spark_cluster.node.output import Kept
 from spark_cluster.node.store.copy_channel import (
     DATA,
     FAILED,
@@ -55,10 +55,8 @@ QUIET_S = 900.0
 """Seconds without a byte of an image after which its copy has failed: some Dockers write all of an
 image to the disk before the first byte."""
 REMOVE_S = 60.0
-SAID = 4000
-"""Bytes that are kept of what a program says."""
-NAMED = 1 << 18
-"""Bytes that are kept of the names of images that Docker has loaded."""
+MOST_SAID = 1 << 18
+"""Bytes that are read of what Docker says, such as the names of images that it has loaded."""
 
 Given = Mapping[str, Any]
 
@@ -182,7 +180,8 @@ def _receive(given: Given, cache: HubCache, manifest: Manifest) -> dict[str, Any
 def send_image(ref: str, stream: Stream, _number: int, _begin: int) -> None:
     """Answer with an image of Docker's, as an archive that zstd has packed."""
     with (
-        subprocess.Popen(["docker", "save", ref], stdout=PIPE, stderr=PIPE) as saving,
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(["docker", "save", ref], stdout=PIPE, stderr=said) as saving,
         subprocess.Popen(
             ["zstd", "-q", "-1", "-T0"], stdin=saving.stdout, stdout=PIPE, bufsize=0
         ) as packing,
@@ -191,11 +190,10 @@ def send_image(ref: str, stream: Stream, _number: int, _begin: int) -> None:
         assert saving.stdout is not None  # noqa: S101  (both are pipes)
         assert packing.stdout is not None  # noqa: S101
         saving.stdout.close()  # it is zstd's now
-        said = _kept(saving.stderr)
         while piece := packing.stdout.read(PIECE):
             stream.answer(DATA, piece)
         if saving.wait():
-            stream.answer(FAILED, said().strip().encode())
+            stream.answer(FAILED, _text(said).strip().encode())
         else:
             stream.answer(DATA)
 
@@ -255,25 +253,23 @@ def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:
         Broken, Refused: it does not come.
     """
     with (
+        tempfile.TemporaryFile() as said,
         subprocess.Popen(
             ["zstd", "-q", "-d"], stdin=PIPE, stdout=PIPE, stderr=DEVNULL, bufsize=0
         ) as unpacking,
-        subprocess.Popen(
-            ["docker", "load"], stdin=PIPE, stdout=PIPE, stderr=STDOUT, bufsize=0
-        ) as loading,
+        subprocess.Popen(["docker", "load"], stdin=PIPE, stdout=said, stderr=said) as loading,
         _killed_on_error(unpacking, loading),
     ):
         assert unpacking.stdin is not None  # noqa: S101  (it is a pipe)
-        printed = _kept(loading.stdout, NAMED)
         passing = (unpacking.stdout, loading.stdin, on_bytes)
         threading.Thread(target=_pass_on, args=passing, daemon=True).start()
         with contextlib.suppress(BrokenPipeError), unpacking.stdin:  # Docker says why itself
             for data in stream.answered(memoryview(bytearray(PIECE))):
                 write_whole(unpacking.stdin.fileno(), data)
-        status, said = loading.wait(), printed()
+        status, printed = loading.wait(), _text(said)
     if status:
-        raise ResourceError(f"docker load: {said.strip().rpartition(chr(10))[2] or status}")
-    return said
+        raise ResourceError(f"docker load: {printed.strip().rpartition(chr(10))[2] or status}")
+    return printed
 
 
 def _pass_on(source: IO[bytes], target: IO[bytes], on_bytes: Callable[[int], None]) -> None:
@@ -291,7 +287,8 @@ def _must_be_alone(printed: str, given: Given) -> None:
         ResourceError: there are some.
     """
     loaded = set(re.findall(r"^Loaded image: (\S+)$", printed, re.MULTILINE))
-    if others := sorted(loaded - {shown(given["image"])}):
+    others = sorted(loaded - {shown(given["image"])})
+    if others or len(printed) == MOST_SAID:  # more names than are read
         names = ("docker", "image", "rm", "--", *others)
         with contextlib.suppress(subprocess.TimeoutExpired):
             subprocess.run(names, capture_output=True, timeout=REMOVE_S, check=False)
@@ -321,20 +318,7 @@ def _killed_on_error(*processes: subprocess.Popen[bytes]) -> Iterator[None]:
         raise
 
 
-def _kept(pipe: IO[bytes] | None, limit: int = SAID) -> Callable[[], str]:
-    """Read a pipe to its end; return what gives the begin and the end of what came, so far."""
-    kept = Kept(limit)
-
-    def read() -> None:
-        with contextlib.suppress(ValueError):  # it is closed with its process
-            while pipe is not None and (data := pipe.read(1)):
-                kept.add(data)
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-
-    def text() -> str:
-        thread.join(1.0)
-        return kept.text()
-
-    return text
+def _text(said: IO[bytes]) -> str:
+    """Return the first MOST_SAID bytes of what a program has said."""
+    said.seek(0)
+    return said.read(MOST_SAID).decode("ascii", errors="replace")  # a character for each byte

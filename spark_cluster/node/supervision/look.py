@@ -30,6 +30,7 @@ from spark_cluster.node.containers import (
     ENDPOINT,
     MODEL,
     NODES,
+    RAY_NODES,
     TP,
     ContainerState,
     parse_state,
@@ -49,9 +50,6 @@ RETURNED = 0.9
 
 QUESTION, MAX_TOKENS = "Answer with one word: what is the capital of France?", 8
 """The request to a chat model; any answer shows that its engine works."""
-
-RAY_NODES = "/api/v0/nodes"
-"""Path of Ray's State API on the head's dashboard."""
 
 UNSEEN = ContainerState("unknown")
 """Docker or systemd does not answer."""

@@ -42,11 +42,6 @@ class Step:
     allreduces: int
     sockets: bool = False
 
-    @property
-    def weights(self) -> float:
-        """Bytes of weights a node reads."""
-        return self.read.total
-
     def dense(self, constants: Constants) -> float:
         """Bytes of BF16 that take as long to read as the matrices that every token passes."""
         return self.read.dense + self.read.dense_fp4 / constants.fp4_pace
@@ -146,7 +141,7 @@ def decode(
     if serving.eager:
         faster = (usual or 1.0) / step_seconds(replace(serving, eager=False), one, constants)
         request = replace(request, high=min(max(request.high, faster), best))
-    read = serving.tp * (one.weights + one.cache) / concurrency
+    read = serving.tp * (one.read.total + one.cache) / concurrency
     return Decode(request, request.times(concurrency), read, doubt.text(constants.basis))
 
 

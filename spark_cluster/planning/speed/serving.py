@@ -5,11 +5,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 from spark_cluster.config.engines import DEFAULT, Dialect, dialect
-from spark_cluster.config.launch import Launch
+from spark_cluster.config.launch import Launch, of_recipe
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.errors import UsageError
+from spark_cluster.models.find import find
+from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.shape import Geometry
 from spark_cluster.models.stored_tensors import EVERY_TOKEN, Part, StoredPart, StoredWeights
 from spark_cluster.models.weights import (
@@ -155,6 +159,25 @@ def of_launch(launch: Launch, geometry: Geometry) -> Serving:
         sockets=str(launch.env.get("NCCL_IB_DISABLE", "0")) == "1",
         own_head=launch.drafts_itself,
     )
+
+
+def serving_of(recipe: Recipe, tp: int, *folders: Path, hub: Hub | None = None) -> Serving:
+    """Return what a recipe serves.
+
+    Args:
+        folders: where the folders of models are looked for, too.
+        hub: where the model is looked up; None: what is kept on this machine.
+
+    Raises:
+        UsageError: the model's shape, its quantization or the type of its cache is not known, or
+            it cannot be divided so.
+        InvalidFile: its config.json is wrong.
+    """
+    launch = of_recipe(recipe, tp)
+    where = recipe.model.directory or recipe.model.name
+    revision = launch.revisions.get(recipe.model.name) or "main"
+    shape = find(where, *folders, base=recipe.model.base, hub=hub, revision=revision)
+    return of_launch(launch, shape)
 
 
 def _unpacked(launch: Launch) -> bool:

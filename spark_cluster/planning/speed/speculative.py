@@ -8,10 +8,12 @@ from itertools import accumulate
 from operator import mul
 from typing import Annotated
 
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.document import Document, Hidden, Rounded, derived
 from spark_cluster.errors import UsageError
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.decode import (
+    decode,
     doubts,
     known,
     over_switch,
@@ -27,6 +29,11 @@ USUAL = (0.82, 0.70, 0.92)
 least and at most. 0.74 is prose (half of all drafts accepted at four a step), 0.90 code (76 %;
 source: merritt-gemma4-mtp); with FP8 KV another article had 50 tokens/s in prose and up to 88 where
 the text is easy to foresee, which is a little more either way (source: sovgrid-gemma4-31b)."""
+
+
+CONTEXT = 1024
+"""Tokens in the cache of a request when nothing is said, as in `plan` and `predict speed`: a prompt
+of 512 and half an answer."""
 
 
 @dataclass(frozen=True)
@@ -148,3 +155,19 @@ def drafting_seconds(
     one = step(serving, context, concurrency, sharing=constants.sharing, drafted=drafted)
     head = draft_read(serving) / (constants.bandwidth * constants.eta_dense)
     return step_seconds(serving, one, constants) + drafted * (constants.draft_ms / 1e3 + head)
+
+
+def request_speed(
+    recipe: Recipe,
+    serving: Serving,
+    *,
+    context: float = CONTEXT,
+    constants: Constants | None = None,
+) -> Estimate:
+    """Tokens/s of one request that is alone, with the recipe's drafter when it has one."""
+    drafter = recipe.drafter
+    if drafter is None:
+        return decode(serving, context, constants=constants).request
+    return speculative(
+        serving, context, drafter.tokens, drafter.acceptance, constants=constants
+    ).request

@@ -319,7 +319,7 @@ def test_the_installed_files_answer_and_load_by_themselves(node, tmp_path):
     node.write()
     # This machine's caches are its own; test_supervisor.py runs the same files on a scratch root.
     put(tmp_path / "config.json", json.dumps({**node.config, "unified_memory": False}))
-    argv = installed(tmp_path, model_loading.PROGRAM, str(tmp_path / "config.json"))
+    argv = installed(tmp_path, model_loading.UNIT.program, str(tmp_path / "config.json"))
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
         until((tmp_path / "http.sock").exists)

@@ -84,6 +84,14 @@ def test_no_other_image_is_taken(docker, copied):
     assert docker.with_name("docker.removed").read_text() == "image rm -- own:1 own:2\n"
 
 
+def test_an_archive_with_more_names_than_are_read_is_refused(docker, copied, monkeypatch):
+    monkeypatch.setattr(copy_work, "MOST_SAID", 200)
+    again = f"Loaded image: {REF}\n"
+    docker.with_name("docker.others").write_text(20 * again + "Loaded image: own:1\n")
+    with pytest.raises(ResourceError, match="spark1 sent other images than repo/image:1"):
+        copied(REF)
+
+
 @pytest.mark.parametrize("ref", ["docker.io/library/ubuntu", "index.docker.io/library/ubuntu"])
 def test_docker_shows_names_in_short(ref):
     assert copy_work.shown(ref) == "ubuntu:latest"

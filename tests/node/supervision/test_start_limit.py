@@ -122,7 +122,7 @@ def test_the_program_runs_with_nothing_else_of_the_package(tmp_path: Path) -> No
     looked = tmp_path / "looked"
     put(tmp_path / "bin/docker", f"#!/bin/sh\n: > {looked}\n", 0o755)
     process = subprocess.Popen(
-        installed(tmp_path, supervision.START_LIMIT, str(told)),
+        installed(tmp_path, supervision.START_LIMIT.program, str(told)),
         env={"PATH": f"{tmp_path}/bin:/usr/bin:/bin"}, stderr=subprocess.PIPE,
     )  # fmt: skip
     try:

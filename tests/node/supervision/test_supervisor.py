@@ -373,7 +373,7 @@ def must_guard(code: str, root: Path) -> None:
 def test_the_installed_files_are_all_that_it_needs(node, tmp_path):
     """Run as on the node: by its own interpreter, with nothing of this checkout."""
     put(tmp_path / "config.json", json.dumps({**node.config, "folder": str(tmp_path / "kept")}))
-    argv = installed(tmp_path, supervision.PROGRAM, str(tmp_path / "config.json"))
+    argv = installed(tmp_path, supervision.UNIT.program, str(tmp_path / "config.json"))
     must_guard(argv[4].removesuffix(f"/{own_program.STARTER}"), tmp_path)
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
