@@ -153,9 +153,9 @@ class Cluster(Serving):
         Raises:
             SparkClusterError: that of the first node that does not answer.
         """
-        from spark_cluster.cli.results import FactsResult
-
         with self.play("facts", self.nodes, change=False) as run:
+            from spark_cluster.cli.results import FactsResult  # while connections are being made
+
             return FactsResult(tuple(run.open().nodes))
 
     def vram(self) -> VramResult:

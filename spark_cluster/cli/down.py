@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from spark_cluster.cli.app import App, changing
 from spark_cluster.cli.serving_options import ending_jobs, unloading
-from spark_cluster.cli.serving_results import DownResult
 from spark_cluster.cli.vram import table
+
+if TYPE_CHECKING:
+    from spark_cluster.cli.serving_results import DownResult
 
 
 @click.command()

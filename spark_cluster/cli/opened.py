@@ -243,3 +243,17 @@ def new_run() -> str:
     """Return the id of a run, which sorts by time, within a second too: `20261120-141502-3fa9`."""
     now = time.time()
     return time.strftime("%Y%m%d-%H%M%S-", time.gmtime(now)) + f"{int(now % 1 * 0x10000):04x}"
+
+
+def head_must_be_selected(opened: Opened, hint: str = "") -> None:
+    """Look whether the head, which serves, is among the selected nodes.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if not any(node.is_head for node in opened.nodes):
+        head = opened.inventory.head.name
+        raise UsageError(
+            f"--limit {opened.limit} leaves out the head, which serves",
+            hint=f"the head is {head}{hint}",
+        )

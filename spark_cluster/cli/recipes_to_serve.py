@@ -100,20 +100,6 @@ def recipe_for_ray(
     return recipe, size
 
 
-def head_must_be_selected(opened: Opened, hint: str = "") -> None:
-    """Look whether the head, which serves, is among the selected nodes.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if not any(node.is_head for node in opened.nodes):
-        head = opened.inventory.head.name
-        raise UsageError(
-            f"--limit {opened.limit} leaves out the head, which serves",
-            hint=f"the head is {head}{hint}",
-        )
-
-
 # -- several models --------------------------------------------------------------------------------
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING
 
-from spark_cluster.cli.opened import Opened
+from spark_cluster.cli.opened import Opened, head_must_be_selected
 from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.errors import SparkClusterError, UsageError
 
@@ -67,7 +67,6 @@ class Serving(Opened):
         """
         from spark_cluster.cli.recipes_to_serve import serves_several, texts
         from spark_cluster.cli.run_record import keep_plot
-        from spark_cluster.cli.serving_results import UpModelsResult, UpResult
         from spark_cluster.engine.memory_phases import MemoryPhases
 
         changes = texts(overrides)
@@ -88,6 +87,8 @@ class Serving(Opened):
                 play, deployment=resolve(play), force=force, offline=offline, end_jobs=end_jobs
             )
             plot = None if several else keep_plot(run.id, run.bus, memory)
+        from spark_cluster.cli.serving_results import UpModelsResult, UpResult
+
         kind = UpModelsResult if several else UpResult
         return kind(run.summary(), served, tuple(memory.nodes.values()), plot)
 
@@ -100,12 +101,11 @@ class Serving(Opened):
             UsageError: the head is not selected.
             Unreachable: no node is reached.
         """
-        from spark_cluster.cli.recipes_to_serve import head_must_be_selected
-        from spark_cluster.engine import state
-
         key = self.inventory.api_key()
         head_must_be_selected(self, "; spark-cluster ping reaches single nodes")
         with self.play("status", self.nodes, change=False) as run:
+            from spark_cluster.engine import state  # while the connections are being made
+
             recipe = usual_recipe(self)
             upcoming = self._upcoming(recipe)
             return state.status(run.open(fail_fast=False), key, probe_of(recipe), upcoming)
@@ -144,7 +144,6 @@ class Serving(Opened):
             UsageError: there is no such check, or the head is not selected.
             SparkClusterError: nothing serves, or the head is not reached.
         """
-        from spark_cluster.cli.recipes_to_serve import head_must_be_selected
         from spark_cluster.config.caches import state_folder
         from spark_cluster.engine import verify as in_depth
         from spark_cluster.engine.client import PATIENCE_S
@@ -181,12 +180,12 @@ class Serving(Opened):
             VerificationFailed: a process still holds GPU memory; with its id, program and node.
             SparkClusterError: a node is not reached.
         """
-        from spark_cluster.cli.serving_results import DownResult
-
         with self.play("down", self.nodes, options, gather_facts=False) as run:
             stopped = self.project.load_playbook("down").function(
                 run.open(), unload=tuple(unload), end_jobs=end_jobs
             )
+        from spark_cluster.cli.serving_results import DownResult
+
         return DownResult(run.summary(), stopped)
 
     # -- Ray without a model -------------------------------------------------------------------
@@ -227,7 +226,6 @@ class Serving(Opened):
         Raises:
             SparkClusterError: a node is not reached.
         """
-        from spark_cluster.cli.recipes_to_serve import head_must_be_selected
 
         head_must_be_selected(self)
         with self.play("ray status", self.nodes, change=False) as run:
@@ -274,14 +272,14 @@ class Serving(Opened):
             VerificationFailed: a process still holds GPU memory.
             SparkClusterError: a node is not reached.
         """
-        from spark_cluster.cli.serving_results import DownResult
-
         with self.play("ray down", self.nodes, options, gather_facts=False) as run:
             from spark_cluster.engine.ray_cluster import must_serve_nothing
 
             play = run.open()
             must_serve_nothing(play, play.nodes, "ray down")
             stopped = self.project.load_playbook("down").function(play, end_jobs=True)
+        from spark_cluster.cli.serving_results import DownResult
+
         return DownResult(run.summary(), stopped)
 
 

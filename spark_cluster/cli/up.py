@@ -59,7 +59,8 @@ def command(app: App, /, adopt: bool, changes: Changes, options: Options, **give
     the endpoint sends a request to the model that it names.
     """
     options.adopt = adopt
-    found = app.cluster.up(overrides=changes, options=options, **given)
+    with app.cluster.dialer.begun(app.nodes):  # reading a recipe takes as long as a login
+        found = app.cluster.up(overrides=changes, options=options, **given)
     app.show(found, _show)
 
 

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
 from importlib import import_module
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.prompts import Prompts
+from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.node_connection import NodeConnection
-from spark_cluster.runner.parallel import all_of
+from spark_cluster.runner.parallel import all_of, start
 from spark_cluster.runner.ssh_route import Target, route, socket_to
 
 if TYPE_CHECKING:
@@ -94,6 +96,25 @@ class Dialer:
     """
 
     prompts: Prompts = field(default_factory=Prompts)
+    _begun: dict[str, tuple[SshConnection, Future[Any]]] = field(default_factory=dict, init=False)
+
+    @contextlib.contextmanager
+    def begun(self, nodes: Iterable[InventoryNode]) -> Iterator[None]:
+        """Log in to nodes while it is still being read what they are to do.
+
+        `dial` takes the connections in the block; those that are not taken end after it.
+        """
+        for node in nodes:
+            if not node.is_local:
+                made = SshConnection(self.target(node))
+                self._begun[node.name] = made, start(made.open)
+        from spark_cluster.runner import ssh  # noqa: F401  (here, as in Connections.begin)
+
+        try:
+            yield
+        finally:
+            while self._begun:
+                start(self._begun.popitem()[1][0].close)  # one that is being made keeps it waiting
 
     def target(self, node: InventoryNode) -> Target:
         """Return how the transport reaches a node of the inventory."""
@@ -130,8 +151,17 @@ class Dialer:
             self.prompts.remember(what, password)
 
     def dial(self, node: InventoryNode) -> NodeConnection:
-        """Return a connection to a node: over SSH, or on this machine itself."""
+        """Return a connection to a node: over SSH, or on this machine itself.
+
+        Raises:
+            SparkClusterError: it was begun, and failed.
+        """
         target = self.target(node)
+        if (begun := self._begun.pop(node.name, None)) is not None:
+            outcome = begun[1].result()
+            if isinstance(outcome, SparkClusterError):
+                raise outcome
+            return begun[0]
         if not node.is_local:
             return SshConnection(target)
         from spark_cluster.runner.local_connection import LocalConnection

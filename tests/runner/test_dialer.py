@@ -7,12 +7,14 @@ from dataclasses import replace
 
 import fabric
 import pytest
-from waiting import HANG_S
+from free_ports import free_port
+from waiting import HANG_S, until
 
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.inventory_schema import BecomeEntry
 from spark_cluster.config.prompts import Prompts
 from spark_cluster.config.secret import Secret
+from spark_cluster.errors import Unreachable
 from spark_cluster.runner.dialer import Dialer, SshConnection, Target
 
 ME = getpass.getuser()
@@ -33,6 +35,25 @@ def test_fabric_gets_the_password_that_sudo_asks_for(target, monkeypatch):
     login.sudo("id")
     connection.close()
     assert given == [{"password": "secret"}]
+
+
+def test_a_connection_that_was_begun_is_taken_once(sshd, trusted):
+    node = InventoryNode(
+        "spark1", "127.0.0.1", 0, "head", user=ME, port=sshd.port, identity_file=sshd.key,
+        connect_timeout_s=HANG_S,
+    )  # fmt: skip
+    dialer = Dialer()
+    with dialer.begun([node]):
+        first, second = dialer.dial(node), dialer.dial(node)
+        assert (first._login is not None, second._login) == (True, None)
+        first.close()
+    with dialer.begun([replace(node, port=free_port())]), pytest.raises(Unreachable) as caught:
+        dialer.dial(node)
+    assert "refused the connection" in caught.value.message
+    with dialer.begun([node]):
+        left = dialer._begun["spark1"][0]
+        left.open()
+    until(lambda: left._login is None)
 
 
 # -- what two inventories of one process do not share ----------------------------------------------
