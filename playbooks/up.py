@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_cluster.engine import launches, ray_cluster, start, taken_ports
+from spark_cluster.engine import firewall, launches, ray_cluster, start
 from spark_cluster.engine.admission import admit
 from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.deployment import Deployment
@@ -37,7 +37,7 @@ def main(
     ended = sorted({name for programs in former.values() for name in programs})
     admitted = admit(play, found.members, found.there, ended, force=force, offline=offline)
     if found.starts and not ended:  # what will be ended frees ports of its own
-        taken_ports.must_be_free(play, deployment)
+        firewall.must_be_free(play, deployment)
     with play.stage("prepare"):
         guarded = prepare(play, deployment)
         if not found.begins and deployment.first.on_ray:

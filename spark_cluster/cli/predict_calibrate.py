@@ -17,8 +17,14 @@ from spark_cluster.logs.memory_account import ANCHORS, MemoryAccount, account_in
 from spark_cluster.logs.reading import Reader, of_file
 from spark_cluster.node.durable import write_file
 from spark_cluster.planning.calibrate import Calibration, Point, is_read_bound
-from spark_cluster.planning.link import UNFITTED, MeasuredLink, fitted, implausible, with_runtime
-from spark_cluster.planning.runs import read_runs
+from spark_cluster.planning.runs import (
+    UNFITTED,
+    MeasuredLink,
+    fitted,
+    implausible,
+    read_runs,
+    with_runtime,
+)
 from spark_cluster.planning.speed import allreduce
 from spark_cluster.planning.speed.constants import CALIBRATION, Constants
 from spark_cluster.planning.speed.serving import Serving

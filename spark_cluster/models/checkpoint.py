@@ -5,15 +5,15 @@ One reader for the hub, a node that reaches it, and a folder of this machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
 
 from spark_cluster.errors import InvalidFile
 from spark_cluster.models.config import from_config
-from spark_cluster.models.counting import count
 from spark_cluster.models.hub.documents import DocumentSource, HubError, Listing
-from spark_cluster.models.quantization import with_quantization
+from spark_cluster.models.quantization import bits, quantization, with_quantization
 from spark_cluster.models.safetensors_header import (
     INDEX,
     LENGTH_BYTES,
@@ -27,8 +27,259 @@ from spark_cluster.models.safetensors_header import (
     weight_files,
 )
 from spark_cluster.models.shape import Geometry
+from spark_cluster.models.stored_tensors import (
+    MATRICES,
+    PARTS,
+    REPLICATED,
+    Part,
+    StoredPart,
+    StoredWeights,
+)
 from spark_cluster.models.tables import json_object
 from spark_cluster.node.store.hub_problems import HubProblem
+
+# The bytes of a model's parts, counted from the tensors of its checkpoint.
+
+FORMATS: Mapping[str, str] = {
+    **dict.fromkeys(("BF16", "F16", "F32", "F64"), "bf16"),
+    **dict.fromkeys(("F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ"), "fp8"),
+    "I8": "int8",
+}
+"""Types of tensors whose elements are weights; packed ones are told apart by their scales."""
+
+KNOWN = ("bf16", "fp8", "nvfp4", "mxfp4", "awq-int4", "gptq-int4")
+
+TOWER_HELD_WHOLE = ("gemma3n", "gemma4")
+"""Families whose towers vLLM takes from `transformers`, undivided."""
+
+
+_SHARED_WITH_MODEL = re.compile(r"(embed_tokens|shared_head\.head|lm_head)\.")
+"""Copies that MTP layers have in the checkpoint; vLLM takes the model's."""
+
+
+@dataclass
+class _Sum:
+    """What is counted of one part."""
+
+    parameters: int = 0
+    bytes: float = 0.0
+    whole: float = 0.0
+    formats: dict[str, int] = field(default_factory=dict)
+
+    def add(self, parameters: int, size: float, label: str, *, whole: bool) -> None:
+        self.parameters += parameters
+        self.bytes += size
+        self.whole += size if whole else 0.0
+        if parameters:
+            self.formats[label] = self.formats.get(label, 0) + parameters
+
+    @property
+    def format(self) -> str:
+        return max(self.formats, key=lambda label: self.formats[label], default="bf16")
+
+
+def count(
+    tensors: Iterable[Tensor], geometry: Geometry, config: Mapping[str, Any]
+) -> StoredWeights:
+    """Count what a checkpoint's weights take in memory.
+
+    Args:
+        tensors: of all files.
+        config: with the quantization that the checkpoint declares.
+    """
+    every = list(tensors)
+    packed_bits = bits(config)
+    in_words = _of_words(config, packed_bits)
+    in_bytes = _of_bytes(every, config)
+    sums: dict[Part, _Sum] = {name: _Sum() for name in PARTS}
+    for tensor in every:
+        part = part_of(tensor.name, geometry.layers)
+        if part == "drafter" and _SHARED_WITH_MODEL.search(tensor.name):
+            continue
+        found = numbers(tensor, packed_bits)
+        label = {"int": in_words, "float": in_bytes}.get(
+            found.packed, FORMATS.get(tensor.dtype, "bf16")
+        )
+        whole = part in REPLICATED or bool(WHOLE.search(f".{tensor.name}."))
+        whole = whole or (part == "other" and geometry.model_type.startswith(TOWER_HELD_WHOLE))
+        as_stored = part == "router"  # routers are computed in 32 bits where they are stored so
+        size = float(tensor.size * tensor.count) if as_stored else found.loaded
+        sums[part].add(found.parameters, size, label, whole=whole)
+    tied = geometry.tied or not sums["output"].bytes
+    if geometry.tied and sums["output"].bytes:  # some checkpoints store the tied layer twice
+        sums["output"] = _Sum()
+    experts = geometry.experts
+    return StoredWeights(
+        tuple(_part(name, found) for name, found in sums.items() if found.bytes),
+        quantization=_whole_model(sums),
+        experts=experts.count if experts else 0,
+        top_k=experts.top_k if experts else 0,
+        tied=tied,
+        counted=True,
+    )
+
+
+def _part(name: Part, found: _Sum) -> StoredPart:
+    return StoredPart(name, found.parameters, found.bytes, found.whole, found.format)
+
+
+def _of_words(config: Mapping[str, Any], packed_bits: int) -> str:
+    """The format of weights that are packed in 32-bit words."""
+    declared = quantization(config) or ""
+    if packed_bits >= 8:
+        return "int8"
+    return "awq-int4" if declared.startswith("awq") else "gptq-int4"
+
+
+def _of_bytes(tensors: Iterable[Tensor], config: Mapping[str, Any]) -> str:
+    """The format of weights that are packed in pairs: by their scales, else as declared."""
+    for tensor in tensors:
+        if tensor.name.endswith(("weight_scale", "_scales", "weight_scale_inv")):
+            if tensor.dtype == "F8_E4M3" and len(tensor.shape) > 1:
+                return "nvfp4"
+            if tensor.dtype in ("U8", "F8_E8M0"):
+                return "mxfp4"
+    declared = quantization(config)
+    return declared if declared in ("nvfp4", "mxfp4", "awq-int4") else "gptq-int4"
+
+
+def _whole_model(sums: Mapping[Part, _Sum]) -> str:
+    """The format that says most about the whole: the one that most weights of matrices have; for
+    one that recipes have no word for, the nearest by size.
+    """
+    together: dict[str, int] = {}
+    for name in MATRICES:
+        for label, number in sums[name].formats.items():
+            together[label] = together.get(label, 0) + number
+    most = max(together, key=lambda label: together[label], default="bf16")
+    return most if most in KNOWN else "fp8"
+
+
+# The part of a model that a tensor belongs to, by its name, and what its numbers are.
+#
+# Names are those of published checkpoints: Llama, Qwen, Gemma, gpt-oss, DeepSeek, GLM, Mistral,
+# Granite, Nemotron-H and LFM2 as `transformers` writes them. What is in a layer and has a name that
+# is not known counts as read for every token, so that nothing is left out.
+
+_TOWER = re.compile(
+    r"(vision|visual|vit|image|audio|speech|sound|video|talker|token2wav|code2wav|radio_model"
+    r"|multi_modal|multimodal|mm_|embed_vision|embed_audio|resampler|aligner|mlp1$"
+    r"|patch_merg|patch_embed|img_|perceiver|connector$)"
+)
+_DRAFTER = re.compile(r"(mtp|nextn|eagle|medusa)")
+_SHARED = re.compile(r"shared?_(expert|mlp)")
+_ROUTER = {"gate", "router", "e_score_correction_bias", "expert_bias", "moe_gate", "gate_weight"}
+_RECURRENT = {"linear_attn", "mamba", "ssm", "conv", "short_conv", "gated_delta_net", "kda"}
+_MIXER_STATE = {"in_proj", "out_proj", "conv1d", "a_log", "d", "dt_bias", "norm"}
+"""What a `mixer` of Nemotron-H has where it is a Mamba 2 layer."""
+_MIXER_HEADS = {"q_proj", "k_proj", "v_proj", "o_proj"}
+_EMBEDDING = re.compile(r"(embed_tokens|embeddings?|wte|tok_embeddings|word_embeddings|embed_in)$")
+_OUTPUT = {"lm_head", "output", "embed_out", "score", "classifier", "head"}
+_LONGEST_NUMBER = 6
+
+WHOLE = re.compile(
+    r"\.(q_a_proj|kv_a_proj_with_mqa|kv_a_proj|fused_qkv_a_proj|wq_a|wkv_a|indexer"
+    r"|fc[12]_latent_proj|shared_expert_gate)\."
+)
+"""Matrices that every rank holds in full besides routers (vLLM: `ReplicatedLinear`)."""
+
+_WITH_WEIGHTS = re.compile(
+    r"(scales?|scale_inv|scale_2|zeros|zero_point|zero_points|g_idx|weight_shape|absmax|quant_map"
+    r"|quant_state\..*|bitsandbytes__\w+|perm|suh|svh)$"
+)
+"""Ends of names of what goes with quantized weights and is none."""
+
+
+def part_of(name: str, layers: int) -> Part:
+    """The part of a model that a tensor of this name belongs to.
+
+    Args:
+        layers: of the model; those from there on are MTP layers (DeepSeek, GLM).
+    """
+    words = name.lower().split(".")
+    if any(_TOWER.match(word) for word in words):
+        return "other"
+    if any(_DRAFTER.match(word) for word in words):
+        return "drafter"
+    numbers = (i for i, w in enumerate(words) if w.isdecimal() and len(w) <= _LONGEST_NUMBER)
+    place = next(numbers, None)
+    if place is None:
+        return _outside(words)
+    if int(words[place]) >= layers:
+        return "drafter"
+    return _in_a_layer(words[place + 1 :])
+
+
+def _outside(words: list[str]) -> Part:
+    """Outside of the layers."""
+    names = words[:-1] if len(words) > 1 else words
+    if any(word.endswith("per_layer") and word.startswith("embed") for word in names):
+        return "lookup"
+    if _OUTPUT & set(names):
+        return "output"
+    if any(_EMBEDDING.match(word) for word in names):
+        return "embedding"
+    if any("norm" in word for word in words):
+        return "norms"
+    if any("pos" in word and "embed" in word for word in names):
+        return "lookup"
+    return "mlp"
+
+
+def _in_a_layer(words: list[str]) -> Part:
+    found = set(words)
+    recurrent = bool(found & _RECURRENT)
+    experts = any(word.endswith("experts") or word == "switch_mlp" for word in words)
+    stacked = "block_sparse_moe" in found and bool(found & {"input_linear", "output_linear"})
+    norm = any(word.endswith("norm") for word in words[:-1])
+    attention = any("attn" in word or "attention" in word for word in words)
+    holds: tuple[tuple[Part, bool], ...] = (
+        ("shared", any(_SHARED.match(word) for word in words)),
+        ("router", bool(found & _ROUTER)),
+        ("experts", experts or stacked),
+        ("norms", norm and not recurrent and "mixer" not in found),
+        ("recurrent", recurrent or ("mixer" in found and bool(found & _MIXER_STATE))),
+        ("attention", attention or bool(found & _MIXER_HEADS)),
+    )
+    return next((part for part, is_so in holds if is_so), "mlp")
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """The numbers that a tensor holds.
+
+    Attributes:
+        parameters: weights, unpacked; 0 for scales and the like.
+        packed: `int` or `float` for several weights in a word, else empty.
+        loaded: bytes in memory, all of its kind: what is stored with 32 bits is loaded with 16.
+    """
+
+    parameters: int
+    packed: Literal["", "int", "float"]
+    loaded: float
+
+
+def numbers(tensor: Tensor, bits: int) -> Numbers:
+    """The weights in a tensor.
+
+    Args:
+        bits: of a weight that is packed in whole numbers.
+    """
+    size = float(tensor.size * tensor.count)
+    if _WITH_WEIGHTS.search(tensor.name):
+        return Numbers(0, "", size)
+    each = tensor.elements * tensor.count
+    if tensor.dtype in ("I32", "U32", "I64"):
+        if len(tensor.shape) <= 1:
+            return Numbers(0, "", size)
+        width = 64 if tensor.dtype == "I64" else 32
+        return Numbers(each * width // bits, "int", size)
+    if tensor.dtype == "U8":
+        return Numbers(each * 2, "float", size)
+    if tensor.dtype in ("F32", "F64") and len(tensor.shape) > 1:
+        return Numbers(each, "", 2.0 * each)
+    return Numbers(each, "", size)
+
 
 QUANTIZATION_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Where a build may declare its quantization besides config.json."""

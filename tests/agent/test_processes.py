@@ -19,9 +19,9 @@ from waiting import FAR_S, HANG_S, until, with_a_limit
 
 from spark_cluster.agent import gathering, main
 from spark_cluster.agent.operations import Laptop, Node, carry_out
-from spark_cluster.doctor import registry
+from spark_cluster.doctor import examine
 from spark_cluster.doctor.observations import Observations
-from spark_cluster.node import descendants, output, processes
+from spark_cluster.node import output, processes
 from spark_cluster.node.host import Cancelled, Host
 from spark_cluster.node.processes import Processes, Running
 from spark_cluster.resources import ResourceError
@@ -221,13 +221,13 @@ def test_the_kernels_settings_are_read():
 def test_doctor_tells_a_program_that_hangs_from_one_that_is_missing(tmp_path):
     commands = {"gpu": ["sleep", str(FAR_S)], "tools": ["echo"], "kernel_log": ["nothing-such"]}
     seen = Observations("spark1", gathered(tmp_path, commands=commands, timeout=0.3))
-    check = next(c for c in registry.NODE if c.id == "driver.gpu-present")
+    check = next(c for c in examine.NODE if c.id == "driver.gpu-present")
     finding = check.result(seen, "spark1")
     assert (finding.status, finding.found) == ("fail", "sleep: not done after 0.3 s")
     assert "hangs" in finding.cause
     assert "reboot" in finding.fix
     assert seen.facts.nvml_error == "sleep: not done after 0.3 s"
-    others = [c.result(seen, "spark1") for c in registry.NODE if "gpu" in c.needs]
+    others = [c.result(seen, "spark1") for c in examine.NODE if "gpu" in c.needs]
     assert all("not done after" in f.found or f.status != "ok" for f in others)
     assert not any("there is no nvidia-smi" in f.found for f in others)
 
@@ -303,20 +303,20 @@ def test_what_runs_is_known_only_as_long_as_it_runs(tmp_path):
 
 def test_what_is_between_two_programs_is_looked_at_again(monkeypatch):
     """In execve it has no environment and no arguments for a moment; its parent may have ended."""
-    environment = {**os.environ, descendants.MARK: "this-one"}
+    environment = {**os.environ, processes.MARK: "this-one"}
     with subprocess.Popen(["sleep", str(FAR_S)], env=environment, start_new_session=True) as left:
         looks = []
 
-        def read(pid, name, really=descendants._read):
+        def read(pid, name, really=processes._read):
             if pid == left.pid:
                 looks.append(name)
             return b"" if pid == left.pid and len(looks) <= 6 else really(pid, name)
 
-        monkeypatch.setattr(descendants, "_read", read)
+        monkeypatch.setattr(processes, "_read", read)
         try:
-            found = descendants.process(left.pid)
+            found = processes.process(left.pid)
             strangers = found._replace(pid=2**30, session=2**30)  # one that has ended
-            assert left.pid in {p.pid for p in descendants.belonging(strangers, "this-one")}
+            assert left.pid in {p.pid for p in processes.belonging(strangers, "this-one")}
             assert len(looks) > 6
         finally:
             left.kill()
@@ -334,7 +334,7 @@ def test_a_parent_that_waits_for_its_child_of_vfork_is_looked_at_again(monkeypat
         f"time.sleep({FAR_S})\n"
     )
     command = [sys.executable, "-c", code, str(pipe)]
-    environment = {**os.environ, descendants.MARK: "this-one"}
+    environment = {**os.environ, processes.MARK: "this-one"}
 
     def free():
         with contextlib.suppress(OSError):  # nobody waits for it any more
@@ -342,20 +342,20 @@ def test_a_parent_that_waits_for_its_child_of_vfork_is_looked_at_again(monkeypat
 
     with subprocess.Popen(command, env=environment, start_new_session=True) as left:
         try:
-            until(lambda: state(left.pid) == descendants.BLOCKED, what="uninterruptible sleep")
-            found = descendants.process(left.pid)
+            until(lambda: state(left.pid) == processes.BLOCKED, what="uninterruptible sleep")
+            found = processes.process(left.pid)
             looks = []
 
-            def process(pid, really=descendants.process):
+            def process(pid, really=processes.process):
                 looks.extend([pid] if pid == left.pid else [])
                 if len(looks) == 3:
                     free()
                 return really(pid)
 
-            monkeypatch.setattr(descendants, "process", process)
-            monkeypatch.setattr(descendants, "UNKNOWN_S", HANG_S / 4)  # a busy machine takes long
+            monkeypatch.setattr(processes, "process", process)
+            monkeypatch.setattr(processes, "UNKNOWN_S", HANG_S / 4)  # a busy machine takes long
             strangers = found._replace(pid=2**30, session=2**30)  # one that has ended
-            assert left.pid in {p.pid for p in descendants.belonging(strangers, "this-one")}
+            assert left.pid in {p.pid for p in processes.belonging(strangers, "this-one")}
         finally:
             left.kill()
             free()

@@ -12,8 +12,8 @@ from checkpoints import LLAMA_70B, NEMOTRON_SUPER
 from factories import put
 
 from spark_cluster.lab.hub import Conduct, LabHub, serve
+from spark_cluster.models.checkpoint import count
 from spark_cluster.models.config import from_config
-from spark_cluster.models.counting import count
 from spark_cluster.models.hub import lookup
 from spark_cluster.models.hub.library import HubLibrary
 from spark_cluster.models.memory import GIB

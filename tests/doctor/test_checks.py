@@ -33,7 +33,7 @@ from hostile.agent import answers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spark_cluster.doctor import examine, logs, reach, registry
+from spark_cluster.doctor import examine, logs, reach
 from spark_cluster.doctor.check import Check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Answer, OpenPort, Ping, PortScan, Probed, Rdma, Transfer
@@ -44,9 +44,9 @@ from spark_cluster.known_issues.entries import catalogue, for_check
 from spark_cluster.node.health import Completion
 from spark_cluster.resources import Unit
 
-NODE = {check.id: check for check in registry.NODE}
-PAIR = {check.id: check for check in registry.PAIR}
-PROBES = {check.id: check for check in registry.PROBES}
+NODE = {check.id: check for check in examine.NODE}
+PAIR = {check.id: check for check in examine.PAIR}
+PROBES = {check.id: check for check in examine.PROBES}
 
 
 def found(id: str, number: int = 1, **changes: Any) -> CheckResult:
@@ -423,7 +423,7 @@ def test_an_answer_about_images_that_is_none_is_no_verdict():
 
 
 def test_a_combination_that_is_known_to_be_good_is_said_to_be() -> None:
-    (known,) = (check for check in registry.NODE if check.id == "driver.known-bad")
+    (known,) = (check for check in examine.NODE if check.id == "driver.known-bad")
     good = {
         "kernel": "6.17.0-1014-nvidia\n",
         "gpu": seen().output("gpu").replace("580.126.09", "580.142"),
@@ -454,7 +454,7 @@ def test_the_firewall_of_one_spark_alone_is_looked_at() -> None:
 def test_a_healthy_pair_gives_no_alarm() -> None:
     every = examine.judge([seen(1), seen(2)])
     assert {result.id: result.found for result in every if result.status != "ok"} == {}
-    assert len(every) == 2 * len(registry.NODE) + len(registry.PAIR)
+    assert len(every) == 2 * len(examine.NODE) + len(examine.PAIR)
 
 
 # --- nodes compared ----------------------------------------------------------------------------
@@ -560,7 +560,7 @@ def without(number: int, *sources: str) -> Any:
     return seen(number, **dict.fromkeys(sources))
 
 
-NEEDS = [(check.id, need) for check in registry.NODE for need in check.needs]
+NEEDS = [(check.id, need) for check in examine.NODE for need in check.needs]
 TOOL_OPTIONAL = {("system.tailscale-ssh", "tailscale")}  # not there means that all is well
 
 
@@ -585,7 +585,7 @@ def test_tailscale_that_does_not_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("id", "need"), [(check.id, need) for check in registry.PAIR for need in check.needs]
+    ("id", "need"), [(check.id, need) for check in examine.PAIR for need in check.needs]
 )
 def test_nodes_of_which_one_does_not_tell(id: str, need: str) -> None:
     result = PAIR[id].result([seen(1), without(2, need)], "spark1+spark2")
@@ -595,7 +595,7 @@ def test_nodes_of_which_one_does_not_tell(id: str, need: str) -> None:
         assert result.status == "unknown", result
 
 
-SOURCES = sorted({need for check in registry.NODE for need in check.needs})
+SOURCES = sorted({need for check in examine.NODE for need in check.needs})
 
 
 @settings(max_examples=settings.default.max_examples // 3)
@@ -862,7 +862,7 @@ def test_healthy_probes(id: str) -> None:
 
 def test_every_check_has_a_sick_case() -> None:
     sick = {id for id, *_ in (*SICK, *UNLIKE, *PROBED)}
-    assert {check.id for check in registry.ALL} == sick
+    assert {check.id for check in examine.ALL} == sick
 
 
 def test_every_known_issue_of_a_check_has_a_sick_case() -> None:
@@ -876,11 +876,11 @@ def test_every_known_issue_of_a_check_has_a_sick_case() -> None:
 
 
 def test_names_are_unique_and_sources_are_known() -> None:
-    ids = [check.id for check in registry.ALL]
+    ids = [check.id for check in examine.ALL]
     assert len(ids) == len(set(ids))
     told = seen(1).answer
     known = {name for part in PARTS for name in told[part]}
-    for check in (*registry.NODE, *registry.PAIR):
+    for check in (*examine.NODE, *examine.PAIR):
         assert isinstance(check, Check)
         assert set(check.needs) <= known, check.id
         assert check.looked_at

@@ -12,7 +12,7 @@ import pytest
 from doctor_samples import seen
 from example_pages import write_files
 
-from spark_cluster.doctor import examine, own_checks, registry
+from spark_cluster.doctor import examine
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.question import Context, question, sources
 from spark_cluster.errors import InvalidFile, Refused, UsageError
@@ -38,7 +38,7 @@ def put(project_folder: Path, text: str, name: str = "own.py") -> Path:
 
 def observed(agent: Callable[..., Session], root: Path, **options: Any) -> Observations:
     """The project's sources, asked of a real agent."""
-    context = Context(own=own_checks.sources())
+    context = Context(own=examine.own_sources())
     mine = {name: context.own[name] for name in context.own}
     asked = question(context)
     wanted = {
@@ -51,7 +51,7 @@ def observed(agent: Callable[..., Session], root: Path, **options: Any) -> Obser
 
 
 def results(found: Observations) -> dict[str, Any]:
-    return {c.id: c.result(found, found.node) for c in own_checks.checks()}
+    return {c.id: c.result(found, found.node) for c in examine.checks()}
 
 
 def test_the_examples_of_the_pages(
@@ -80,7 +80,7 @@ def test_the_examples_of_the_pages(
 def test_doctor_runs_them_with_its_own(project_folder: Path) -> None:
     put(project_folder, CHECK)
     ids = [result.id for result in examine.judge([seen()])]
-    assert len(ids) == len(registry.NODE) + 1
+    assert len(ids) == len(examine.NODE) + 1
     assert "own.thing" in ids
     examine.must_be_known(["own"])
     examine.must_be_known(["own.thing"])
@@ -88,7 +88,7 @@ def test_doctor_runs_them_with_its_own(project_folder: Path) -> None:
         examine.must_be_known(["other"])
     assert "own" in caught.value.hint
     with using(None):
-        assert len(examine.judge([seen()])) == len(registry.NODE)
+        assert len(examine.judge([seen()])) == len(examine.NODE)
 
 
 def test_known_issues_with_a_check_of_logs(project_folder: Path) -> None:
@@ -101,14 +101,14 @@ def test_known_issues_with_a_check_of_logs(project_folder: Path) -> None:
         'samples = ["E: flux capacitor is empty"]\n'
         'log_check = {id = "own.flux", title = "the flux capacitor is full"}\n'
     )
-    assert "flux capacitor is empty" in own_checks.words()
-    (check,) = own_checks.checks()
+    assert "flux capacitor is empty" in examine.own_words()
+    (check,) = examine.checks()
     assert check.result(seen(), "spark1").status == "ok"
     untitled = path.read_text().replace(', title = "the flux capacitor is full"', "")
     path.rename(path.with_name("y.toml")).write_text(untitled)
     title_is_missing = pytest.raises(InvalidFile, match=r"own-line: log_check\.title: missing")
     with Project(project_folder).in_use(), title_is_missing:
-        own_checks.checks()
+        examine.checks()
 
 
 @pytest.mark.parametrize(
@@ -124,7 +124,7 @@ def test_one_that_fails_is_unknown(project_folder: Path, body: str, expected: st
     put(project_folder, CHECK.replace('ok("yes")', body))
     found = seen()
     found.answer["commands"]["gpu"] = None
-    (check,) = own_checks.checks()
+    (check,) = examine.checks()
     result = check.result(found, "spark1")
     assert result.status == "unknown"
     assert re.search(expected, result.found)
@@ -140,7 +140,7 @@ SOURCE = 'needs=("x",), sources={"x": NodeSource("x", argv=("true",))}'
         ("from spark_cluster.doctor.verdict", "import nothing_here\nfrom x", r"own\.py:3: "),
         ("@check", "# @check", r"checks/own\.py:1: checks own: no check\n  put @check"),
         ("own.thing", "Own", r"own\.py:5: check Own: id: found 'Own', expected area\.what"),
-        ("own.thing", registry.NODE[0].id, "id: there is a check of this id already"),
+        ("own.thing", examine.NODE[0].id, "id: there is a check of this id already"),
         ("risks", "harm", "effect: found 'harm', expected blocks"),
         ('"hosts"', '"hostz"', "needs: hostz: no such source"),
         ('needs=("hosts",)', SOURCE.replace('"true",', '("sh", "-c"),'), "sources: x: expected a"),
@@ -152,7 +152,7 @@ SOURCE = 'needs=("x",), sources={"x": NodeSource("x", argv=("true",))}'
 def test_wrong_ones(project_folder: Path, old: str, new: str, expected: str) -> None:
     put(project_folder, CHECK.replace(old, new))
     with pytest.raises(InvalidFile) as caught:
-        own_checks.checks()
+        examine.checks()
     assert re.search(expected, str(caught.value)), str(caught.value)
 
 
@@ -160,12 +160,12 @@ def test_two_of_one_id(project_folder: Path) -> None:
     put(project_folder, CHECK)
     put(project_folder, CHECK, "second.py")
     with pytest.raises(InvalidFile, match=r"second\.py:5: check own\.thing: id: there is a check"):
-        own_checks.checks()
+        examine.checks()
 
 
 def test_checks_of_another_program_are_not_run(project_folder: Path) -> None:
     put(project_folder, "raise SystemExit(3)\n")
-    assert own_checks.checks() == ()
+    assert examine.checks() == ()
 
 
 @pytest.mark.parametrize("part", [".", "checks", "checks/own.py"])
@@ -175,5 +175,5 @@ def test_what_others_can_write_is_not_run(project_folder: Path, part: str) -> No
     with pytest.raises(
         Refused, match=r"checks/ of the project is not used: .*writable by everyone"
     ):
-        own_checks.checks()
+        examine.checks()
     assert not (project_folder / "ran").exists()

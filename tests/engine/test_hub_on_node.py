@@ -13,8 +13,7 @@ from spark_cluster.lab.hub import Conduct, LabHub
 from spark_cluster.models.find import find
 from spark_cluster.models.hub.documents import HubError
 from spark_cluster.models.hub.library import HubLibrary
-from spark_cluster.models.hub.lookup import Hub
-from spark_cluster.models.hub.store import ModelStore
+from spark_cluster.models.hub.lookup import Hub, ModelStore
 
 
 class Node:

@@ -8,7 +8,7 @@ import pytest
 from serve_plans import located, snapshot_of
 
 from spark_cluster.config.recipe_settings import FOLDER, mounted_patches
-from spark_cluster.engine import patches
+from spark_cluster.engine.copies import fetch
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
@@ -56,7 +56,7 @@ def test_the_laptops_file_lies_relative_to_the_recipe(recipe, tmp_path, monkeypa
 
 
 def test_the_laptops_file_is_sent_to_a_folder_of_root(recipe, tmp_path):
-    folder, file = patches.uploads(mounted_patches(recipe))
+    folder, file = fetch.uploads(mounted_patches(recipe))
     assert (folder.path, folder.mode) == (file.path.rpartition("/")[0], 0o700)
     assert file.content == LaptopFile(tmp_path / "mine/other.py")
 
@@ -86,28 +86,28 @@ NODES = [SimpleNamespace(name="spark1"), SimpleNamespace(name="spark2")]
 
 
 def test_all_is_there(recipe):
-    patches.require_patches(play_of(), NODES, IMAGE, mounted_patches(recipe))
+    fetch.require_patches(play_of(), NODES, IMAGE, mounted_patches(recipe))
 
 
 def test_a_file_that_the_model_lacks(recipe):
     with pytest.raises(Refused, match=f"the patch {OF_MODEL} is not there") as caught:
-        patches.require_patches(play_of(there=()), NODES, IMAGE, mounted_patches(recipe))
+        fetch.require_patches(play_of(there=()), NODES, IMAGE, mounted_patches(recipe))
     assert caught.value.where == "spark1"
 
 
 def test_a_target_that_the_image_lacks(recipe):
     """Docker would make it, and the patch would be in nobody's way."""
     with pytest.raises(Refused, match=r"image:1 has no /opt/engine/fix\.py") as caught:
-        patches.require_patches(play_of(in_image=()), NODES, IMAGE, mounted_patches(recipe))
+        fetch.require_patches(play_of(in_image=()), NODES, IMAGE, mounted_patches(recipe))
     assert "another version" in caught.value.hint
 
 
 def test_an_image_that_cannot_be_looked_into(recipe):
     with pytest.raises(Failed, match="no such image"):
-        patches.require_patches(play_of(status=125), NODES, IMAGE, mounted_patches(recipe))
+        fetch.require_patches(play_of(status=125), NODES, IMAGE, mounted_patches(recipe))
 
 
 def test_a_recipe_without_patches_asks_nothing(tmp_path):
     plain = load_recipe("gemma4-31b-nvfp4", Project(tmp_path))
     assert mounted_patches(plain) == ()
-    patches.require_patches(SimpleNamespace(), NODES, IMAGE, ())
+    fetch.require_patches(SimpleNamespace(), NODES, IMAGE, ())

@@ -10,7 +10,7 @@ import pytest
 from factories import make_node, make_recipe
 from serve_plans import deployment_for, inventory_of
 
-from spark_cluster.engine import taken_ports
+from spark_cluster.engine import firewall
 from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.resolve import resolve_models
@@ -69,7 +69,7 @@ def look(deployment, *, proxy="inactive", runs=(), **said):
         return SimpleNamespace(wait=lambda: {"commands": answers})
 
     asked = list(deployment.nodes)
-    taken_ports.must_be_free(
+    firewall.must_be_free(
         SimpleNamespace(session=lambda _node: SimpleNamespace(submit=submit)), deployment
     )
 

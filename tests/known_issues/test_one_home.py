@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_cluster.doctor import logs, reach, registry
+from spark_cluster.doctor import examine, logs, reach
 from spark_cluster.errors import InvalidFile
 from spark_cluster.facts.pins import load
 from spark_cluster.known_issues import entries
@@ -19,7 +19,7 @@ from spark_cluster.known_issues.entries import FOLDER, STEPS, for_check, steps
 
 ROOT = Path(__file__).parents[2]
 CATALOGUE = entries.catalogue()
-CHECKS = {*(check.id for check in registry.ALL), reach.ID}
+CHECKS = {*(check.id for check in examine.ALL), reach.ID}
 BY_FUNCTION = CHECKS - {check.id for check in logs.CHECKS}
 PINS = load(ROOT / "roles/drivers/pins.json")
 

@@ -11,8 +11,7 @@ from checkpoints import SMALL
 
 from spark_cluster.lab.hub import LabHub, serve
 from spark_cluster.models.hub.library import HubLibrary
-from spark_cluster.models.hub.lookup import Hub
-from spark_cluster.models.hub.store import ModelStore
+from spark_cluster.models.hub.lookup import Hub, ModelStore
 
 
 @pytest.fixture

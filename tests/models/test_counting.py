@@ -9,8 +9,8 @@ import checkpoints
 import pytest
 from checkpoints import LLAMA_70B, NEMOTRON_SUPER
 
+from spark_cluster.models.checkpoint import count, part_of
 from spark_cluster.models.config import from_config
-from spark_cluster.models.counting import count, part_of
 from spark_cluster.models.quantization import bits, quantization
 from spark_cluster.models.shape import Geometry
 from spark_cluster.models.stored_tensors import StoredWeights

@@ -15,11 +15,10 @@ from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.lab.hub import Conduct, LabHub
 from spark_cluster.models import checkpoint
 from spark_cluster.models.find import find
-from spark_cluster.models.hub import library, lookup, store
+from spark_cluster.models.hub import library, lookup
 from spark_cluster.models.hub.documents import HubError
 from spark_cluster.models.hub.library import HubLibrary
-from spark_cluster.models.hub.lookup import Hub, cached, online
-from spark_cluster.models.hub.store import ModelStore
+from spark_cluster.models.hub.lookup import Hub, ModelStore, cached, online
 
 Clients = Callable[[], Hub]
 
@@ -58,7 +57,7 @@ def test_a_branch_that_moved_is_read_anew_after_a_day(
     config = {**SMALL, "max_position_embeddings": 8192}
     (lab_hub.root / "org/small/config.json").write_text(json.dumps(config))
     assert client().checkpoint("org/small") == first
-    monkeypatch.setattr(store, "FRESH_S", 0.0)
+    monkeypatch.setattr(lookup, "FRESH_S", 0.0)
     second = client().checkpoint("org/small")
     assert second is not None
     assert second.config["max_position_embeddings"] == 8192
@@ -67,7 +66,7 @@ def test_a_branch_that_moved_is_read_anew_after_a_day(
 
 
 def test_a_commit_is_kept_for_good(lab_hub: LabHub, client: Clients, monkeypatch) -> None:
-    monkeypatch.setattr(store, "FRESH_S", 0.0)
+    monkeypatch.setattr(lookup, "FRESH_S", 0.0)
     commit = lab_hub.commit("org/small")
     first = client().checkpoint("org/small", commit)
     asked = len(lab_hub.requests)
@@ -79,7 +78,7 @@ def test_without_the_hub_what_is_kept_is_used(
     lab_hub: LabHub, client: Clients, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = client().checkpoint("org/small")
-    monkeypatch.setattr(store, "FRESH_S", 0.0)
+    monkeypatch.setattr(lookup, "FRESH_S", 0.0)
     nobody = Hub(HubLibrary("http://127.0.0.1:1"), ModelStore(tmp_path / "kept"))
     assert nobody.checkpoint("org/small") == first
     offline = Hub(None, ModelStore(tmp_path / "kept"))
@@ -230,7 +229,7 @@ def test_a_header_longer_than_the_first_read(
     assert found is not None
     assert found.tensors
     monkeypatch.setattr(checkpoint, "LARGEST_HEADERS", 100)
-    monkeypatch.setattr(store, "FRESH_S", 0.0)
+    monkeypatch.setattr(lookup, "FRESH_S", 0.0)
     again = Hub(HubLibrary(lab_hub.url), ModelStore(lab_hub.root.parent / "elsewhere"))
     long = again.checkpoint("org/small")
     assert long is not None

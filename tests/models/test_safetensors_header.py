@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.errors import InvalidFile
-from spark_cluster.models.counting import numbers, part_of
+from spark_cluster.models.checkpoint import numbers, part_of
 from spark_cluster.models.safetensors_header import (
     BITS,
     LARGEST_WEIGHTS,

@@ -9,7 +9,7 @@ from speed_samples import GEMMA_31B
 
 from spark_cluster.errors import UsageError
 from spark_cluster.planning.calibrate import Point
-from spark_cluster.planning.link import MeasuredLink, fitted
+from spark_cluster.planning.runs import MeasuredLink, fitted
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.serving import Serving
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.planning.robust import System, Undecided
+from spark_cluster.planning.calibrate import System, Undecided
 
 shares = st.floats(0.05, 1)
 

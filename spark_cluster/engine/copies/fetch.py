@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.engine import patches
+from spark_cluster.config.recipe_settings import MountedPatch
 from spark_cluster.engine.copies import folders, images
 from spark_cluster.engine.copies.copy import copy
 from spark_cluster.engine.copies.pull import (
@@ -26,7 +26,8 @@ from spark_cluster.engine.copies.pull import (
 )
 from spark_cluster.engine.copies.state import Have, Stored, Wanted, models_on, nowhere_whole
 from spark_cluster.engine.deployment import Deployment, Server
-from spark_cluster.errors import Refused
+from spark_cluster.errors import Failed, Refused
+from spark_cluster.node import confinement
 from spark_cluster.node.sizes import gigabytes
 from spark_cluster.node.store.layout import (
     KEPT_FREE,
@@ -34,6 +35,7 @@ from spark_cluster.node.store.layout import (
     snapshot_folder,
 )
 from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.resources import Directory, File, LaptopFile, Resource
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 
@@ -76,7 +78,7 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
     large = [given for given in server.models if _is_large(given)]
     plain = [play.role(ROLE, **given) for given in server.models if given not in large]
     by_image = any(given["source"] == "hub" for given in server.models)
-    uploads = patches.uploads(server.patches)
+    uploads = uploads(server.patches)
 
     def image() -> None:
         if server.recipe.venv is None:
@@ -98,7 +100,7 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
     found: dict[str, str] = places
     wanted = server.located(found).patches
     if wanted and not play.check:
-        patches.require_patches(play, server.nodes, server.image, wanted)
+        require_patches(play, server.nodes, server.image, wanted)
     return found
 
 
@@ -321,3 +323,56 @@ class _Model:
         for one in done:
             if one.sender:
                 self.play.note(f"{self.wanted.repository} on {one}")
+
+
+# A recipe's patches on the nodes: sent there, and looked for in the image before it starts.
+
+
+def uploads(patches: Sequence[MountedPatch]) -> list[Resource]:
+    """Return the laptop's files as they lie on the nodes."""
+    sent = {patch.source: patch.upload for patch in patches if patch.upload is not None}
+    folders = sorted({path.rpartition("/")[0] for path in sent})
+    return [
+        *(Directory(folder, mode=0o700) for folder in folders),  # containers see the file itself
+        *(File(path, content=LaptopFile(file)) for path, file in sent.items()),
+    ]
+
+
+def require_patches(
+    play: Play, nodes: Sequence[Node], image: str, patches: Sequence[MountedPatch]
+) -> None:
+    """Look for the files of the model on every node, and for what they replace in the image.
+
+    Docker would make a folder of a missing source, and mount over a missing target without a word:
+    the patch would be in no one's way.
+
+    Raises:
+        Refused: one of them is missing; nothing was started.
+    """
+    for patch in patches:
+        for node in nodes:
+            if play.session(node).run(["test", "-f", patch.source]).status != 0:
+                raise Refused(
+                    f"the patch {patch.source} is not there, although the model is",
+                    where=node.name,
+                    hint=f"the recipe says that it comes with the model, to repair: {patch.why}",
+                )
+    targets = [patch.target for patch in patches]
+    missing = _not_in_image(play, nodes[0], image, targets) if targets else []
+    if missing:
+        raise Refused(
+            f"{image} has no {missing[0]}, which a patch is to replace",
+            where=nodes[0].name,
+            hint="the patch is for another version of the image; look for the file's path in it",
+        )
+
+
+def _not_in_image(play: Play, node: Node, image: str, paths: list[str]) -> list[str]:
+    """Return those of the paths that are no files in the image."""
+    look = 'for path; do test -f "$path" || echo "$path"; done'
+    run = ["docker", "run", "--rm", "--network", "none", "--entrypoint", "sh"]
+    run += [*confinement.options(confinement.READ_OTHERS), image]
+    done = play.session(node).run([*run, "-c", look, "sh", *paths], timeout=120)
+    if done.status != 0:
+        raise Failed(f"looking into {image}: {done.stderr.strip()}", where=node.name)
+    return done.stdout.split()
