@@ -164,11 +164,11 @@ class Cluster(Serving):
         Raises:
             SparkClusterError: a node is not reached, or its nvidia-smi does not answer.
         """
-        from spark_cluster.cli.results import VramResult
-        from spark_cluster.engine.runtime import models_by_process
-        from spark_cluster.engine.vram import sample
-
         with self.dialer.sessions(self.nodes, "vram") as sessions:
+            from spark_cluster.cli.results import VramResult  # `vram` imports it meanwhile
+            from spark_cluster.engine.runtime import models_by_process
+            from spark_cluster.engine.vram import sample
+
             readings, models = sample(sessions), models_by_process(sessions)
         return VramResult(tuple(one.serving(models.get(one.name, {})) for one in readings))
 

@@ -74,7 +74,7 @@ def command(
         return
 
     nodes = app.nodes
-    app.import_meanwhile(*(("rich.live",) if watch else ()))
+    app.import_meanwhile("rich.live" if watch else "spark_cluster.cli.results")
     if watch:
         with app.cluster.dialer.sessions(nodes, "vram") as sessions:
             with contextlib.suppress(KeyboardInterrupt), ended_by_signals():

@@ -12,7 +12,7 @@ from program import invoke
 
 from spark_cluster.cli import supervise
 from spark_cluster.cli.terminal import Console
-from spark_cluster.engine.supervision import Supervision
+from spark_cluster.engine.supervision import Supervision, SupervisionEvent
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.node.supervision.policy import SupervisionState
 
@@ -60,7 +60,7 @@ def shown(found: Supervision) -> str:
 
 def test_what_supervision_shows():
     state = SupervisionState("waiting", reason="memory is still held by PID 7 [x] (9 MiB)")
-    events = tuple((float(n), f"event {n}") for n in range(20))
+    events = tuple(SupervisionEvent(float(n), f"event {n}") for n in range(20))
     text = shown(
         Supervision(
             installed=True,
