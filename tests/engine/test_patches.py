@@ -56,7 +56,7 @@ def test_the_laptops_file_lies_relative_to_the_recipe(recipe, tmp_path, monkeypa
 
 
 def test_the_laptops_file_is_sent_to_a_folder_of_root(recipe, tmp_path):
-    folder, file = fetch.uploads(mounted_patches(recipe))
+    folder, file = fetch.patch_files(mounted_patches(recipe))
     assert (folder.path, folder.mode) == (file.path.rpartition("/")[0], 0o700)
     assert file.content == LaptopFile(tmp_path / "mine/other.py")
 

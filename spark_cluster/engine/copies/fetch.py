@@ -78,7 +78,7 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
     large = [given for given in server.models if _is_large(given)]
     plain = [play.role(ROLE, **given) for given in server.models if given not in large]
     by_image = any(given["source"] == "hub" for given in server.models)
-    uploads = uploads(server.patches)
+    uploads = patch_files(server.patches)
 
     def image() -> None:
         if server.recipe.venv is None:
@@ -328,7 +328,7 @@ class _Model:
 # A recipe's patches on the nodes: sent there, and looked for in the image before it starts.
 
 
-def uploads(patches: Sequence[MountedPatch]) -> list[Resource]:
+def patch_files(patches: Sequence[MountedPatch]) -> list[Resource]:
     """Return the laptop's files as they lie on the nodes."""
     sent = {patch.source: patch.upload for patch in patches if patch.upload is not None}
     folders = sorted({path.rpartition("/")[0] for path in sent})
