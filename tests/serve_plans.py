@@ -23,7 +23,7 @@ from spark_cluster.engine.members import members
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served, ServedPart
 from spark_cluster.engine.start import Starting
-from spark_cluster.node.store.layout import snapshot_folder
+from spark_cluster.node.store.manifest import snapshot_folder
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 

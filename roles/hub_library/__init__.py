@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spark_cluster.config.schema import Schema
-from spark_cluster.node.store.layout import LIBRARY
+from spark_cluster.node.store.manifest import LIBRARY
 from spark_cluster.resources import Package, Resource, VirtualEnvironment
 from spark_cluster.topology import Node
 

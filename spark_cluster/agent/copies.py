@@ -17,7 +17,7 @@ from spark_cluster.agent.unit_work import result_of
 from spark_cluster.node import image_digests, paths
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import copy_work, layout, plain_folder, verify
+from spark_cluster.node.store import copy_work, manifest, plain_folder, verify
 from spark_cluster.node.store.copy_channel import make_secrets
 from spark_cluster.node.store.manifest import Manifest
 
@@ -41,7 +41,7 @@ def _where(host: Host, request: Request) -> dict[str, str]:
     if request.get("folder"):
         folder = str(host.path(str(request["folder"])))
         return {"folder": folder, "ours": str(host.path(plain_folder.OURS))}
-    return {"hub": str(host.path(str(request["hub"]))), "ours": str(host.path(layout.OURS))}
+    return {"hub": str(host.path(str(request["hub"]))), "ours": str(host.path(manifest.OURS))}
 
 
 def _folder(host: Host, request: Request) -> Reply:

@@ -14,8 +14,7 @@ from spark_cluster.node import launch_records
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import verify
 from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.layout import OURS
-from spark_cluster.node.store.manifest import is_commit, is_repository
+from spark_cluster.node.store.manifest import OURS, is_commit, is_repository
 from spark_cluster.node.store.records import Records, adopted, held, manifest_of
 from spark_cluster.node.store.usage import LOCK_S, Usage, plan, remove, usage
 from spark_cluster.node.values import ResourceError

@@ -2,25 +2,185 @@
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 
-from spark_cluster.bench import describe, generators, run_telemetry, step_server
+from spark_cluster.bench import describe, generators, run_telemetry
 from spark_cluster.bench.expansion import PlannedCell, Step, cells_text
 from spark_cluster.bench.generator import result
 from spark_cluster.bench.head import is_done_there, load_base, measure, settings_of
 from spark_cluster.bench.planned_speed import predictions
-from spark_cluster.bench.record import CellResult
+from spark_cluster.bench.record import CellResult, CheckResult
 from spark_cluster.bench.run import BenchRun
+from spark_cluster.bench.run_folder import printable
 from spark_cluster.config.engines import words
-from spark_cluster.engine import runtime
+from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.engine import logs, runtime, verify
+from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.former import former_of
-from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
+from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
-from spark_cluster.errors import Failed, Refused, SparkClusterError
+from spark_cluster.errors import (
+    DoesNotFit,
+    Failed,
+    Refused,
+    SparkClusterError,
+    Unreachable,
+    VerificationFailed,
+)
 from spark_cluster.node import unit_state
 from spark_cluster.node.containers import RECIPE, ContainerState
+from spark_cluster.node.durable import make_folder, write_file
+from spark_cluster.node.masking import mask
 from spark_cluster.runner.play import Play
+from spark_cluster.topology import Node
+
+# The server of a step: brought up, its answers checked, and taken down.
+#
+# Where it does not start: whether it or the cluster is at fault, and the log of its start, which is
+# kept in any case, bounded and without secrets.
+
+STAGES = frozenset({"load", "verify"})
+"""Stages of `up` in which the engine runs: before them the nodes are prepared, and what fails there
+fails for every server."""
+
+LONGEST_REASON = 400
+"""Characters of a reason."""
+
+SHORTEST = 1024
+"""Tokens of the shortest prompt of the context check."""
+
+LOGS = "logs"
+"""Folder below that of a run."""
+
+LOG_BYTES = 1 << 20
+"""Of each program, from its beginning: a start prints less than a third of it."""
+
+_NOTHING = re.compile(r"Error[^\n]*No such container[^\n]*\n?|[^\n]*docker: [^\n]*not found\n?")
+"""What is printed instead of a log where there is no such program."""
+
+
+def bring_up(play: Play, step: Step) -> Served | None:
+    """Bring the step's server up with the playbook `up`, verified; None in check mode.
+
+    Its memory under load is read while its cells are measured.
+    """
+    setup = step.setup
+    if setup.served is None:
+        raise Failed(f"recipe {setup.recipe} was not read")
+    deployment = resolve(
+        setup.served, play.inventory, play.nodes, setup.tp, replicas=setup.replicas
+    )
+    if setup.replicas > 1:
+        deployment = replace(deployment, endpoint=on_loopback(deployment.endpoint))
+    playbook = play.project.load_playbook("up")
+    served: Served | None = playbook.function(play, deployment=deployment, load=False)
+    return served
+
+
+def on_loopback(endpoint: Endpoint) -> Endpoint:
+    """Return the endpoint of replicas for the load generator next to it.
+
+    It asks for no key and has no TLS, as a single server's own port on the loopback.
+    """
+    return replace(endpoint, host=LOOPBACK, api_key=None, tls=None, pem=None)
+
+
+def checks_of(play: Play, run: BenchRun, step: Step, served: Served) -> tuple[CheckResult, ...]:
+    """Return the checks of a step's server, those of the record where it has them; none where the
+    suite does not want any.
+
+    The context check goes as far as the longest load of the suite, not to the server's stated
+    length, which can take longer than all the cells.
+
+    Raises:
+        SparkClusterError: the head was lost.
+    """
+    before = run.recorded(step)
+    if before is not None and before.checks:
+        return before.checks
+    if not run.suite.verify:
+        return ()
+    plan = served.server
+    flags = {flag: str(value) for flag, value in plan.launch.args.items()}
+    server = verify.RunningServer(
+        served.endpoint, plan.recipe.name, step.setup.tp, plan.recipe.kind, flags
+    )
+    longest = max(cell.key.depth + cell.key.prompt for cell in run.expansion.cells)
+    with play.stage("checks"):
+        found = verify.verify(
+            play, server, plan.recipe, verify.Selection(), context=max(longest, SHORTEST)
+        )
+    for one in found.failed:
+        play.note(f"{step.setup.id}: {one.title}: {one.found}", warning=True)
+    return tuple(CheckResult.model_validate(one, from_attributes=True) for one in found.verdicts)
+
+
+def take_down(play: Play, run: BenchRun, step: Step) -> None:
+    """Stop the server, verify that its memory is free again, and record that."""
+    stopped = play.project.load_playbook("down").function(play)
+    if stopped is not None:
+        run.add_vram(step.setup.id, describe.readings(stopped.now, "after"))
+
+
+# -- a start ---------------------------------------------------------------------------------------
+
+
+def is_at_fault(play: Play, error: SparkClusterError) -> bool:
+    """Return whether the server is at fault that `up` failed, so that others may start.
+
+    A node that is lost, an interrupt, a file that is wrong or a node that cannot be prepared is
+    not.
+    """
+    if isinstance(error, DoesNotFit):
+        return True
+    if isinstance(error, Unreachable) or not isinstance(error, Failed | VerificationFailed):
+        return False
+    return play.failed_stage in STAGES and not play.out
+
+
+def not_started(error: SparkClusterError) -> str:
+    """Return why its cells failed, in one line."""
+    line = " ".join(printable(error.message).split())
+    short = line if len(line) <= LONGEST_REASON else f"{line[: LONGEST_REASON - 3]}..."
+    return f"the server did not start: {short}"
+
+
+def keep_logs(play: Play, run: Path, name: str) -> tuple[str, ...]:
+    """Copy the beginning of the logs of all nodes; what a node does not give is left out.
+
+    Args:
+        run: folder of the run.
+        name: of the step, with which the files' names begin.
+
+    Returns:
+        The paths of the files, below the folder of the run.
+    """
+    kept = []
+    for node in play.nodes:
+        for program in (SERVER, RAY):
+            path = f"{LOGS}/{name}-{node.name}-{program}.log"
+            text = _read(play, node, program)
+            if text:
+                make_folder(run / LOGS, 0o755)
+                write_file(run / path, text.encode("utf-8", "replace"), 0o644)
+                kept.append(path)
+    return tuple(kept)
+
+
+def _read(play: Play, node: Node, program: str) -> str:
+    """Return the beginning of a log; empty where there is none."""
+    text = ""
+    with contextlib.suppress(SparkClusterError):  # no reason not to measure
+        text = logs.read_beginning(play.session(node), program, LOG_BYTES)
+    if _NOTHING.fullmatch(text):
+        return ""
+    return printable(str(mask(text, play.secrets)))
 
 
 def left_out(step: Step) -> dict[str, str]:
@@ -102,7 +262,7 @@ def _measure_steps(
             continue
         # Every turn of a pair has a start of its own.
         if following is None or _server(following) != _server(step):
-            step_server.take_down(play, run, step)
+            take_down(play, run, step)
 
 
 def _take_down_last(play: Play, run: BenchRun) -> None:
@@ -120,7 +280,7 @@ def _take_down_last(play: Play, run: BenchRun) -> None:
     if other:
         play.note(f"{other} serves now, which is not of this run: it stays up")
         return
-    step_server.take_down(play, run, measured[-1])  # where nothing serves: what is left of it
+    take_down(play, run, measured[-1])  # where nothing serves: what is left of it
 
 
 def is_of(step: Step, running: ContainerState) -> bool:
@@ -150,9 +310,9 @@ def _measure_step(play: Play, run: BenchRun, step: Step, *, stop_at_first_failur
             return True
     before = play.seconds.get("load", 0.0)
     try:
-        served = step_server.bring_up(play, step)
+        served = bring_up(play, step)
     except SparkClusterError as error:
-        if play.check or stop_at_first_failure or not step_server.is_at_fault(play, error):
+        if play.check or stop_at_first_failure or not is_at_fault(play, error):
             raise
         _give_up(play, run, step, error)
         return False
@@ -171,11 +331,11 @@ def _record_server(play: Play, run: BenchRun, step: Step, served: Served, startu
     Args:
         startup_s: seconds that it took to load.
     """
-    checks = step_server.checks_of(play, run, step, served)
+    checks = checks_of(play, run, step, served)
     keys = [cell.key for cell in run.expansion.cells if cell.setup == step.setup.id]
     caching = run.suite.settings.prefix_caching
     predicted = predictions(play.project, step.setup, keys, prefix_caching=caching)
-    logs = step_server.keep_logs(play, run.folder, run.raw(step).name)
+    logs = keep_logs(play, run.folder, run.raw(step).name)
     setup = describe.setup_of(play, step.setup, served, startup_s, logs)
     before = run.recorded(step)
     if before is not None:  # of an earlier turn, or before the run was interrupted
@@ -194,10 +354,10 @@ def _give_up(play: Play, run: BenchRun, step: Step, error: SparkClusterError) ->
     They have no result before the server is gone and its memory is free: where that cannot be
     seen, the cluster is at fault, and the run ends with these cells still to be measured.
     """
-    reason = step_server.not_started(error)
+    reason = not_started(error)
     play.note(f"{step.setup.id}: {reason}", warning=True)
-    logs = step_server.keep_logs(play, run.folder, run.raw(step).name)
-    step_server.take_down(play, run, step)
+    logs = keep_logs(play, run.folder, run.raw(step).name)
+    take_down(play, run, step)
     recipe = step.setup.served
     if run.recorded(step) is None and recipe is not None:
         run.add_setup(describe.setup_not_started(play, step.setup, recipe, logs), ())

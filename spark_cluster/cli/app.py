@@ -6,6 +6,7 @@ import gc
 import json
 import signal
 import sys
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -14,6 +15,8 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from spark_cluster.cli.console import styled
+from spark_cluster.cli.display import Display, show_diff, summary
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -26,6 +29,75 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.loader.project import Project
     from spark_cluster.runner.events import Sink
+
+
+# `--step`: a person decides on each change before it is made.
+
+ANSWERS = {"y": "yes", "n": "no", "a": "all", "s": "stop"}
+
+
+class Stepper:
+    """Asks on the terminal, one question at a time.
+
+    A run may come to the same change twice (`provision` applies its roles again with new facts):
+    a no holds until the end of the run, also when `all` is said later.
+
+    Args:
+        display: is quiet while a question stands.
+        read: reads a line.
+    """
+
+    def __init__(self, display: Display, read: Callable[[str], str] = input) -> None:
+        self.display = display
+        self.read = read
+        self._lock = threading.Lock()
+        self._decided = ""
+        self._refused: set[tuple[str, str]] = set()
+
+    def ask(self, node: str, change: dict[str, Any]) -> str:
+        """`yes`, `no`, `all` (ask no more) or `stop`, for one change of one node.
+
+        Args:
+            change: the resource's `id`, its `changes`, perhaps a `diff`.
+        """
+        with self._lock:
+            if (node, change["id"]) in self._refused:
+                return "no"
+            if not self._decided:
+                with self.display.quiet():
+                    self._show(node, change)
+                    answer = self._answer()
+                if answer == "no":
+                    self._refused.add((node, change["id"]))
+                if answer not in ("all", "stop"):
+                    return answer
+                self._decided = answer
+            # The agent asks no more after `all`; it must where something was refused.
+            refused_there = any(name == node for name, _ in self._refused)
+            return "yes" if self._decided == "all" and refused_there else self._decided
+
+    def _show(self, node: str, change: dict[str, Any]) -> None:
+        console = self.display.console
+        what = change.get("reason") or summary(change["changes"])
+        console.print(styled("\n[bold]{}[/]  {}  [yellow]{}[/]", node, change["id"], what))
+        if change.get("diff"):
+            show_diff(console, change["diff"], 4)
+
+    def _answer(self) -> str:
+        while True:
+            self.display.console.print(
+                "  change it? ",
+                styled("[bold]y[/]es, [bold]n[/]o, [bold]a[/]ll from here, [bold]s[/]top: "),
+                sep="",
+                end="",
+            )
+            try:
+                typed = self.read("").strip().lower()
+            except EOFError:
+                return "stop"
+            if typed[:1] in ANSWERS:
+                return ANSWERS[typed[:1]]
+
 
 F = TypeVar("F", bound=Callable[..., Any])
 R = TypeVar("R")
@@ -135,8 +207,6 @@ class App:
         signal.signal(signal.SIGTERM, _interrupt)
         display = Display(lambda: self.console, verbose=self.verbose, titled=run.change)
         if run.options.step:
-            from spark_cluster.cli.step import Stepper
-
             run.options.ask = Stepper(display).ask
         if not self.as_json and sys.stdin.isatty() and sys.stdout.isatty():
             run.options.consent = display.confirm

@@ -21,7 +21,7 @@ from spark_cluster.config.recipe_schema import Patch
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node import paths
-from spark_cluster.node.store.layout import whole_folder
+from spark_cluster.node.store.manifest import whole_folder
 
 REPLICAS_INSTEAD = (
     "leave data_parallel (--data-parallel) out, and serve one replica on each Spark "

@@ -3,32 +3,24 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, get_args
 
 from spark_cluster.config.yamlfile import shown
-from spark_cluster.doctor import (
-    driver,
-    link,
-    logs,
-    memory,
-    pair,
-    probes,
-    probing,
-    reach,
-    serving,
-    system,
-)
-from spark_cluster.doctor.check import Check, Look, NodeCheck, PairCheck, ProbeCheck
+from spark_cluster.doctor import driver, link, logs, memory, pair, probes, probing, serving, system
+from spark_cluster.doctor.check import Check, Look, NodeCheck, PairCheck, ProbeCheck, explained
 from spark_cluster.doctor.observations import TIMEOUT_S, Observations
 from spark_cluster.doctor.probed import Probed
 from spark_cluster.doctor.question import Context, NodeSource, question, sources
-from spark_cluster.doctor.verdict import CheckResult, NotSeen, Verdict, unknown
+from spark_cluster.doctor.verdict import CheckResult, NotSeen, Verdict, fail, ok, unknown
 from spark_cluster.engine.caches import root_on
 from spark_cluster.errors import InvalidFile, SparkClusterError, Unreachable, UsageError
 from spark_cluster.known_issues.entries import catalogue, own, per_project
@@ -43,6 +35,62 @@ if TYPE_CHECKING:
     from spark_cluster.runner.dialer import Dialer
     from spark_cluster.runner.node_connection import NodeConnection
     from spark_cluster.runner.session import Session
+
+
+# The check that a node answers over SSH, and what it means when it does not.
+
+ID, TITLE = "system.reachable", "the node answers over SSH"
+TAILNET = IPv4Network("100.64.0.0/10")
+OWN_FAULTS = ("host key", "HOST KEY", "accepts none", "passphrase", "no address is known")
+"""What the laptop refuses itself; the node is not to blame."""
+
+
+def reached(node: str, seconds: float) -> CheckResult:
+    """Return the result for a node that answered."""
+    return _result(node, ok(f"answered in {seconds:.1f} s"))
+
+
+def unreached(node: str, address: str, error: SparkClusterError, pings: bool | None) -> CheckResult:
+    """Return the result for a node that did not answer.
+
+    Args:
+        pings: whether it answers a ping; None when that was not tried.
+    """
+    if pings:
+        return _result(node, fail(f"{error.message}; it answers pings", "node-swaps-endlessly"))
+    if _in_tailnet(address):
+        return _result(node, fail(error.message, "tailscale-ssh"))
+    if pings is False:
+        return _result(node, fail(error.message, "node-off"))
+    return replace(_result(node, fail(error.message)), fix=error.hint)
+
+
+def worth_a_ping(error: SparkClusterError) -> bool:
+    """Return True when a ping can tell more."""
+    return isinstance(error, Unreachable) and not any(w in error.message for w in OWN_FAULTS)
+
+
+def pings(address: str) -> bool | None:
+    """Return True when an address answers a ping; None without the program."""
+    wait = ["-W", "2"] if sys.platform == "linux" else ["-t", "2"]
+    try:
+        argv = ["ping", "-n", "-q", "-c", "1", *wait, address]
+        return subprocess.run(argv, capture_output=True, timeout=5, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+
+
+def _result(node: str, verdict: Verdict) -> CheckResult:
+    status, found = verdict.status, verdict.found
+    result = CheckResult(ID, node, status, found, TITLE, "SSH, ping", "blocks")
+    return explained(result, verdict)
+
+
+def _in_tailnet(address: str) -> bool:
+    try:
+        return IPv4Address(address) in TAILNET
+    except ValueError:
+        return False
 
 
 # All checks of doctor, by what they need.
@@ -148,7 +196,7 @@ def _must_fit(check: NodeCheck, path: Path, others: Mapping[str, NodeCheck]) -> 
 def _problem(check: NodeCheck, others: Mapping[str, NodeCheck]) -> str:
     if not re.fullmatch(r"[a-z]+\.[a-z0-9-]+", str(check.id)):
         return f"id: found {check.id!r}, expected area.what, such as nas.mounted"
-    if check.id in others or check.id in {reach.ID, *(one.id for one in ALL)}:
+    if check.id in others or check.id in {ID, *(one.id for one in ALL)}:
         return "id: there is a check of this id already"
     if check.effect not in get_args(Effect):
         return f"effect: found {check.effect!r}, expected {', '.join(get_args(Effect))}"
@@ -282,11 +330,11 @@ class Examination:
 
     def reachability(self) -> list[CheckResult]:
         """Return a result for every node; one that does not answer SSH is pinged."""
-        found = [reach.reached(name, seconds) for name, seconds in self.seconds.items()]
+        found = [reached(name, seconds) for name, seconds in self.seconds.items()]
         for name, error in self.unreached.items():
             address = self.nodes[name].address
-            answers = reach.pings(address) if reach.worth_a_ping(error) else None
-            found.append(reach.unreached(name, address, error, answers))
+            answers = pings(address) if worth_a_ping(error) else None
+            found.append(unreached(name, address, error, answers))
         return found
 
     def _observe(self, node: InventoryNode) -> Observations:
@@ -354,7 +402,7 @@ def must_be_known(only: Iterable[str]) -> None:
     """Raise UsageError for a name that is neither an area nor a check."""
     every = (*ALL, *checks())
     areas = tuple(dict.fromkeys(check.area for check in every))
-    known = {*areas, *(check.id for check in every), reach.ID}
+    known = {*areas, *(check.id for check in every), ID}
     for name in only:
         if name not in known:
             raise UsageError(

@@ -29,7 +29,7 @@ from spark_cluster.node import images, launch_records, unit_state
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.node.launch_records import LaunchRecord
-from spark_cluster.node.store.layout import revision_of
+from spark_cluster.node.store.manifest import revision_of
 from spark_cluster.node.tuned_kernels import VARIABLE, folder_of
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Pending, Session

@@ -16,7 +16,7 @@ from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.node import confinement, unit_state
 from spark_cluster.node.containers import RECIPE
 from spark_cluster.node.engine_caches import of_environment
-from spark_cluster.node.store.layout import whole_folder
+from spark_cluster.node.store.manifest import whole_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
 from spark_cluster.resources.unit import FOLDER

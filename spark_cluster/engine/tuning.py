@@ -17,7 +17,7 @@ from spark_cluster.errors import Failed, InvalidFile, Refused
 from spark_cluster.models.config import from_config
 from spark_cluster.models.tables import json_object
 from spark_cluster.node.kernel_tuner import CONTAINER
-from spark_cluster.node.store.layout import whole_folder
+from spark_cluster.node.store.manifest import whole_folder
 from spark_cluster.node.tuned_kernels import FOLDER, VARIABLE, folder_of, sizes_in
 from spark_cluster.resources import Directory, File, TunedKernels
 from spark_cluster.runner.play import Play

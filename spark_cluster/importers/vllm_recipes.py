@@ -7,8 +7,9 @@ hardware, features, and the last one wins.
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -19,13 +20,156 @@ from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import Key, Problem, Sourced, described
 from spark_cluster.errors import UsageError
-from spark_cluster.importers import commandline, spark_variants, vllm_flags
-from spark_cluster.importers.importer import Choice, Left, Source
+from spark_cluster.importers import commandline, vllm_flags
+from spark_cluster.importers.importer import Choice, Left, Offer, Source, no_choice
 from spark_cluster.importers.shell import Word
-from spark_cluster.importers.spark_variants import HARDWARE, SPARK
 from spark_cluster.importers.templated import as_word, mistyped
 from spark_cluster.models.naming import quantization_named
 from spark_cluster.models.tables import table
+
+# What a model file of vllm-project/recipes has for a DGX Spark besides what was chosen: variants,
+# and the commands of its guide, a text for people with code in it.
+
+SPARK = ("dgx_spark_gb10", "gb10")
+"""A DGX Spark in that project's words (taxonomy.yaml), now and in files of early 2026."""
+
+HARDWARE = (*SPARK, "blackwell", "nvidia")
+"""What a DGX Spark is, the most exact first."""
+
+_GUIDE = re.compile(r"guide(?:-([1-9]\d?))?")
+_NAMED = re.compile(r"\bDGX Spark\b|\bGB10\b", re.IGNORECASE)
+_HEADING = re.compile(r"(#+)\s+(.*)")
+_FENCE = re.compile(r"\s*(```|~~~)")
+_IMAGE = re.compile(
+    r"^[ \t]*#.*\b(?:container|image)\b:?[ \t]+(\S{1,200}[:/]\S{1,200})[ \t]*$", re.MULTILINE
+)
+"""A comment that names the image of the command below it; of a limited length, as a long word could
+be split in as many ways as its length squared."""
+
+LONGEST = 20_000
+"""Characters of a code block that is looked at."""
+
+GENERATES = {
+    **dict.fromkeys(("tts", "t2a"), "speech"),
+    **dict.fromkeys(("t2i", "i2i"), "images"),
+    **dict.fromkeys(("t2v", "i2v", "ti2v"), "video"),
+}
+"""Tasks in that project's words (taxonomy.yaml, and `omni.tasks` of its files)."""
+
+
+def names_guide(variant: str) -> bool:
+    """Return whether a variant stands for a command of the guide: `guide`, `guide-2`."""
+    return _GUIDE.fullmatch(variant) is not None
+
+
+def offers_of(data: Mapping[str, Any], variants: Mapping[str, Any], chosen: str) -> list[Offer]:
+    """Return the other variants that name the DGX Spark, and the commands for it in the guide."""
+    found = [
+        Offer(f"--variant {name}", _about(variant))
+        for name, variant in variants.items()
+        if name != chosen and isinstance(variant, dict) and any(_names_spark(variant))
+    ]
+    for number, command in enumerate(spark_commands(data.get("guide")), 1):
+        name = "guide" if number == 1 else f"guide-{number}"
+        if name != chosen:
+            found.append(Offer(f"--variant {name}", f"the guide's command, {command.title}"))
+    return found
+
+
+def _names_spark(variant: Mapping[str, Any]) -> Iterator[bool]:
+    for place in ("hardware_overrides", "supported_hardware", "precision_hardware"):
+        named = variant.get(place)
+        yield isinstance(named, dict | list) and bool(set(SPARK) & set(map(str, named)))
+    yield _NAMED.search(str(variant.get("description") or "")) is not None
+
+
+def _about(variant: Mapping[str, Any]) -> str:
+    parts = [str(variant.get(key) or "") for key in ("precision", "model_id", "description")]
+    return ", ".join(part for part in parts if part)
+
+
+def of_guide(data: Mapping[str, Any], choice: Choice, others: list[Offer]) -> Source:
+    """Return a command of the guide as a source.
+
+    Raises:
+        UsageError: there is no such command, or features were chosen for it.
+    """
+    no_choice(replace(choice, variant="default"))
+    commands = spark_commands(data.get("guide"))
+    number = _GUIDE.fullmatch(choice.variant)
+    index = int(number[1] or 1) - 1 if number else 0
+    if index >= len(commands):
+        names = [*(data.get("variants") or {}), *("guide" for _ in commands[:1])]
+        raise UsageError(
+            f"the guide has {len(commands)} commands for a DGX Spark, no {choice.variant}",
+            hint=did_you_mean(choice.variant, names, "variants"),
+        )
+    source = commands[index]
+    launch, model = source.launch, str(data["model"]["model_id"])
+    meta = data.get("meta") or {}
+    return replace(
+        source,
+        launch=replace(launch, base=launch.base or (model if model != launch.model else None)),
+        kind="vLLM recipe",
+        title=launch.model,
+        description=str(meta.get("description") or meta.get("title") or ""),
+        origin=f"vllm-project/recipes: {model}, guide: {source.title}",
+        generates=generates(data),
+        notes=[*source.notes, "it is the guide's command, without variant and features"],
+        offers=others,
+    )
+
+
+def spark_commands(guide: object) -> list[Source]:
+    """Return each launch of vLLM below a heading that names the DGX Spark, in their order; the
+    headings are its title, the last one last.
+    """
+    found: list[Source] = []
+    for title, code in _blocks(guide) if isinstance(guide, str) else ():
+        if not _NAMED.search(title) or len(code) > LONGEST:
+            continue
+        try:
+            source = commandline.read(code)
+        except UsageError:  # a download, a client, a command of a shell script
+            continue
+        image = _IMAGE.search(code)
+        if image and not source.launch.image:
+            source.launch = commandline.in_image(source.launch, image[1])
+        found.append(replace(source, title=title))
+    return found
+
+
+def _blocks(guide: str) -> Iterator[tuple[str, str]]:
+    """Yield the headings above each block of code, and the code."""
+    headings: dict[int, str] = {}
+    code: list[str] | None = None
+    for line in guide.splitlines():
+        if _FENCE.match(line):
+            if code is not None:
+                yield ": ".join(headings[level] for level in sorted(headings)), "\n".join(code)
+            code = [] if code is None else None
+        elif code is not None:
+            code.append(line)
+        elif heading := _HEADING.match(line):
+            level = len(heading[1])
+            headings = {above: text for above, text in headings.items() if above < level}
+            headings[level] = heading[2].strip(" *#")
+
+
+def generates(data: Mapping[str, Any]) -> str:
+    """Return what a model file's model generates: speech, images or video; empty for text."""
+    omni, meta = data.get("omni"), data.get("meta")
+    asked = omni.get("tasks") if isinstance(omni, dict) else None
+    named = meta.get("tasks") if isinstance(meta, dict) else None
+    found = (GENERATES[task] for task in (*_names(asked), *_names(named)) if task in GENERATES)
+    return next(found, "")
+
+
+def _names(tasks: object) -> list[str]:
+    if not isinstance(tasks, list):
+        return []
+    return [str(t.get("id") if isinstance(t, dict) else t).lower() for t in tasks]
+
 
 _LARGEST_GB = 119
 """Of a Spark's 128 GB memory what Linux sees, GB of `vram_minimum_gb`."""
@@ -109,9 +253,9 @@ def read(source: Sourced, choice: Choice) -> Source:
     _types(source)
     name = choice.variant
     variants: dict[str, Any] = data.get("variants") or {"default": {}}
-    offers = spark_variants.offers(data, variants, name)
-    if name not in variants and spark_variants.names_guide(name):
-        return spark_variants.of_guide(data, choice, offers)
+    offers = offers_of(data, variants, name)
+    if name not in variants and names_guide(name):
+        return of_guide(data, choice, offers)
     variant = _chosen(variants, name, "variant")
     model, layers = data["model"], _Layers(source)
     served = str(variant.get("model_id") or model["model_id"])
@@ -128,7 +272,7 @@ def read(source: Sourced, choice: Choice) -> Source:
         title=served,
         description=_description(data, variant),
         default_tp=_default_tp(variant),
-        generates=spark_variants.generates(data),
+        generates=generates(data),
         supported=supported,
         origin=f"vllm-project/recipes: {model['model_id']}, variant {name}",
         left_out=_dependencies(data) + left + _rest(data, variants, name),

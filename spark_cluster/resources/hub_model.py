@@ -9,8 +9,7 @@ from typing import Any
 from spark_cluster.node import own_program, units
 from spark_cluster.node.host import Host
 from spark_cluster.node.store.hub_cache import HubCache
-from spark_cluster.node.store.layout import LIBRARY, OURS
-from spark_cluster.node.store.manifest import is_commit, is_repository
+from spark_cluster.node.store.manifest import LIBRARY, OURS, is_commit, is_repository
 from spark_cluster.node.store.records import Records, held
 from spark_cluster.node.values import InvalidResource, Secret
 from spark_cluster.resources.base import Resource, State, absolute

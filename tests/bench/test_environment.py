@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from factories import put
 
-from spark_cluster.bench import describe, step_server
+from spark_cluster.bench import describe, sequence
 from spark_cluster.bench.describe import firmware_of
 from spark_cluster.errors import Unreachable
 from spark_cluster.node import own_program
@@ -135,17 +135,17 @@ def test_the_log_of_a_start_is_kept_without_secrets(tmp_path: Path, monkeypatch)
         sizes.add(size)
         return logs.get((session, program), "")
 
-    monkeypatch.setattr(step_server.logs, "read_beginning", read)
+    monkeypatch.setattr(sequence.logs, "read_beginning", read)
     play: Any = SimpleNamespace(
         nodes=[SimpleNamespace(name=name) for name in ("spark1", "spark2")],
         session=lambda node: node.name,
         secrets=frozenset({"sk-very-secret"}),
     )
-    kept = step_server.keep_logs(play, tmp_path, "000-s")
+    kept = sequence.keep_logs(play, tmp_path, "000-s")
     assert kept == ("logs/000-s-spark1-spark-vllm.log", "logs/000-s-spark2-spark-ray.log")
     text = (tmp_path / kept[0]).read_text()
     assert text == "INFO api_key='***'\n\ufffd]0;title\ufffdloaded\n"
-    assert sizes == {step_server.LOG_BYTES}
+    assert sizes == {sequence.LOG_BYTES}
 
 
 def test_a_real_agent_is_asked(agent, tmp_path: Path):

@@ -23,8 +23,7 @@ from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.record import NodeRecord, Record, Setup
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import load_record, number, numbers
-from spark_cluster.bench.sequence import left_out
-from spark_cluster.bench.step_server import on_loopback
+from spark_cluster.bench.sequence import left_out, on_loopback
 from spark_cluster.bench.suite import Suite, canonical
 from spark_cluster.cli import bench_measure
 from spark_cluster.engine.checks import questions

@@ -14,7 +14,7 @@ from factories import make_node, make_recipe
 from fake_cluster import Make
 from fake_programs import Said
 
-from spark_cluster.bench import describe, sequence, step_server
+from spark_cluster.bench import describe, sequence
 from spark_cluster.bench.compare import compare
 from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.generator import result
@@ -213,7 +213,7 @@ def test_the_first_failure_ends_the_run_where_that_is_asked_for(run, cluster):
 def test_whose_fault_it_is():
     def ask(error: SparkClusterError, stage: str = "load", **lost: SparkClusterError) -> bool:
         play: Any = SimpleNamespace(failed_stage=stage, out=lost)
-        return step_server.is_at_fault(play, error)
+        return sequence.is_at_fault(play, error)
 
     assert ask(OUT_OF_MEMORY)
     assert ask(VerificationFailed("the model says 'Rome'"), "verify")
@@ -223,7 +223,7 @@ def test_whose_fault_it_is():
 
 
 def test_a_reason_is_one_printable_line_of_bounded_length():
-    why = step_server.not_started(Failed("a\x1b[31m\nb " + "c" * 2000))
+    why = sequence.not_started(Failed("a\x1b[31m\nb " + "c" * 2000))
     assert why.startswith("the server did not start: a\ufffd[31m b cc")
     assert len(why) < 450
 

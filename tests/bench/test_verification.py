@@ -15,7 +15,7 @@ from factories import make_recipe
 from fake_cluster import FakeCluster, Make
 from serve_plans import deployment_for, served_by
 
-from spark_cluster.bench import step_server
+from spark_cluster.bench import sequence
 from spark_cluster.bench.duration import Speed, estimate
 from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.record import CheckResult
@@ -60,7 +60,7 @@ def test_a_server_is_checked_once_and_the_verdicts_are_kept(
     server.change = lambda _request, reply: Reply("a | b") if reply.content == "Paris." else None
     run = bench_run(tmp_path, verify=True)
     (step,) = run.expansion.steps
-    found = step_server.checks_of(cluster.play, run, step, served(cluster, server))
+    found = sequence.checks_of(cluster.play, run, step, served(cluster, server))
     by_id = {one.id: one for one in found}
     failed = [one for one in found if one.status == "failed"]
     assert (by_id["short-answers"].status, by_id["structured-output"].status) == ("failed", "ok")
@@ -72,7 +72,7 @@ def test_a_server_is_checked_once_and_the_verdicts_are_kept(
     run.add_setup(setup(step.setup.id, checks=found), ())
     run.record = load_record(tmp_path)  # continued by another process
     server.asked.clear()
-    assert step_server.checks_of(cluster.play, run, step, served(cluster, server)) == found
+    assert sequence.checks_of(cluster.play, run, step, served(cluster, server)) == found
     assert server.asked == []
 
 
@@ -82,7 +82,7 @@ def test_no_checks_where_the_suite_wants_none(
     cluster = fake_cluster("spark1")
     run = bench_run(tmp_path)
     (step,) = run.expansion.steps
-    assert step_server.checks_of(cluster.play, run, step, served(cluster, server)) == ()
+    assert sequence.checks_of(cluster.play, run, step, served(cluster, server)) == ()
     assert server.asked == []
 
 

@@ -7,8 +7,8 @@ import pytest
 from program import Program
 from rich.console import Console
 
+from spark_cluster.cli.app import Stepper
 from spark_cluster.cli.display import Display
-from spark_cluster.cli.step import Stepper
 from spark_cluster.runner.events import Note
 
 CHANGE = {

@@ -21,8 +21,7 @@ from spark_cluster.dashboard import feed as feed_module
 from spark_cluster.dashboard.feed import Feed
 from spark_cluster.dashboard.questions import QUESTIONS, Questions
 from spark_cluster.dashboard.reports import BenchRuns
-from spark_cluster.dashboard.server import listen
-from spark_cluster.dashboard.site import make_site
+from spark_cluster.dashboard.server import listen, make_site
 from spark_cluster.errors import Unreachable
 
 HOST = "127.0.0.1:8800"

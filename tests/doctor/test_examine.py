@@ -11,7 +11,7 @@ import pytest
 from doctor_samples import seen
 
 from spark_cluster.config.inventory import Inventory
-from spark_cluster.doctor import examine, reach
+from spark_cluster.doctor import examine
 from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.runner import dialer
 from spark_cluster.runner.session import Session
@@ -58,7 +58,7 @@ def requests(
             pass
 
     monkeypatch.setattr(dialer, "SshConnection", Connection)
-    monkeypatch.setattr(reach, "pings", lambda _: False)
+    monkeypatch.setattr(examine, "pings", lambda _: False)
     return asked
 
 
@@ -76,7 +76,7 @@ def test_every_node_is_asked_once(inventory: Inventory, requests: dict[str, list
     assert nodes == ["spark1", "spark2"]
     assert requests == {"spark1": ["gather"], "spark2": ["gather"]}
     checks = {result.id for result in diagnosis.results}
-    assert checks == {check.id for check in (*examine.NODE, *examine.PAIR)} | {reach.ID}
+    assert checks == {check.id for check in (*examine.NODE, *examine.PAIR)} | {examine.ID}
     assert diagnosis.exit_code == 5  # one machine twice: the same machine id, the same keys
 
 

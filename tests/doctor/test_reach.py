@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spark_cluster.doctor import reach
+from spark_cluster.doctor import examine
 from spark_cluster.errors import Failed, Unreachable
 
 SILENT = Unreachable("10.0.0.2:22 did not answer within 10 s", hint="check that it is on")
@@ -20,7 +20,7 @@ SILENT = Unreachable("10.0.0.2:22 did not answer within 10 s", hint="check that 
     ],
 )
 def test_why(address: str, pings: bool | None, cause: str) -> None:
-    result = reach.unreached("spark2", address, SILENT, pings)
+    result = examine.unreached("spark2", address, SILENT, pings)
     assert (result.id, result.status) == ("system.reachable", "fail")
     assert cause in result.cause
     assert "did not answer within 10 s" in result.found
@@ -28,14 +28,14 @@ def test_why(address: str, pings: bool | None, cause: str) -> None:
 
 
 def test_what_is_worth_a_ping() -> None:
-    assert reach.worth_a_ping(SILENT)
-    assert not reach.worth_a_ping(Unreachable("THE HOST KEY HAS CHANGED: x came"))
-    assert not reach.worth_a_ping(Failed("sudo asks for the password"))
+    assert examine.worth_a_ping(SILENT)
+    assert not examine.worth_a_ping(Unreachable("THE HOST KEY HAS CHANGED: x came"))
+    assert not examine.worth_a_ping(Failed("sudo asks for the password"))
 
 
 def test_pings_of_this_machine() -> None:
-    assert reach.pings("127.0.0.1") in (True, None)
+    assert examine.pings("127.0.0.1") in (True, None)
 
 
 def test_reached() -> None:
-    assert reach.reached("spark1", 0.31).found == "answered in 0.3 s"
+    assert examine.reached("spark1", 0.31).found == "answered in 0.3 s"

@@ -25,8 +25,7 @@ from spark_cluster.loader.project import Project
 from spark_cluster.node.store import copy_work
 from spark_cluster.node.store.copy_channel import Channel
 from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.layout import OURS
-from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.store.manifest import OURS, Manifest
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.parallel import start
 from spark_cluster.runner.play import Play

@@ -11,7 +11,7 @@ from small_disk import small_disk
 
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.lab import Lab, LabNode
-from spark_cluster.node.store.layout import OURS
+from spark_cluster.node.store.manifest import OURS
 
 pytestmark = pytest.mark.lab
 

@@ -12,7 +12,7 @@ from own_sshd import SSHD, Sshd, start_sshd
 from scratch_nodes import ScratchNode, play_over
 from waiting import HANG_S
 
-from spark_cluster.runner import reconnect
+from spark_cluster.runner import delivery
 from spark_cluster.runner.dialer import SshConnection, Target
 
 
@@ -77,9 +77,9 @@ def ssh(sshd: Sshd, home: Path) -> Iterator[Callable[..., SshConnection]]:
 def nodes(tmp_path, agents_home, monkeypatch):
     """`nodes["spark1"]`, `nodes["spark2"]`; what waits for a node to come back waits no longer."""
     monkeypatch.setenv("HOME", str(agents_home))
-    monkeypatch.setattr(reconnect, "FIRST_TRY_S", 0.0)
-    monkeypatch.setattr(reconnect, "PAUSES", (0.01, 0.05))
-    monkeypatch.setattr(reconnect, "RECONNECT_S", HANG_S)
+    monkeypatch.setattr(delivery, "FIRST_TRY_S", 0.0)
+    monkeypatch.setattr(delivery, "PAUSES", (0.01, 0.05))
+    monkeypatch.setattr(delivery, "RECONNECT_S", HANG_S)
     return {name: ScratchNode(tmp_path / name) for name in ("spark1", "spark2")}
 
 

@@ -26,7 +26,7 @@ from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts import gather
 from spark_cluster.loader.project import Project
 from spark_cluster.resources import Command, Directory, File, Reboot
-from spark_cluster.runner import reconnect, wire
+from spark_cluster.runner import delivery, wire
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.options import Options
@@ -55,8 +55,8 @@ LIMITS = (
     (wire, "START_WITHIN", 0.2),
     (wire, "LOST_AFTER", 0.2),
     (wire, "FRAME_S", 0.1),
-    (reconnect, "FIRST_TRY_S", 0.0),
-    (reconnect, "RECONNECT_S", 0.0),
+    (delivery, "FIRST_TRY_S", 0.0),
+    (delivery, "RECONNECT_S", 0.0),
     (cache_parts, "USAGE_S", 0.1),
     (gather, "MEMORY", {**gather.MEMORY, "timeout": 0.1}),
 )

@@ -21,7 +21,7 @@ from spark_cluster.errors import Failed, InvalidFile, Refused, Unreachable
 from spark_cluster.lab import namespaces
 from spark_cluster.lab.namespaces import NamespacesConnection
 from spark_cluster.resources import File
-from spark_cluster.runner import host_key_change, local_connection, payload, reconnect
+from spark_cluster.runner import delivery, host_key_change, local_connection, payload
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.delivery import document
 from spark_cluster.runner.dialer import Dialer
@@ -240,7 +240,7 @@ def test_a_run_over_it(connect: Callable[..., LocalConnection]) -> None:
     assert prints == []
     assert host_key_change.forget_replaced(connections, "spark1") is False
     with pytest.raises(Failed, match="this machine has to be rebooted") as caught:
-        reconnect.reboot(connections, "spark1", {"id": "Reboot:x"}, print)
+        delivery.reboot(connections, "spark1", {"id": "Reboot:x"}, print)
     assert "run the same command again" in caught.value.hint
     connections.close()
 

@@ -281,7 +281,7 @@ def test_a_resource_of_the_project_can_use_any_module_of_ours(
     folder: Path, node: ScratchNode
 ) -> None:
     """Also one of a part of the code that the agent gets when it is first imported."""
-    models = "from spark_cluster.node.store.layout import HUB\nassert HUB\n"
+    models = "from spark_cluster.node.store.manifest import HUB\nassert HUB\n"
     load(folder, broken=models + BROKEN.replace('{}["nothing"]', "1"))
     assert run(folder, node, resources.Broken("/observe")) == {"Broken:/observe": "ok"}
 

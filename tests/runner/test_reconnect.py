@@ -154,7 +154,7 @@ def test_what_is_lost_twice_at_the_same_place_is_lost(start, nodes):
 
 
 def test_a_node_that_stays_away_is_lost(start, nodes, monkeypatch):
-    monkeypatch.setattr("spark_cluster.runner.reconnect.RECONNECT_S", 0.2)
+    monkeypatch.setattr("spark_cluster.runner.delivery.RECONNECT_S", 0.2)
     play, _ = start()
     away = Command("go", ("sh", "-c", f"echo 99999 > {nodes['spark1'].root}/down; kill -9 $PPID"))
     spark1, spark2 = play.nodes

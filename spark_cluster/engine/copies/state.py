@@ -15,8 +15,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.images import Images, ask_images, read_images
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.node.store.layout import HUB, snapshot_folder
-from spark_cluster.node.store.manifest import BadManifest, Manifest, is_commit
+from spark_cluster.node.store.manifest import HUB, BadManifest, Manifest, is_commit, snapshot_folder
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node

@@ -22,8 +22,7 @@ from spark_cluster.node.store.copy_channel import (
     Stream,
 )
 from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.layout import KEPT_FREE
-from spark_cluster.node.store.manifest import Manifest, StoredFile
+from spark_cluster.node.store.manifest import KEPT_FREE, Manifest, StoredFile
 from spark_cluster.node.store.progress import Progress
 from spark_cluster.node.store.verify import make_own
 from spark_cluster.node.values import ResourceError

@@ -30,8 +30,14 @@ from spark_cluster.node.open_files import pieces, write_whole
 from spark_cluster.node.store import hub_problems
 from spark_cluster.node.store.hub_cache import HubCache, Lacking, alone
 from spark_cluster.node.store.hub_problems import HubProblem
-from spark_cluster.node.store.layout import KEPT_FREE
-from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, UNCHECKED, Manifest, StoredFile
+from spark_cluster.node.store.manifest import (
+    GIT_SHA1,
+    KEPT_FREE,
+    SHA256,
+    UNCHECKED,
+    Manifest,
+    StoredFile,
+)
 from spark_cluster.node.store.progress import Progress
 from spark_cluster.node.store.records import Records
 from spark_cluster.node.store.verify import make_own

@@ -20,23 +20,21 @@ from pathlib import Path
 from spark_cluster.node import locks
 from spark_cluster.node.beneath import Folder, NotFollowed
 from spark_cluster.node.open_files import is_own
-from spark_cluster.node.store.layout import (
+from spark_cluster.node.store.manifest import (
     INCOMPLETE,
     LOCKS,
-    PREFIX,
-    check_revision,
-    folder_name,
-    repository_of,
-    trusted,
-)
-from spark_cluster.node.store.manifest import (
     MOST_FILES,
+    PREFIX,
     BadManifest,
     Manifest,
     StoredFile,
     algorithm_of,
+    check_revision,
+    folder_name,
     is_commit,
     is_repository,
+    repository_of,
+    trusted,
 )
 from spark_cluster.node.values import ResourceError
 

@@ -16,8 +16,7 @@ from typing import Any
 from spark_cluster.node.durable import make_folder, sync_folder, write_file
 from spark_cluster.node.faults import explain
 from spark_cluster.node.store.hub_cache import HubCache, Lacking
-from spark_cluster.node.store.layout import manifest_path
-from spark_cluster.node.store.manifest import BadManifest, Manifest, is_repository
+from spark_cluster.node.store.manifest import BadManifest, Manifest, is_repository, manifest_path
 from spark_cluster.node.values import ResourceError
 
 PINS = "pins.json"

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.layout import INCOMPLETE
+from spark_cluster.node.store.manifest import INCOMPLETE
 from spark_cluster.node.store.records import Records, held
 from spark_cluster.node.values import ResourceError
 

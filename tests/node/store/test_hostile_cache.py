@@ -21,8 +21,7 @@ from spark_cluster.agent import operations
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_receiving, copy_work, download, verify
 from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.layout import OURS
-from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.store.manifest import OURS, Manifest
 from spark_cluster.node.store.records import Records
 from spark_cluster.node.values import ResourceError
 

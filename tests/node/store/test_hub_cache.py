@@ -9,8 +9,7 @@ import pytest
 from models import COMMIT, REPOSITORY, content, file_of, model
 
 from spark_cluster.node.store.hub_cache import HubCache
-from spark_cluster.node.store.layout import INCOMPLETE
-from spark_cluster.node.store.manifest import BadManifest, Manifest, StoredFile
+from spark_cluster.node.store.manifest import INCOMPLETE, BadManifest, Manifest, StoredFile
 from spark_cluster.node.store.verify import verify
 from spark_cluster.node.values import ResourceError
 

@@ -9,7 +9,7 @@ import pytest
 from models import COMMIT, REPOSITORY, model
 
 from spark_cluster.node.store.hub_cache import HubCache
-from spark_cluster.node.store.layout import INCOMPLETE
+from spark_cluster.node.store.manifest import INCOMPLETE
 from spark_cluster.node.store.records import Records, adopted, manifest_of
 from spark_cluster.node.values import ResourceError
 
