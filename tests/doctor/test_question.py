@@ -46,21 +46,20 @@ def run(tmp_path: Path) -> Callable[..., str]:
     )
     (tmp_path / "inspected").write_text(json.dumps(containers(1)))
 
-    def script(text: str, *words: str) -> str:
+    def script(name: str, *words: str) -> str:
         path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-        done = subprocess.run(
-            questions.shell(text, *words), env=path, capture_output=True, text=True, check=True
-        )
+        argv = questions.shell(questions.script(name), *words)
+        done = subprocess.run(argv, env=path, capture_output=True, text=True, check=True)
         return done.stdout
 
     return script
 
 
 def test_only_containers_of_engines_are_looked_at(run: Callable[..., str]) -> None:
-    assert run(questions.LOGS, "x").splitlines() == ["==> spark-vllm"]
-    assert run(questions.VERSIONS, "code") == "==> spark-vllm\nray=2.60.0\n"
-    assert run(questions.IMAGES) == "sha256:1 arm64\n"
-    assert json.loads(run(questions.CONTAINERS))[0]["Name"] == "/spark-ray"
+    assert run("logs", "x").splitlines() == ["==> spark-vllm"]
+    assert run("versions", "code") == "==> spark-vllm\nray=2.60.0\n"
+    assert run("images") == "sha256:1 arm64\n"
+    assert json.loads(run("containers"))[0]["Name"] == "/spark-ray"
 
 
 def test_versions_are_read_from_the_containers_files(
@@ -74,15 +73,15 @@ def test_versions_are_read_from_the_containers_files(
     with subprocess.Popen(["/bin/sleep", "1000"], env={"PATH": path}) as engine:
         try:
             (tmp_path / "pid").write_text(str(engine.pid))
-            assert run(questions.VERSIONS, "code") == "==> spark-vllm\nvllm=0.32.0+cu130\n"
+            assert run("versions", "code") == "==> spark-vllm\nvllm=0.32.0+cu130\n"
         finally:
             engine.kill()
 
 
 def test_without_containers(run: Callable[..., str], tmp_path: Path) -> None:
     (tmp_path / "names").write_text("")
-    assert run(questions.CONTAINERS) == "[]\n"
-    assert run(questions.LOGS, "x") == run(questions.IMAGES) == run(questions.VERSIONS, "c") == ""
+    assert run("containers") == "[]\n"
+    assert run("logs", "x") == run("images") == run("versions", "c") == ""
 
 
 def test_a_long_log_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> None:
@@ -90,7 +89,7 @@ def test_a_long_log_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> 
     noise = [f"2026-11-20T14:00:00.{n:09}Z EngineDeadError {n}" for n in range(1000)]
     said = "2026-11-20T13:00:00.5Z NCCL INFO via NET/Socket/0"
     (tmp_path / "log-spark-vllm").write_text("\n".join(["nothing", said, *noise]) + "\n")
-    text = run(questions.LOGS, *logs.WORDS)
+    text = run("logs", *logs.WORDS)
     (engine, *_) = parse_containers(json.dumps(containers(1)[1:]), text)
     assert len(engine.log) == 21
     assert engine.log[0].text == "NCCL INFO via NET/Socket/0"
@@ -102,7 +101,7 @@ def test_the_node_keeps_the_line_of_each_rule(
     run: Callable[..., str], tmp_path: Path, rule: logs.LogSearch
 ) -> None:
     (tmp_path / "log-spark-vllm").write_text(f"2026-11-20T14:00:00.5Z {rule.sample}\n")
-    assert rule.sample in run(questions.LOGS, *logs.WORDS)
+    assert rule.sample in run("logs", *logs.WORDS)
 
 
 def test_the_journal_of_our_units_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> None:
@@ -112,16 +111,16 @@ def test_the_journal_of_our_units_costs_few_lines(run: Callable[..., str], tmp_p
     (tmp_path / "journal").write_text("\n".join([*lines, lines[0] + " EngineDeadError"]) + "\n")
     journalctl.write_text('#!/bin/sh\necho "$@" >> "${0%/*}/asked"\ncat "${0%/*}/journal"\n')
     journalctl.chmod(0o755)
-    assert run(questions.UNIT_LOGS, str(tmp_path), "EngineDeadError") == ""
+    assert run("unit-logs", str(tmp_path), "EngineDeadError") == ""
     (tmp_path / "spark-vllm.service").touch()
-    found = run(questions.UNIT_LOGS, str(tmp_path), "EngineDeadError", "another")
+    found = run("unit-logs", str(tmp_path), "EngineDeadError", "another")
     assert found == f"==> spark-vllm\n{lines[0]} EngineDeadError\n"
     (asked,) = (tmp_path / "asked").read_text().splitlines()
     assert "--unit spark-vllm.service --since @" in asked
     assert "--lines 20000 --output short-iso-precise --utc" in asked
     journalctl.write_text("#!/bin/sh\nexit 1\n")
     with pytest.raises(subprocess.CalledProcessError):
-        run(questions.UNIT_LOGS, str(tmp_path), "x")
+        run("unit-logs", str(tmp_path), "x")
 
 
 def test_only_what_the_kernel_itself_logged_is_kept_and_by_time(
@@ -135,7 +134,7 @@ def test_only_what_the_kernel_itself_logged_is_kept_and_by_time(
     (tmp_path / "journal").write_text("\n".join([*reversed(oops), *flood, "routine"]) + "\n")
     journalctl.write_text('#!/bin/sh\necho "$@" >"${0%/*}/asked"\ncat "${0%/*}/journal"\n')
     journalctl.chmod(0o755)
-    kept = run(questions.KERNEL, "-1", "pc : ", "severity=", "Unable to handle").splitlines()
+    kept = run("kernel", "-1", "pc : ", "severity=", "Unable to handle").splitlines()
     assert kept[:2] == [oops[1], oops[0]]
     assert kept[2:] == flood[-questions.KEPT_LINES :]
     asked = (tmp_path / "asked").read_text()
@@ -143,7 +142,7 @@ def test_only_what_the_kernel_itself_logged_is_kept_and_by_time(
     assert "--identifier" not in asked
     journalctl.write_text("#!/bin/sh\necho 'no persistent journal was found' >&2\nexit 1\n")
     with pytest.raises(subprocess.CalledProcessError) as ended:
-        run(questions.KERNEL, "-1", "x")
+        run("kernel", "-1", "x")
     assert "no persistent journal" in ended.value.stderr
 
 
@@ -162,12 +161,12 @@ def test_records_of_a_crash_count_while_they_are_of_the_last_boot(
         path.write_text(f"{said}\nroutine\n")
         if at is not None:
             os.utime(path, (at, at))
-    kept = run(questions.READ_PSTORE, str(firmware), str(archive), "pc : ", "Kernel panic")
+    kept = run("pstore", str(firmware), str(archive), "pc : ", "Kernel panic")
     assert [line.partition("] ")[2] for line in kept.splitlines()] == [
         "pc : nvme_setup_rw+0x30/0x1f0",
         "Kernel panic - not syncing: of today",
     ]
-    assert run(questions.READ_PSTORE, "/nowhere", "/nowhere", "x") == ""
+    assert run("pstore", "/nowhere", "/nowhere", "x") == ""
 
 
 def test_models_are_listed_with_sizes(run: Callable[..., str], tmp_path: Path) -> None:
@@ -182,7 +181,7 @@ def test_models_are_listed_with_sizes(run: Callable[..., str], tmp_path: Path) -
     cached.mkdir(parents=True)
     (cached / "w").write_text("1")
     found = (str(tmp_path / "models--a--b"), str(tmp_path / "no such"))
-    listed = run(questions.MODELS, str(tmp_path / "caches"), *found)
+    listed = run("models", str(tmp_path / "caches"), *found)
     assert f"==> {cached}\n1 w\n" in listed
     assert f"==> {tmp_path}/models--a--b\n7 snapshots/123/model.safetensors\n" in listed
     assert "blobs" not in listed
