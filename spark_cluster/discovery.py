@@ -26,6 +26,8 @@ from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, ip_network
 from typing import TYPE_CHECKING, Any
 
+import ifaddr
+
 from spark_cluster.errors import UsageError
 from spark_cluster.facts import gather, parsers
 
@@ -116,7 +118,6 @@ def usable(text: str) -> bool:
 
 def networks() -> list[IPv4Network]:
     """Return the IPv4 networks that this machine is part of."""
-    import ifaddr
 
     return [
         ip_network(f"{ip.ip}/{ip.network_prefix}", strict=False)  # type: ignore[misc]

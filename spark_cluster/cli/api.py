@@ -7,16 +7,18 @@ import time
 from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 from pathlib import Path
+from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
+from spark_cluster.cli.recap import NodeError
 from spark_cluster.cli.serving import Serving
 from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.errors import Failed, SparkClusterError, UsageError
+from spark_cluster.loader.extension import where_raised
+from spark_cluster.runner.options import Options
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     from fabric import ThreadingGroup
 
     from spark_cluster.cli.bench_measure import BenchResult
@@ -32,7 +34,6 @@ if TYPE_CHECKING:
     from spark_cluster.cli.run import Run
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.loader.role import Playbook
-    from spark_cluster.runner.options import Options
     from spark_cluster.runner.play import Play
 
 P = ParamSpec("P")
@@ -254,7 +255,6 @@ class Cluster(Serving):
             SparkClusterError: a node is not reached, or an extra is not installed.
         """
         from spark_cluster.cli.bench_measure import begun, measure
-        from spark_cluster.runner.options import Options
 
         made = begun(self, suite, tuple(recipes), allow, None if out is None else Path(out))
         how = {"keep": keep, "stop_at_first_failure": stop_at_first_failure}
@@ -313,8 +313,6 @@ def _run(playbook: Playbook, play: Play) -> object:
     except SparkClusterError:
         raise
     except Exception as error:
-        from spark_cluster.loader.extension import where_raised
-
         raise Failed(
             f"the playbook raised {type(error).__name__}: {error}",
             where=where_raised(error, playbook.path) or str(playbook.path),
@@ -323,7 +321,6 @@ def _run(playbook: Playbook, play: Play) -> object:
 
 
 def _provisioned(run: Run, done: Any, failed: dict[str, SparkClusterError]) -> ProvisionResult:
-    from spark_cluster.cli.recap import NodeError
     from spark_cluster.cli.results import MeasuredBandwidth, ProvisionedNode, ProvisionResult
 
     nodes = {}

@@ -8,8 +8,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,17 +20,15 @@ import click
 from spark_cluster.cli.console import styled
 from spark_cluster.cli.display import Display, show_diff, summary
 from spark_cluster.errors import UsageError
+from spark_cluster.runner.events import Sink
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from spark_cluster.cli.api import Cluster
     from spark_cluster.cli.run import Run
     from spark_cluster.cli.terminal import Console
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.loader.project import Project
-    from spark_cluster.runner.events import Sink
 
 
 # `--step`: a person decides on each change before it is made.
@@ -156,7 +156,6 @@ class App:
         Args:
             modules: besides those of every table.
         """
-        from importlib import import_module
 
         from spark_cluster.runner.parallel import start
 

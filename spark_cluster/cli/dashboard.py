@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import webbrowser
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -12,9 +13,6 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.ended_by_signals import ended_by_signals
 from spark_cluster.cli.visible import visible
 from spark_cluster.errors import Failed
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 
 @click.command()
@@ -84,8 +82,6 @@ def _teller(app: App, kept: contextlib.ExitStack | None) -> Callable[[str], None
             click.echo(visible(address))
             click.echo("Ctrl-C ends it.")
         if kept is not None:
-            import webbrowser
-
             webbrowser.open(kept.enter_context(leading_to(address)).as_uri())
 
     return tell

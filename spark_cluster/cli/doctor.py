@@ -12,6 +12,7 @@ from spark_cluster.cli import process_start
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
 from spark_cluster.cli.serving import probe_of, usual_recipe
+from spark_cluster.config.ports import EnginePorts
 from spark_cluster.document import as_json
 from spark_cluster.errors import SparkClusterError
 
@@ -64,7 +65,6 @@ def diagnose(app: App, only: Sequence[str] = (), *, probe: bool = False) -> Diag
     Raises:
         UsageError: there is no such check.
     """
-    from spark_cluster.config.ports import EnginePorts
     from spark_cluster.doctor import examine
     from spark_cluster.doctor.probing import Question
     from spark_cluster.known_issues.entries import catalogue

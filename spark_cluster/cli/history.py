@@ -13,6 +13,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import plain_table, styled
+from spark_cluster.cli.display import summary
 from spark_cluster.cli.recap import NodeError
 from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import Failed, SparkClusterError
@@ -271,7 +272,6 @@ def _show_run(app: App, found: Answers) -> None:
 
 def described(entry: dict[str, Any]) -> str:
     """Describe one entry of a journal."""
-    from spark_cluster.cli.display import summary
 
     action, resource = entry["action"], entry["resource"]
     if action == "file":

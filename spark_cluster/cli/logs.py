@@ -6,7 +6,7 @@ import contextlib
 import os
 import queue
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -15,15 +15,17 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.doctor import diagnose, document
+from spark_cluster.cli.hub_option import hub
 from spark_cluster.cli.line_printer import LinePrinter
 from spark_cluster.cli.serving import probe_of, usual_recipe
 from spark_cluster.cli.visible import coloured, lines_of
+from spark_cluster.config.caches import state_folder
 from spark_cluster.document import as_json
+from spark_cluster.engine.names import RAY
 from spark_cluster.errors import SparkClusterError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
-
     from spark_cluster.doctor.bundle_archive import BundleArchive
     from spark_cluster.engine.runtime import Name
     from spark_cluster.runner.play import Play
@@ -67,7 +69,6 @@ def command(app: App, follow: bool, tail: int, only: str | None, bundle: str | N
         _write_bundle(app, "" if bundle == AUTOMATIC else bundle)
         return
     from spark_cluster.engine import logs
-    from spark_cluster.engine.names import RAY
     from spark_cluster.engine.runtime import programs_there
 
     with app.play("logs", app.nodes, change=False, gather_facts=False) as run:
@@ -175,7 +176,6 @@ def _write_bundle(app: App, file: str) -> None:
 
 
 def _collect(app: App, archive: BundleArchive) -> None:
-    from spark_cluster.cli.doctor import diagnose, document
     from spark_cluster.cli.version import versions
 
     archive.add_json("versions.json", as_json(versions(app)))
@@ -220,7 +220,6 @@ def _status(app: App, play: Play) -> dict[str, Any]:
 def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     """The inventory's recipe and its plan on these nodes; the hub is not asked."""
     from spark_cluster.bench.planned_speed import own_evidence
-    from spark_cluster.cli.hub_option import hub
     from spark_cluster.config.launch import of_recipe
     from spark_cluster.engine.survey import survey
     from spark_cluster.planning.planner import Planner, Question
@@ -238,7 +237,6 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
 
 
 def _records(archive: BundleArchive) -> None:
-    from spark_cluster.config.caches import state_folder
 
     records = sorted((state_folder() / "runs").glob("*.jsonl"), reverse=True)
     for path in records[:RECORDS]:

@@ -5,25 +5,24 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.prompts import Prompts
 from spark_cluster.errors import UsageError
+from spark_cluster.runner.events import Sink
+from spark_cluster.runner.options import Options
 
 if TYPE_CHECKING:
-    from contextlib import AbstractContextManager
-
     from spark_cluster.cli.run import Run
-    from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.loader.project import Project
     from spark_cluster.runner.dialer import Dialer
-    from spark_cluster.runner.events import Sink
-    from spark_cluster.runner.options import Options
 
     Watch = Callable[[Run], Sink]
     """Is given a run before it connects, and returns a sink for its events."""
@@ -152,7 +151,6 @@ class Opened:
 
     def allowances(self, named: Allowances) -> Allowances:
         """Return what recipes are allowed: by the inventory, and by what is named here."""
-        from spark_cluster.config.allowances import Allowances
 
         if self.inventory_is_missing:
             return named
@@ -215,7 +213,6 @@ class Opened:
             SparkClusterError: no node could be reached, or what the body raises.
         """
         from spark_cluster.cli.run import Run, ended
-        from spark_cluster.runner.options import Options
 
         with self.in_use():
             run = Run(

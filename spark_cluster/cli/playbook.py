@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import click
 
 from spark_cluster.cli.app import App, changing
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.options import Options
+from spark_cluster.runner.options import Options
 
 
 @click.command()

@@ -28,14 +28,12 @@ from spark_cluster.cli.vram import table
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.ray import Job, must_be_an_id, must_be_sendable
 from spark_cluster.errors import Interrupted, UsageError
+from spark_cluster.runner.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from spark_cluster.cli.serving_results import RayUpResult
     from spark_cluster.engine.job_client import RayJobs
     from spark_cluster.engine.ray_cluster import RayStatus
-    from spark_cluster.runner.options import Options
 
 
 def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:

@@ -5,22 +5,20 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.cli.recap import Recap
 from spark_cluster.cli.results import RunSummary
 from spark_cluster.cli.run_record import RunRecord
+from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.document import as_json
 from spark_cluster.errors import Interrupted, SparkClusterError
+from spark_cluster.loader.project import Project
 from spark_cluster.runner import connections
+from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Bus, Note, RunFinished, RunStarted, Sink
-
-if TYPE_CHECKING:
-    from spark_cluster.config.inventory import Inventory, InventoryNode
-    from spark_cluster.loader.project import Project
-    from spark_cluster.runner.dialer import Dialer
-    from spark_cluster.runner.options import Options
-    from spark_cluster.runner.play import Play
+from spark_cluster.runner.options import Options
+from spark_cluster.runner.play import Play
 
 LOADING = "load"
 """Stage of `up` in which a server loads by itself, whoever waits for it."""
@@ -80,8 +78,6 @@ class Run:
         self.connections.begin()  # what follows is imported while the network is waited for
         if change:
             import jinja2  # noqa: F401  (roles with templates want it next)
-
-        from spark_cluster.runner.play import Play
 
         self._play = Play(inventory, project, self.connections, self.bus, options)
 

@@ -10,14 +10,11 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from spark_cluster.config.caches import state_folder
+from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.runner.events import Bus, Event, Note
-
-if TYPE_CHECKING:
-    from spark_cluster.engine.memory_phases import MemoryPhases
 
 KEPT = 200
 """Runs whose records are kept."""

@@ -8,8 +8,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_cluster.cli.opened import Opened, head_must_be_selected
+from spark_cluster.cli.run_record import keep_plot
 from spark_cluster.config.allowances import NOTHING, Allowances
+from spark_cluster.config.caches import state_folder
+from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.errors import SparkClusterError, UsageError
+from spark_cluster.runner.options import Options
 
 if TYPE_CHECKING:
     from spark_cluster.cli.serving_results import DownResult, RayUpResult, UpResult
@@ -22,7 +26,6 @@ if TYPE_CHECKING:
     from spark_cluster.engine.ray_cluster import RayStatus
     from spark_cluster.engine.status import Status
     from spark_cluster.engine.verify import Verification
-    from spark_cluster.runner.options import Options
     from spark_cluster.runner.play import Play
 
     Resolve = Callable[[Play], Deployment]
@@ -66,8 +69,6 @@ class Serving(Opened):
             SparkClusterError: a node is not reached, or a part of it failed.
         """
         from spark_cluster.cli.recipes_to_serve import serves_several, texts
-        from spark_cluster.cli.run_record import keep_plot
-        from spark_cluster.engine.memory_phases import MemoryPhases
 
         changes = texts(overrides)
         several = recipe is None and serves_several(self)
@@ -144,7 +145,6 @@ class Serving(Opened):
             UsageError: there is no such check, or the head is not selected.
             SparkClusterError: nothing serves, or the head is not reached.
         """
-        from spark_cluster.config.caches import state_folder
         from spark_cluster.engine import verify as in_depth
         from spark_cluster.engine.client import PATIENCE_S
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import click
+from rich.padding import Padding
 
 from spark_cluster.cli import process_start
 from spark_cluster.cli.app import App
@@ -116,7 +117,6 @@ class Flow:
 
     def text(self, text: str, *, indent: int = 0) -> None:
         """Print further words, folded between words."""
-        from rich.padding import Padding
 
         Console(stderr=self.app.as_json).print(Padding(painted(text, "dim"), (0, 0, 0, indent)))
 

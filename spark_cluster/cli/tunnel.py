@@ -19,10 +19,10 @@ from spark_cluster.cli.visible import visible
 from spark_cluster.engine import endpoint_tunnel
 from spark_cluster.engine.endpoint_tunnel import ask_head, keep_open, url_on_head
 from spark_cluster.errors import UsageError
+from spark_cluster.runner.dialer import SshConnection
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.runner.dialer import SshConnection
 
 
 @click.command()

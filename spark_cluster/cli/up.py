@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -10,19 +12,17 @@ from spark_cluster.cli.app import App, allowing, changing
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.override_options import overriding, with_port
 from spark_cluster.cli.serving_options import adopting, ending_jobs, forced, sized
+from spark_cluster.cli.vram import table
+from spark_cluster.engine.memory_phases import MemoryOfNode
+from spark_cluster.runner.options import Options
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-    from pathlib import Path
-
     from rich.table import Table
 
     from spark_cluster.cli.serving_results import UpResult
     from spark_cluster.config.overrides import Changes
     from spark_cluster.engine.endpoint import Endpoint
-    from spark_cluster.engine.memory_phases import MemoryOfNode
     from spark_cluster.engine.result import Served
-    from spark_cluster.runner.options import Options
 
 
 @click.command()
@@ -82,7 +82,6 @@ def show_served(
     Args:
         plot: of the memory over time, where there is one.
     """
-    from spark_cluster.cli.vram import table
 
     console = app.console
     _show_memory(app, table(served.now, served.peak, under_load=served.under_load), memory)
@@ -132,7 +131,6 @@ def _show_way(app: App, endpoint: Endpoint) -> None:
 
 def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> None:
     """Print a verified endpoint: memory, address, each model with its answer."""
-    from spark_cluster.cli.vram import table
 
     console = app.console
     _show_memory(app, table(served.now, served.peak), memory)

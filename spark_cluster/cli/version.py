@@ -16,6 +16,7 @@ from spark_cluster import __version__
 from spark_cluster.cli.app import App
 from spark_cluster.cli.visible import visible
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.loader.project import INVENTORY
 
 LIBRARIES = ("paramiko", "ruamel.yaml", "pydantic", "click")
 """What reads files and talks to nodes: the usual suspects when one laptop differs from another."""
@@ -85,7 +86,6 @@ def versions(app: App) -> Versions:
 
 
 def _inventory(app: App) -> tuple[str | None, str]:
-    from spark_cluster.loader.project import INVENTORY
 
     try:
         path = app.project.resolve("inventories", str(app.cluster.named or f"./{INVENTORY}"))

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import json
 import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,8 +18,6 @@ from spark_cluster.cli.ended_by_signals import ended_by_signals
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
-
     from rich.table import Table
 
     from spark_cluster.engine.vram import NodeVram

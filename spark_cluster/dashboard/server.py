@@ -210,7 +210,6 @@ ENDS_S = 5.0
 def need_libraries() -> None:
     """Raise UsageError where the extra is not installed."""
     try:
-        import starlette  # noqa: F401
         import uvicorn  # noqa: F401
     except ImportError as error:
         raise UsageError(

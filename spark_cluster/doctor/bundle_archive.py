@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from spark_cluster.config.secret_text import masked
 from spark_cluster.engine import runtime
@@ -19,10 +19,7 @@ from spark_cluster.engine.proxy import UNIT
 from spark_cluster.errors import Failed
 from spark_cluster.node import durable, unit_state
 from spark_cluster.node.masking import mask
-
-if TYPE_CHECKING:
-    from spark_cluster.runner.session import Session
-
+from spark_cluster.runner.session import Session
 
 LARGEST = 1024 * 1024
 """Bytes of one text; of more, the first quarter and the rest from the end."""

@@ -12,8 +12,10 @@ from functools import partial
 from ipaddress import IPv4Address, IPv4Network
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, get_args
+from typing import Any, get_args
 
+from spark_cluster.config.inventory import Inventory, InventoryNode
+from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.doctor import driver, link, logs, memory, pair, probes, probing, serving, system
 from spark_cluster.doctor.check import Check, Look, NodeCheck, PairCheck, ProbeCheck, explained
@@ -23,19 +25,14 @@ from spark_cluster.doctor.question import Context, NodeSource, question, sources
 from spark_cluster.doctor.verdict import CheckResult, NotSeen, Verdict, fail, ok, unknown
 from spark_cluster.engine.caches import root_on
 from spark_cluster.errors import InvalidFile, SparkClusterError, Unreachable, UsageError
+from spark_cluster.facts.pins import Pins
 from spark_cluster.known_issues.entries import catalogue, own, per_project
 from spark_cluster.known_issues.match import Effect, KnownIssueMatch, ordered
 from spark_cluster.loader.extension import CHECKS, Extensions, extensions_in_use, where_raised
+from spark_cluster.runner.dialer import Dialer
+from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.parallel import in_parallel
-
-if TYPE_CHECKING:
-    from spark_cluster.config.inventory import Inventory, InventoryNode
-    from spark_cluster.config.recipe import Recipe
-    from spark_cluster.facts.pins import Pins
-    from spark_cluster.runner.dialer import Dialer
-    from spark_cluster.runner.node_connection import NodeConnection
-    from spark_cluster.runner.session import Session
-
+from spark_cluster.runner.session import Session
 
 # The check that a node answers over SSH, and what it means when it does not.
 

@@ -9,27 +9,25 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
+from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.ports import EnginePorts, Span
+from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.doctor import port_scan
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Answer, OpenPort, Ping, PortScan, Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import NotSeen
 from spark_cluster.engine import link_check
+from spark_cluster.engine.endpoint import ANSWERS, probe_once, running
+from spark_cluster.engine.engine import ask_health, engine_of
 from spark_cluster.engine.link_check import Cabling, Hop
+from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.facts import parsers
 from spark_cluster.facts.parsers import LISTENERS
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.session import Output, Pending, Session
 from spark_cluster.topology import Node, topology_of
-
-if TYPE_CHECKING:
-    from spark_cluster.config.inventory import Inventory, InventoryNode
-    from spark_cluster.config.recipe_schema import Probe
-    from spark_cluster.runner.session import Session
-
 
 # The TCP ports of the nodes that this laptop can reach, and what listens there.
 
@@ -291,9 +289,6 @@ def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
 
 def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Question) -> Answer | None:
     """The endpoint's answer, asked by the node where the server runs."""
-    from spark_cluster.engine.endpoint import ANSWERS, probe_once, running
-    from spark_cluster.engine.engine import ask_health, engine_of
-    from spark_cluster.engine.proxy import DESCRIPTION
 
     for seen in nodes:
         for engine in _engines(seen):

@@ -9,6 +9,7 @@ from spark_cluster.doctor.link import GID_TYPES
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.engine import firewall
+from spark_cluster.engine.logs import first_error
 from spark_cluster.engine.ray import parse_nodes
 from spark_cluster.facts.parsers import compute_apps
 from spark_cluster.known_issues.entries import catalogue
@@ -359,7 +360,6 @@ def _is_a_fault(engine: ContainerState) -> bool:
 def _because(engine: ContainerState) -> str:
     if engine.error:
         return f": {engine.error}"
-    from spark_cluster.engine.logs import first_error
 
     fault = first_error({engine.name: "\n".join(line.text for line in engine.log)})
     return f": {fault.text[:200]}" if fault else ""

@@ -22,12 +22,12 @@ from spark_cluster.engine.proxy import DESCRIPTION, Access, described
 from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.node import durable
 from spark_cluster.runner.dialer import SshConnection
+from spark_cluster.runner.ssh_route import Target
 from spark_cluster.runner.tunnel import carried
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.inventory_schema import ServeEntry
-    from spark_cluster.runner.ssh_route import Target
 
 
 PAUSES_S = (1.0, 30.0)

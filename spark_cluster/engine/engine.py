@@ -13,20 +13,19 @@ from typing import TYPE_CHECKING, Protocol, cast
 
 from spark_cluster.config import engines
 from spark_cluster.config.caches import CACHES
+from spark_cluster.config.engines import Dialect
+from spark_cluster.config.model_kind import Rung
+from spark_cluster.config.ports import Span
 from spark_cluster.engine import proxy
 from spark_cluster.errors import Failed
-from spark_cluster.node.containers import ENGINE
+from spark_cluster.node.containers import ENGINE, ContainerState
 from spark_cluster.node.health import HEALTH_S, Completion, State, judge
 from spark_cluster.node.values import Secret
 
 if TYPE_CHECKING:
-    from spark_cluster.config.engines import Dialect
-    from spark_cluster.config.model_kind import Rung
-    from spark_cluster.config.ports import Span
     from spark_cluster.engine.deployment import Server
     from spark_cluster.engine.endpoint import Endpoint
     from spark_cluster.logs.start_patterns import Pattern
-    from spark_cluster.node.containers import ContainerState
     from spark_cluster.runner.session import Answer, Session
     from spark_cluster.topology import Node
 

@@ -10,20 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING
 
 from spark_cluster.config.recipe_schema import Readiness
 from spark_cluster.engine import runtime
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, VerificationFailed
+from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.logs import lines
 from spark_cluster.node import unit_state
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
-
-if TYPE_CHECKING:
-    from spark_cluster.known_issues.match import KnownIssueMatch
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,11 @@ from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine.names import server_name
 from spark_cluster.errors import Refused
+from spark_cluster.planning.subject import Subject, of_a_recipe
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 
 if TYPE_CHECKING:
-    from spark_cluster.planning.subject import Subject
     from spark_cluster.planning.together import Placed
 
 
@@ -65,7 +65,6 @@ class ServedModel:
     @property
     def subject(self) -> Subject:
         """The subject for the planner."""
-        from spark_cluster.planning.subject import of_a_recipe
 
         return of_a_recipe(self.recipe, of_recipe(self.recipe, 1))
 

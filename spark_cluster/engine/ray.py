@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.document import Document
-from spark_cluster.engine.engine import Process, needs_rdma
+from spark_cluster.engine.engine import Engine, Process, needs_rdma
 from spark_cluster.engine.names import RAY
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node import paths
@@ -30,7 +30,6 @@ from spark_cluster.resources.secret_files import secret_path
 
 if TYPE_CHECKING:
     from spark_cluster.engine.deployment import Server
-    from spark_cluster.engine.engine import Engine
     from spark_cluster.runner.session import Answer, Session
     from spark_cluster.topology import Node
 

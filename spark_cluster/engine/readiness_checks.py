@@ -22,6 +22,7 @@ from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import VerificationFailed
+from spark_cluster.known_issues import rules
 from spark_cluster.node import replies
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
@@ -69,7 +70,6 @@ def client_for(play: Play, endpoint: Endpoint, recipe: Recipe, server: str = SER
 
 def with_known(error: VerificationFailed, rung: str, launch: Launch) -> VerificationFailed:
     """Return the error with the known issues of the launch that this rung shows in its hint."""
-    from spark_cluster.known_issues import rules
 
     known = rules.live(rungs={rung: error.message}, launch=launch)
     lines = [f"known: {f.title} ({f.id}): {f.fix}" for f in known]

@@ -12,17 +12,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.engines import Dialect
-from spark_cluster.config.model_kind import RUNGS
-from spark_cluster.engine.engine import Process, base_environment, needs_rdma
+from spark_cluster.config.model_kind import RUNGS, Rung
+from spark_cluster.config.ports import Span
+from spark_cluster.engine.engine import Engine, Process, base_environment, needs_rdma
 from spark_cluster.engine.ray import RAY_HOME, authentication
 from spark_cluster.errors import Failed
 from spark_cluster.logs import start_patterns
 
 if TYPE_CHECKING:
-    from spark_cluster.config.model_kind import Rung
-    from spark_cluster.config.ports import Span
     from spark_cluster.engine.deployment import Server
-    from spark_cluster.engine.engine import Engine
     from spark_cluster.topology import Node
 
 FLAGS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))

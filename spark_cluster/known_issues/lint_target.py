@@ -13,17 +13,18 @@ from typing import TYPE_CHECKING
 from spark_cluster.config import image_build
 from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.launch import Launch, of_recipe
+from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.config.yamlfile import load, shown
 from spark_cluster.errors import InvalidFile, UsageError
+from spark_cluster.importers import commandline
 from spark_cluster.known_issues import fix_command, fix_recipe
 from spark_cluster.known_issues.match import Edit, KnownIssueMatch, ordered
 from spark_cluster.known_issues.rules import lint
+from spark_cluster.models.shape import Geometry
 
 if TYPE_CHECKING:
-    from spark_cluster.config.recipe_schema import NotCarriedOver
     from spark_cluster.loader.project import Project
     from spark_cluster.models.hub.lookup import Hub
-    from spark_cluster.models.shape import Geometry
 
 YAML = (".yaml", ".yml", ".json")
 
@@ -72,7 +73,6 @@ class Fixed:
 
 def of_command(text: str, tp: int | None) -> LintTarget:
     """Return the target for a pasted command line."""
-    from spark_cluster.importers import commandline
 
     def launches(current: str) -> list[Launch]:
         launch = commandline.parse(current)

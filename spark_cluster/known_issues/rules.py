@@ -5,19 +5,15 @@ from __future__ import annotations
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from typing import TYPE_CHECKING
 
 from packaging.specifiers import SpecifierSet
 
+from spark_cluster.config.launch import Launch
+from spark_cluster.facts.model import Facts
 from spark_cluster.known_issues.case import Case
 from spark_cluster.known_issues.entries import Expected, Issue, When, catalogue
 from spark_cluster.known_issues.match import Edit, KnownIssueMatch, Severity, ordered
-
-if TYPE_CHECKING:
-    from spark_cluster.config.launch import Launch
-    from spark_cluster.facts.model import Facts
-    from spark_cluster.models.shape import Geometry
-
+from spark_cluster.models.shape import Geometry
 
 MODULES = ("rules_container", "rules_flags", "rules_model")
 """Where rules are, next to this file."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from pydantic import Field
 
@@ -16,10 +16,7 @@ from spark_cluster.planning.fit import Fit, kv_bytes_given
 from spark_cluster.planning.plan import Plan
 from spark_cluster.planning.planner import Planner, Question
 from spark_cluster.planning.room import NodeMemory
-
-if TYPE_CHECKING:
-    from spark_cluster.planning.subject import Subject
-
+from spark_cluster.planning.subject import Subject
 
 IDLE = Question()
 """The usual load, where only memory is asked for."""

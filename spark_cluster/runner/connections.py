@@ -20,12 +20,12 @@ from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Bus, Connected, NodeFailed
+from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.parallel import in_parallel, start
 from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.runner.node_connection import NodeConnection
     from spark_cluster.runner.ssh import Connection
 
 BOOT_S = 60.0

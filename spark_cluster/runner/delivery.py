@@ -19,12 +19,11 @@ from spark_cluster.node.masking import mask, secrets_in
 from spark_cluster.node.values import Blob, LaptopFile, Secret
 from spark_cluster.resources.base import Resource, to_wire
 from spark_cluster.resources.file import File
-from spark_cluster.runner.events import Applying, Changing, Note, Progress, Result
+from spark_cluster.runner.events import Applying, Bus, Changing, Note, Progress, Result
+from spark_cluster.runner.options import Options
 
 if TYPE_CHECKING:
     from spark_cluster.runner.connections import Connections
-    from spark_cluster.runner.events import Bus
-    from spark_cluster.runner.options import Options
 
 
 # A node goes away in the middle of a run, and comes back: after a reboot, or a cut connection.

@@ -18,9 +18,11 @@ from typing import TYPE_CHECKING, Any
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.prompts import Prompts
 from spark_cluster.errors import SparkClusterError
+from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.parallel import all_of, start
 from spark_cluster.runner.ssh_route import Target, route, socket_to
+from spark_cluster.runner.tunnel import forward
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
@@ -164,7 +166,6 @@ class Dialer:
             return begun[0]
         if not node.is_local:
             return SshConnection(target)
-        from spark_cluster.runner.local_connection import LocalConnection
 
         if node.namespaces_of is None:
             return LocalConnection(node.name, target.sudo_password)
@@ -222,8 +223,6 @@ class Dialer:
             with into(node.name, node.namespaces_of, port) as found:
                 yield found
         else:
-            from spark_cluster.runner.tunnel import forward
-
             with forward(self.target(node), LOOPBACK, port) as found:
                 yield found
 

@@ -18,11 +18,11 @@ from spark_cluster.facts.parsers import public_keys
 from spark_cluster.resources.host_keys import PREPARED
 from spark_cluster.runner.known_hosts import PublicKey, of_host
 from spark_cluster.runner.known_hosts_file import file_of, known_hosts_line, update, without
+from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.ssh_route import Hop, Target, node_of
 
 if TYPE_CHECKING:
     from spark_cluster.runner.connections import Connections
-    from spark_cluster.runner.node_connection import NodeConnection
     from spark_cluster.runner.play import Play, RoleCall
 
 _REPLACES = b" spark-cluster:replaces="

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.runner import payload
+from spark_cluster.runner.channel import Channel
 
 if TYPE_CHECKING:
-    from spark_cluster.runner.channel import Channel
     from spark_cluster.runner.session import Session
     from spark_cluster.runner.ssh import Connection
 

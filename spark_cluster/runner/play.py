@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from spark_cluster.config.inventory import part_of
+from spark_cluster.config.inventory import Inventory, part_of
 from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable
 from spark_cluster.loader.role import tagged
 from spark_cluster.resources.base import Resource
@@ -23,7 +23,6 @@ from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node, topology_of
 
 if TYPE_CHECKING:
-    from spark_cluster.config.inventory import Inventory
     from spark_cluster.loader.project import Project
 
 __all__ = ["Applied", "Play", "RoleCall"]
