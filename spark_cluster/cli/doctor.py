@@ -95,6 +95,8 @@ def document(diagnosis: Diagnosis) -> dict[str, Any]:
 
 def _served_recipe(app: App) -> Recipe | None:
     """Return the recipe that the inventory serves; doctor works without it too."""
+    if app.inventory.serve.recipe is None:  # what is wrong with the inventory itself is an error
+        return None
     with contextlib.suppress(SparkClusterError):
         return usual_recipe(app.cluster)
     return None

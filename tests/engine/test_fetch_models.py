@@ -105,9 +105,9 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         play.described.set()
         return {node.name: have(NEW, missing=SIZE) for node in nodes}
 
-    def copy(play: Cluster, files: Manifest, source: Any, targets: Any, **how: Any) -> Any:
+    def copy(play: Cluster, files: Manifest, source: Any, targets: Any, **_how: Any) -> Any:
         names = ",".join(node.name for node in targets)
-        play.done.append(("copy", source.name, names, files.commit[:1], str(how["follow"])))
+        play.done.append(("copy", source.name, names, files.commit[:1]))
         return [Copied(node.name, source.name, SIZE, 0, 10.0, fabric=True) for node in targets]
 
     def compare(play: Cluster, _files: Manifest, holder: Any, receiver: Any, **_how: Any) -> None:
@@ -131,7 +131,7 @@ def test_what_no_node_has_is_fetched_by_one_and_copied_meanwhile(cluster):
     assert two.bring() == {"org/model": f"{HUB}/models--org--model/snapshots/{NEW}"}
     assert two.done[0] == ("preview", "spark1")
     assert sorted(two.done[1:]) == [
-        ("copy", "spark1", "spark2", "b", "True"), ("pull", "spark1"),
+        ("copy", "spark1", "spark2", "b"), ("pull", "spark1"),
     ]  # fmt: skip
     large, moved = two.notes
     assert large.startswith("org/model: 60 GB are to be fetched, which takes 0.2 h")
@@ -142,27 +142,27 @@ def test_who_has_most_of_it_goes_on_fetching(cluster):
     two = cluster(spark1=have(), spark2=have(NEW, missing=1000))
     two.bring()
     assert ("pull", "spark2") in two.done
-    assert ("copy", "spark2", "spark1", "b", "True") in two.done
+    assert ("copy", "spark2", "spark1", "b") in two.done
 
 
 def test_a_branch_that_moved_during_the_pull_is_copied_afterwards(cluster):
     two = cluster(spark1=have(), spark2=have())
     two.pulled = OLD
     assert two.bring()["org/model"].endswith(OLD)
-    assert two.done[-1] == ("copy", "spark1", "spark2", "a", "False")
+    assert two.done[-1] == ("copy", "spark1", "spark2", "a")
 
 
 def test_who_has_it_sends_it_when_the_hub_has_the_same(cluster):
     two = cluster(spark1=have(NEW, missing=5), spark2=have(NEW))
     two.bring()
-    assert two.done == [("copy", "spark2", "spark1", "b", "False")]
+    assert two.done == [("copy", "spark2", "spark1", "b")]
     assert two.compared == [("spark2", "spark1")]
 
 
 def test_of_two_commits_the_heads_serves(cluster):
     two = cluster(spark1=have(OLD), spark2=have(NEW))
     assert two.bring()["org/model"].endswith(OLD)
-    assert two.done == [("copy", "spark1", "spark2", "a", "False")]
+    assert two.done == [("copy", "spark1", "spark2", "a")]
 
 
 @pytest.mark.parametrize("options", [Options(adopt=True), Options(consent=lambda _text: True)])
@@ -171,7 +171,7 @@ def test_what_another_tool_has_downloaded_is_taken_over_where_that_is_wanted(clu
     two.options = options
     must_be_there(two.stored, adopt=options.may_adopt)
     assert two.bring()["org/model"].endswith(OLD)
-    assert two.done == [("adopt", "spark2", "a"), ("copy", "spark2", "spark1", "a", "False")]
+    assert two.done == [("adopt", "spark2", "a"), ("copy", "spark2", "spark1", "a")]
     assert two.compared == [("spark2", "spark2"), ("spark2", "spark1")]
 
 

@@ -25,7 +25,7 @@ def test_no_container_is_started_without_them() -> None:
         for part in ast.walk(ast.parse(path.read_text()))
         if isinstance(part, ast.FunctionDef) and _starts_a_container(part)
     ]
-    assert {name for name, _ in starting} == {"kernel_tuner.py", "patches.py", "vllm_bench.py"}
+    assert {name for name, _ in starting} == {"fetch.py", "kernel_tuner.py", "vllm_bench.py"}
     for name, text in starting:
         assert "confinement.options(" in text, name
 
