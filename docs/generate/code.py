@@ -62,11 +62,10 @@ from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.document import Document, ErrorKeys, Flat
-from spark_cluster.engine.cache_parts import CachePart
+from spark_cluster.engine.cache_parts import CachePart, CopiedCache
 from spark_cluster.engine.client_target import ClientTarget, Snippet
-from spark_cluster.engine.copies.caches import CopiedCache
 from spark_cluster.engine.copies.copy import Copied
-from spark_cluster.engine.copies.image_upkeep import PrunedImages, StoredImages
+from spark_cluster.engine.copies.images import PrunedImages, StoredImages
 from spark_cluster.engine.copies.pull import PulledModel
 from spark_cluster.engine.copies.upkeep import (
     ModelSizes,
@@ -87,8 +86,8 @@ from spark_cluster.engine.supervision import Supervision
 from spark_cluster.engine.tuning import Tuning
 from spark_cluster.engine.verify import CheckVerdict, Verification
 from spark_cluster.engine.vram import NodeVram, Stopped
+from spark_cluster.importers.fetching import Update
 from spark_cluster.importers.importer import Imported
-from spark_cluster.importers.update import Update
 from spark_cluster.known_issues.entries import Issue, files, read
 from spark_cluster.known_issues.explain import Explanation
 from spark_cluster.known_issues.match import KnownIssueMatch

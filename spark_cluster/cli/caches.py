@@ -13,9 +13,8 @@ from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.groups import Group
 from spark_cluster.config.caches import PRUNED_KINDS
 from spark_cluster.engine import cache_parts
-from spark_cluster.engine.cache_parts import CachePart
+from spark_cluster.engine.cache_parts import CachePart, copy_caches
 from spark_cluster.engine.caches import root_on
-from spark_cluster.engine.copies.caches import copy_caches
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.play import Play
 

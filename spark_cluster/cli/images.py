@@ -12,7 +12,7 @@ from spark_cluster.cli.console import mark, plain_table, styled
 from spark_cluster.cli.finite import Finite
 from spark_cluster.cli.groups import Group
 from spark_cluster.config.allowances import Allowances
-from spark_cluster.engine.copies.image_upkeep import (
+from spark_cluster.engine.copies.images import (
     PrunedImages,
     StoredImages,
     is_named,

@@ -21,10 +21,10 @@ from spark_cluster.config.yamlfile import shown
 from spark_cluster.document import ErrorDocument, as_json
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.importers import commandline, snapshot
+from spark_cluster.importers.fetching import Update, look, take
 from spark_cluster.importers.files import read_file
 from spark_cluster.importers.importer import Choice, Imported, Source
 from spark_cluster.importers.recipe_text import write
-from spark_cluster.importers.update import Update, look, take
 from spark_cluster.loader import registries
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe

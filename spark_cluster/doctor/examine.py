@@ -109,8 +109,6 @@ PAIR: tuple[PairCheck, ...] = _of(pair)
 PROBES: tuple[ProbeCheck, ...] = _of(probes)
 ALL: tuple[Check[Any], ...] = (*NODE, *PAIR, *PROBES)
 
-AREAS = tuple(dict.fromkeys(check.area for check in ALL))
-
 
 # Checks of the user's project: functions in its `checks/*.py`, and the `log_check`s of its known
 # issues.

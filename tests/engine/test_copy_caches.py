@@ -8,7 +8,7 @@ import pytest
 from fake_cluster import FakeCluster
 
 from spark_cluster.config.caches import CACHE_ROOT
-from spark_cluster.engine.copies import caches as module
+from spark_cluster.engine import cache_parts
 from spark_cluster.errors import Refused, UsageError
 
 IMAGE = f"{CACHE_ROOT}/images/0123456789ab"
@@ -29,7 +29,7 @@ def test_caches_that_are_there_are_copied(linked: FakeCluster) -> None:
     kinds = (TRITON, COMPILED, FLASHINFER)
     shared = f"{CACHE_ROOT}/torchinductor/x"  # of before images had their own: nobody reads it
     cached(linked, *(f"{IMAGE}/{kind}" for kind in kinds), shared, f"{IMAGE}/huggingface/hub")
-    done = module.copy_caches(linked.play, "spark1", ("spark2",))
+    done = cache_parts.copy_caches(linked.play, "spark1", ("spark2",))
     assert [one.to_dict()["kind"] for one in done] == ["triton", "compile", "flashinfer"]
     assert {(one.copied.sender, one.copied.node) for one in done} == {("spark1", "spark2")}
     place = linked.nodes["spark2"].root / IMAGE.lstrip("/")
@@ -43,15 +43,15 @@ def test_another_gpu_is_refused(linked: FakeCluster) -> None:
     linked.nodes["spark2"].gpu = H100
     cached(linked, f"{IMAGE}/{TRITON}")
     with pytest.raises(Refused, match="spark2 has NVIDIA H100 80GB HBM3, and spark1 has NVIDIA GB"):
-        module.copy_caches(linked.play, "spark1")
+        cache_parts.copy_caches(linked.play, "spark1")
     assert not list(linked.nodes["spark2"].root.rglob("*.cubin"))
 
 
 def test_nothing_to_copy_is_refused(linked: FakeCluster) -> None:
     cached(linked, f"{IMAGE}/huggingface/hub")
     with pytest.raises(Refused, match="has no triton or inductor or compile"):
-        module.copy_caches(linked.play, "spark1")
+        cache_parts.copy_caches(linked.play, "spark1")
     with pytest.raises(Refused, match="no other node"):
-        module.copy_caches(linked.play, "spark1", ("spark1",))
+        cache_parts.copy_caches(linked.play, "spark1", ("spark1",))
     with pytest.raises(UsageError, match="spark9"):
-        module.copy_caches(linked.play, "spark9")
+        cache_parts.copy_caches(linked.play, "spark9")

@@ -24,7 +24,6 @@ from serve_plans import server_for, snapshot_of
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.engine import endpoint, readiness_checks
-from spark_cluster.engine.checks import kinds
 from spark_cluster.engine.client import Client
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
@@ -35,12 +34,12 @@ from spark_cluster.runner.session import Answer, carried_body
 
 PROBE = Recipe.model_fields["probe"].default
 VECTORS = {
-    kinds.SENTENCE: [0.6, 0.8, 0.0],
-    kinds.RELATED: [0.8, 0.6, 0.0],
-    kinds.UNRELATED: [0.0, 0.6, 0.8],
+    readiness_checks.SENTENCE: [0.6, 0.8, 0.0],
+    readiness_checks.RELATED: [0.8, 0.6, 0.0],
+    readiness_checks.UNRELATED: [0.0, 0.6, 0.8],
 }
 NAN = "NaN"
-KIND_RUNGS = {check.rung: check.run for check in kinds.CHECKS}
+KIND_RUNGS = {check.rung: check.run for check in readiness_checks.CHECKS}
 
 
 class Server:
@@ -138,7 +137,7 @@ def test_a_reranker_that_works_at_each_path(server: Server) -> None:
         assert server.climb("reranking") == "relevant 0.999, irrelevant 0.001"
         assert server.asked[-1][0] == path
     asked = json.loads(server.asked[0][1])
-    assert asked["documents"].index("Paris is the capital of France.") == kinds.RELEVANT
+    assert asked["documents"].index("Paris is the capital of France.") == readiness_checks.RELEVANT
 
 
 def test_transcription_gets_a_whole_wav_file(server: Server) -> None:
@@ -155,7 +154,7 @@ def test_transcription_gets_a_whole_wav_file(server: Server) -> None:
             16_000, 1, 16_000)  # fmt: skip
 
 
-S, R, U = kinds.SENTENCE, kinds.RELATED, kinds.UNRELATED
+S, R, U = readiness_checks.SENTENCE, readiness_checks.RELATED, readiness_checks.UNRELATED
 EMBEDDINGS = [
     ({S: [NAN, 0.8, 0.0]}, "the embedding holds nan, expected finite numbers"),
     ({S: [None, 0.8, 0.0]}, "the embedding holds None, expected finite numbers"),

@@ -10,18 +10,17 @@ import word_model
 
 from spark_cluster.config.model_kind import of_architectures
 from spark_cluster.engine import readiness_checks
-from spark_cluster.engine.checks import kinds
 from spark_cluster.node.supervision.model_probe import cosine, length
 
 
 def test_the_rungs_hold_on_it() -> None:
-    texts = (kinds.SENTENCE, kinds.RELATED, kinds.UNRELATED)
+    texts = (readiness_checks.SENTENCE, readiness_checks.RELATED, readiness_checks.UNRELATED)
     one, near, far = map(word_model.embedding, texts)
     assert abs(length(one) - 1) < 1e-9
     assert cosine(one, near) > cosine(one, far) + 0.2
-    query = word_model.embedding(kinds.QUERY)
-    scores = [cosine(query, word_model.embedding(text)) for text in kinds.DOCUMENTS]
-    assert scores[kinds.RELEVANT] > scores[1 - kinds.RELEVANT] + 0.2
+    query = word_model.embedding(readiness_checks.QUERY)
+    scores = [cosine(query, word_model.embedding(text)) for text in readiness_checks.DOCUMENTS]
+    assert scores[readiness_checks.RELEVANT] > scores[1 - readiness_checks.RELEVANT] + 0.2
 
 
 def test_its_files_are_whole(tmp_path: Path) -> None:

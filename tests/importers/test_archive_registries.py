@@ -16,7 +16,7 @@ from waiting import HANG_S
 
 from spark_cluster.errors import Failed, InvalidFile
 from spark_cluster.importers import fetching
-from spark_cluster.importers.update import Update, look
+from spark_cluster.importers.fetching import Update, look
 from spark_cluster.loader import registries
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe

@@ -15,8 +15,7 @@ from example_pages import write_files
 
 from spark_cluster import resources as shipped
 from spark_cluster.errors import InvalidFile, Refused
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.resources import LARGEST
+from spark_cluster.loader.project import LARGEST, Project
 from spark_cluster.resources.base import from_wire, resource_class, to_wire
 from spark_cluster.runner import payload
 
@@ -87,7 +86,7 @@ def test_a_project_without_any_costs_and_changes_nothing(project: Project) -> No
     before, digest = set(sys.modules), payload.digest()
     project.load_resources()
     assert payload.digest() == digest
-    assert "spark_cluster.loader.resources" not in set(sys.modules) - before
+    assert "spark_cluster.loader.project" not in set(sys.modules) - before
     assert project.extensions.resource_files == ()
 
 

@@ -20,7 +20,7 @@ from spark_cluster.agent import messages
 from spark_cluster.cli import history
 from spark_cluster.cli.revert import revert
 from spark_cluster.engine import cache_parts
-from spark_cluster.engine.copies import image_upkeep, upkeep
+from spark_cluster.engine.copies import images, upkeep
 from spark_cluster.engine.copies.state import Nodes, Wanted, all_models_on
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.facts import gather
@@ -111,8 +111,8 @@ def asking(node):
 
 
 def looking_at_images(node):
-    (found,) = image_upkeep.stored_images({"spark1": node.asked()}, {"org/image:1": ["recipe"]})
-    image_upkeep.planned(found)
+    (found,) = images.stored_images({"spark1": node.asked()}, {"org/image:1": ["recipe"]})
+    images.planned(found)
 
 
 CONVERSATIONS = (
