@@ -266,7 +266,6 @@ _ALLOWANCES = (
     ),
     click.option(
         "--allow-env",
-        "allow_env",
         multiple=True,
         metavar="NAME",
         help="A variable of this machine that the recipe may give to its containers; repeatable.",
@@ -280,19 +279,16 @@ _ALLOWANCES = (
     ),
     click.option(
         "--allow-venv",
-        "allow_venv",
         is_flag=True,
         help="Let the recipe run its engine outside a container, as root on the nodes.",
     ),
     click.option(
         "--allow-build",
-        "allow_build",
         is_flag=True,
         help="Let the recipe's scripts change its image, as root in a build without a network.",
     ),
     click.option(
         "--allow-build-network",
-        "allow_build_network",
         is_flag=True,
         help="Let the recipe's scripts change its image in a build that reaches the network.",
     ),

@@ -89,7 +89,6 @@ def status(app: App) -> None:
 )
 @click.option(
     "--env",
-    "env",
     multiple=True,
     metavar="NAME[=VALUE]",
     help="A variable of the job, by default with its value here; repeatable. Ray shows it to "

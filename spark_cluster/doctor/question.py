@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
@@ -27,9 +28,6 @@ LOG_LINES = 20000
 
 KEPT_LINES = 20
 """How many lines with a word are kept, the last ones."""
-
-FIND_TOOLS = 'for tool in "$@"; do command -v "$tool" >/dev/null && echo "$tool"; done; true'
-SSH_FOLDER = 'stat -c "%F %U %a" "$(getent passwd "$1" | cut -d: -f6)/.ssh"'
 
 VERSIONS_CODE = """\
 import importlib.metadata as metadata
@@ -68,19 +66,6 @@ def shell(text: str, *words: str) -> tuple[str, ...]:
 
 
 GPU_LOAD = ",".join(("utilization.gpu", "clocks.sm", "power.draw", *THROTTLE.values()))
-PSTORE = ("/sys/fs/pstore", "/var/lib/systemd/pstore")
-TOOLS = (
-    *("nvidia-smi", "docker", "tailscale", "fwupdmgr", "ib_write_bw", "ping"),
-    *("journalctl", "dpkg-query", "systemctl", "busctl", "awk", "find", "nft"),
-)
-"""Whose absence explains why there is no answer."""
-
-UNITS = ("docker", "earlyoom", "avahi-daemon", "spark-clock-cap", "dgx-dashboard-admin")
-
-BUS = ("busctl", "--auto-start=no", "--timeout=5")
-LOGIND = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
-AVAHI = ("org.freedesktop.Avahi", "/", "org.freedesktop.Avahi.Server")
-
 KERNEL_CHECK = re.compile(r"kernel\.|driver\.xid|memory\.refused")
 OF_FAULTS = ("pc : ", "Comm: ", "[15b3:", "Out of memory: Killed")
 """Of the kernel's log besides faults: where it was and for whom, and functions of a ConnectX-7."""
@@ -129,8 +114,10 @@ class Context:
 
 
 def sources(context: Context) -> dict[str, NodeSource]:
-    """Return all sources by name."""
-    return {**context.own, **_of_facts(), **_hardware(), **_engine(context), **_system(context)}
+    """Return all sources by name: of the project, of the facts, of `sources.toml`, and those that
+    follow from what other modules know.
+    """
+    return {**context.own, **_of_facts(), **_listed(context), **_of_modules(context)}
 
 
 def question(context: Context) -> dict[str, Any]:
@@ -170,113 +157,49 @@ def _of_facts() -> dict[str, NodeSource]:
     )
 
 
-def _hardware() -> dict[str, NodeSource]:
-    smi = "nvidia-smi"
-    history, devices = (("fwupdmgr", what, "--json") for what in ("get-history", "get-devices"))
+@cache
+def _file() -> dict[str, dict[str, Any]]:
+    return tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))
+
+
+def _listed(context: Context) -> dict[str, NodeSource]:
+    """The sources of the file `sources.toml`."""
+    known = {
+        "{user}": (context.user,),
+        "{log_words}": context.log_words,
+        "{kernel_words}": kernel_words(),
+        "{cache_root}": (context.cache_root,),
+        "{model_paths}": context.model_paths,
+        "{unit_folder}": (FOLDER,),
+        "{versions_code}": (VERSIONS_CODE,),
+    }
+    return {name: _source(given, known) for name, given in _file().items()}
+
+
+def _source(given: Mapping[str, Any], known: Mapping[str, Sequence[str]]) -> NodeSource:
+    argv = tuple(word for each in given.get("argv", ()) for word in known.get(each, (each,)))
+    if "script" in given:
+        argv = shell(script(given["script"]), *argv)
+    path, tree = given.get("path", ""), given.get("tree", "")
+    return NodeSource(given.get("label", path or tree), argv, path, tree, given.get("tool", ""))
+
+
+def _of_modules(context: Context) -> dict[str, NodeSource]:
+    """The sources whose commands and files are known elsewhere."""
+    smi, asked = "nvidia-smi", ray.question(context.dashboard)
     load = (smi, f"--query-gpu={GPU_LOAD}", "--format=csv,noheader,nounits")
-    infiniband = "/sys/class/infiniband/*"
-    return {
-        "load": NodeSource("nvidia-smi: load, clock, power", argv=load, tool=smi),
-        "apps": NodeSource(
-            "nvidia-smi --query-compute-apps", argv=tuple(gather.COMPUTE_APPS), tool=smi
-        ),
-        "holders": NodeSource("/proc of GPU processes", argv=shell(script("holders")), tool=smi),
-        "history": NodeSource("fwupdmgr get-history", argv=history, tool="fwupdmgr"),
-        "devices": NodeSource("fwupdmgr get-devices", argv=devices, tool="fwupdmgr"),
-        "cdi": NodeSource(
-            "CDI specifications",
-            argv=shell(container_gpu.SPECIFICATIONS, *container_gpu.FOLDERS),
-        ),
-        "nvrm": NodeSource("/proc/driver/nvidia/version", path="/proc/driver/nvidia/version"),
-        "fw_ver": NodeSource("firmware of the HCAs", tree=f"{infiniband}/fw_ver"),
-        "board_id": NodeSource("PSID of the HCAs", tree=f"{infiniband}/board_id"),
-        "width": NodeSource("PCIe width", tree=f"{infiniband}/device/current_link_width"),
-        "speed": NodeSource("/sys/class/net/*/speed", tree="/sys/class/net/*/speed"),
-        "pci": NodeSource("PCI bus", tree="/sys/bus/pci/devices/*/vendor"),
-    }
-
-
-def _engine(context: Context) -> dict[str, NodeSource]:
-    asked = ray.question(context.dashboard)
-    scripted = {
-        "containers": ("docker container inspect", shell(script("containers"))),
-        "images": ("docker image inspect", shell(script("images"))),
-        "gpu_access": ("control groups of containers", shell(container_gpu.ACCESS)),
-        "logs": ("logs of the engine's containers", shell(script("logs"), *context.log_words)),
-        "versions": (
-            "Ray and vLLM in the containers",
-            shell(script("versions"), VERSIONS_CODE),
-        ),
-    }
-    return {
-        **{n: NodeSource(label, argv=argv, tool="docker") for n, (label, argv) in scripted.items()},
-        "image_store": NodeSource("docker info", argv=tuple(docker.STORE), tool="docker"),
-        **{
-            name: NodeSource(f"systemctl show {name}", argv=tuple(unit_state.question(name)))
-            for name in PROGRAMS
-        },
-        "unit_logs": NodeSource(
-            "journal of the engine's units",
-            argv=shell(script("unit-logs"), FOLDER, *context.log_words),
-            tool="journalctl",
-        ),
-        "ray": NodeSource(f"Ray's State API ({asked['url']})", request=asked),
-        "firewall": NodeSource("nft list table", argv=firewall.LIST, tool="nft"),
-        "models": NodeSource(
-            "model folders",
-            argv=shell(script("models"), context.cache_root, *context.model_paths),
-            tool="find",
-        ),
-    }
-
-
-def _system(context: Context) -> dict[str, NodeSource]:
-    properties = ("systemctl", "show", "-p", "Id,LoadState,ActiveState,UnitFileState")
-    previous = ("journalctl", "-b", "-1", "-n", "60", "--no-pager", "-o", "short-iso")
-    words = kernel_words()
+    devices = shell(container_gpu.SPECIFICATIONS, *container_gpu.FOLDERS)
     commands = {
-        "tools": ("which tools are there", shell(FIND_TOOLS, *TOOLS), ""),
-        "kernel_log": (
-            "kernel's log of this boot",
-            shell(script("kernel"), "0", *words),
-            "journalctl",
-        ),
-        "previous_kernel": (
-            "kernel's log of the boot before this one",
-            shell(script("kernel"), "-1", *words),
-            "journalctl",
-        ),
-        "pstore": (", ".join(PSTORE), shell(script("pstore"), *PSTORE, *words), "find"),
-        "remove_ipc": (
-            "RemoveIPC of logind",
-            (*BUS, "get-property", *LOGIND, "RemoveIPC"),
-            "busctl",
-        ),
-        "avahi": ("host name of avahi", (*BUS, "call", *AVAHI, "GetHostName"), "busctl"),
-        "previous": ("end of the boot before this one", previous, "journalctl"),
-        "units": ("systemctl", (*properties, *(f"{u}.service" for u in UNITS)), "systemctl"),
-        "earlyoom": ("arguments of earlyoom", shell(script("earlyoom")), "systemctl"),
-        "page_size": ("getconf PAGESIZE", ("getconf", "PAGESIZE"), ""),
-        "tailscale": ("tailscale debug prefs", ("tailscale", "debug", "prefs"), "tailscale"),
-        "ssh_folder": ("~/.ssh", shell(SSH_FOLDER, context.user), ""),
-        "clock": ("the clock", ("date", "+%s.%N"), ""),
-    }
-    files = {
-        "kernel": "/proc/sys/kernel/osrelease",
-        "swaps": "/proc/swaps",
-        "buddyinfo": "/proc/buddyinfo",
-        "swappiness": "/proc/sys/vm/swappiness",
-        "group": "/etc/group",
-        "hosts": "/etc/hosts",
-        "reboot_packages": "/var/run/reboot-required.pkgs",
-        "init": "/proc/1/comm",
-        "mstflint_access": "/sys/module/mstflint_access/initstate",
-        "firewall_kept": firewall.KEPT,
+        "load": ("nvidia-smi: load, clock, power", load, smi),
+        "apps": ("nvidia-smi --query-compute-apps", tuple(gather.COMPUTE_APPS), smi),
+        "cdi": ("CDI specifications", devices, ""),
+        "gpu_access": ("control groups of containers", shell(container_gpu.ACCESS), "docker"),
+        "image_store": ("docker info", tuple(docker.STORE), "docker"),
+        "firewall": ("nft list table", firewall.LIST, "nft"),
+        **{n: (f"systemctl show {n}", tuple(unit_state.question(n)), "") for n in PROGRAMS},
     }
     return {
-        **{
-            n: NodeSource(label, argv=argv, tool=tool)
-            for n, (label, argv, tool) in commands.items()
-        },
-        **{name: NodeSource(path, path=path) for name, path in files.items()},
+        **{n: NodeSource(label, argv, tool=tool) for n, (label, argv, tool) in commands.items()},
+        "ray": NodeSource(f"Ray's State API ({asked['url']})", request=asked),
+        "firewall_kept": NodeSource(firewall.KEPT, path=firewall.KEPT),
     }

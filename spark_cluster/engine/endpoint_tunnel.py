@@ -20,6 +20,7 @@ from urllib.parse import urlsplit
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.proxy import DESCRIPTION, Access, described
 from spark_cluster.errors import Failed, Unreachable, UsageError
+from spark_cluster.loader.template import render
 from spark_cluster.node import durable
 from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.ssh_route import Target
@@ -165,21 +166,7 @@ def _has_port(url: str) -> bool:
 SYSTEMCTL_S = 30.0
 """Seconds that systemctl has: it starts nothing that it waits for."""
 
-UNIT = """\
-[Unit]
-Description=Tunnel of spark-cluster to the endpoint of {node}
-Documentation=https://www.freedesktop.org/software/systemd/man/systemd.service.html
-StartLimitIntervalSec=0
-
-[Service]
-ExecStart={command}
-# Connections that are cut are made again by the program itself; this is for the first one.
-Restart=on-failure
-RestartSec=10
-
-[Install]
-WantedBy=default.target
-"""
+TEMPLATES = Path(__file__).with_name("templates")
 
 
 def unit_name(node: str) -> str:
@@ -200,7 +187,8 @@ def unit_text(node: str, argv: Sequence[str]) -> str:
     Args:
         argv: the command, its program as an absolute path.
     """
-    return UNIT.format(node=node, command=" ".join(_quoted(word) for word in argv))
+    command = " ".join(_quoted(word) for word in argv)
+    return render(TEMPLATES, "tunnel.service.j2", node=node, command=command)
 
 
 def _quoted(word: str) -> str:

@@ -13,8 +13,8 @@ FULL, SLIDING, CHUNKED = "full", "sliding", "chunked"
 RECURRENT = "recurrent"
 BOTH = "both"
 """Attention and a recurrent state side by side in one layer (Falcon H1)."""
-NEITHER = "neither"
-"""A layer of its own for a feed-forward network or experts (Nemotron-H)."""
+# "neither" in the table of families: a layer of its own for a feed-forward network or experts
+# (Nemotron-H).
 
 MOST_LAYERS = 10_000
 
