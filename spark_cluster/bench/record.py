@@ -9,7 +9,7 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 FORMAT: Final = "spark-cluster.bench.v1"
 
@@ -97,6 +97,10 @@ class QuestionResult(Part):
     wrong: str = ""
 
 
+GONE = {"replicas", "overlap"}
+"""Fields of a cell in records of earlier versions, which loaded each replica by itself."""
+
+
 class CellResult(Part):
     """A cell and what came of it.
 
@@ -123,6 +127,13 @@ class CellResult(Part):
     finished: datetime | None = None
     raw: tuple[str, ...] = ()
     questions: tuple[QuestionResult, ...] = ()
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_earlier_versions(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        return {name: value for name, value in data.items() if name not in GONE}
 
 
 class ProcessMemory(Part):

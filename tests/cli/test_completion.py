@@ -90,9 +90,9 @@ def test_completing_a_command_imports_no_command(on_path):
     code = (
         "import os, sys\nos.environ.update(_SPARK_CLUSTER_COMPLETE='bash_complete', "
         "COMP_WORDS='spark-cluster re', COMP_CWORD='1')\nsys.argv = ['spark-cluster']\n"
-        "from spark_cluster.cli import main\n"
+        "from spark_cluster.cli import COMMANDS, main\n"
         "try:\n    main()\nfinally:\n"
-        "    print([m for m in sys.modules if m.startswith('spark_cluster.cli.r')])\n"
+        "    print([c for c in COMMANDS if f'spark_cluster.cli.{c}' in sys.modules])\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=CHECKOUT

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_cluster.doctor import examine, logs, reach
+from spark_cluster.doctor import examine, logs
 from spark_cluster.errors import InvalidFile
 from spark_cluster.facts.pins import load
 from spark_cluster.known_issues import entries
@@ -19,7 +19,7 @@ from spark_cluster.known_issues.entries import FOLDER, STEPS, for_check, steps
 
 ROOT = Path(__file__).parents[2]
 CATALOGUE = entries.catalogue()
-CHECKS = {*(check.id for check in examine.ALL), reach.ID}
+CHECKS = {*(check.id for check in examine.ALL), examine.ID}
 BY_FUNCTION = CHECKS - {check.id for check in logs.CHECKS}
 PINS = load(ROOT / "roles/drivers/pins.json")
 
@@ -45,17 +45,17 @@ def verdicts() -> Iterator[tuple[str, str, int, str | None]]:
     """
     for path in sorted((ROOT / "spark_cluster/doctor").glob("*.py")):
         for function in ast.parse(path.read_text()).body:
-            if isinstance(function, ast.FunctionDef) and (check := _check_of(function, path)):
+            if isinstance(function, ast.FunctionDef) and (check := _check_of(function)):
                 for call in ast.walk(function):
                     if isinstance(call, ast.Call) and _judges(call.func):
                         yield check, path.name, call.lineno, _issue(call)
 
 
-def _check_of(function: ast.FunctionDef, path: Path) -> str:
+def _check_of(function: ast.FunctionDef) -> str:
     for decorator in function.decorator_list:
         if isinstance(decorator, ast.Call) and getattr(decorator.func, "id", "") == "check":
             return ast.literal_eval(decorator.args[0])
-    return reach.ID if path.stem == "reach" else ""
+    return examine.ID if function.name in ("reached", "unreached") else ""
 
 
 def _judges(function: ast.expr) -> bool:
@@ -81,7 +81,7 @@ def test_a_verdict_names_its_issue_where_a_check_has_several():
     unnamed = [
         f"{file}:{line}: {check}"
         for check, file, line, issue in verdicts()
-        if issue is None and len(for_check(check)) > 1 and check != reach.ID
+        if issue is None and len(for_check(check)) > 1 and check != examine.ID
     ]
     assert unnamed == []
 
