@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Probed
-from spark_cluster.doctor.question import Context, NodeSource, sources
+from spark_cluster.doctor.question import NodeSource, labels
 from spark_cluster.doctor.verdict import CheckResult, NotSeen, Verdict, ok, unknown
 from spark_cluster.known_issues.entries import Issue, catalogue, fill, for_check
 from spark_cluster.known_issues.match import Effect
@@ -71,8 +71,8 @@ class Check(Generic[S]):
     @property
     def looked_at(self) -> str:
         """The sources as a person would name them."""
-        known = sources(Context(own=self.sources))
-        return ", ".join(known[need].label if need in known else need for need in self.needs)
+        known = {**{name: own.label for name, own in self.sources.items()}, **labels()}
+        return ", ".join(known.get(need, need) for need in self.needs)
 
     def _verdict(self, seen: S) -> Verdict:
         try:

@@ -120,6 +120,12 @@ def sources(context: Context) -> dict[str, NodeSource]:
     return {**context.own, **_of_facts(), **_listed(context), **_of_modules(context)}
 
 
+@cache
+def labels() -> Mapping[str, str]:
+    """Return how a person would ask for each source that is shipped, by its name."""
+    return {name: source.label for name, source in sources(Context()).items()}
+
+
 def question(context: Context) -> dict[str, Any]:
     """Return the request for the agent's `gather`."""
     found = sources(context)
