@@ -370,8 +370,10 @@ def _until_healthy(play: Play, server: Server) -> list[vram.NodeVram]:
     course = vram.Course(play.bus, "loading")
     first: dict[str, ContainerState] = {}
     while True:
-        life, _ = ask_health(serving, server.endpoint, session)
-        now = vram.sample(play.sessions)
+        (life, _), now = play.together(
+            lambda: ask_health(serving, server.endpoint, session),
+            lambda: vram.sample(play.sessions),
+        )
         course.take(now)
         peak = vram.peak(peak, now)
         if life.serves:

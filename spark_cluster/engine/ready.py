@@ -115,12 +115,10 @@ def verify(play: Play, now: Starting) -> list[str]:
         VerificationFailed: at the first rung that does not hold, or the proxy does not lead to one.
     """
     always = [one for one in now.members if not one.server.on_request]
-    for one in always:
-        _log_must_fit(one)
+    fits = [partial(_log_must_fit, one) for one in always]
     asked = [partial(_climb, one, now.begun[one.server.key]) for one in always]
-    answers: dict[Key, str] = dict(
-        zip((one.server.key for one in always), play.together(*asked), strict=True)
-    )
+    said = play.together(*fits, *asked)[len(fits) :]
+    answers: dict[Key, str] = dict(zip((one.server.key for one in always), said, strict=True))
     endpoint = now.deployment.endpoint
     if not now.deployment.is_one:
         _must_list(play, endpoint, {name for one in now.members for name in one.server.names})
