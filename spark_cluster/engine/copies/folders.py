@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from spark_cluster.engine.copies.copy import LIMIT_S, Copied, copy
 from spark_cluster.errors import Refused, UsageError
@@ -11,6 +12,9 @@ from spark_cluster.node.store.manifest import MOST_FILES, Manifest
 from spark_cluster.resources import Directory, File, LaptopFile, Resource
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
+
+ROLE = "models"
+"""Its name stands for all models in `--tags` and `--skip-tags`."""
 
 SENT_TO_EACH = 512 * 1024 * 1024
 """Bytes of a folder of the laptop up to which each node gets it from there; larger ones are sent to
@@ -20,6 +24,35 @@ one node, and copied to the others over the fabric."""
 def is_large(local: Path) -> bool:
     """Return whether a folder of the laptop is sent once only."""
     return sum(p.stat().st_size for p in local.rglob("*") if p.is_file()) > SENT_TO_EACH
+
+
+def is_sent_once(given: Mapping[str, Any]) -> bool:
+    """Return whether the folder of a model on the laptop is sent to one node only.
+
+    Args:
+        given: settings of the role `models`.
+    """
+    folder = given.get("directory")
+    return given["source"] == "directory" and folder is not None and is_large(folder)
+
+
+def send_once(play: Play, nodes: Sequence[Node], given: Mapping[str, Any]) -> None:
+    """Send a folder of the laptop to the first node, and have that copy it to the others.
+
+    A file that has arrived is not sent again; one that was cut is begun again.
+
+    Args:
+        given: settings of the role `models`.
+    """
+    if not play.options.selection.wants_part([node.name for node in nodes], ROLE):
+        return
+    first, *others = nodes
+    play.apply([first], uploads(given["directory"], given["path"]))
+    if play.check or not others:
+        return
+    for one in copy_folder(play, given["path"], first, others):
+        if one.sender:
+            play.note(f"{given['name']} on {one}")
 
 
 def copy_folder(
