@@ -91,7 +91,7 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
         if more or uploads:
             play.apply(server.nodes, *more, uploads)
         for given in large:
-            folders.send_once(play, nodes, given)
+            folders.LaptopFolder(play, nodes, given).bring()
         return _hub_models(play, nodes, stored, offline=offline)
 
     _, places = play.together(image, models)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +37,34 @@ def is_sent_once(given: Mapping[str, Any]) -> bool:
     return given["source"] == "directory" and folder is not None and is_large(folder)
 
 
-def send_once(play: Play, nodes: Sequence[Node], given: Mapping[str, Any]) -> None:
-    """Send a folder of the laptop to the first node, and have that copy it to the others.
+@dataclass(frozen=True)
+class LaptopFolder:
+    """A folder of the laptop that is sent to one node, and copied to the others from there.
 
-    A file that has arrived is not sent again; one that was cut is begun again.
-
-    Args:
+    Attributes:
+        nodes: the one that it is sent to first.
         given: settings of the role `models`.
     """
-    if not play.options.selection.wants_part([node.name for node in nodes], ROLE):
-        return
-    first, *others = nodes
-    play.apply([first], uploads(given["directory"], given["path"]))
-    if play.check or not others:
-        return
-    for one in copy_folder(play, given["path"], first, others):
-        if one.sender:
-            play.note(f"{given['name']} on {one}")
+
+    play: Play
+    nodes: Sequence[Node]
+    given: Mapping[str, Any]
+
+    def bring(self) -> None:
+        """Have it on all nodes.
+
+        A file that has arrived is not sent again; one that was cut is begun again.
+        """
+        play, path = self.play, self.given["path"]
+        if not play.options.selection.wants_part([node.name for node in self.nodes], ROLE):
+            return
+        first, *others = self.nodes
+        play.apply([first], uploads(self.given["directory"], path))
+        if play.check or not others:
+            return
+        for one in copy_folder(play, path, first, others):
+            if one.sender:
+                play.note(f"{self.given['name']} on {one}")
 
 
 def copy_folder(
