@@ -90,7 +90,7 @@ class FakeNode:
         fabric: its address on the link; empty without a cable.
     """
 
-    def __init__(self, folder: Path, name: str, number: int) -> None:
+    def __init__(self, folder: Path, name: str, address: str, number: int) -> None:
         self.name, self.root = name, folder / name
         self.root.mkdir()
         self.programs = Programs(folder / f"{name}-calls", self.root / "usr/local/bin", NOT_THERE)
@@ -103,7 +103,7 @@ class FakeNode:
         self.gpu = "NVIDIA GB10, 12.1, 580.95.05, 40, 10.0, 2400, [N/A], [N/A]"
         self.held: list[Process] = []
         self.when_read: Callable[[], object] = lambda: None
-        self.addresses = [f"10.0.0.{number}/24"]
+        self.addresses = [f"{address}/24"]
         self.fabric = f"192.168.177.{10 + number}/24"
         self.available_gib = 118.0
 
@@ -176,19 +176,26 @@ class FakeNode:
             }
         self._tell_memory()
 
-    def have_image(self, ref: str, *digests: str, number: str = "1") -> None:
-        """Have an image of this machine's architecture in Docker, with these digests."""
+    def have_image(self, ref: str, *digests: str, number: str = "1", at: str = "images") -> None:
+        """Have an image of this machine's architecture in Docker, with these digests.
+
+        Args:
+            at: `registry` has it there instead, where it is pulled by its name and by its digests.
+        """
         repository = ref.rpartition(":")[0]
+        named = [f"{repository}@{one}" for one in digests]
         machine = os.uname().machine
+        image = {
+            "Id": f"sha256:{number * 64}",
+            "RepoDigests": named,
+            "RootFS": {"Layers": ["sha256:a"]},
+            "Size": 5_000_000_000,
+            "Os": "linux",
+            "Architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
+        }
+        names = [ref, *(named if at == "registry" else [])]
         with self.state("docker") as docker:
-            docker.setdefault("images", {})[ref] = {
-                "Id": f"sha256:{number * 64}",
-                "RepoDigests": [f"{repository}@{one}" for one in digests],
-                "RootFS": {"Layers": ["sha256:a"]},
-                "Size": 5_000_000_000,
-                "Os": "linux",
-                "Architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
-            }
+            docker.setdefault(at, {}).update(dict.fromkeys(names, image))
 
     def remove_container(self, name: str) -> None:
         """Have a container no more, as when someone else removes it."""
@@ -286,6 +293,7 @@ class FakeCluster:
         names: of the nodes; the first one is the head.
         more: further lines of the inventory.
         options: of the run.
+        network: of their management addresses; one of the loopback where copies may go over it.
 
     Attributes:
         project: the user's project folder, before what is shipped.
@@ -294,18 +302,26 @@ class FakeCluster:
     """
 
     def __init__(
-        self, folder: Path, names: Sequence[str], more: str = "", options: Options | None = None
+        self,
+        folder: Path,
+        names: Sequence[str],
+        more: str = "",
+        options: Options | None = None,
+        network: str = "10.0.0",
     ) -> None:
         folder.mkdir()
-        self.nodes = {name: FakeNode(folder, name, n) for n, name in enumerate(names, 1)}
+        at = {name: f"{network}.{number}" for number, name in enumerate(names, 1)}
+        self.nodes = {
+            name: FakeNode(folder, name, at[name], number) for number, name in enumerate(names, 1)
+        }
         self.channels: list[PipeChannel] = []
         self.events: list[Event] = []
         self.on_event: Callable[[Event], None] = lambda _event: None
         self.project = folder / "project"
         self.project.mkdir()
         hosts = "".join(
-            f"  {name}: {{address: 10.0.0.{n}{HEAD if n == 1 else ''}}}\n"
-            for n, name in enumerate(names, 1)
+            f"  {name}: {{address: {at[name]}{HEAD if name == names[0] else ''}}}\n"
+            for name in names
         )
         inventory = make_inventory(self.project, f"nodes:\n{hosts}{more}")
         bus = Bus(self)
