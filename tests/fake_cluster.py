@@ -93,6 +93,7 @@ class FakeNode:
     def __init__(self, folder: Path, name: str, address: str, number: int) -> None:
         self.name, self.root = name, folder / name
         self.root.mkdir()
+        self.channels: list[PipeChannel] = []
         self.programs = Programs(folder / f"{name}-calls", self.root / "usr/local/bin", NOT_THERE)
         self.programs["nvidia-smi"] = self._nvidia_smi
         self.programs["ip"] = self._ip
@@ -197,6 +198,11 @@ class FakeNode:
         with self.state("docker") as docker:
             docker.setdefault(at, {}).update(dict.fromkeys(names, image))
 
+    def log(self, container: str, text: str) -> None:
+        """Have a container's log, also of one that comes later."""
+        with self.state("docker") as docker:
+            docker.setdefault("behaviour", {}).setdefault(container, {})["log"] = text
+
     def remove_container(self, name: str) -> None:
         """Have a container no more, as when someone else removes it."""
         with self.state("docker") as docker:
@@ -214,7 +220,13 @@ class FakeNode:
         """Return the words of each call of a program, without its name."""
         return [words for name, *words in self.programs.calls if name == program]
 
+    def lose(self) -> None:
+        """End the node's agents at once, as when it loses its power."""
+        for channel in self.channels:
+            channel.kill()
+
     def close(self) -> None:
+        assert not any(channel.was_killed for channel in self.channels), "an agent hung"
         self.programs.close()
         assert not self.programs.faults, self.programs.faults[0]
 
@@ -264,7 +276,7 @@ class Piped(LocalConnection):
 
     def session(self, run: str, *, become: bool = True) -> Session:
         channel = PipeChannel(payload.argv(run))
-        self._cluster.channels.append(channel)
+        self._cluster.nodes[self.node].channels.append(channel)
         return Session(self.node, channel, as_root=False, root=self.root)
 
     def host_key(self) -> None:
@@ -314,7 +326,6 @@ class FakeCluster:
         self.nodes = {
             name: FakeNode(folder, name, at[name], number) for number, name in enumerate(names, 1)
         }
-        self.channels: list[PipeChannel] = []
         self.events: list[Event] = []
         self.on_event: Callable[[Event], None] = lambda _event: None
         self.project = folder / "project"
@@ -346,7 +357,6 @@ class FakeCluster:
     def close(self) -> None:
         """End the agents, each of which has to go by itself, then the programs."""
         self.play.connections.close()
-        assert not any(channel.was_killed for channel in self.channels), "an agent hung"
         for node in self.nodes.values():
             node.close()
 

@@ -675,8 +675,7 @@ def loading(fake_cluster: Make, no_pauses: None) -> FakeCluster:
     cluster = fake_cluster("spark1", "spark2")
     for node in cluster.nodes.values():
         node.run_container(SERVER)
-        with node.state("docker") as docker:
-            docker["behaviour"] = {SERVER: {"log": "ValueError: no room\n"}}
+        node.log(SERVER, "ValueError: no room\n")
     return cluster
 
 

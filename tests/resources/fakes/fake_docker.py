@@ -237,4 +237,6 @@ def rm(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
 
 def logs(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
     _, (name,) = options(rest, ("--timestamps",), ("--tail",))
+    if name not in state["containers"]:
+        raise Refuse(1, f"Error response from daemon: No such container: {name}")
     sys.stderr.write(state["behaviour"].get(name, {}).get("log", ""))
