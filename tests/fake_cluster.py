@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
+    ExitStack,
     contextmanager,
     nullcontext,
     redirect_stderr,
@@ -414,3 +415,22 @@ class FakeCluster:
 
 Make = Callable[..., FakeCluster]
 """The fixture `fake_cluster`: names of nodes, and options of FakeCluster."""
+
+
+@contextmanager
+def clusters_in(folder: Path, agents_home: Path) -> Iterator[Make]:
+    """Yield what makes clusters in a folder, which are closed at the end.
+
+    Args:
+        agents_home: where the agents keep their code.
+    """
+    with ExitStack() as stack:
+
+        def make(*names: str, **options: Any) -> FakeCluster:
+            place = folder / f"cluster{len(list(folder.glob('cluster*')))}"
+            with mock.patch.dict(os.environ, {"HOME": str(agents_home)}):
+                made = FakeCluster(place, names or ("spark1", "spark2"), **options)
+            stack.callback(made.close)
+            return made
+
+        yield make
