@@ -9,6 +9,7 @@ from collections.abc import Callable
 from spark_cluster.node import units
 from spark_cluster.node.host import Completed, Host
 from spark_cluster.node.values import ResourceError
+from spark_cluster.resources.base import like
 
 APT_S = 3600.0
 LOCK_WAIT_S = 120.0
@@ -26,8 +27,8 @@ _LOCKED = re.compile(
     re.M,
 )
 _HOLDER = re.compile(r"Could not get lock (\S+?)\. It is held by process (\d+) \(([^)]*)\)")
-NAME = re.compile(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?")
-"""Of a Debian package, perhaps with its architecture."""
+PACKAGE = like(r"[a-z0-9][a-z0-9+.-]+(:[a-z0-9-]+)?", "the name of a Debian package")
+"""Checks a package's name, perhaps with its architecture."""
 
 _STEPS = ("Get:", "Unpacking ", "Setting up ", "Removing ", "Processing triggers ")
 """How the lines begin that say how far apt is."""

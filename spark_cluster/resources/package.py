@@ -7,17 +7,17 @@ import re
 from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, ResourceError
+from spark_cluster.node.values import ResourceError
 from spark_cluster.resources.apt import (
-    NAME,
     OFFLINE,
+    PACKAGE,
     apt,
     explained,
     lists_age_s,
     policy,
     update,
 )
-from spark_cluster.resources.base import Resource, State
+from spark_cluster.resources.base import PRESENCE, Resource, State, checks, like
 
 _SHOW = "${Package}\\t${Architecture}\\t${db:Status-Abbrev}\\t${Version}\\n"
 _STATES = {"i": "present", "U": "unpacked", "F": "half-configured", "H": "half-installed"}
@@ -52,6 +52,13 @@ class Package(Resource):
 
     reverts = "what was installed or removed stays so"
 
+    valid = checks(
+        package=PACKAGE,
+        also=PACKAGE,
+        state=PRESENCE,
+        version=like(r"\d[A-Za-z0-9.+~:-]*\*?", "a version"),
+    )
+
     package: str
     also: tuple[str, ...] = field(default=(), kw_only=True)
     version: str | None = field(default=None, kw_only=True)
@@ -61,17 +68,8 @@ class Package(Resource):
     makes: tuple[str, ...] = field(default=(), kw_only=True)
 
     def validate(self) -> None:
-        if isinstance(self.also, str):
-            raise InvalidResource(f"Package {self.package}: also is a list of names")
-        for name in self._names:
-            if not NAME.fullmatch(name):
-                raise InvalidResource(f"Package: {name!r} is not the name of a Debian package")
-        if self.state not in ("present", "absent"):
-            raise InvalidResource(f"Package {self.package}: state {self.state!r} is unknown")
-        if self.version is not None and not re.fullmatch(r"\d[A-Za-z0-9.+~:-]*\*?", self.version):
-            raise InvalidResource(f"Package {self.package}: {self.version!r} is not a version")
-        if self.version is not None and self.state == "absent":
-            raise InvalidResource(f"Package {self.package}: a version needs state present")
+        fits = self.version is None or self.state == "present"
+        self.must(fits, "a version needs state present")
 
     def provides(self) -> tuple[str, ...]:
         if self.state == "absent":

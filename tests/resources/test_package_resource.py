@@ -204,7 +204,7 @@ def test_not_debian(node):
     [
         ({"package": "Docker"}, "not the name"),
         ({"package": "docker.io; rm"}, "not the name"),
-        ({"package": "docker.io", "also": "docker-cli"}, "list of names"),
+        ({"package": "docker.io", "also": "docker-cli"}, "list of strings"),
         ({"package": "docker.io", "version": "latest"}, "not a version"),
         ({"package": "docker.io", "version": "1", "state": "absent"}, "needs state present"),
         ({"package": "docker.io", "state": "latest"}, "'latest'"),
