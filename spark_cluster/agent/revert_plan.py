@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from spark_cluster.agent.history import Entry, History
+from spark_cluster.node.durable import is_temporary
 from spark_cluster.node.host import Host
 from spark_cluster.node.journal import Shape, digest_of
-from spark_cluster.node.temporary_names import is_temporary
 from spark_cluster.resources.base import resource_class
 
 _NOT_KEPT = "what it held before is not kept in the journal"

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Missing, ResourceError
-from spark_cluster.resources.apt import PACKAGE, explained, patiently, policy
 from spark_cluster.resources.base import Resource, State, checks
+from spark_cluster.resources.package import PACKAGE, explained, patiently, policy
 
 
 @dataclass(frozen=True)

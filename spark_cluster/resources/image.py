@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spark_cluster.node import image_digests
+from spark_cluster.node import images
 from spark_cluster.node.host import Completed, Host
 from spark_cluster.node.images import DockerImage
 from spark_cluster.node.values import Missing, ResourceError
@@ -113,7 +113,7 @@ class Image(Resource):
         digests = [d.partition("@")[2] for d in found.digests]
         digests.append(found.id)
         if self._pin and self._pin not in digests:  # it may have come by copy
-            digests += image_digests.remembered(host.path(image_digests.FILE), found.id)
+            digests += images.remembered(host.path(images.FILE), found.id)
         return {
             "image": "present",
             "architecture": self._misfit(found) or "fits",

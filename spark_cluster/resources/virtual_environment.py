@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 
 from spark_cluster.node import units
 from spark_cluster.node.host import Host
-from spark_cluster.node.requirements import PINNED
-from spark_cluster.node.values import Missing, ResourceError, Secret
+from spark_cluster.node.values import PINNED, Missing, ResourceError, Secret
 from spark_cluster.resources.base import Resource, State, absolute, checks
 
 MARKER = ".spark-cluster-requirements"

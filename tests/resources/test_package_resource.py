@@ -6,7 +6,7 @@ import time
 import pytest
 
 from spark_cluster.resources import InvalidResource, Package
-from spark_cluster.resources import apt as module
+from spark_cluster.resources import package as module
 
 DOCKER = Package("docker.io", also=("docker-cli",), makes=("command:docker", "unit:docker.service"))
 
