@@ -159,6 +159,15 @@ def is_being_written(path: Path | str, folder: int | None = None) -> bool:
         os.close(handle)
 
 
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of our own; empty where it is missing or damaged."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
 def append_line(path: Path, entry: Any) -> None:
     """Add a JSON line, synced; when the disk is full nothing of it stays.
 

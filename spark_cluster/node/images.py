@@ -112,11 +112,7 @@ def remember(path: Path, image: str, digests: Iterable[str]) -> None:
 
 def _read(path: Path) -> dict[str, list[str]]:
     """Return what the file holds; a damaged one costs a pull and no more."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return {}
-    items = found.items() if isinstance(found, dict) else ()
+    items = durable.read_object(path).items()
     return {image: _valid(digests) for image, digests in items if isinstance(digests, list)}
 
 

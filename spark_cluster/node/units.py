@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spark_cluster.node import locks, own_program, paths, processes, worker
+from spark_cluster.node.durable import read_object
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
 from spark_cluster.node.own_program import answer_of
@@ -145,13 +146,13 @@ class _Unit:
         return _running(self.folder)
 
     def since(self) -> str:
-        begun = _read(self.folder / "begun") or worker.now()
+        begun = read_object(self.folder / "begun") or worker.now()
         return time.strftime("%H:%M:%S", time.localtime(begun["time"]))
 
     def unwatched(self) -> Completed | None:
         """Take the result of work that ended while no run watched, when that is wanted."""
-        result = _read(self.folder / "status")
-        if result is None or worker.age(result) > STALE_S:
+        result = read_object(self.folder / "status")
+        if not result or worker.age(result) > STALE_S:
             return None
         when = time.strftime("%H:%M:%S", time.localtime(result["time"]))
         what = f"{self.work.key}: {self.work.argv[0]} ended at {when} while no run watched"
@@ -233,8 +234,8 @@ class _Unit:
             contextlib.closing(Tail(self.folder / "err", on_output)) as err,
         ):
             self._until_ended((out, err))
-        result = _read(self.folder / "status")
-        if result is None:
+        result = read_object(self.folder / "status")
+        if not result:
             raise ResourceError(
                 f"{self.work.key}: {self.work.argv[0]} was ended from outside "
                 "(killed, or the node ran out of memory)",
@@ -245,7 +246,7 @@ class _Unit:
     # -- inside --------------------------------------------------------------------------------
 
     def _until_ended(self, tails: tuple[Tail, ...]) -> None:
-        begun = _read(self.folder / "begun") or worker.now()
+        begun = read_object(self.folder / "begun") or worker.now()
         graces = processes.TERM_GRACE + processes.KILL_GRACE + processes.DRAIN_S
         limit = self.work.timeout + graces + ENDING_S
         wait = 0.02
@@ -333,15 +334,6 @@ def _running(folder: Path) -> bool:
         os.close(handle)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return what the worker wrote in one of its files; None when it wrote nothing."""
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
-
-
 def _forget_old(folder: Path) -> None:
     """Remove what ended long ago and was not asked for, and what never began: it holds secrets."""
     if not folder.is_dir():
@@ -349,8 +341,8 @@ def _forget_old(folder: Path) -> None:
     for old in folder.iterdir():
         if _running(old):
             continue
-        status, asked = _read(old / "status"), _read(old / "asked") or {}
-        if status is not None:
+        status, asked = read_object(old / "status"), read_object(old / "asked")
+        if status:
             forgotten = worker.age(status) > 7 * STALE_S
         elif (old / "begun").exists():
             forgotten = worker.age(asked) > 7 * STALE_S
