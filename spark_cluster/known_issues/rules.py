@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
+from itertools import chain
 
 from packaging.specifiers import SpecifierSet
 
@@ -18,32 +20,24 @@ from spark_cluster.models.shape import Geometry
 MODULES = ("rules_container", "rules_flags", "rules_model")
 """Where rules are, next to this file."""
 
-RuleResult = KnownIssueMatch | None
+
+@dataclass(frozen=True)
+class Found:
+    """What a rule found in a launch; what is not given is the catalogue's.
+
+    Attributes:
+        what: exactly was seen.
+        and_also: what goes on behind the entry's cause.
+    """
+
+    what: str
+    severity: Severity | None = None
+    edit: Edit | None = None
+    fix: str = ""
+    and_also: str = ""
 
 
-class RuleContext:
-    """The input of a rule: its issue, the case, and a way to report what it found."""
-
-    def __init__(self, issue: Issue, case: Case) -> None:
-        self.issue = issue
-        self.case = case
-
-    def found(
-        self,
-        what: str,
-        *,
-        severity: Severity | None = None,
-        edit: Edit | None = None,
-        fix: str = "",
-        cause: str = "",
-    ) -> KnownIssueMatch:
-        """Return a match; what is not given is the catalogue's."""
-        return finding(
-            self.issue, self.case, what, severity=severity, edit=edit, fix=fix, cause=cause
-        )
-
-
-Rule = Callable[[RuleContext, Case], RuleResult]
+Rule = Callable[[Case], Found | None]
 RULES: dict[str, Rule] = {}
 
 
@@ -81,33 +75,19 @@ def lint(
 
 def _each(case: Case, issues: Iterable[Issue]) -> Iterator[KnownIssueMatch]:
     for issue in issues:
-        if case.launch.engine not in issue.engines:
-            continue
-        found = _by_rule(issue, case) if issue.rule else of_plan(issue, case)
-        if found is not None:
+        if case.launch.engine in issue.engines and (found := _look(issue, case)):
             yield found
 
 
-def _by_rule(issue: Issue, case: Case) -> RuleResult:
-    severity = severity_for(issue, case)
-    if severity is None:
+def _look(issue: Issue, case: Case) -> KnownIssueMatch | None:
+    """Return the match of an entry: its `when` holds, and its rule, if it has one, finds it."""
+    severity = severity_for(issue, case) if issue.when or issue.rule else None
+    seen = _seen(issue.when, case) if issue.when else []
+    if severity is None or seen is None:
         return None
-    about = issue if severity == issue.severity else issue.model_copy(update={"severity": severity})
-    return rules()[issue.id](RuleContext(about, case), case)
-
-
-# Matching of a launch against an entry's `when`.
-
-
-def of_plan(issue: Issue, case: Case) -> KnownIssueMatch | None:
-    """Return the match of an entry with `when`; None when the launch is not like that."""
-    if issue.when is None:
-        return None
-    seen = _seen(issue.when, case)
-    if seen is None:
-        return None
-    severity = severity_for(issue, case)
-    return None if severity is None else finding(issue, case, ", ".join(seen), severity=severity)
+    shown = issue.missing or ", ".join(seen)
+    found = rules()[issue.id](case) if issue.rule else Found(shown)
+    return _match(issue, case, found, severity) if found else None
 
 
 def severity_for(issue: Issue, case: Case) -> Severity | None:
@@ -121,33 +101,22 @@ def severity_for(issue: Issue, case: Case) -> Severity | None:
     return severity if has_it else None
 
 
-def finding(
-    issue: Issue,
-    case: Case,
-    found: str,
-    *,
-    severity: Severity | None = None,
-    edit: Edit | None = None,
-    fix: str = "",
-    cause: str = "",
-) -> KnownIssueMatch:
-    """Return a match of an entry; `severity` and so on replace the entry's."""
-    title = issue.title
+def _match(issue: Issue, case: Case, found: Found, severity: Severity) -> KnownIssueMatch:
+    title, what = issue.title, found.what
     if issue.versions:
         if case.version is None:
             title += f" (if its vLLM is {issue.versions.replace('.dev0', '')})"
         else:
-            found += f"{', ' if found else ''}vLLM {case.version}"
+            what += f"{', ' if what else ''}vLLM {case.version}"
     change = issue.edit
-    if edit is None and change is not None:
-        edit = Edit(change.kind, change.name, change.to)
+    edit = found.edit or (Edit(change.kind, change.name, change.to) if change else None)
     return KnownIssueMatch(
         id=issue.id,
-        severity=severity or issue.severity,
+        severity=found.severity or severity,
         title=title,
-        found=found or "in this launch",
-        cause=cause or issue.cause,
-        fix=fix or issue.fix,
+        found=what or "in this launch",
+        cause=issue.cause + found.and_also,
+        fix=found.fix or issue.fix,
         source=issue.source,
         flag=issue.flag or (edit.written if edit else ""),
         edit=edit,
@@ -162,6 +131,8 @@ def _seen(when: When, case: Case) -> list[str] | None:
         when.speculative is None or bool(case.launch.speculative) == when.speculative,
         when.several_nodes is None or case.several_nodes == when.several_nodes,
         not when.on_gpu or case.on_gpu,
+        not when.by_hand or case.is_command,
+        not when.in_docker or case.in_docker,
         not when.quantization or case.quantization in when.quantization,
         not when.family or case.matches(when.family, [case.family]),
         not when.model or case.matches(when.model, case.names),
@@ -173,9 +144,11 @@ def _seen(when: When, case: Case) -> list[str] | None:
         return None
     flags = _values(when.flags, case.flags, "--")
     env = _values(when.env, case.launch.env, "")
-    if flags is None or env is None:
+    docker = [_options(case, *given) for given in when.docker.items()]
+    absent = any(_options(case, *given) for given in when.not_docker.items())
+    if flags is None or env is None or not all(docker) or absent:
         return None
-    words = [*flags, *env]
+    words = [*flags, *env, *chain.from_iterable(docker)]
     words += [f"image {case.image}"] if when.image else []
     named = when.model or (when.family and not words) or (when.moe is not None and not words)
     return [*words, f"model {case.names[0]}"] if named and case.names else words
@@ -194,6 +167,12 @@ def _values(
             return None
         seen.append(written(dashes + name, given[name]))
     return seen
+
+
+def _options(case: Case, name: str, patterns: Sequence[str]) -> list[str]:
+    """Return an option of `docker run` with each of its values that fits a pattern, as written."""
+    values = (value for value in case.docker(name) if case.matches(patterns, [value]))
+    return [f"--{name} {value}".rstrip() for value in values]
 
 
 def _fits(wanted: Expected, value: object) -> bool:
