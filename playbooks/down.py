@@ -8,7 +8,7 @@ from functools import partial
 from spark_cluster.engine import admission, ray_cluster, vram
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import RAY_HOME
-from spark_cluster.engine.runtime import absent, programs_there
+from spark_cluster.engine.runtime import absent, present_programs
 from spark_cluster.engine.vram import Stopped
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import kernel_tuner
@@ -44,8 +44,8 @@ def main(
     if not end_jobs:
         ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=end_jobs)
     sessions = {node.name: play.session(node) for node in play.nodes}
-    there = programs_there(play)
-    names = sorted({name for programs in there.values() for name in programs} - {RAY})
+    present = present_programs(play)
+    names = sorted({name for programs in present.values() for name in programs} - {RAY})
     before = [] if play.check else vram.sample(sessions)
     others = _others(play, before, unload, (*names, RAY)) if keep_others and not play.check else {}
     vram.record(play.bus, "before", before)

@@ -16,7 +16,7 @@ ModelKind = Literal["chat", "embedding", "reranking", "transcription", "speech",
 
 KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
 
-Rung = Literal[
+ReadinessCheck = Literal[
     "answer",
     "coherence",
     "tool_call",
@@ -36,10 +36,10 @@ Rung = Literal[
 _FILE: dict[ModelKind, dict[str, Any]] = tomllib.loads(  # type: ignore[assignment]
     Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
 )
-RUNGS: Mapping[ModelKind, tuple[Rung, ...]] = {
-    kind: tuple(_FILE[kind]["rungs"]) for kind in KINDS if "rungs" in _FILE[kind]
+CHECKS_OF_KIND: Mapping[ModelKind, tuple[ReadinessCheck, ...]] = {
+    kind: tuple(_FILE[kind]["checks"]) for kind in KINDS if "checks" in _FILE[kind]
 }
-"""The rungs of readiness that a kind has, its default first; a kind without any is not served."""
+"""The readiness checks that a kind has, its default first; a kind without any is not served."""
 
 NOT_SERVED: Mapping[ModelKind, str] = {
     kind: _FILE[kind]["instead"] for kind in KINDS if "instead" in _FILE[kind]
@@ -93,9 +93,9 @@ def inferred(flags: Mapping[str, Any], model: str, architectures: Iterable[str] 
     return asked or shown or "chat"
 
 
-def first_rung(kind: object) -> Rung:
+def first_readiness_check(kind: object) -> ReadinessCheck:
     """Return the rung of a kind where a recipe names none; of what is no kind, that of chat."""
-    return next((rungs[0] for name, rungs in RUNGS.items() if name == kind), "answer")
+    return next((rungs[0] for name, rungs in CHECKS_OF_KIND.items() if name == kind), "answer")
 
 
 def must_be_served(kind: ModelKind, what: str) -> None:
@@ -107,7 +107,7 @@ def must_be_served(kind: ModelKind, what: str) -> None:
     Raises:
         Refused: they are not; with what to use instead.
     """
-    if kind not in RUNGS:
+    if kind not in CHECKS_OF_KIND:
         raise Refused(
             f"{what} is of kind {kind}, which is not served here: `vllm serve` does not generate "
             f"{kind}, and no check could tell a right answer from a wrong one",

@@ -82,12 +82,12 @@ def start_loader(play: Play, deployment: Deployment) -> None:
 def unload(play: Play, found: Sequence[Member]) -> None:
     """Unload what was loaded on request, before memory is counted on by what is started."""
     made = [one for one in found if one.server.on_request]
-    there = [one.server.program for one in made if one.running.status != "absent"]
-    if play.check or not there:
+    present = [one.server.program for one in made if one.running.status != "absent"]
+    if play.check or not present:
         return
     session = play.session(play.head)
     session.run(["systemctl", "stop", proxy.LOADER_UNIT])  # or it loads them; the role starts it
-    for name in there:  # which of them run may have changed since they were looked at
+    for name in present:  # which of them run may have changed since they were looked at
         session.run(stop(name, "docker"), timeout=STOP_S)
     stays = [one.server.program for one in found if not one.server.on_request]
     nodes = [node.name for node in play.nodes]

@@ -231,7 +231,7 @@ def _mounts(process: Process, server: Server) -> tuple[str, ...]:
     return (*model, *server.mounts, *process.mounts)
 
 
-def servers_there(play: Play) -> dict[str, tuple[str, ...]]:
+def present_servers(play: Play) -> dict[str, tuple[str, ...]]:
     """Return by node the servers of several models that are there, running or not."""
     waiting = {
         node.name: play.session(node).submit("gather", commands={"servers": servers_question()})
@@ -241,11 +241,11 @@ def servers_there(play: Play) -> dict[str, tuple[str, ...]]:
     return {n: server_names(printed(pending.wait())["servers"]) for n, pending in waiting.items()}
 
 
-def programs_there(play: Play) -> dict[str, tuple[str, ...]]:
+def present_programs(play: Play) -> dict[str, tuple[str, ...]]:
     """Return by node the names that a program of ours may have there: those of one server and of
     Ray, which need not be there, and of the servers of several models, which are.
     """
-    return {node: (SERVER, *names, RAY) for node, names in servers_there(play).items()}
+    return {node: (SERVER, *names, RAY) for node, names in present_servers(play).items()}
 
 
 def models_by_process(sessions: Mapping[str, Session]) -> dict[str, dict[int, str]]:

@@ -78,7 +78,7 @@ def taken_away(
     return notes
 
 
-def stale(
+def obsolete_programs(
     deployment: Deployment, replicas: Sequence[Replica], models: Sequence[ModelServer]
 ) -> dict[str, list[str]]:
     """Return by node the programs of ours that have no place in a deployment.
@@ -101,15 +101,15 @@ def end_others(
     play: Play,
     deployment: Deployment,
     found: Sequence[Member],
-    former: Mapping[str, Sequence[str]],
+    obsolete: Mapping[str, Sequence[str]],
 ) -> None:
     """End what serves anything else, before memory is counted on by any, and wait for it.
 
     Args:
-        former: as `stale` gives it.
+        obsolete: as `obsolete_programs` gives it.
     """
     kept = {server.program for server in deployment.servers}
-    gone = {name for programs in former.values() for name in programs} - kept
+    gone = {name for programs in obsolete.values() for name in programs} - kept
     if deployment.endpoint.models:
         gone |= {SERVER, RAY}
     loader = () if deployment.endpoint.models else (play.role("model_loader"),)
@@ -117,7 +117,7 @@ def end_others(
     steps = [
         (play.nodes, (*loader, _absent(gone)) if gone else ()),
         # A model that moved to another node keeps its name there.
-        *(([node], (_absent(set(former.get(node.name, ())) & kept),)) for node in play.nodes),
+        *(([node], (_absent(set(obsolete.get(node.name, ())) & kept),)) for node in play.nodes),
         ([n for n in play.nodes if n.name in alone], (_absent({SERVER, RAY}),)),
     ]
     made = [play.apply(nodes, *what).changed for nodes, what in steps if nodes and any(what)]
@@ -269,7 +269,7 @@ def end_server(play: Play, server: Server) -> None:
     readiness.prepare_memory(play, server.nodes)
 
 
-def is_whole(play: Play, deployment: Deployment) -> bool:
+def can_verify(play: Play, deployment: Deployment) -> bool:
     """Return whether there is something to be verified; say it where there is not."""
     left_out = play.options.selection.partial
     if not deployment.is_one and (play.check or left_out):
@@ -441,10 +441,10 @@ def ray_would_restart(
 def _ray_alone(play: Play, server: Server, guarded: str, labels: Mapping[str, str]) -> Server:
     """Return a server as far as Ray needs it."""
     ray_token = token(play.session(server.nodes[0]))
-    whole = server.starting(share=None, guarded=guarded, ray_token=ray_token)
+    alone = server.starting(share=None, guarded=guarded, ray_token=ray_token)
     mounts = tuple(mount.volume for mount in server.recipe.mounts)
-    labels = {**whole.labels, **labels}
-    return replace(whole, model_path="", mounts=mounts, secret_env={}, labels=labels)
+    labels = {**alone.labels, **labels}
+    return replace(alone, model_path="", mounts=mounts, secret_env={}, labels=labels)
 
 
 def token(session: Session) -> str:

@@ -184,7 +184,7 @@ def contradicts_model(case: Case) -> Found | None:
 @rule("kind-not-served")
 def not_served(case: Case) -> Found | None:
     kind = case.launch.kind
-    return None if kind in model_kind.RUNGS else Found(f"kind: {kind}")
+    return None if kind in model_kind.CHECKS_OF_KIND else Found(f"kind: {kind}")
 
 
 def _goes(kind: ModelKind, shown: ModelKind) -> bool:
