@@ -7,9 +7,8 @@ import re
 from spark_cluster.config.node_paths import is_for_models, why_refused
 from spark_cluster.config.secret_text import is_secret_setting
 from spark_cluster.facts.model import Facts
-from spark_cluster.known_issues.case import Case
 from spark_cluster.known_issues.match import Edit
-from spark_cluster.known_issues.rules import Found, rule
+from spark_cluster.known_issues.rules import Case, Found, rule
 
 CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "DAC_READ_SEARCH")
 """With any of them a container is root on the node."""

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import re
 
-from spark_cluster.known_issues.case import Case
 from spark_cluster.known_issues.match import Edit
-from spark_cluster.known_issues.rules import Found, rule, written
+from spark_cluster.known_issues.rules import Case, Found, rule, written
 
 MOVING = re.compile(
     r"^(?:latest|main|master|dev|stable|nightly)(?:[-_](?:arm64|aarch64|cu\d+|tf5))*$"

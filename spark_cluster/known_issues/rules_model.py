@@ -7,9 +7,8 @@ from packaging.version import Version
 from spark_cluster.config import model_kind
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.facts.model import Facts
-from spark_cluster.known_issues.case import Case
 from spark_cluster.known_issues.match import Edit
-from spark_cluster.known_issues.rules import Found, rule
+from spark_cluster.known_issues.rules import Case, Found, rule
 from spark_cluster.models.memory import (
     GIB,
     GIB_KIB,
