@@ -24,8 +24,7 @@ from spark_cluster.known_issues.seen import (
 )
 from spark_cluster.logs import lines
 from spark_cluster.logs.reading import Candidate, LogSource, Reader
-from spark_cluster.logs.start_patterns import ENGINES, SGLANG
-from spark_cluster.logs.startup import ANCHORS, RAY, Start
+from spark_cluster.logs.startup import ANCHORS, ENGINES, RAY, SGLANG, Start
 
 MOST = 200
 """Different errors that are kept; the later ones follow from them."""

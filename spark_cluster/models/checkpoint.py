@@ -26,11 +26,11 @@ from spark_cluster.models.safetensors_header import (
     tensors,
     weight_files,
 )
-from spark_cluster.models.shape import Geometry
-from spark_cluster.models.stored_tensors import (
+from spark_cluster.models.shape import (
     MATRICES,
     PARTS,
     REPLICATED,
+    Geometry,
     Part,
     StoredPart,
     StoredWeights,

@@ -16,9 +16,14 @@ from spark_cluster.document import Document, Hidden, Rounded, derived, printed
 from spark_cluster.models import memory
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.shape import Geometry
-from spark_cluster.planning import batch, kv, whole_model
+from spark_cluster.planning import kv, whole_model
 from spark_cluster.planning.kv.layers import DrafterLayers, drafter_layers
-from spark_cluster.planning.room import NodeMemory
+from spark_cluster.planning.room import (
+    NodeMemory,
+    batched_tokens,
+    runtime_on,
+    with_default_batch,
+)
 from spark_cluster.planning.speed.serving import Serving, of_launch
 
 SPARE_GIB = 1.0
@@ -114,14 +119,14 @@ def fit(
         UsageError: a quantization or a type of KV cache that is not known, or heads that cannot be
             divided over so many nodes.
     """
-    launch = batch.with_default_batch(launch, rooms)
+    launch = with_default_batch(launch, rooms)
     serving = of_launch(launch, geometry)
     held = whole_model.rank_share(launch, serving)
     whole = whole_model.whole_gib(launch, serving) if weights_gib is None else weights_gib
     weights = held * whole_model.stage_gib(geometry, launch.pp, whole) / launch.tp
     loading = whole_model.stage_gib(geometry, launch.pp, serving.load_peak_bytes / GIB)
     peak = max(weights, held * loading / launch.tp + geometry.tables_bytes / GIB)
-    runtime = batch.runtime_gib(launch, rooms, runtime_gib)
+    runtime = runtime_on(launch, rooms, runtime_gib)
     highest = min(memory.utilization(room.memory) for room in rooms)
     smallest = min(room.total_gib for room in rooms)
     asked = _asked_gib(launch, serving)
@@ -207,7 +212,7 @@ def _layout(launch: Launch, serving: Serving) -> kv.KvLayout:
     return kv.KvLayout(
         whole_model.largest_stage(serving.geometry, launch.pp),
         kv_dtype=serving.kv_dtype,
-        max_num_batched_tokens=batch.batched_tokens(launch),
+        max_num_batched_tokens=batched_tokens(launch),
         tp=launch.tp,
         vllm=launch.vllm,
         block_size=int(block) if block is not None else None,

@@ -14,8 +14,12 @@ from typing import Annotated
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.document import Document, Hidden, Rounded, derived
 from spark_cluster.errors import UsageError
-from spark_cluster.planning.speed import allreduce
-from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.planning.speed.constants import (
+    MEASURED_NODES,
+    Constants,
+    exchanges,
+    most_exchanges,
+)
 from spark_cluster.planning.speed.estimate import (
     Estimate,
     Uncertainty,
@@ -120,7 +124,7 @@ def step(
     return Step(
         read=weights_read(serving, concurrency * (1 + drafted), sharing),
         cache=concurrency * serving.kv_bytes(context),
-        allreduces=(2 * serving.geometry.layers + 2) * allreduce.exchanges(serving.tp),
+        allreduces=(2 * serving.geometry.layers + 2) * exchanges(serving.tp),
         sockets=serving.sockets,
     )
 
@@ -181,13 +185,13 @@ def step_seconds(serving: Serving, one: Step, constants: Constants) -> float:
 def over_switch(doubt: Uncertainty, serving: Serving, one: Step, constants: Constants) -> None:
     """Widen for all-reduces of more than two nodes: from one exchange at best to a slow ring."""
     nodes = serving.tp
-    if nodes <= allreduce.MEASURED:
+    if nodes <= MEASURED_NODES:
         return
     usual = step_seconds(serving, one, constants)
-    each = one.allreduces / allreduce.exchanges(nodes)
+    each = one.allreduces / exchanges(nodes)
     quickest = replace(constants, allreduce_us=constants.allreduce_low_us)
     slowest = replace(constants, allreduce_us=constants.allreduce_high_us)
-    ring = replace(one, allreduces=round(each * allreduce.most_exchanges(nodes)))
+    ring = replace(one, allreduces=round(each * most_exchanges(nodes)))
     fast = step_seconds(serving, replace(one, allreduces=round(each)), quickest)
     slow = step_seconds(serving, ring, slowest)
     reason = "all-reduces over a switch, of which none is published"
