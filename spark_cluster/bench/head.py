@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from dataclasses import asdict
 from functools import partial
@@ -47,18 +46,10 @@ def measure(play: Play, run: BenchRun, step: Step, deployment: Deployment) -> No
     recording = Recording(play, nodes, folder, metrics, job.limit_s)
     on_node.may_go_on(session, folder)
     recording.start()
-    ended = threading.Event()
-
-    def load() -> None:
-        try:
-            role = generators.of(run.suite).role
-            play.apply(head, *([role] if role else []), job.resources)
-        finally:
-            ended.set()
-
+    role = generators.of(run.suite).role
+    load = partial(play.apply, head, *([role] if role else []), job.resources)
     try:
-        told = partial(play.note, warning=True)
-        _, peak = play.together(load, lambda: vram.peak_until(play.sessions, ended, told))
+        _, peak = vram.peak_while(play, load)
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
     except BaseException:
         # What ended it is what the user needs to know; the rest is fetched when it is continued.
