@@ -189,19 +189,27 @@ def _can_pull(
     if digest is None:
         return pulls
     name = f"{without_tag(str(given['ref']))}@{digest}"
-    argv = ["docker", "manifest", "inspect", name]
     found = {node.name: before.get(node.name) for node in nodes}
     lacking = [node for node in nodes if not (one := found[node.name]) or not one.has(digest)]
-    asked = play.on_each(lacking, lambda n: play.session(n).run(argv, timeout=REGISTRY_S))
+    asked = play.on_each(lacking, lambda node: why_not_in_registry(play.session(node), name))
     for node in lacking:
-        done = asked[node.name]
-        why = done.stderr.strip().partition("\n")[0][:200] or "no answer"
-        if done.status == 0:
+        why = asked[node.name]
+        if not why:
             pulls.append(node)
         else:
             text = f"{name} is not verified against its registry ({why})"
             play.note(text, warning=True, node=node)
     return pulls
+
+
+def why_not_in_registry(session: Session, image: str) -> str:
+    """Return why a registry does not give an image to a node; empty where it does.
+
+    Only its manifest is asked for: nothing is pulled.
+    """
+    done = session.run(["docker", "manifest", "inspect", image], timeout=REGISTRY_S)
+    why = done.stderr.strip().partition("\n")[0][:200] or "no answer"
+    return why if done.status else ""
 
 
 def _one_store(play: Play, first: Node, lacking: Sequence[Node]) -> bool:
