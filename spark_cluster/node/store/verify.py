@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import pwd
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,16 +18,12 @@ from typing import Any
 
 from spark_cluster.node import own_program
 from spark_cluster.node.beneath import Folder
-from spark_cluster.node.open_files import clone, pieces, write_whole
-from spark_cluster.node.store.hub_cache import HubCache, Lacking, alone
+from spark_cluster.node.open_files import pieces
+from spark_cluster.node.store.hub_cache import HubCache, Lacking, OnRead, alone
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.store.plain_folder import PlainFolder
 from spark_cluster.node.store.progress import Progress
-from spark_cluster.node.store.records import Records, adopted, manifest_of
 from spark_cluster.node.values import ResourceError
-
-OnRead = Callable[[int], None]
-"""Gets the bytes of each piece that was read."""
 
 PIECE = 4 << 20
 """Bytes that are read and hashed at a time; hashlib lets other threads run meanwhile."""
@@ -106,7 +102,6 @@ CACHE = Path(".cache/huggingface/hub")
 def adopt(
     other: HubCache,
     cache: HubCache,
-    records: Records,
     repository: str,
     commit: str,
     *,
@@ -125,7 +120,7 @@ def adopt(
         ResourceError: it is not whole there, or a content is not what its hash says.
         OSError: it cannot be read or written.
     """
-    manifest = adopted(other, repository, commit)
+    manifest = other.found(repository, commit)
     with alone(cache, repository):
         cache.files.make(cache.blobs(repository))
         for file in make_own(cache, manifest, progress).blobs:
@@ -136,7 +131,7 @@ def adopt(
                     "it is left as it is; `spark-cluster models pull` fetches the model anew",
                 )
         cache.publish(manifest, revision)
-        records.keep(manifest)
+        cache.records.keep(manifest)
     return manifest
 
 
@@ -164,30 +159,17 @@ def _copied(
 ) -> bool:
     """Copy a blob, and return whether the copy is what its hash says; else nothing is left of it.
 
-    The copy is root's alone until then: what a name leads to may be any file.
-
     Args:
         source: handle of it, which is closed.
     """
-    staged = cache.incomplete(repository, f"{file.blob}.adopted")
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.close, source)
-        cache.files.remove(staged)
-        target = cache.files.create(staged, 0o600)
-        stack.callback(os.close, target)
-        stack.callback(cache.files.remove, staged)
-        hasher = file.hasher()
-        cloned = clone(source, target)
-        for piece in pieces(target if cloned else source, file.size):
-            hasher.update(piece)
-            progress(len(piece))
-            if not cloned:
-                write_whole(target, piece)
-        if os.fstat(target).st_size != file.size or not file.fits(hasher):
-            return False
-        os.fchmod(target, 0o644)
-        cache.files.settle(target, staged, cache.blob(repository, file.blob))
-    return True
+    try:
+        with cache.half(repository, file, progress, source) as half:
+            for piece in pieces(source, file.size, at=half.size):
+                half.add(piece)
+                progress(len(piece))
+            return half.settle()
+    finally:
+        os.close(source)
 
 
 def homes(root: Path, user: str) -> dict[str, HubCache]:
@@ -234,7 +216,7 @@ def done(request: Mapping[str, Any]) -> dict[str, Any]:
     if request["what"] == "folder":
         plain = PlainFolder(Path(request["folder"]), ours, exact=bool(request["exact"]))
         return {"manifest": plain.manifest(Progress(0).add).document()}
-    cache, records = HubCache(Path(request["hub"]), ours), Records(ours)
+    cache = HubCache(Path(request["hub"]), ours)
     repository, commit = str(request["repository"]), str(request["commit"])
     if request["what"] == "adopt":
         place = str(request["other"])
@@ -246,11 +228,11 @@ def done(request: Mapping[str, Any]) -> dict[str, Any]:
             )
         revision = str(request.get("revision", ""))
         manifest = adopt(
-            other, cache, records, repository, commit, revision=revision, progress=Progress(0).add
+            other, cache, repository, commit, revision=revision, progress=Progress(0).add
         )
         return {"manifest": manifest.document()}
-    manifest = manifest_of(cache, records, repository, commit)
-    records.keep(manifest)  # what is removed as damaged is still known to belong to it
+    manifest = cache.known(repository, commit)
+    cache.records.keep(manifest)  # what is removed as damaged is still known to belong to it
     if cache.lacking(manifest).foreign:
         with alone(cache, repository):
             make_own(cache, manifest)
