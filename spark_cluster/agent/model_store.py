@@ -51,14 +51,14 @@ class Store:
         reply |= {"missing_bytes": 0, "links": [], "elsewhere": ""}
         if commit is None:
             return reply | self._elsewhere(repository, revision)
-        manifest, lacking, problem = self.cache.held(repository, commit)
-        if manifest is None or lacking is None:
+        manifest, missing, problem = self.cache.held(repository, commit)
+        if manifest is None or missing is None:
             return reply | {"problem": problem} | self._elsewhere(repository, revision)
         return reply | {
             "manifest": manifest.document(),
-            "missing": lacking.paths,
-            "missing_bytes": lacking.size,
-            "links": list(lacking.links),
+            "missing": missing.paths,
+            "missing_bytes": missing.size,
+            "links": list(missing.links),
         }
 
     def _elsewhere(self, repository: str, revision: str) -> Reply:
@@ -145,7 +145,7 @@ class Store:
         return self._long("adopt", **more, root=str(self.host.root), user=_user())
 
     def remove_damaged(self) -> Reply:
-        """Remove the blobs of damaged files (`paths`) and make the links that are lacking.
+        """Remove the blobs of damaged files (`paths`) and make the links that are missing.
 
         Each file is known by the manifest; nothing else is removed.
         """
@@ -157,10 +157,10 @@ class Store:
             self.cache.records.keep(manifest)
             for blob in sorted(blobs):
                 self.cache.files.remove(self.cache.blob(repository, blob))
-            lacking = self.cache.lacking(manifest)
-            if lacking.links and not lacking.paths:
+            missing = self.cache.missing(manifest)
+            if missing.links and not missing.paths:
                 self.cache.publish(manifest)
-        return {"removed": len(blobs), "links": 0 if lacking.paths else len(lacking.links)}
+        return {"removed": len(blobs), "links": 0 if missing.paths else len(missing.links)}
 
     def _revision(self) -> tuple[str, str]:
         repository, commit = str(self.request["repository"]), str(self.request["commit"])

@@ -25,7 +25,7 @@ def pieces(handle: int, size: int, piece: int = _PIECE, at: int = 0) -> Iterator
         at += len(data)
 
 
-def write_whole(handle: int, data: bytes | memoryview) -> None:
+def write_all(handle: int, data: bytes | memoryview) -> None:
     """Write all of it where the file is."""
     left = memoryview(data)
     while left:

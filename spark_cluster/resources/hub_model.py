@@ -70,9 +70,9 @@ class HubModel(Resource):
         if not is_commit(self.revision):  # it may have moved
             return {"complete": False}
         cache = HubCache(host.path(self.cache), host.path(OURS))
-        _, lacking, _ = cache.held(self.repository, self.revision)
+        _, missing, _ = cache.held(self.repository, self.revision)
         # Where that cannot be told, the pull says what is in its way.
-        return {"complete": lacking is not None and lacking.nothing}
+        return {"complete": missing is not None and missing.nothing}
 
     def converge(self, host: Host, actual: State) -> None:
         result = self._pull(host)

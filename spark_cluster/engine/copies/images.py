@@ -108,8 +108,8 @@ def bring(
         SparkClusterError: it cannot be pulled, built or copied, with the reason.
     """
     now, role = play.known_now(nodes), play.role(ROLE, **given)
-    whole = not (play.check or play.options.selection.partial)
-    if len(now) == 1 or not whole or not _is_copied(play, now, given):
+    partial = play.check or play.options.selection.partial
+    if len(now) == 1 or partial or not _is_copied(play, now, given):
         play.apply(now, role)
         return
     first, ref = _first(now, before, given), str(given["ref"])
@@ -129,15 +129,15 @@ def bring(
     image = found[first.name]
     if image is None:
         raise Failed(f"{ref} is not there after its pull", where=first.name)
-    lacking = [node for node in others if not image.is_same(found[node.name])]
-    near = all(route(first, node).fabric for node in lacking) and _one_store(play, first, lacking)
-    if lacking and not near:
-        play.apply(lacking, role)
-    elif lacking:
-        for node in lacking:
+    missing = [node for node in others if not image.is_same(found[node.name])]
+    near = all(route(first, node).fabric for node in missing) and _one_store(play, first, missing)
+    if missing and not near:
+        play.apply(missing, role)
+    elif missing:
+        for node in missing:
             _copy(play, ref, image, first, node)
-        play.apply(lacking, play.role(ROLE, ref=ref, digest=image.id))
-    require_equal(ref, images_on(play, now, ref) if lacking else found)
+        play.apply(missing, play.role(ROLE, ref=ref, digest=image.id))
+    require_equal(ref, images_on(play, now, ref) if missing else found)
 
 
 def _same(one: ImageOnNode | None, known: ImageOnNode) -> bool:
@@ -164,7 +164,7 @@ def _first(nodes: Sequence[Node], before: Images, given: Mapping[str, Any]) -> N
     return nodes[0]
 
 
-def must_be_there(image: Image, before: Images) -> None:
+def must_be_present(image: Image, before: Images) -> None:
     """Refuse to go on without a registry where no node has the image.
 
     Raises:
@@ -191,9 +191,9 @@ def _can_pull(
     name = f"{without_tag(str(given['ref']))}@{digest}"
     argv = ["docker", "manifest", "inspect", name]
     found = {node.name: before.get(node.name) for node in nodes}
-    lacking = [node for node in nodes if not (one := found[node.name]) or not one.has(digest)]
-    asked = play.on_each(lacking, lambda n: play.session(n).run(argv, timeout=REGISTRY_S))
-    for node in lacking:
+    missing = [node for node in nodes if not (one := found[node.name]) or not one.has(digest)]
+    asked = play.on_each(missing, lambda n: play.session(n).run(argv, timeout=REGISTRY_S))
+    for node in missing:
         done = asked[node.name]
         why = done.stderr.strip().partition("\n")[0][:200] or "no answer"
         if done.status == 0:
@@ -204,9 +204,9 @@ def _can_pull(
     return pulls
 
 
-def _one_store(play: Play, first: Node, lacking: Sequence[Node]) -> bool:
+def _one_store(play: Play, first: Node, missing: Sequence[Node]) -> bool:
     """Return whether the nodes' Dockers keep images in the same way: else ids differ."""
-    nodes = [first, *lacking] if lacking else []
+    nodes = [first, *missing] if missing else []
     asked = play.on_each(nodes, lambda node: play.session(node).request("image", what="store"))
     if len({bool(one["containerd"]) for one in asked.values()}) > 1:
         play.note(

@@ -103,13 +103,13 @@ class Receiver:
         """
         begun = time.monotonic()
         with alone(self.cache, self.manifest.repository):
-            lacking = make_own(self.cache, self.manifest)
-            kept = self.manifest.size - lacking.size
-            if lacking.blobs:
-                self._must_fit(lacking.size)
+            missing = make_own(self.cache, self.manifest)
+            kept = self.manifest.size - missing.size
+            if missing.blobs:
+                self._must_fit(missing.size)
                 self.cache.files.make(self.cache.blobs(self.manifest.repository))
                 self._progress = Progress(self.manifest.size, f"from {self.sender}", have=kept)
-                self._fetch({file.blob for file in lacking.blobs})
+                self._fetch({file.blob for file in missing.blobs})
             self.cache.publish(self.manifest, self.revision)
         about = {"moved": self._progress.read, "kept": kept, "switched": self.switched}
         return {**about, "seconds": time.monotonic() - begun}

@@ -27,7 +27,7 @@ from typing import Any
 
 from spark_cluster.node import own_program
 from spark_cluster.node.store import hub_problems
-from spark_cluster.node.store.hub_cache import HalfBlob, HubCache, Lacking, alone
+from spark_cluster.node.store.hub_cache import HalfBlob, HubCache, MissingFiles, alone
 from spark_cluster.node.store.hub_problems import HubProblem
 from spark_cluster.node.store.manifest import (
     GIT_SHA1,
@@ -259,39 +259,39 @@ class Download:
         """
         manifest = self._patiently(self.hub.manifest)
         if self.wanted.preview:
-            return self._result(manifest, self.cache.lacking(manifest))
+            return self._result(manifest, self.cache.missing(manifest))
         with alone(self.cache, manifest.repository, OTHER_PULL_S, _print):
             self.cache.files.make(self.cache.blobs(manifest.repository))
             self.cache.records.keep(manifest)
-            lacking = make_own(self.cache, manifest)
-            self._must_have_room(manifest, lacking)
-            came = self._fetch(manifest, lacking)
+            missing = make_own(self.cache, manifest)
+            self._must_have_room(manifest, missing)
+            came = self._fetch(manifest, missing)
             self.cache.publish(manifest, self.wanted.revision)
-            return {**self._result(manifest, self.cache.lacking(manifest)), "came": came}
+            return {**self._result(manifest, self.cache.missing(manifest)), "came": came}
 
-    def _result(self, manifest: Manifest, lacking: Lacking) -> dict[str, Any]:
+    def _result(self, manifest: Manifest, missing: MissingFiles) -> dict[str, Any]:
         return {
             "commit": manifest.commit,
             "size": manifest.size,
-            "missing": lacking.size,
+            "missing": missing.size,
             "free": self.cache.files.free(),
             "unchecked": sum(not file.algorithm for file in manifest.files),
         }
 
-    def _must_have_room(self, manifest: Manifest, lacking: Lacking) -> None:
+    def _must_have_room(self, manifest: Manifest, missing: MissingFiles) -> None:
         free = self.cache.files.free()
-        if lacking.size and lacking.size + self.wanted.room_left > free:
+        if missing.size and missing.size + self.wanted.room_left > free:
             raise HubProblem(
                 "space",
-                f"{manifest.repository} needs {lacking.size / 1e9:.1f} GB more below "
+                f"{manifest.repository} needs {missing.size / 1e9:.1f} GB more below "
                 f"{self.cache.root}, and {self.wanted.room_left / 1e9:.1f} GB that stay free; "
                 f"{free / 1e9:.1f} GB are free",
                 "spark-cluster models prune shows what can be removed",
             )
 
-    def _fetch(self, manifest: Manifest, lacking: Lacking) -> int:
+    def _fetch(self, manifest: Manifest, missing: MissingFiles) -> int:
         """Fetch blobs, several at a time; return the bytes that came."""
-        progress = Progress(manifest.size, "here", manifest.size - lacking.size)
+        progress = Progress(manifest.size, "here", manifest.size - missing.size)
 
         def one(file: StoredFile) -> None:
             if self._stopped.is_set():
@@ -303,7 +303,7 @@ class Download:
                 raise
 
         with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
-            jobs = [pool.submit(one, file) for file in lacking.blobs]
+            jobs = [pool.submit(one, file) for file in missing.blobs]
         for job in jobs:
             job.result()
         return progress.read

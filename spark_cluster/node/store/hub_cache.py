@@ -21,7 +21,7 @@ from pathlib import Path
 from spark_cluster.node import locks
 from spark_cluster.node.beneath import Folder, NotFollowed
 from spark_cluster.node.faults import explain
-from spark_cluster.node.open_files import clone, is_own, pieces, write_whole
+from spark_cluster.node.open_files import clone, is_own, pieces, write_all
 from spark_cluster.node.store.manifest import (
     INCOMPLETE,
     LOCKS,
@@ -64,7 +64,7 @@ TELL_S = 1.0
 
 
 @dataclass(frozen=True)
-class Lacking:
+class MissingFiles:
     """What of a manifest is not there.
 
     Attributes:
@@ -205,7 +205,7 @@ class HubCache:
             return revision
         return self.refs(repository).get(revision)
 
-    def lacking(self, manifest: Manifest) -> Lacking:
+    def missing(self, manifest: Manifest) -> MissingFiles:
         """Return what is not there; sizes are compared, contents are not read.
 
         Raises:
@@ -226,7 +226,7 @@ class HubCache:
             half = here.get(f"{file.blob}{INCOMPLETE}")
             begun += 0 if half is None else min(half.st_size, file.size)
         broken = tuple(f.path for f in manifest.files if links.get(f.path) != f.blob)
-        return Lacking(tuple(blobs), tuple(foreign), begun, broken)
+        return MissingFiles(tuple(blobs), tuple(foreign), begun, broken)
 
     def contents(self, repository: str) -> dict[str, os.stat_result]:
         """The regular files below `blobs/`, by name.
@@ -288,15 +288,15 @@ class HubCache:
             OSError: a link has the place of a folder.
         """
         repository, commit = manifest.repository, manifest.commit
-        lacking = self.lacking(manifest)
-        if lacking.paths:
-            raise ResourceError(f"{repository}: {lacking.paths[0]} is not whole yet")
+        missing = self.missing(manifest)
+        if missing.paths:
+            raise ResourceError(f"{repository}: {missing.paths[0]} is not whole yet")
         snapshot = self.snapshot(repository, commit)
         self.files.make(snapshot)
         folders = {snapshot}
         for file in manifest.files:
             link = snapshot / file.path
-            if file.path in lacking.links:
+            if file.path in missing.links:
                 self.files.make(link.parent)
                 folders.add(link.parent)
                 target = os.path.relpath(self.blob(repository, file.blob), link.parent)
@@ -314,12 +314,14 @@ class HubCache:
         kept = self.records.manifest(repository, commit) if self.ours else None
         return kept or self.found(repository, commit)
 
-    def held(self, repository: str, commit: str) -> tuple[Manifest | None, Lacking | None, str]:
+    def held(
+        self, repository: str, commit: str
+    ) -> tuple[Manifest | None, MissingFiles | None, str]:
         """Return what a revision consists of and what of it is not there, as names and sizes show;
         or neither, and why it cannot be used."""
         try:
             manifest = self.known(repository, commit)
-            return manifest, self.lacking(manifest), ""
+            return manifest, self.missing(manifest), ""
         except ResourceError as error:
             return None, None, error.message
         except OSError as error:
@@ -442,7 +444,7 @@ class HalfBlob:
 
     def add(self, piece: bytes | memoryview) -> None:
         """Write bytes that have come. Raises OSError."""
-        write_whole(self._handle, piece)
+        write_all(self._handle, piece)
         self._hasher.update(piece)
         self.size += len(piece)
 

@@ -134,7 +134,7 @@ def usage(cache: HubCache, used: Mapping[str, float], proc: Path) -> Usage:
     pins, busy = cache.records.pins(), in_use(proc, repositories)
 
     def revision(repository: RepositoryUsage, commit: str) -> Revision:
-        name, whole = repository.name, f"{repository.name}@{commit}"
+        name, full = repository.name, f"{repository.name}@{commit}"
         own = repository.holders[commit]
         here = [blob for blob in own if blob in repository.blobs]
         seen = [repository.blobs[blob] for blob in here]
@@ -146,10 +146,10 @@ def usage(cache: HubCache, used: Mapping[str, float], proc: Path) -> Usage:
             files=len(own),
             size=repository.size(here),
             freed=repository.freed({commit}),
-            last_used=used.get(whole, read),
-            served=whole in used,
-            pinned=bool({name, whole} & pins),
-            in_use=busy.get(whole) or busy.get(name, ""),
+            last_used=used.get(full, read),
+            served=full in used,
+            pinned=bool({name, full} & pins),
+            in_use=busy.get(full) or busy.get(name, ""),
             problem=_problem(cache, name, commit),
         )
 
@@ -191,8 +191,8 @@ def _repository(cache: HubCache, name: str) -> RepositoryUsage:
 
 def _problem(cache: HubCache, repository: str, commit: str) -> str:
     """Return what is missing or damaged in a revision, as names and sizes show; else nothing."""
-    _, lacking, problem = cache.held(repository, commit)
-    return problem if lacking is None else lacking.problem
+    _, missing, problem = cache.held(repository, commit)
+    return problem if missing is None else missing.problem
 
 
 def in_use(proc: Path, repositories: Collection[str]) -> dict[str, str]:

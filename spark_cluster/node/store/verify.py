@@ -19,7 +19,7 @@ from typing import Any
 from spark_cluster.node import own_program
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.open_files import pieces
-from spark_cluster.node.store.hub_cache import HubCache, Lacking, OnRead, alone
+from spark_cluster.node.store.hub_cache import HubCache, MissingFiles, OnRead, alone
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.store.plain_folder import PlainFolder
 from spark_cluster.node.store.progress import Progress
@@ -64,8 +64,8 @@ def verify(
     Args:
         progress: gets the bytes of each piece that was read, from several threads.
     """
-    lacking = cache.lacking(manifest)
-    missing = {file.blob for file in (*lacking.blobs, *lacking.foreign)}
+    files = cache.missing(manifest)
+    missing = {file.blob for file in (*files.blobs, *files.foreign)}
     hashed = [f for f in manifest.blobs.values() if f.algorithm and f.blob not in missing]
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         sound = list(pool.map(lambda file: _is_sound(cache, manifest, file, progress), hashed))
@@ -135,7 +135,9 @@ def adopt(
     return manifest
 
 
-def make_own(cache: HubCache, manifest: Manifest, progress: OnRead = lambda _read: None) -> Lacking:
+def make_own(
+    cache: HubCache, manifest: Manifest, progress: OnRead = lambda _read: None
+) -> MissingFiles:
     """Put copies in the place of blobs that someone else can still write: another user's, and hard
     links as earlier versions made them to a user's cache. What is not what its hash says is
     removed. Only while the caller has the repository `alone`.
@@ -146,12 +148,12 @@ def make_own(cache: HubCache, manifest: Manifest, progress: OnRead = lambda _rea
     Raises:
         OSError: it cannot be read or written.
     """
-    lacking = cache.lacking(manifest)
-    for file in lacking.foreign:
+    missing = cache.missing(manifest)
+    for file in missing.foreign:
         blob = cache.blob(manifest.repository, file.blob)
         if not _copied(cache.files.open(blob), cache, manifest.repository, file, progress):
             cache.files.remove(blob)
-    return cache.lacking(manifest) if lacking.foreign else lacking
+    return cache.missing(manifest) if missing.foreign else missing
 
 
 def _copied(
@@ -233,7 +235,7 @@ def done(request: Mapping[str, Any]) -> dict[str, Any]:
         return {"manifest": manifest.document()}
     manifest = cache.known(repository, commit)
     cache.records.keep(manifest)  # what is removed as damaged is still known to belong to it
-    if cache.lacking(manifest).foreign:
+    if cache.missing(manifest).foreign:
         with alone(cache, repository):
             make_own(cache, manifest)
     return asdict(verify(cache, manifest, Progress(manifest.size).add))

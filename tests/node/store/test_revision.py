@@ -63,4 +63,4 @@ def test_the_kept_manifest_is_used_before_the_links(tmp_path):
     cache.records.keep(made)
     cache.blob(REPOSITORY, made.files[1].blob).unlink()
     assert cache.known(REPOSITORY, COMMIT) == made
-    assert cache.lacking(made).size == 7
+    assert cache.missing(made).size == 7
