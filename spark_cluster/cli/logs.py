@@ -69,13 +69,13 @@ def command(app: App, follow: bool, tail: int, only: str | None, bundle: str | N
         _write_bundle(app, "" if bundle == AUTOMATIC else bundle)
         return
     from spark_cluster.engine import logs
-    from spark_cluster.engine.runtime import programs_there
+    from spark_cluster.engine.runtime import present_programs
 
     with app.play("logs", app.nodes, change=False, gather_facts=False) as run:
         play = run.open()
         wanted = {
             node: [name for name in names if only is None or (only == "ray") == (name == RAY)]
-            for node, names in programs_there(play).items()
+            for node, names in present_programs(play).items()
         }
         found = _present(play, wanted)
         run.finish()

@@ -14,7 +14,7 @@ ModelKind = Literal["chat", "embedding", "reranking", "transcription", "speech",
 
 KINDS: tuple[ModelKind, ...] = get_args(ModelKind)
 
-Rung = Literal[
+ReadinessCheck = Literal[
     "answer",
     "coherence",
     "tool_call",
@@ -31,7 +31,7 @@ Rung = Literal[
     "transcription",
 ]
 
-RUNGS: Mapping[ModelKind, tuple[Rung, ...]] = {
+CHECKS_OF_KIND: Mapping[ModelKind, tuple[ReadinessCheck, ...]] = {
     "chat": (
         "answer",
         "short_answers",
@@ -135,9 +135,9 @@ def inferred(flags: Mapping[str, Any], model: str, architectures: Iterable[str] 
     return asked or shown or "chat"
 
 
-def first_rung(kind: object) -> Rung:
+def first_readiness_check(kind: object) -> ReadinessCheck:
     """Return the rung of a kind where a recipe names none; of what is no kind, that of chat."""
-    return next((rungs[0] for name, rungs in RUNGS.items() if name == kind), "answer")
+    return next((rungs[0] for name, rungs in CHECKS_OF_KIND.items() if name == kind), "answer")
 
 
 def must_be_served(kind: ModelKind, what: str) -> None:
@@ -149,7 +149,7 @@ def must_be_served(kind: ModelKind, what: str) -> None:
     Raises:
         Refused: they are not; with what to use instead.
     """
-    if kind not in RUNGS:
+    if kind not in CHECKS_OF_KIND:
         raise Refused(
             f"{what} is of kind {kind}, which is not served here: `vllm serve` does not generate "
             f"{kind}, and no check could tell a right answer from a wrong one",

@@ -17,7 +17,7 @@ from pydantic import (
 )
 
 from spark_cluster.config.fields import NodePath, Pattern, Port
-from spark_cluster.config.model_kind import Rung
+from spark_cluster.config.model_kind import ReadinessCheck
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.schema import Schema
 from spark_cluster.config.secret_text import looks_secret
@@ -378,7 +378,7 @@ class Drafter(Schema):
 class Readiness(Schema):
     """The conditions for calling it ready, beyond the right answer."""
 
-    rungs: list[Rung] = Field(default=["answer"], min_length=1)
+    rungs: list[ReadinessCheck] = Field(default=["answer"], min_length=1)
     """what is asked, in this order (default: the first of the kind)"""
     log_expect: list[Pattern] = Field(default=[])
     """regular expressions that the engine's log must match"""

@@ -23,7 +23,7 @@ DONE = ".complete"
 
 
 def survey(
-    play: Play, folder: str, there: Mapping[str, float] | None = None
+    play: Play, folder: str, downloaded: Mapping[str, float] | None = None
 ) -> tuple[list[NodeMemory], list[Facts]]:
     """The nodes' rooms and facts, the head first: one question each, all at once.
 
@@ -41,7 +41,7 @@ def survey(
     for node, pending in waiting:
         answer = pending.wait()
         processes, _ = gather.memory(answer)
-        begun = (there or {}).get(node.name, 0.0)
+        begun = (downloaded or {}).get(node.name, 0.0)
         has_model = answer["files"]["done"] is not None or math.isinf(begun)
         room = of_facts(node.name, node.facts, processes or (), has_model=has_model)
         if room.disk_free_gib is not None and not has_model:

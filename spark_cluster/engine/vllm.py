@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.engines import Dialect
-from spark_cluster.config.model_kind import RUNGS, Rung
+from spark_cluster.config.model_kind import CHECKS_OF_KIND, ReadinessCheck
 from spark_cluster.config.ports import Span
 from spark_cluster.engine.engine import Engine, Process, base_environment, needs_rdma
 from spark_cluster.engine.ray import RAY_HOME, authentication
@@ -40,8 +40,9 @@ class Vllm:
     models = "/v1/models"
     version = ("/version", "version")
     started = start_patterns.VLLM.up
-    anchors = start_patterns.VLLM.patterns
-    rungs: frozenset[Rung] = frozenset((*RUNGS["chat"], "embedding", "reranking", "transcription"))
+    rungs: frozenset[ReadinessCheck] = frozenset(
+        (*CHECKS_OF_KIND["chat"], "embedding", "reranking", "transcription")
+    )
 
     def environment(self, node: Node, server: Server) -> dict[str, str]:
         """Return caches, the link's address, interface and HCAs, and the recipe's variables."""
@@ -112,8 +113,8 @@ class Vllm:
             f"--master-addr={master}",
             f"--master-port={master_port}",
         )
-        whole = _answering(command, server) if rank == 0 else (*command, "--headless")
-        return self._process(node, server, whole)
+        words = _answering(command, server) if rank == 0 else (*command, "--headless")
+        return self._process(node, server, words)
 
     def _process(self, node: Node, server: Server, command: tuple[str, ...]) -> Process:
         env = self.environment(node, server)

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from spark_cluster.config.engines import DEFAULT
-from spark_cluster.config.model_kind import Rung
+from spark_cluster.config.model_kind import ReadinessCheck
 from spark_cluster.config.recipe_schema import Versions
 from spark_cluster.config.schema import Schema
 from spark_cluster.errors import InvalidFile
@@ -151,7 +151,7 @@ class Issue(Schema):
     """what shows, in the same log, that it did not, in spite of that"""
     checks: list[str] = Field(default=[])
     """checks of doctor whose verdict is explained by it"""
-    rungs: list[Rung] = Field(default=[])
+    rungs: list[ReadinessCheck] = Field(default=[])
     """rungs of readiness that it makes fail"""
 
     @property

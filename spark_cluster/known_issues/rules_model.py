@@ -192,7 +192,7 @@ def contradicts_model(about: RuleContext, case: Case) -> RuleResult:
 @rule("kind-not-served")
 def not_served(about: RuleContext, case: Case) -> RuleResult:
     kind = case.launch.kind
-    return None if kind in model_kind.RUNGS else about.found(f"kind: {kind}")
+    return None if kind in model_kind.CHECKS_OF_KIND else about.found(f"kind: {kind}")
 
 
 def _goes(kind: ModelKind, shown: ModelKind) -> bool:

@@ -149,7 +149,7 @@ CHECKS = (
     *(
         Check(
             f"tool-{one.id}",
-            one.rung,
+            one.readiness,
             one.title,
             one.text,
             _expected(one),
@@ -160,7 +160,12 @@ CHECKS = (
     ),
     *(
         Check(
-            f"vision-{one.id}", one.rung, one.title, one.text, _expected(one), partial(vision, one)
+            f"vision-{one.id}",
+            one.readiness,
+            one.title,
+            one.text,
+            _expected(one),
+            partial(vision, one),
         )
         for one in VISION
         if one.title
