@@ -50,11 +50,11 @@ def _folder(host: Host, request: Request) -> Reply:
     return result_of(host, f"read {request['folder']}", verify.argv(asked), timeout=LIMIT_S)
 
 
-def _lacking(host: Host, request: Request) -> Reply:
-    """Return the bytes to fetch and whether nothing at all is lacking; contents are not read."""
+def _missing(host: Host, request: Request) -> Reply:
+    """Return the bytes to fetch and whether nothing at all is missing; contents are not read."""
     manifest = _manifest(request)
-    lacking = copy_work.cache_of(_where(host, request), manifest, read=False).lacking(manifest)
-    return {"bytes": lacking.size, "nothing": lacking.nothing}
+    missing = copy_work.cache_of(_where(host, request), manifest, read=False).missing(manifest)
+    return {"bytes": missing.size, "nothing": missing.nothing}
 
 
 def _place(host: Host, request: Request) -> Path:
@@ -140,7 +140,7 @@ def _end(host: Host, request: Request) -> Reply:
 
 ACTIONS: dict[str, Callable[[Host, Request], Reply]] = {
     "folder": _folder,
-    "lacking": _lacking,
+    "missing": _missing,
     "begin": _begin,
     "work": _work,
     "end": _end,

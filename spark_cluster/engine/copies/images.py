@@ -241,7 +241,7 @@ def why_not_in_registry(session: Session, image: str) -> str:
     return why if done.status else ""
 
 
-def must_be_there(image: Image, before: Images) -> None:
+def must_be_present(image: Image, before: Images) -> None:
     """Refuse to go on without a registry where no node has the image.
 
     Raises:
