@@ -28,7 +28,7 @@ from spark_cluster.engine.copies.state import Have, Stored, Wanted, models_on, n
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node import confinement
-from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.manifest import (
     KEPT_FREE,
     Manifest,
