@@ -173,15 +173,13 @@ class _Image:
         if digest is None or self.offline or self.given.get("dockerfile"):
             return pulls
         name = f"{without_tag(self.ref)}@{digest}"
-        argv = ["docker", "manifest", "inspect", name]
         found = {node.name: self.before.get(node.name) for node in nodes}
         missing = [node for node in nodes if not (one := found[node.name]) or not one.has(digest)]
         session = self.play.session
-        asked = self.play.on_each(missing, lambda n: session(n).run(argv, timeout=REGISTRY_S))
+        asked = self.play.on_each(missing, lambda n: why_not_in_registry(session(n), name))
         for node in missing:
-            done = asked[node.name]
-            why = done.stderr.strip().partition("\n")[0][:200] or "no answer"
-            if done.status == 0:
+            why = asked[node.name]
+            if not why:
                 pulls.append(node)
             else:
                 text = f"{name} is not verified against its registry ({why})"
@@ -231,6 +229,16 @@ class _Image:
 def _same(one: ImageOnNode | None, known: ImageOnNode) -> bool:
     """Return whether they have one id, which depends on Docker's store, too."""
     return one is not None and one.id == known.id
+
+
+def why_not_in_registry(session: Session, image: str) -> str:
+    """Return why a registry does not give an image to a node; empty where it does.
+
+    Only its manifest is asked for: nothing is pulled.
+    """
+    done = session.run(["docker", "manifest", "inspect", image], timeout=REGISTRY_S)
+    why = done.stderr.strip().partition("\n")[0][:200] or "no answer"
+    return why if done.status else ""
 
 
 def must_be_present(image: Image, before: Images) -> None:
