@@ -23,7 +23,7 @@ from spark_cluster.config.schema import Schema
 from spark_cluster.config.secret_text import looks_secret
 from spark_cluster.config.yamlfile import described
 from spark_cluster.node import paths
-from spark_cluster.node.requirements import PINNED
+from spark_cluster.node.values import PINNED
 
 MOST_NODES = 64
 

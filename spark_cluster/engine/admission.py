@@ -156,7 +156,7 @@ def must_work(
 
     rooms, facts = survey(play, server.model_path, downloaded)
     if running.status == "running" or ended:
-        ours = our_processes(play, [room.name for room in rooms], (*PROGRAMS, *ended))
+        ours = runtime.our_processes(play, [room.name for room in rooms], (*PROGRAMS, *ended))
         rooms = [without_ours(room, ours[room.name]) for room in rooms]
         facts = [f.with_gpu_memory(room.memory) for f, room in zip(facts, rooms, strict=True)]
     try:
@@ -260,18 +260,8 @@ def share_of(running: ContainerState, server: Server) -> float | None:
 
 def _release(play: Play) -> None:
     """End what serves something else, on every node, and have its memory back."""
-    play.apply(play.nodes, runtime.absent(SERVER, stop_timeout_s=30))
-    play.apply(play.nodes, runtime.absent(RAY, stop_timeout_s=2))
+    play.apply(play.nodes, runtime.absent(SERVER, RAY))
     vram.until_free(play.sessions)
-
-
-def our_processes(
-    play: Play, names: Sequence[str], programs: Sequence[str] = PROGRAMS
-) -> dict[str, set[int]]:
-    """Node to the process ids (of the host) in our programs."""
-    sessions = {node.name: play.session(node) for node in play.nodes if node.name in names}
-    found = runtime.process_ids(sessions, {name: {p: p for p in programs} for name in sessions})
-    return {name: set[int]().union(*pids.values()) for name, pids in found.items()}
 
 
 def without_ours(room: NodeMemory, ours: set[int]) -> NodeMemory:
@@ -391,7 +381,7 @@ def _placed(
         for one, _ in asked
     ]
     found = placed(play, models, [has for _, has in asked])
-    ours = our_processes(play, [one.room.name for one in found], (*PROGRAMS, *ended))
+    ours = runtime.our_processes(play, [one.room.name for one in found], (*PROGRAMS, *ended))
     found = [replace(one, room=without_ours(one.room, ours[one.room.name])) for one in found]
     return [
         replace(one, facts=one.facts.with_gpu_memory(one.room.memory)) if one.facts else one

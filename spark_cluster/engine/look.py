@@ -8,7 +8,7 @@ from functools import partial
 
 from spark_cluster.engine import launches, vram
 from spark_cluster.engine.admission import stays
-from spark_cluster.engine.copies.fetch import must_be_there
+from spark_cluster.engine.copies.fetch import must_be_present
 from spark_cluster.engine.copies.state import Stored, stored
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.members import Member, behind, members, with_servers
@@ -61,7 +61,7 @@ class Found:
     def downloaded(self) -> list[Mapping[str, float]]:
         """For each server, GiB of its model that nodes have in the hub cache; infinite: all."""
         recipes = [one.server.recipe for one in self.members]
-        return [self.stores[recipe.name].there(recipe.model.name) for recipe in recipes]
+        return [self.stores[recipe.name].gib_present(recipe.model.name) for recipe in recipes]
 
 
 def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
@@ -87,7 +87,7 @@ def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
     stores: dict[str, Stored] = dict(zip(names, rest[:count], strict=True))
     kernels: dict[str, launches.TunedOn] = dict(zip(names, rest[count:], strict=True))
     for server in recipes if offline else ():
-        must_be_there(server.recipe, stores[server.recipe.name], adopt=play.options.may_adopt)
+        must_be_present(server.recipe, stores[server.recipe.name], adopt=play.options.may_adopt)
     for store in stores.values():
         deployment = deployment.located(store.folders())
     vram.record(play.bus, "before", before)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from spark_cluster.engine import admission, proxy, supervision, vram
+from spark_cluster.engine import proxy, runtime, supervision, vram
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.endpoint import Endpoint, probe_once
 from spark_cluster.engine.members import Member
@@ -91,7 +91,7 @@ def unload(play: Play, found: Sequence[Member]) -> None:
         session.run(stop(name, "docker"), timeout=STOP_S)
     stays = [one.server.program for one in found if not one.server.on_request]
     nodes = [node.name for node in play.nodes]
-    vram.until_free(play.sessions, ignored=admission.our_processes(play, nodes, stays))
+    vram.until_free(play.sessions, ignored=runtime.our_processes(play, nodes, stays))
 
 
 def load(play: Play, endpoint: Endpoint, one: Member) -> None:

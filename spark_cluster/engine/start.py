@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -30,7 +30,6 @@ from spark_cluster.engine.runtime import absent
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.containers import NEEDS
 from spark_cluster.node.supervision.look import stop
-from spark_cluster.resources import Resource
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.play import Applied, Play, RoleCall
 from spark_cluster.runner.session import Session
@@ -115,22 +114,19 @@ def end_others(
     loader = () if deployment.endpoint.models else (play.role("model_loader"),)
     alone = [one.node.name for one in found if _was_joined(one)]
     steps = [
-        (play.nodes, (*loader, _absent(gone)) if gone else ()),
+        (play.nodes, (*loader, absent(*sorted(gone))) if gone else ()),
         # A model that moved to another node keeps its name there.
-        *(([node], (_absent(set(obsolete.get(node.name, ())) & kept),)) for node in play.nodes),
-        ([n for n in play.nodes if n.name in alone], (_absent({SERVER, RAY}),)),
+        *(
+            ([node], (absent(*sorted(kept.intersection(obsolete.get(node.name, ())))),))
+            for node in play.nodes
+        ),
+        ([n for n in play.nodes if n.name in alone], (absent(SERVER, RAY),)),
     ]
     made = [play.apply(nodes, *what).changed for nodes, what in steps if nodes and any(what)]
     if play.check or not any(made):
         return
-    stays = admission.our_processes(play, [node.name for node in play.nodes], sorted(kept))
+    stays = runtime.our_processes(play, [node.name for node in play.nodes], sorted(kept))
     vram.until_free(play.sessions, ignored=stays)
-
-
-def _absent(names: Collection[str]) -> list[Resource]:
-    """Return the desired state without some programs; nothing of Ray's is worth waiting for."""
-    servers = runtime.absent(*sorted(set(names) - {RAY}), stop_timeout_s=30)
-    return [*servers, *(runtime.absent(RAY, stop_timeout_s=2) if RAY in names else ())]
 
 
 def _was_joined(one: Member) -> bool:
@@ -414,7 +410,7 @@ def start_ray_alone(
         guarded: whether there is a firewall, for the containers' label.
         labels: more labels of the containers.
     """
-    start_ray(play, _ray_alone(play, server, guarded, labels or {}))
+    start_ray(play, _ray_alone(_with_token(play, server, guarded), labels or {}))
 
 
 def ray_would_restart(
@@ -428,23 +424,28 @@ def ray_would_restart(
     """
     options = replace(play.options, check=True)
     checking = Play(play.inventory, play.project, play.connections, Bus(), options)
-    wanted = (
-        server.starting(share=None, guarded=guarded, ray_token=token(play.session(server.nodes[0])))
-        if labels is None
-        else _ray_alone(play, server, guarded, labels)
-    )
-    role = checking.role("ray", server=wanted)
+    wanted = _with_token(play, server, guarded)
+    alone = wanted if labels is None else _ray_alone(wanted, labels)
+    role = checking.role("ray", server=alone)
     made = checking.apply(server.nodes, role)
     return any(runtime.changed(made.changes(node.name), RAY) for node in server.nodes)
 
 
-def _ray_alone(play: Play, server: Server, guarded: str, labels: Mapping[str, str]) -> Server:
+def _with_token(play: Play, server: Server, guarded: str) -> Server:
+    """Return a server as it starts, with the token of its Ray."""
+    known = token(play.session(server.nodes[0]))
+    return server.starting(share=None, guarded=guarded, ray_token=known)
+
+
+def _ray_alone(server: Server, labels: Mapping[str, str]) -> Server:
     """Return a server as far as Ray needs it."""
-    ray_token = token(play.session(server.nodes[0]))
-    alone = server.starting(share=None, guarded=guarded, ray_token=ray_token)
-    mounts = tuple(mount.volume for mount in server.recipe.mounts)
-    labels = {**alone.labels, **labels}
-    return replace(alone, model_path="", mounts=mounts, secret_env={}, labels=labels)
+    return replace(
+        server,
+        model_path="",
+        mounts=tuple(mount.volume for mount in server.recipe.mounts),
+        secret_env={},
+        labels={**server.labels, **labels},
+    )
 
 
 def token(session: Session) -> str:
