@@ -14,7 +14,7 @@ from spark_cluster.bench.expansion import PlannedCell, Step
 from spark_cluster.bench.generator import At, Generator
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.run_folder import moment, number, read_json
+from spark_cluster.bench.run_folder import moment, number
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.telemetry import read_lines
 from spark_cluster.bench.telemetry_flags import with_telemetry
@@ -184,13 +184,12 @@ def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Re
     recording.fetch(into)
     if on_node.measured(session) != folder:
         recording.stop()
-    with on_node.files_of(play.connections, head.name) as files:
-        too_large = on_node.fetch(files, folder, into)
+    left = {cell.id: cell for cell in run.left(step)}
+    ended, too_large = on_node.fetch(session, folder, left.keys(), into)
     found = []
-    for cell in step.cells:
-        ended = read_json(into / "cells" / f"{cell.id}.json")
-        if isinstance(ended, dict):
-            found += results_of(run, cell, ended, into, too_large)
+    for id, told in ended.items():
+        if isinstance(told, dict):
+            found += results_of(run, left[id], told, into, too_large)
     known = [read_lines(*one) for one in run_telemetry.texts(into).items()]
     rows = [row for of_node, _ in known for row in of_node]
     drafts = [of_node for _, of_node in known]
