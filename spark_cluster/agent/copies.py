@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.agent.unit_work import result_of
-from spark_cluster.node import image_digests, paths
+from spark_cluster.node import images, paths
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_work, manifest, plain_folder, verify
 from spark_cluster.node.store.copy_channel import make_secrets
 from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.units import result_of
 
 COPIES = paths.COPIES
 """Root-only and in memory: a folder for each part of a copy, which ends with it, with the keys of
@@ -127,8 +127,8 @@ def _work(host: Host, request: Request) -> Reply:
         timeout=LIMIT_S,
     )
     if image and given["receive"]:
-        path = host.path(image_digests.FILE)
-        image_digests.remember(path, str(request["id"]), map(str, request["digests"]))
+        path = host.path(images.FILE)
+        images.remember(path, str(request["id"]), map(str, request["digests"]))
     return done
 
 

@@ -9,7 +9,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, cast
 
-from spark_cluster.agent.unit_work import result_of
 from spark_cluster.node import launch_records
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import verify
@@ -17,6 +16,7 @@ from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import OURS, is_commit, is_repository
 from spark_cluster.node.store.records import Records, adopted, held, manifest_of
 from spark_cluster.node.store.usage import LOCK_S, Usage, plan, remove, usage
+from spark_cluster.node.units import result_of
 from spark_cluster.node.values import ResourceError
 from spark_cluster.resources.base import from_wire
 from spark_cluster.resources.hub_model import HubModel

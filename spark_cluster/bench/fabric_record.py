@@ -19,9 +19,13 @@ from spark_cluster.bench.record import Part
 from spark_cluster.bench.run_folder import printable, read_document
 from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS
 from spark_cluster.known_issues.entries import catalogue
-from spark_cluster.known_issues.log_matching import cleared, confirmed, recognise
-from spark_cluster.planning.speed.allreduce import MEASURED, carried, most_exchanges
-from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.known_issues.log_matching import marks_in, recognise
+from spark_cluster.planning.speed.constants import (
+    MEASURED_NODES,
+    Constants,
+    carried,
+    most_exchanges,
+)
 
 FORMAT: Final = "spark-cluster.fabric.v1"
 FILE = "fabric.json"
@@ -242,7 +246,9 @@ def _of_link(record: FabricRecord) -> Iterator[str]:
     token = record.of_use("one token")
     slowest = most_exchanges(nodes) * Constants().allreduce_high_us
     if token is not None and token.latency_us > slowest:
-        known = "were seen elsewhere" if nodes == MEASURED else f"are expected of {nodes} nodes"
+        known = (
+            "were seen elsewhere" if nodes == MEASURED_NODES else f"are expected of {nodes} nodes"
+        )
         yield (
             f"an all-reduce of one token takes {token.latency_us:.0f} us, "
             f"at most {slowest:.0f} {known}"
@@ -302,8 +308,9 @@ def _of_logs(nodes: Sequence[FabricNode]) -> Iterator[Cause]:
     `NET/Socket` is listed where RDMA is taken, too: what the catalogue says clears it counts.
     """
     for node in nodes:
-        came_to_nothing = {id for line in node.nccl_log for id in cleared(line)}
-        came_to_nothing -= {id for line in node.nccl_log for id in confirmed(line)}
+        marks = {mark for line in node.nccl_log for mark in marks_in(line)}
+        came_to_nothing = {id for kind, id in marks if kind == "cleared_by"}
+        came_to_nothing -= {id for kind, id in marks if kind == "confirmed_by"}
         for line in node.nccl_log:
             for issue in recognise(line):
                 if issue.id not in came_to_nothing:

@@ -20,8 +20,8 @@ from spark_cluster.config.engines import words
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine import logs, runtime, verify
 from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.former import former_of
 from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.previous_server import previous_server_of
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
@@ -285,8 +285,8 @@ def _take_down_last(play: Play, run: BenchRun) -> None:
 
 def is_of(step: Step, running: ContainerState) -> bool:
     """True if a server is that of a step: its recipe, its size and its arguments."""
-    former, recipe, tp = former_of(running), step.setup.served, step.setup.tp
-    if former is None or recipe is None or (former.recipe, former.tp) != (recipe.name, tp):
+    previous, recipe, tp = previous_server_of(running), step.setup.served, step.setup.tp
+    if previous is None or recipe is None or (previous.recipe, previous.tp) != (recipe.name, tp):
         return False
     return set(words(recipe.flags(tp))) <= set(running.command)
 

@@ -25,7 +25,7 @@ from spark_cluster.engine.copies.pull import PulledModel
 from spark_cluster.engine.copies.state import Nodes, Wanted, hub_folder
 from spark_cluster.engine.copies.upkeep import ModelSizes, Need, Pruned, StoredModels, short
 from spark_cluster.errors import Refused, UsageError, VerificationFailed
-from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.manifest import Manifest, is_repository
 from spark_cluster.resources.hub_model import HubModel
 from spark_cluster.runner.options import Options

@@ -43,10 +43,9 @@ from spark_cluster.errors import UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.importers import commandline
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.planner import Planner, Question, Subject, of_a_command, of_a_recipe
 from spark_cluster.planning.purpose import Purpose, advise
 from spark_cluster.planning.room import NodeMemory, assumed
-from spark_cluster.planning.subject import Subject, of_a_command, of_a_recipe
 from spark_cluster.planning.together import Placed, plan_together
 
 NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"

@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.config.model_kind import Rung
+from spark_cluster.config.model_kind import ReadinessCheck
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
-from spark_cluster.node.completions import Completion, streamed, whole
+from spark_cluster.node.completions import Completion, complete, streamed
 from spark_cluster.runner.session import Answer, Session
 
 PATIENCE_S = 900.0
@@ -85,7 +85,7 @@ class Client:
             raise self.failed(f"{check}: the request", answer)
         body = answer.body
         try:
-            found = streamed(body) if asked.get("stream") else whole(body)
+            found = streamed(body) if asked.get("stream") else complete(body)
         except replies.NotACompletion as error:
             raise self.wrong(f"{check}: {error}", FOREIGN) from None
         if found.error:
@@ -127,7 +127,7 @@ class Client:
                 f"{check}: {who} answered, asked was {self.endpoint.model!r}", FAILOVER
             )
 
-    def document(self, rung: str, path: str, asked: Mapping[str, Any]) -> Any:
+    def document(self, what: str, path: str, asked: Mapping[str, Any]) -> Any:
         """The JSON document that answers a request to one of the paths of a kind.
 
         Raises:
@@ -135,26 +135,26 @@ class Client:
             NoSuchPath: the server has no such path (404).
         """
         body = json.dumps({"model": self.endpoint.model, **asked})
-        return self.answered(rung, path, body=body)
+        return self.answered(what, path, body=body)
 
     def answered(
-        self, rung: str, path: str, *, body: str | bytes, content_type: str = "application/json"
+        self, what: str, path: str, *, body: str | bytes, content_type: str = "application/json"
     ) -> Any:
         """As `document`, of a body of any type."""
         answer = self._post(path, body, content_type)
         found = replies.decoded(answer.body)
-        told = replies.text_of(replies.at(found, "error", "message"))
-        if answer.status == 404 and not told:  # of a model that it does not know, vLLM says so
-            raise NoSuchPath(f"{rung}: {path} is not there (status 404): {_why(answer)}")
-        if answer.status != 200 or told:
-            raise self.failed(f"{rung}: the request to {path}", answer)
+        refusal = replies.text_of(replies.at(found, "error", "message"))
+        if answer.status == 404 and not refusal:  # of a model that it does not know, vLLM says so
+            raise NoSuchPath(f"{what}: {path} is not there (status 404): {_why(answer)}")
+        if answer.status != 200 or refusal:
+            raise self.failed(f"{what}: the request to {path}", answer)
         if not isinstance(found, dict | list):
             shown = replies.short(answer.body) or "nothing"
-            raise self.wrong(f"{rung}: {path} answers {shown!r}, expected a JSON document", FOREIGN)
+            raise self.wrong(f"{what}: {path} answers {shown!r}, expected a JSON document", FOREIGN)
         model = replies.at(found, "model")
         if isinstance(model, str) and model != self.endpoint.model:
             raise self.wrong(
-                f"{rung}: {model!r} answered, asked was {self.endpoint.model!r}", FAILOVER
+                f"{what}: {model!r} answered, asked was {self.endpoint.model!r}", FAILOVER
             )
         return found
 
@@ -204,7 +204,7 @@ class Check:
 
     Attributes:
         id: as `verify --only` takes it.
-        rung: of readiness that it belongs to; a rung holds when all its checks do.
+        readiness: the readiness check that it belongs to, which holds when all its checks do.
         title: in a table.
         request: what is asked, for people.
         expected: what the answer must be, for people.
@@ -214,7 +214,7 @@ class Check:
     """
 
     id: str
-    rung: Rung
+    readiness: ReadinessCheck
     title: str
     request: str
     expected: str

@@ -15,7 +15,7 @@ from spark_cluster.engine.members import Member, behind, members, with_servers
 from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas_of
 from spark_cluster.engine.ray import Job
 from spark_cluster.engine.ray_cluster import running_jobs
-from spark_cluster.engine.start import stale
+from spark_cluster.engine.start import obsolete_programs
 from spark_cluster.runner.play import Play
 
 
@@ -43,9 +43,9 @@ class Found:
     models: Sequence[ModelServer] = ()
 
     @property
-    def stale(self) -> dict[str, list[str]]:
+    def obsolete(self) -> dict[str, list[str]]:
         """By node the programs of ours that have no place in the deployment."""
-        return stale(self.deployment, self.replicas, self.models)
+        return obsolete_programs(self.deployment, self.replicas, self.models)
 
     @property
     def starts(self) -> bool:
@@ -58,7 +58,7 @@ class Found:
         return not all(stays(one) for one in self.members)
 
     @property
-    def there(self) -> list[Mapping[str, float]]:
+    def downloaded(self) -> list[Mapping[str, float]]:
         """For each server, GiB of its model that nodes have in the hub cache; infinite: all."""
         recipes = [one.server.recipe for one in self.members]
         return [self.stores[recipe.name].there(recipe.model.name) for recipe in recipes]

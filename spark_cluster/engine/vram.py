@@ -59,7 +59,7 @@ class NodeVram(Document):
 
     @printed
     def used_mib(self) -> int:
-        """Sum over the processes whose figure is told."""
+        """Sum over the processes whose figure is refusal."""
         return sum(p.used_mib or 0 for p in self.processes)
 
     def serving(self, models: Mapping[int, str]) -> NodeVram:
@@ -308,10 +308,10 @@ def unload_ollama(session: Session, where: str, models: Iterable[Loaded]) -> Non
             f"{OLLAMA}/api/generate", method="POST", headers=headers, body=body, timeout=UNLOAD_S
         )
         if answer.status != 200:
-            told = replies.text_of(replies.at(replies.decoded(answer.body), "error"))
+            refusal = replies.text_of(replies.at(replies.decoded(answer.body), "error"))
             raise Failed(
                 f"Ollama does not unload {model.name} (status {answer.status}): "
-                f"{replies.short(told or answer.reason or answer.body)}",
+                f"{replies.short(refusal or answer.reason or answer.body)}",
                 where=where,
                 hint=f"`ollama stop {model.name}` on the node",
             )

@@ -85,7 +85,7 @@ class Completion:
         return {**base, "tool_calls": list(self.calls)} if self.calls else base
 
 
-def whole(body: str) -> Completion:
+def complete(body: str) -> Completion:
     """Read a reply that is not streamed.
 
     Raises:

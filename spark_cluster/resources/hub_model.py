@@ -11,8 +11,8 @@ from spark_cluster.node.host import Host
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import LIBRARY, OURS, is_commit, is_repository
 from spark_cluster.node.store.records import Records, held
-from spark_cluster.node.values import InvalidResource, Secret
-from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.node.values import Secret
+from spark_cluster.resources.base import Resource, State, absolute, checks
 
 PROGRAM = "spark_cluster.node.store.download"
 
@@ -44,7 +44,7 @@ class HubModel(Resource):
         HubModel("Qwen/Qwen3-0.6B", "c1899de289a04d12100db370d81485cdf75e47ca", "/srv/hub")
     """
 
-    noun = "model"
+    valid = checks(cache=absolute, library=absolute)
 
     repository: str
     revision: str
@@ -56,13 +56,9 @@ class HubModel(Resource):
     timeout_s: float = field(default=24 * 3600.0, kw_only=True)
 
     def validate(self) -> None:
-        what = f"HubModel {self.repository}"
-        absolute(self.cache, what)
-        absolute(self.library, what)
-        if not is_repository(self.repository):
-            raise InvalidResource(f"{what}: it is not ORG/NAME")
-        if not self.revision or self.revision.startswith("-"):
-            raise InvalidResource(f"{what}: {self.revision!r} is not a revision")
+        self.must(is_repository(self.repository), "it is not ORG/NAME")
+        named = self.revision and not self.revision.startswith("-")
+        self.must(named, f"{self.revision!r} is not a revision")
 
     def desired(self) -> State:
         return {"complete": True}

@@ -17,8 +17,7 @@ from stored_models import COMMIT, model
 from spark_cluster.agent import operations
 from spark_cluster.engine import firewall
 from spark_cluster.engine.copies import copy as copying
-from spark_cluster.engine.copies import fetch
-from spark_cluster.engine.copies.folders import copy_folder, uploads
+from spark_cluster.engine.copies.folders import LaptopFolder, copy_folder, uploads
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.facts.model import Facts, Interface
 from spark_cluster.node.host import Host
@@ -185,9 +184,8 @@ def test_a_folder_of_the_laptop_goes_to_the_first_node_and_on(linked, tmp_path):
     (local / "sub/a.bin").write_bytes(b"a")
     for node in linked.nodes.values():
         (node.root / "srv").mkdir()
-    server = SimpleNamespace(nodes=linked.play.nodes[:2])
     given = {"name": "org/model", "directory": local, "path": "/srv/model"}
-    fetch._bring_folder(linked.play, server, given)
+    LaptopFolder(linked.play, linked.play.nodes[:2], given).bring()
     names = ("Directory:/srv/model", "Directory:/srv/model/sub", "File:/srv/model/sub/a.bin")
     assert linked.applied()[: len(names)] == [f"spark1 {name}" for name in names]
     assert linked.roles("spark2") == linked.roles("spark1") == ["copies"]

@@ -150,7 +150,7 @@ CHECKS = (
     *(
         Check(
             f"tool-{one.id}",
-            one.rung,
+            one.readiness,
             one.title,
             one.text,
             _expected(one),
@@ -161,7 +161,12 @@ CHECKS = (
     ),
     *(
         Check(
-            f"vision-{one.id}", one.rung, one.title, one.text, _expected(one), partial(vision, one)
+            f"vision-{one.id}",
+            one.readiness,
+            one.title,
+            one.text,
+            _expected(one),
+            partial(vision, one),
         )
         for one in VISION
         if one.title

@@ -18,7 +18,7 @@ from spark_cluster.document import Document
 from spark_cluster.engine import firewall
 from spark_cluster.engine.link_check import hops
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
-from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.copy_receiving import MANAGEMENT_MB_S, WARNING
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Progress

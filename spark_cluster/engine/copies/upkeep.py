@@ -16,7 +16,7 @@ from spark_cluster.engine.copies.state import Nodes, OnProgress, Wanted, models_
 from spark_cluster.errors import Failed
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.usage import Revision
 from spark_cluster.runner.parallel import all_of

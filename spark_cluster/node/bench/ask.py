@@ -23,7 +23,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from spark_cluster.node.bench.measure import PLAN
-from spark_cluster.node.completions import Completion, has_text, streamed, whole
+from spark_cluster.node.completions import Completion, complete, has_text, streamed
 from spark_cluster.node.replies import NotACompletion, error
 
 ROUNDS = 4
@@ -180,7 +180,7 @@ def _read(reply: Reply, *, stream: bool) -> tuple[Completion, str]:
     if reply.status != HTTPStatus.OK:
         return Completion(), f"HTTP {reply.status}: {_said(body)}"
     try:
-        found = streamed(body) if stream else whole(body)
+        found = streamed(body) if stream else complete(body)
     except NotACompletion as failure:
         return Completion(), cut if stream else str(failure)
     if found.error:
