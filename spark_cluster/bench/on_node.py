@@ -111,37 +111,45 @@ def _do(session: Session, *argv: str) -> None:
         raise Failed(f"{' '.join(argv)}: {done.stderr.strip() or f'status {done.status}'}")
 
 
+@dataclass(frozen=True)
+class EndedCell:
+    """A cell that the node has measured.
+
+    Attributes:
+        told: what the program that measures says of it; None where that is no JSON.
+        files: that were copied, by name, with their text.
+        too_large: files that were not copied.
+    """
+
+    told: Any
+    files: Mapping[str, str]
+    too_large: tuple[str, ...]
+
+
 def fetch(
     session: Session, folder: str, cells: Collection[str], into: Path
-) -> tuple[dict[str, Any], list[str]]:
-    """Copy what was measured of some cells from the node.
-
-    Returns:
-        What the node says of each of them that has ended, by its id; and the files that are too
-        large to copy.
+) -> Iterator[tuple[str, EndedCell]]:
+    """Copy what was measured of some cells from the node; yields those that have ended, by id.
 
     Raises:
         Failed: an answer of the node is not what was asked for.
     """
-    found: dict[str, Any] = {}
-    too_large, total = [], 0
+    total = 0
     for told, text in read(session, folder, "cells/*.json"):
         cell = told.removesuffix(".json")
         if cell not in cells:
             continue
-        files = {f"raw/{name}": content for name, content in read(session, folder, f"raw/{cell}.*")}
-        for name, content in {**files, f"cells/{told}": text}.items():
-            data = content.encode()
-            if len(data) > LARGEST_BYTES:
-                too_large.append(name)
-                continue
-            total += len(data)
-            if total > MOST_BYTES:
-                raise Failed(f"{folder} holds more than {MOST_BYTES >> 20} MiB of results")
+        raw = {name: content.encode() for name, content in read(session, folder, f"raw/{cell}.*")}
+        copied = {name: data for name, data in raw.items() if len(data) <= LARGEST_BYTES}
+        total += sum(map(len, copied.values()))
+        if total > MOST_BYTES:
+            raise Failed(f"{folder} holds more than {MOST_BYTES >> 20} MiB of results")
+        files = {f"raw/{name}": data for name, data in copied.items()}
+        for name, data in {**files, f"cells/{told}": text.encode()}.items():
             (into / name).parent.mkdir(parents=True, exist_ok=True)
             (into / name).write_bytes(data)
-        found[cell] = decoded(text)
-    return found, too_large
+        texts = {name: data.decode() for name, data in copied.items()}
+        yield cell, EndedCell(decoded(text), texts, tuple(raw.keys() - copied.keys()))
 
 
 def read(session: Session, folder: str, pattern: str) -> Iterator[tuple[str, str]]:

@@ -19,6 +19,7 @@ from spark_cluster.bench import benchy, generators
 from spark_cluster.bench.expansion import expand, measurable
 from spark_cluster.bench.generator import result
 from spark_cluster.bench.head import job_of, results_of
+from spark_cluster.bench.on_node import EndedCell
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.record import NodeRecord, Record, Setup
 from spark_cluster.bench.run import BenchRun
@@ -223,7 +224,7 @@ def test_times_that_no_clock_shows(tmp_path, time):
     run = made(tmp_path)
     (step, *_) = run.expansion.steps
     told: dict[str, object] = {"status": 0, "started": time, "finished": time}
-    (found,) = results_of(run, step.cells[0], told, tmp_path, [])
+    (found,) = results_of(run, step.cells[0], EndedCell(told, {}, ()), tmp_path)
     assert (found.started, found.finished) == (None, None)
 
 
