@@ -135,7 +135,7 @@ def present(play: Play, node: Node, wanted: Wanted, *, hub: str) -> Manifest:
         Refused: it lacks some.
     """
     have = models_on(play, [node], wanted, hub)[node.name]
-    if have.manifest is None or not have.whole:
+    if have.manifest is None or not have.complete:
         raise Refused(
             f"{wanted.repository}@{wanted.revision} is not whole: {have.shortfall}",
             where=node.name,
