@@ -112,7 +112,7 @@ class Gathering:
     def _request(self, name: str, request: Mapping[str, Any]) -> None:
         from spark_cluster.node.http import ask  # late: ssl and email are a third of all imports
 
-        self._replies[name] = ask(request)
+        self._replies[name] = ask(request, self._host.root)
 
     def _read(self, wanted: Sequence[tuple[str, str, str]]) -> None:
         """Read files in a thread of their own; one that hangs is left behind with its thread."""

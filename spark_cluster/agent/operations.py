@@ -252,11 +252,11 @@ def do_revert(node: Node, request: Request, laptop: Laptop) -> Reply:
     return revert(host, run, laptop.emit, diff=bool(request.get("diff")))
 
 
-def do_http(_node: Node, request: Request, _laptop: Laptop) -> Reply:
+def do_http(node: Node, request: Request, _laptop: Laptop) -> Reply:
     """Make one HTTP request from this node: status and body, or why there is no answer."""
     from spark_cluster.node.http import ask  # late: ssl and email are a third of all imports
 
-    return ask(request)
+    return ask(request, node.root)
 
 
 ACTIONS_OF = {
