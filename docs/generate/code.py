@@ -95,7 +95,7 @@ from spark_cluster.lab import documents as lab
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.registries import Registries
 from spark_cluster.models import memory
-from spark_cluster.planning import batch, fit, plan
+from spark_cluster.planning import fit, plan, room
 from spark_cluster.planning.calibrate import Calibration
 from spark_cluster.planning.evidence import Comparison
 from spark_cluster.planning.kv import KvCache
@@ -118,7 +118,7 @@ SUITE: type[BaseModel] = Suite
 REGISTRIES: type[BaseModel] = Registries
 BENCH_RUN: type[BaseModel] = Record
 
-PLANNING: tuple[ModuleType, ...] = (memory, batch, fit, plan)
+PLANNING: tuple[ModuleType, ...] = (memory, room, fit, plan)
 SPEED = Constants
 
 CLUSTER = Cluster

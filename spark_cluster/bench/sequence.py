@@ -361,4 +361,5 @@ def _give_up(play: Play, run: BenchRun, step: Step, error: SparkClusterError) ->
     recipe = step.setup.served
     if run.recorded(step) is None and recipe is not None:
         run.add_setup(describe.setup_not_started(play, step.setup, recipe, logs), ())
-    run.add([result(cell, reasons=[reason], raw=logs) for cell in run.left(step)])
+    failed = [result(cell, reasons=[reason]) for cell in run.left(step)]
+    run.add([cell.model_copy(update={"raw": logs}) for cell in failed])

@@ -222,8 +222,7 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     from spark_cluster.bench.planned_speed import own_evidence
     from spark_cluster.config.launch import of_recipe
     from spark_cluster.engine.survey import survey
-    from spark_cluster.planning.planner import Planner, Question
-    from spark_cluster.planning.subject import of_a_recipe
+    from spark_cluster.planning.planner import Planner, Question, of_a_recipe
 
     recipe = usual_recipe(app.cluster)
     if recipe is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -104,7 +103,7 @@ def pull(
             pulled_one = pulling.hub_model(
                 play, node, wanted, hub, endpoint=endpoint, all_files=all_files
             )
-            manifest = _pulled(app, play, node, pulled_one, yes=yes)
+            manifest = _pulled(play, node, pulled_one, yes=yes)
         run.finish()
         pulled = PulledModel.of(node.name, manifest)
         if app.as_json:
@@ -406,14 +405,12 @@ def _node(play: Play, name: str | None) -> Node:
     return found[name]
 
 
-def _pulled(app: App, play: Play, node: Node, model: HubModel, *, yes: bool) -> Manifest:
+def _pulled(play: Play, node: Node, model: HubModel, *, yes: bool) -> Manifest:
     """Fetch a model; a large download is asked about first. Raises Refused without a yes."""
     found = pulling.preview(play, node, model)
     if found.missing > pulling.LARGE and not yes:
         text = pulling.warning(model.repository, node.name, found)
-        interactive = sys.stdin.isatty() and sys.stdout.isatty() and not app.as_json
-        if interactive:
-            app.console.print(text)
-        if not interactive or not click.confirm("Fetch it?", default=False):
+        consent = play.options.consent
+        if consent is None or not consent(f"{text}. Fetch it?"):
             raise Refused(text, where=node.name, hint="--yes fetches it without asking")
     return pulling.pull(play, node, model)

@@ -22,11 +22,10 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import UsageError
 from spark_cluster.planning.evidence import said
 from spark_cluster.planning.speed.constants import Constants, load_constants
-from spark_cluster.planning.speed.decode import decode
+from spark_cluster.planning.speed.decode import Speculative, decode, speculative
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.prefill import prefill
 from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.planning.speed.speculative import Speculative, speculative
 
 GB = 1e9
 ANSWER = 1024

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import click
@@ -17,7 +17,7 @@ from spark_cluster.errors import UsageError
 from spark_cluster.models.find import find
 from spark_cluster.models.shape import Geometry
 from spark_cluster.planning import kv
-from spark_cluster.planning.kv import KvCache, Options
+from spark_cluster.planning.kv import KvCache, KvLayout
 
 
 @dataclass(frozen=True)
@@ -117,18 +117,19 @@ def command(
     length = max_model_len if max_model_len is not None else geometry.max_positions
     if not length:
         raise UsageError(f"{model} does not state its context length; give --max-model-len")
-    options: Options = {
-        "kv_dtype": kv_dtype,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "tp": tp,
-        "vllm": vllm_version,
-        "block_size": block_size,
-        "prefix_caching": prefix_caching,
-        "gdn_prefill": gdn_prefill,
-    }
-    spark = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options)
-    options["device"] = "cpu"
-    single = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options)
+    layout = KvLayout(
+        geometry,
+        kv_dtype=kv_dtype,
+        max_num_batched_tokens=max_num_batched_tokens,
+        tp=tp,
+        vllm=vllm_version,
+        block_size=block_size,
+        prefix_caching=prefix_caching,
+        gdn_prefill=gdn_prefill,
+    )
+    size = int(kv_gib * kv.GIB)
+    spark = kv.cache(layout, size, length)
+    single = kv.cache(replace(layout, device="cpu"), size, length)
     if app.as_json:
         asked = {"gpu": spark, "cpu": single, None: KvOnBoth(single, spark)}
         app.print_json(asked[device])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,7 +13,6 @@ import click
 
 from spark_cluster.bench.sampling import (
     LiveState,
-    NodeState,
     Sampling,
     Update,
     metrics_url,
@@ -176,13 +175,56 @@ def _tell_missing(live: LiveState) -> None:
 # -- the picture: nodes, engine, and memory by process; or a line a sample -------------------------
 
 
+def _number(value: float | None) -> str:
+    return NOT_KNOWN if value is None else f"{value:.0f}"
+
+
+def _percent(share: float | None) -> str:
+    return NOT_KNOWN if share is None else f"{100 * share:.0f}"
+
+
+def _both(received: float | None, sent: float | None) -> str:
+    """Two rates, bytes a second.
+
+    >>> _both(1.2e9, None)
+    '1.2 GB/-'
+    """
+    return "/".join(NOT_KNOWN if rate is None else size(rate) for rate in (received, sent))
+
+
+def _clock(row: Row) -> str:
+    return f"{_number(row.sm_clock_mhz)}{'!' if row.throttle else ''}"
+
+
+NODE_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "GPU %": lambda row: _number(row.utilisation),
+    "SM MHz": _clock,
+    "W": lambda row: _number(row.power_w),
+    "°C": lambda row: _number(row.temperature_c),
+    "free MiB": lambda row: _number(row.mem_available_mib),
+    "RDMA/s in/out": lambda row: _both(row.rdma_rx_bytes_s, row.rdma_tx_bytes_s),
+    "net/s in/out": lambda row: _both(row.net_rx_bytes_s, row.net_tx_bytes_s),
+}
+"""Of the nodes."""
+
+ENGINE_COLUMNS: dict[str, Callable[[Row], str]] = {
+    "running": lambda row: _number(row.running),
+    "waiting": lambda row: _number(row.waiting),
+    "KV %": lambda row: _percent(row.kv_usage),
+    "tokens/s": lambda row: _number(row.generation_tps),
+    "prompt tokens/s": lambda row: _number(row.prompt_tps),
+    "accepted %": lambda row: _percent(row.acceptance),
+}
+"""Of the nodes that serve."""
+
+
 def picture(live: LiveState) -> RenderableType:
     """Return the whole picture; it fits 80 columns."""
     from spark_cluster.cli.terminal import Group
 
     parts: list[RenderableType] = [_nodes(live)]
-    serving = [n for n in live.nodes.values() if n.row is not None and n.row.running is not None]
-    if serving:
+    known = [(node.name, node.row) for node in live.nodes.values() if node.row is not None]
+    if serving := [(name, row) for name, row in known if row.running is not None]:
         parts += ["", _engine(serving)]
     if any(node.processes for node in live.nodes.values()):
         parts += ["", _memory(live)]
@@ -196,47 +238,17 @@ def picture(live: LiveState) -> RenderableType:
 
 
 def _nodes(live: LiveState) -> Table:
-    table = _table(
-        "node", "GPU %", "SM MHz", "W", "°C", "free MiB", "RDMA/s in/out", "net/s in/out"
-    )
+    table = _table("node", *NODE_COLUMNS)
     for node in live.nodes.values():
-        table.add_row(*_node(node), style="dim" if live.trouble(node) else "")
+        figures = [NOT_KNOWN if node.row is None else of(node.row) for of in NODE_COLUMNS.values()]
+        table.add_row(node.name, *figures, style="dim" if live.trouble(node) else "")
     return table
 
 
-def _node(node: NodeState) -> list[str]:
-    row = node.row
-    if row is None:
-        return [node.name, *[NOT_KNOWN] * 7]
-    mark = "!" if row.throttle else ""
-    return [
-        node.name,
-        _number(row.utilisation),
-        f"{_number(row.sm_clock_mhz)}{mark}",
-        _number(row.power_w),
-        _number(row.temperature_c),
-        _number(row.mem_available_mib),
-        _both(row.rdma_rx_bytes_s, row.rdma_tx_bytes_s),
-        _both(row.net_rx_bytes_s, row.net_tx_bytes_s),
-    ]
-
-
-def _engine(serving: list[NodeState]) -> Table:
-    table = _table(
-        "engine on", "running", "waiting", "KV %", "tokens/s", "prompt tokens/s", "accepted %"
-    )
-    for node in serving:
-        row = node.row
-        assert row is not None  # noqa: S101  (who serves has one)
-        table.add_row(
-            node.name,
-            _number(row.running),
-            _number(row.waiting),
-            _percent(row.kv_usage),
-            _number(row.generation_tps),
-            _number(row.prompt_tps),
-            _percent(row.acceptance),
-        )
+def _engine(serving: list[tuple[str, Row]]) -> Table:
+    table = _table("engine on", *ENGINE_COLUMNS)
+    for name, row in serving:
+        table.add_row(name, *(of(row) for of in ENGINE_COLUMNS.values()))
     return table
 
 
@@ -291,20 +303,3 @@ def line(update: Update) -> str:
             parts.append(f"acceptance {_percent(row.acceptance)} %")
     head, *figures = parts
     return " ".join([head, ", ".join([*figures, *warnings(row)])])
-
-
-def _number(value: float | None) -> str:
-    return NOT_KNOWN if value is None else f"{value:.0f}"
-
-
-def _percent(share: float | None) -> str:
-    return NOT_KNOWN if share is None else f"{100 * share:.0f}"
-
-
-def _both(received: float | None, sent: float | None) -> str:
-    """Two rates, bytes a second.
-
-    >>> _both(1.2e9, None)
-    '1.2 GB/-'
-    """
-    return "/".join(NOT_KNOWN if rate is None else size(rate) for rate in (received, sent))

@@ -154,9 +154,6 @@ def _seconds(value: Any) -> float | None:
     return value / 1000 if is_number and 0 < value < 1e14 else None
 
 
-OF_HEAD = "ray-client-server-port"
-"""Of the services of Ray the one that a worker does not have."""
-
 RAY_HOME = paths.RAY
 """Ray's sessions on the head; a persistent folder, or the containers would not come back after a
 reboot (a bind mount's source must exist)."""

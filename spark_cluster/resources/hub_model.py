@@ -10,7 +10,6 @@ from spark_cluster.node import own_program, units
 from spark_cluster.node.host import Host
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import LIBRARY, OURS, is_commit, is_repository
-from spark_cluster.node.store.records import Records, held
 from spark_cluster.node.values import Secret
 from spark_cluster.resources.base import Resource, State, absolute, checks
 
@@ -66,10 +65,10 @@ class HubModel(Resource):
     def observe(self, host: Host) -> State:
         if not is_commit(self.revision):  # it may have moved
             return {"complete": False}
-        cache, records = HubCache(host.path(self.cache)), Records(host.path(OURS))
-        _, lacking, _ = held(cache, records, self.repository, self.revision)
+        cache = HubCache(host.path(self.cache), host.path(OURS))
+        _, missing, _ = cache.held(self.repository, self.revision)
         # Where that cannot be told, the pull says what is in its way.
-        return {"complete": lacking is not None and lacking.nothing}
+        return {"complete": missing is not None and missing.nothing}
 
     def converge(self, host: Host, actual: State) -> None:
         result = self._pull(host)
