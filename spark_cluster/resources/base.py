@@ -100,8 +100,9 @@ class Resource:
         return ()
 
     def triggers(self) -> tuple[str, ...]:
-        """Ids of the resources whose change makes this one act again."""
-        return ()
+        """Ids of the resources whose change makes this one act again: those of its fields
+        `when_changed` and `restart_when`, where it has one."""
+        return ids((*getattr(self, "when_changed", ()), *getattr(self, "restart_when", ())))
 
     def desired(self) -> State:
         """The state to reach; only the attributes that this resource manages."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from spark_cluster.node import units
 from spark_cluster.node.host import Completed, Host
 from spark_cluster.node.values import ResourceError, Secret, Unknown
-from spark_cluster.resources.base import Resource, State, absolute, checks, ids
+from spark_cluster.resources.base import Resource, State, absolute, checks
 
 RETRY_S = 2.0
 """Seconds before the first further try; each next one waits twice as long, a minute at most."""
@@ -89,9 +89,6 @@ class Command(Resource):
 
     def provides(self) -> tuple[str, ...]:
         return (*self.makes, *((f"path:{self.creates}",) if self.creates else ()))
-
-    def triggers(self) -> tuple[str, ...]:
-        return ids(self.when_changed)
 
     def desired(self) -> State:
         return {"done": True}

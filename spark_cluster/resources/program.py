@@ -15,7 +15,7 @@ from typing import ClassVar
 from spark_cluster.node import paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Missing, ResourceError, Secret
-from spark_cluster.resources.base import Resource, State, absolute, ids
+from spark_cluster.resources.base import Resource, State, absolute
 
 SECRETS = paths.SECRETS
 
@@ -80,9 +80,6 @@ class Program(Resource):
             self.must(not absolute(path), f"secret_files: {absolute(path)}")
             told = isinstance(secret, Secret)
             self.must(told, f"secret_files {path}: wrap the value in Secret(...)")
-
-    def triggers(self) -> tuple[str, ...]:
-        return ids(self.restart_when)
 
     def desired(self) -> State:
         if self.state == "absent":

@@ -8,7 +8,7 @@ from typing import Any
 
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import RebootNeeded, ResourceError, Skip
-from spark_cluster.resources.base import Resource, State, absolute, checks, ids
+from spark_cluster.resources.base import Resource, State, absolute, checks
 
 REQUIRED = "/run/reboot-required"
 """Made by packages that need one (update-notifier-common and others); gone after it."""
@@ -51,9 +51,6 @@ class Reboot(Resource):
 
     def validate(self) -> None:
         self.must(self.timeout_s > 0, f"timeout_s {self.timeout_s!r}")
-
-    def triggers(self) -> tuple[str, ...]:
-        return ids(self.when_changed)
 
     def desired(self) -> State:
         return {"asked_for_by": []}

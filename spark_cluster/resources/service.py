@@ -12,7 +12,7 @@ from spark_cluster.node import paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import Missing, ResourceError, Skip
 from spark_cluster.resources import unit
-from spark_cluster.resources.base import Resource, State, checks, ids, like
+from spark_cluster.resources.base import Resource, State, checks, like
 from spark_cluster.resources.program import end_of
 
 _UNIT_TYPES = ("service", "socket", "timer", "target", "mount", "path")
@@ -68,9 +68,6 @@ class Service(Resource):
 
     def provides(self) -> tuple[str, ...]:
         return (f"running:{self._full}",) if self.running else ()
-
-    def triggers(self) -> tuple[str, ...]:
-        return ids(self.restart_when)
 
     def desired(self) -> State:
         wanted: State = {}

@@ -68,14 +68,10 @@ def asked(host: str, user: str | None, port: int | None) -> dict[str, list[str]]
 
 
 @contextlib.contextmanager
-def configuration(first: str = "") -> Iterator[str]:
+def configuration() -> Iterator[str]:
     """Yield a file by which ssh reads the configuration of $HOME's user and of the machine.
 
-    By itself ssh goes by the user database, not by $HOME, and gives its jump hosts the file of -F,
-    but none of the options.
-
-    Args:
-        first: lines that count before all others: the first value that ssh reads is taken.
+    By itself ssh goes by the user database, not by $HOME.
 
     Raises:
         Failed: there is no ssh here.
@@ -84,7 +80,6 @@ def configuration(first: str = "") -> Iterator[str]:
         raise _no_ssh()
     known = " ".join(f'"{Path(name).expanduser()}"' for name in USER_KNOWN_HOSTS)
     with tempfile.NamedTemporaryFile("w", prefix="spark-cluster-ssh-") as file:
-        file.write(first)
         for name in FILES:
             file.write(f'Include "{glob.escape(str(Path(name).expanduser()))}"\n')
         file.write(f"Host *\n  UserKnownHostsFile {known}\n")
