@@ -24,6 +24,7 @@ from spark_cluster.loader.template import render
 from spark_cluster.node import durable
 from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.ssh_route import Target
+from spark_cluster.runner.tunnel import carried
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
@@ -89,18 +90,15 @@ def keep_open(target: Target, find: Find, port: int) -> Iterator[TunnelEvent]:
         Unreachable: the first connection could not be made; later ones are tried again.
         UsageError: the port cannot be listened on, the first time.
     """
-    from spark_cluster.runner.tunnel import carried  # with fabric
-
     pause, event = 0.0, partial(TunnelEvent, node=target.name)
     while True:
         try:
-            with contextlib.ExitStack() as stack:
-                connection = stack.enter_context(contextlib.closing(SshConnection(target)))
-                login = connection.open()
+            with contextlib.closing(SshConnection(target)) as connection:
+                connection.open()
                 to, shown = find(connection), ""
-                far = urlsplit(to)
-                host, to_port = far.hostname or LOOPBACK, far.port or 80
-                news = stack.enter_context(carried(login, port, host, to_port))
+            far = urlsplit(to)
+            host, to_port = far.hostname or LOOPBACK, far.port or 80
+            with carried(target, port, host, to_port) as news:
                 pause = PAUSES_S[0]
                 here = far._replace(netloc=f"{LOOPBACK}:{port}").geturl()
                 yield event("open", url=here, to=to)

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import pwd
-import signal
 import socket
 import subprocess
 import sys
@@ -21,14 +20,12 @@ from spark_cluster.errors import InvalidFile, Refused, Unreachable
 from spark_cluster.lab import namespace_relay
 from spark_cluster.loader import trust
 from spark_cluster.runner.local_connection import LocalConnection
+from spark_cluster.runner.tunnel import end
 
 SPACES = ("mount", "uts", "ipc", "net", "pid", "cgroup")
 """Those that are entered; of the others the node has the machine's."""
 
 START_IT = "start it; nodes of the lab of GPUs: spark-cluster lab up --gpus"
-
-ENDS_WITHIN_S = 5.0
-"""Seconds that what carries connections has to end; then it is killed."""
 
 START = 19
 """Place of a process's start among the fields of /proc/PID/stat after its name, proc(5)."""
@@ -188,14 +185,7 @@ def forward_into(node: str, namespaces_of: Path, port: int) -> Iterator[int]:
     try:
         yield found
     finally:
-        if process.stdout is not None:
-            process.stdout.close()  # with which it ends
-        try:
-            process.wait(ENDS_WITHIN_S)
-        except subprocess.TimeoutExpired:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+        end(process, process.stdout)
 
 
 def _is_off(node: str) -> Unreachable:

@@ -22,6 +22,7 @@ from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.parallel import all_of, start
 from spark_cluster.runner.ssh_route import Target, route, socket_to
+from spark_cluster.runner.tunnel import forward
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
@@ -213,6 +214,7 @@ class Dialer:
 
         Raises:
             Unreachable: there is no way to the node.
+            UsageError: this machine has no program `ssh`.
         """
         if node.is_this_machine:
             yield port
@@ -221,14 +223,8 @@ class Dialer:
             with into(node.name, node.namespaces_of, port) as found:
                 yield found
         else:
-            from spark_cluster.runner.tunnel import carried, free_port  # with fabric
-
-            here = free_port()
-            with (
-                contextlib.closing(SshConnection(self.target(node))) as connection,
-                carried(connection.open(), here, LOOPBACK, port),
-            ):
-                yield here
+            with forward(self.target(node), LOOPBACK, port) as found:
+                yield found
 
 
 def _login_password(node: str) -> str:

@@ -68,10 +68,14 @@ def asked(host: str, user: str | None, port: int | None) -> dict[str, list[str]]
 
 
 @contextlib.contextmanager
-def configuration() -> Iterator[str]:
+def configuration(first: str = "") -> Iterator[str]:
     """Yield a file by which ssh reads the configuration of $HOME's user and of the machine.
 
-    By itself ssh goes by the user database, not by $HOME.
+    By itself ssh goes by the user database, not by $HOME, and gives its jump hosts the file of -F,
+    but none of the options.
+
+    Args:
+        first: lines that count before all others: the first value that ssh reads is taken.
 
     Raises:
         Failed: there is no ssh here.
@@ -80,6 +84,7 @@ def configuration() -> Iterator[str]:
         raise _no_ssh()
     known = " ".join(f'"{Path(name).expanduser()}"' for name in USER_KNOWN_HOSTS)
     with tempfile.NamedTemporaryFile("w", prefix="spark-cluster-ssh-") as file:
+        file.write(first)
         for name in FILES:
             file.write(f'Include "{glob.escape(str(Path(name).expanduser()))}"\n')
         file.write(f"Host *\n  UserKnownHostsFile {known}\n")

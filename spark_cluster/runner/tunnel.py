@@ -1,36 +1,64 @@
 """A port of this machine's loopback that leads to a port which a node can reach.
 
-What comes to it is carried by the connection that is open to the node: its host keys were verified
-on every hop, and what does not answer for too long is taken to be cut.
+A child `ssh -N -L` carries the connections (source: ssh(1)): it reads the user's ssh_config, takes
+host keys as strictly as our own connections do, on every hop, and notices a peer that is gone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+import os
 import re
+import secrets
+import signal
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
-from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, Literal
-
-import paramiko
+from pathlib import Path
+from typing import IO, Literal
 
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.errors import Unreachable, UsageError
-from spark_cluster.runner.channel import SLICE
-from spark_cluster.runner.ssh import Connection, limited
-
-if TYPE_CHECKING:
-    Event = tuple[Literal["cut", "refused"], str]
-    News = Iterator[Event]
+from spark_cluster.errors import SparkClusterError, Unreachable, UsageError
+from spark_cluster.runner import ssh_route
+from spark_cluster.runner.ssh_route import Target
 
 KEEPALIVE_S, UNANSWERED = 10, 2
 """Seconds between two questions to sshd whether it is still there, and the number of them without
 an answer after which the connection is cut."""
 
-FORBIDDEN, NOT_CONNECTED = 1, 2
-"""Reasons for which sshd opens no channel (source: rfc4254, section 5.1)."""
+ENDS_WITHIN_S = 5.0
+"""Seconds that what carries connections has to end; then it is killed."""
+
+LONGEST = 1000
+"""Characters of a line of ssh's that are kept."""
+
+CONSEQUENCES = ("Connection closed by UNKNOWN", "kex_exchange_identification")
+"""Beginnings of what ssh says when its jump host has ended, which has told the reason before."""
+
+WITH_US = 'exec 3<&0 </dev/null; { cat <&3; kill 0; } >/dev/null 2>&1 & exec 3<&-; ssh "$@"; kill 0'
+"""ssh, and what ends its process group when it has ended, or when the pipe that we hold is closed,
+as it also is when this process is killed."""
+
+STRICT = """\
+Host *
+  BatchMode yes
+  StrictHostKeyChecking yes
+  VerifyHostKeyDNS no
+  NoHostAuthenticationForLocalhost no
+  UpdateHostKeys no
+  ControlMaster no
+  ControlPath none
+  ForwardAgent no
+  ForwardX11 no
+  LogLevel INFO
+  RemoteCommand none
+  ExitOnForwardFailure yes
+"""
+"""What no user's configuration can loosen, for the node and its jump hosts."""
+
+SYSTEM_KNOWN_HOSTS = ("/etc/ssh/ssh_known_hosts", "/etc/ssh/ssh_known_hosts2")
 
 
 def free_port() -> int:
@@ -39,12 +67,34 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
+News = Iterator[tuple[Literal["cut", "refused"], str]]
+Process = subprocess.Popen[bytes]
+
+
 @contextlib.contextmanager
-def carried(login: Connection, port: int, host: str, to_port: int) -> Iterator[News]:
+def forward(target: Target, host: str, port: int) -> Iterator[int]:
+    """Lead a free port of the loopback to a port that a node can reach, during the block.
+
+    Args:
+        host: as the node names it, such as 127.0.0.1 for the node itself.
+
+    Yields:
+        The port of this machine.
+
+    Raises:
+        Unreachable, UsageError, Failed: as `carried`.
+    """
+    here = free_port()
+    with carried(target, here, host, port) as news:
+        threading.Thread(target=list, args=(news,), daemon=True).start()  # ssh must be heard
+        yield here
+
+
+@contextlib.contextmanager
+def carried(target: Target, port: int, host: str, to_port: int) -> Iterator[News]:
     """Lead a port of the loopback to one that a node can reach, during the block.
 
     Args:
-        login: the connection to the node; it is the caller's to end.
         port: of this machine's loopback; it listens when the block begins.
         host, to_port: where it leads, as the node names it.
 
@@ -53,95 +103,125 @@ def carried(login: Connection, port: int, host: str, to_port: int) -> Iterator[N
         last `cut`; each with the reason.
 
     Raises:
-        Unreachable: the host is no address or name.
+        Unreachable: ssh has no connection to the node; with its own reason.
         UsageError: the port cannot be listened on.
+        Failed: this machine has no program `ssh`.
     """
     if not re.fullmatch(r"[A-Za-z0-9_.:%-]+", host):
-        name = login.target.name
-        raise Unreachable(f"{host!r} is not an address or a host name", where=name)
-    try:
-        listener = socket.create_server((LOOPBACK, port))
-    except OSError:
-        raise UsageError(
-            f"port {port} of this machine cannot be used: another program listens there",
-            hint="give another one: --port PORT",
-        ) from None
-    told: SimpleQueue[Event] = SimpleQueue()
-    tunnel = _Tunnel(login.transport, (host, to_port), told)
-    with listener:
-        for job in (lambda: tunnel.accept(listener), tunnel.watch):
-            threading.Thread(target=job, daemon=True).start()
+        raise Unreachable(f"{host!r} is not an address or a host name", where=target.name)
+    spec = f"{LOOPBACK}:{port}:{f'[{host}]' if ':' in host else host}:{to_port}"
+    mark = f"open-{secrets.token_hex(8)}"  # which no banner of the node's can say
+    pipe = subprocess.PIPE
+    with ssh_route.configuration(_strict(target)) as file:
+        argv = ["sh", "-c", WITH_US, "sh", *_arguments(target, file, spec, mark)]
+        # A session of its own: Ctrl-C on the terminal is for this process, which then ends ssh.
+        process = subprocess.Popen(
+            argv, stdin=pipe, stdout=pipe, stderr=subprocess.STDOUT, start_new_session=True
+        )
         try:
-            yield _news(told)
+            heard = _heard(process)
+            # TCP, key exchange, login and the request, each of which may take its time.
+            if why := _why_not(mark, heard, process, 4 * target.connect_timeout_s):
+                raise _not_open(target, port, why)
+            yield _news(heard, f"{host}:{to_port}")
         finally:
-            listener.shutdown(socket.SHUT_RDWR)  # which ends the wait for the next one
+            end(process, process.stdin)
 
 
-def _news(told: SimpleQueue[Event]) -> News:
-    kind = ""
-    while kind != "cut":
-        kind, _ = event = told.get()
-        yield event
+def _why_not(mark: str, heard: Iterator[str], process: Process, limit_s: float) -> str:
+    """Wait for the mark; return why it does not come, or nothing."""
+    timer = threading.Timer(limit_s, _kill, (process,))
+    timer.daemon = True
+    timer.start()
+    try:
+        said = "it gave no reason"
+        for line in heard:
+            if line == mark:
+                return ""
+            said = line
+        return said if timer.is_alive() else "it did not log in in time"
+    finally:
+        timer.cancel()
 
 
-class _Tunnel:
-    """Carries what connects to a port over a transport."""
+def _heard(process: Process) -> Iterator[str]:
+    """Yield what ssh says, line by line, until it ends."""
+    assert process.stdout is not None  # noqa: S101  (a pipe)
+    while line := process.stdout.readline(LONGEST):
+        said = line.decode(errors="replace").strip()
+        if said and not said.startswith(CONSEQUENCES):
+            yield said
 
-    def __init__(self, transport: Any, to: tuple[str, int], told: SimpleQueue[Event]) -> None:
-        self._transport = transport
-        self._to = to
-        self._told = told
 
-    def accept(self, listener: socket.socket) -> None:
-        """Take connections until the listener is closed."""
-        with contextlib.suppress(OSError):
-            while True:
-                made = listener.accept()
-                threading.Thread(target=self._carry, args=made, daemon=True).start()
-
-    def watch(self) -> None:
-        """Ask sshd for signs of life, and tell when the connection has ended."""
-        why, silent_s = "the connection was cut", KEEPALIVE_S * UNANSWERED
-        silent = f"sshd did not answer within {silent_s} s"
-        with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
-            while self._transport.is_alive():
-                self._transport.join(KEEPALIVE_S)
-                try:
-                    with limited(self._transport, silent_s - KEEPALIVE_S, Unreachable(silent)):
-                        self._transport.global_request("keepalive@openssh.com", wait=True)
-                except Unreachable:
-                    why = silent
-                    break
-        self._told.put(("cut", why))
-
-    def _carry(self, client: socket.socket, peer: tuple[str, int]) -> None:
-        """Carry one connection, both ways, until both have ended."""
-        with client, contextlib.suppress(paramiko.SSHException, OSError, EOFError):
-            try:
-                channel = self._transport.open_channel("direct-tcpip", self._to, peer)
-            except paramiko.ChannelException as error:
-                self._told.put(("refused", self._refusal(error)))
-                return
-            with contextlib.closing(channel):
-                answers = threading.Thread(target=_pass_on, args=(channel, client), daemon=True)
-                answers.start()
-                _pass_on(client, channel)
-                answers.join()
-
-    def _refusal(self, error: paramiko.ChannelException) -> str:
-        where = "{}:{}".format(*self._to)
-        if error.code == FORBIDDEN:
+def _news(heard: Iterator[str], where: str) -> News:
+    said = ""
+    for said in heard:
+        found = re.search(r"channel \d+: open failed: (.*)", said)
+        if found and found[1].startswith("administratively prohibited"):
             setting = "AllowTcpForwarding or PermitOpen in sshd_config"
-            return f"sshd there forbids forwarding ({setting})"
-        if error.code == NOT_CONNECTED:
-            return f"nothing listens at {where} there"
-        return f"{where} there: {error.text.lower()}"
+            yield "refused", f"sshd there forbids forwarding ({setting})"
+        elif found and "refused" in found[1]:
+            yield "refused", f"nothing listens at {where} there"
+        elif found:
+            yield "refused", f"{where} there: {found[1]}"
+    silent = f"sshd did not answer within {KEEPALIVE_S * UNANSWERED} s"
+    yield "cut", silent if said.startswith("Timeout, server") else "the connection was cut"
 
 
-def _pass_on(source: Any, sink: Any) -> None:
-    """Pass on what comes from a socket or channel until it ends; the other way may go on."""
-    with contextlib.suppress(OSError, EOFError):
-        while data := source.recv(SLICE):
-            sink.sendall(data)
-    with contextlib.suppress(OSError, EOFError):
-        sink.shutdown(socket.SHUT_WR)
+def _not_open(target: Target, port: int, why: str) -> SparkClusterError:
+    if "local forwarding" in why:
+        return UsageError(
+            f"port {port} of this machine cannot be used: another program listens there, "
+            "or a LocalForward of ssh_config",
+            hint="give another one: --port PORT",
+        )
+    return Unreachable(
+        f"ssh made no tunnel: {why}",
+        where=target.name,
+        hint=f"`spark-cluster ping --limit {target.name}` tries the connection alone",
+    )
+
+
+def end(process: Process, pipe: IO[bytes] | None) -> None:
+    """Close the pipe with which a process and its group end; kill them if they do not."""
+    if pipe is not None:
+        pipe.close()
+    try:
+        process.wait(ENDS_WITHIN_S)
+    except subprocess.TimeoutExpired:
+        _kill(process)
+        process.wait()
+
+
+def _kill(process: Process) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _arguments(target: Target, file: str, spec: str, mark: str) -> list[str]:
+    local = ["-o", "PermitLocalCommand=yes", "-o", f"LocalCommand=echo {mark}"]
+    argv = ["-N", "-T", "-F", file, *local, "-L", spec]
+    argv += ["-l", target.user] if target.user else []
+    argv += ["-p", str(target.port)] if target.port else []
+    argv += ["-i", _escaped(target.identity_file)] if target.identity_file is not None else []
+    argv += ["-J", target.jump] if target.jump is not None else []
+    return [*argv, "--", target.host]
+
+
+def _strict(target: Target) -> str:
+    """Return what comes before the user's configuration, for the node and its jump hosts."""
+    lines = [
+        STRICT + f"  ConnectTimeout {math.ceil(target.connect_timeout_s)}",
+        f"  ServerAliveInterval {KEEPALIVE_S}",
+        f"  ServerAliveCountMax {UNANSWERED}",
+    ]
+    if target.known_hosts is not None:
+        files = (str(target.known_hosts), *SYSTEM_KNOWN_HOSTS)
+        lines.append("  GlobalKnownHostsFile " + " ".join(f'"{file}"' for file in files))
+    if target.jump is not None and target.identity_file is not None:
+        lines.append(f'  IdentityFile "{_escaped(target.identity_file)}"')
+    return "\n".join(lines) + "\n"
+
+
+def _escaped(path: Path) -> str:
+    return str(path).replace("%", "%%")

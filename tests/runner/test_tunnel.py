@@ -29,11 +29,10 @@ from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.engine import endpoint_tunnel
 from spark_cluster.engine.endpoint_tunnel import TunnelEvent, keep_open, url_on_head
 from spark_cluster.engine.proxy import Access
-from spark_cluster.errors import SparkClusterError, Unreachable, UsageError
+from spark_cluster.errors import Unreachable, UsageError
 from spark_cluster.runner import tunnel
-from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.ssh_route import Target
-from spark_cluster.runner.tunnel import carried
+from spark_cluster.runner.tunnel import carried, forward
 
 CHECKOUT = Path(__file__).parents[2]
 
@@ -81,17 +80,6 @@ def target(sshd, trusted):
         return Target("spark1", "127.0.0.1", getpass.getuser(), **{**usual, **given})
 
     return make
-
-
-@contextlib.contextmanager
-def forward(target, host, to_port, port=None):
-    """Lead a port to one that the node reaches, during the block."""
-    port = port or free_port()
-    with (
-        contextlib.closing(SshConnection(target)) as connection,
-        carried(connection.open(), port, host, to_port),
-    ):
-        yield port
 
 
 class Running:
@@ -310,45 +298,77 @@ def test_the_command_carries_until_ctrl_c(sshd, trusted, endpoint, tmp_path, hom
 # -- what carries it -------------------------------------------------------------------------------
 
 
-def test_a_forward_ends_with_its_block(target, endpoint):
+def is_gone(pid):
+    with contextlib.suppress(OSError):
+        return "Z" in Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+    return True
+
+
+def group_of(port):
+    """Return the processes of the group that carries a port, each with its words."""
+    groups = {}
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            group = path.read_text().rpartition(")")[2].split()[2]
+            words = path.with_name("cmdline").read_text().split("\0")
+            groups.setdefault(group, {})[int(path.parent.name)] = words
+    spec = f"127.0.0.1:{port}:"
+    for found in groups.values():
+        if any(word.startswith(spec) for words in found.values() for word in words):
+            return found
+    return {}
+
+
+def test_a_forward_ends_with_its_block_and_all_of_its_processes(target, endpoint):
     with forward(target(), "127.0.0.1", endpoint) as port:
+        processes = group_of(port)
+        assert len(processes) > 1
         url = f"http://127.0.0.1:{port}/x"
         assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/x"
+    until(lambda: all(is_gone(pid) for pid in processes))
     socket.create_server(("127.0.0.1", port)).close()
 
 
-def test_each_way_ends_by_itself(target):
-    """A request whose end is the end of what is sent still gets its answer."""
-    with socket.create_server(("127.0.0.1", 0)) as there:
-
-        def answer():
-            made, _ = there.accept()
-            with made:
-                asked = b"".join(iter(lambda: made.recv(1 << 16), b""))
-                made.sendall(b"%d" % len(asked))
-
-        threading.Thread(target=answer, daemon=True).start()
-        with (
-            forward(target(), "127.0.0.1", there.getsockname()[1]) as port,
-            socket.create_connection(("127.0.0.1", port), HANG_S) as client,
-        ):
-            client.sendall(b"x" * 3_000_000)
-            client.shutdown(socket.SHUT_WR)
-            assert client.recv(100) == b"3000000"
+def test_a_forward_that_hangs_is_killed(target, endpoint, monkeypatch):
+    monkeypatch.setattr(tunnel, "ENDS_WITHIN_S", 0.2)
+    with forward(target(), "127.0.0.1", endpoint) as port:
+        processes = group_of(port)
+        os.killpg(os.getpgid(next(iter(processes))), signal.SIGSTOP)
+    until(lambda: all(is_gone(pid) for pid in processes))
 
 
-def test_a_proxy_command_that_is_killed_is_a_cut(target, sshd, home, endpoint):
+KILLED = """\
+import os, sys
+from pathlib import Path
+from spark_cluster.runner.ssh_route import Target
+from spark_cluster.runner.tunnel import forward
+port, key, to = sys.argv[1:]
+target = Target("spark1", "127.0.0.1", port=int(port), identity_file=Path(key))
+with forward(target, "127.0.0.1", int(to)) as here:
+    print(here, flush=True)
+    os.kill(os.getpid(), 9)
+"""
+
+
+def test_a_forward_ends_when_its_program_is_killed(sshd, trusted, endpoint, home):
+    argv = [sys.executable, "-c", KILLED, str(sshd.port), str(sshd.key), str(endpoint)]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "HOME": str(home)}
+    done = subprocess.run(
+        argv, check=False, env=environment, capture_output=True, text=True, timeout=HANG_S
+    )
+    assert done.returncode == -signal.SIGKILL
+    until(lambda: not group_of(int(done.stdout)))
+
+
+def test_a_proxy_command_that_outlives_ssh_hides_no_cut(target, sshd, home, endpoint):
+    """It holds the output of ssh open, on which the end is heard."""
     (home / "proxy.py").write_text(STUBBORN_PROXY)
     command = f"{sys.executable} {home}/proxy.py {sshd.port}"
     (home / ".ssh" / "config").write_text(f"Host *\n  ProxyCommand {command}\n")
-    with (
-        contextlib.closing(SshConnection(target())) as connection,
-        carried(connection.open(), free_port(), "127.0.0.1", endpoint) as news,
-    ):
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                if f"{home}/proxy.py" in path.read_text():
-                    os.kill(int(path.parent.name), signal.SIGKILL)
+    port = free_port()
+    with carried(target(), port, "127.0.0.1", endpoint) as news:
+        processes = group_of(port)
+        os.kill(next(pid for pid, words in processes.items() if words[0] == "ssh"), signal.SIGKILL)
         assert list(news) == [("cut", "the connection was cut")]
 
 
@@ -356,7 +376,7 @@ def unreachable(target):
     """Return why a tunnel is refused."""
     with (
         pytest.raises(Unreachable) as caught,
-        forward(target, "127.0.0.1", 1),
+        carried(target, free_port(), "127.0.0.1", 1),
     ):
         raise AssertionError("it opened")
     return caught.value
@@ -365,10 +385,10 @@ def unreachable(target):
 def test_an_unknown_host_key_is_refused_whatever_the_configuration_says(target, trusted, home):
     loose = "Host *\n  StrictHostKeyChecking no\n  UserKnownHostsFile /dev/null\n"
     (home / ".ssh" / "config").write_text(loose)
-    assert "host key" in unreachable(target()).message.lower()
+    assert "Host key verification failed" in unreachable(target()).message
     (home / ".ssh" / "config").unlink()
     trusted.write_text("")
-    assert "host key" in unreachable(target()).message.lower()
+    assert "Host key verification failed" in unreachable(target()).message
 
 
 @pytest.mark.parametrize("known", ["", "{J} {N}\n", "{J} {K}\n@revoked * {K}\n"])
@@ -383,7 +403,7 @@ def test_the_host_key_of_a_jump_host_is_asked_for_as_strictly(
     known = known.replace("{J}", f"[127.0.0.1]:{second_sshd.port}").replace("{K}", hop)
     trusted.write_text(known.replace("{N}", node) + sshd.host_line)
     jump = f"{getpass.getuser()}@127.0.0.1:{second_sshd.port}"
-    assert "host key" in unreachable(target(jump=jump)).message.lower()
+    assert "Host key verification failed" in unreachable(target(jump=jump)).message
 
 
 def test_a_tunnel_goes_through_a_jump_host(target, sshd, second_sshd, trusted, endpoint):
@@ -408,22 +428,26 @@ def test_the_known_hosts_of_the_inventory_count_too(target, sshd, trusted, endpo
 def test_no_name_becomes_an_option(target, tmp_path):
     touched = tmp_path / "touched"
     hostile = f"-oProxyCommand=touch {touched}"
-    with (
-        pytest.raises(SparkClusterError),
-        forward(Target("spark1", hostile, hostile, connect_timeout_s=HANG_S), "127.0.0.1", 1),
-    ):
-        raise AssertionError("it opened")
+    error = unreachable(Target("spark1", hostile, hostile, connect_timeout_s=HANG_S))
+    assert "ssh made no tunnel" in error.message
     assert not touched.exists()
 
 
 def test_where_it_leads_is_an_address(target):
     with pytest.raises(Unreachable, match="is not an address"):
-        forward(target(), "127.0.0.1:22 -R 9:x", 1).__enter__()
+        carried(target(), free_port(), "127.0.0.1:22 -R 9:x", 1).__enter__()
 
 
-def test_a_forward_of_ssh_config_does_no_harm(target, home, endpoint):
-    port = free_port()
-    (home / ".ssh" / "config").write_text(f"Host *\n  LocalForward {port} 127.0.0.1:1\n")
-    with forward(target(), "127.0.0.1", endpoint, port):
-        url = f"http://127.0.0.1:{port}/ours"
+def test_a_forward_that_ssh_config_has_already_does_no_harm_or_is_said(target, home, endpoint):
+    taken, config = free_port(), home / ".ssh" / "config"
+    config.write_text(f"Host *\n  LocalForward {taken} 127.0.0.1:1\n")
+    with carried(target(), taken, "127.0.0.1", endpoint):
+        url = f"http://127.0.0.1:{taken}/ours"
         assert urllib.request.urlopen(url, timeout=HANG_S).read() == b"/ours"
+    config.write_text(f"Host *\n  LocalForward 127.0.0.1:{taken} 127.0.0.1:1\n")
+    with (
+        pytest.raises(UsageError, match=f"port {taken} .*cannot be used") as caught,
+        carried(target(), taken, "127.0.0.1", endpoint),
+    ):
+        raise AssertionError("it opened")
+    assert "LocalForward" in caught.value.message
