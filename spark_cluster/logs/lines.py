@@ -1,9 +1,9 @@
 """A line of a log: its process, time, level and error.
 
 Prefixes come in layers, of which any may be missing: `spark1 vllm: ` of `spark-cluster logs`,
-`name | ` of Compose, `[pod/NAME/CONTAINER] ` of kubectl, Docker's time stamp, the journal's (see
-`prefixes.py`), Ray's `(RayWorkerProc pid=112, ip=10.77.0.2) `, vLLM's `(EngineCore pid=518) ERROR
-11-20 14:14:29 [core.py:1512] `, SGLang's `[2025-03-29 18:18:34 TP0] `.
+`name | ` of Compose, `[pod/NAME/CONTAINER] ` of kubectl, Docker's time stamp, the journal's, Ray's
+`(RayWorkerProc pid=112, ip=10.77.0.2) `, vLLM's `(EngineCore pid=518) ERROR 11-20 14:14:29
+[core.py:1512] `, SGLang's `[2025-03-29 18:18:34 TP0] `. They are patterns of `lines.toml`.
 """
 
 from __future__ import annotations
