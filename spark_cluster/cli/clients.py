@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.options import Command, Port
 from spark_cluster.cli.visible import visible
 from spark_cluster.config.caches import state_folder
 from spark_cluster.engine.client_target import (
@@ -20,25 +23,25 @@ from spark_cluster.engine.client_target import (
 from spark_cluster.errors import UsageError
 
 
-@click.command()
-@click.argument("name", metavar="[CLIENT]", type=click.Choice(list(CLIENTS)), required=False)
-@click.option(
-    "--tunnel", is_flag=True, help="Use the address of `spark-cluster tunnel` on this machine."
-)
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="The tunnel's port on this machine (default: the endpoint's own).",
-)
-@click.option("--show-key", is_flag=True, help="Print the API key itself instead of its variable.")
-@click.pass_obj
-def command(app: App, name: str | None, tunnel: bool, port: int | None, show_key: bool) -> None:
+@click.command(cls=Command)
+def command(
+    app: App,
+    *,
+    name: Annotated[Annotated[str, click.Choice(list(CLIENTS))] | None, {"metavar": "[CLIENT]"}],
+    tunnel: bool,
+    port: Port | None,
+    show_key: bool,
+) -> None:
     """Print how clients use the endpoint: curl, python, env, open-webui, opencode, continue.
 
     The head is asked what serves: address, model, context length, whether a key is needed. With
     the name of a CLIENT only its text is printed, to be written to a file; notes go to standard
     error. A certificate that was made on the head is saved on this machine, for clients to trust.
+
+    Args:
+        tunnel: Use the address of `spark-cluster tunnel` on this machine.
+        port (PORT): The tunnel's port on this machine (default: the endpoint's own).
+        show_key: Print the API key itself instead of its variable.
     """
     target = _target(app, port, tunnel=tunnel, show_key=show_key)
     made = snippets(target)

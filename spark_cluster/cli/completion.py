@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Annotated
 
 import click
 from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.options import Command
 from spark_cluster.cli.visible import visible
 
 PROGRAM = "spark-cluster"
@@ -29,10 +31,10 @@ class Completion:
     script: str
 
 
-@click.command()
-@click.argument("shell", type=click.Choice(list(SHELLS)))
-@click.pass_context
-def command(ctx: click.Context, shell: str) -> None:
+@click.command(cls=Command)
+def command(
+    ctx: click.Context, app: App, *, shell: Annotated[str, click.Choice(list(SHELLS))]
+) -> None:
     """Print the completion script for SHELL, to be loaded by its start-up file.
 
     \b
@@ -43,7 +45,6 @@ def command(ctx: click.Context, shell: str) -> None:
     bash must be 4.4 or newer.
     """
     script = SHELLS[shell](ctx.find_root().command, {}, PROGRAM, VARIABLE).source()
-    app: App = ctx.obj
     if app.as_json:
         app.print_json(Completion(shell, script))
     else:

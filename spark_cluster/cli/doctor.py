@@ -11,6 +11,7 @@ import click
 from spark_cluster.cli import process_start
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
+from spark_cluster.cli.options import Command
 from spark_cluster.cli.serving import probe_of, usual_recipe
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.document import as_json
@@ -25,28 +26,19 @@ if TYPE_CHECKING:
     from spark_cluster.facts.pins import Pins
 
 
-@click.command()
-@click.option(
-    "--probe",
-    is_flag=True,
-    help="Also measure the link, ask the endpoint, and try every port from this machine.",
-)
-@click.option(
-    "--only",
-    multiple=True,
-    metavar="AREA",
-    help="Run only the checks of this area, or this check; repeatable.",
-)
-@click.pass_context
-def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
+@click.command(cls=Command)
+def command(ctx: click.Context, app: App, *, probe: bool, only: tuple[str, ...]) -> None:
     """Check every node for all known issues, and compare the nodes; nothing is changed.
 
     Each node is asked once; --probe adds full-size pings, transfers, a completion, and a scan of
     the nodes' ports from this machine. What could not be seen is reported as unknown.
 
     Exit status 5 when something fails, 3 when a node cannot be reached.
+
+    Args:
+        probe: Also measure the link, ask the endpoint, and try every port from this machine.
+        only (AREA): Run only the checks of this area, or this check; repeatable.
     """
-    app: App = ctx.obj
     diagnosis = diagnose(app, only, probe=probe)
     if app.as_json:
         app.print_json(document(diagnosis))

@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypedDict, Unpack
 
 import click
 
-from spark_cluster.cli.app import App, changing
-from spark_cluster.cli.serving_options import ending_jobs, unloading
+from spark_cluster.cli.app import App
+from spark_cluster.cli.options import Changing, Command, EndingJobs, Unloading
 from spark_cluster.cli.vram import table
 
 if TYPE_CHECKING:
     from spark_cluster.cli.serving_results import DownResult
 
 
-@click.command()
-@unloading
-@ending_jobs
-@changing
-@click.pass_obj
-def command(app: App, /, **given: Any) -> None:
+class Given(TypedDict):
+    """What is handed on to `Cluster.down`."""
+
+    unload: Unloading
+    end_jobs: EndingJobs
+    options: Changing
+
+
+@click.command(cls=Command)
+def command(app: App, **given: Unpack[Given]) -> None:
     """Stop the server and Ray on all nodes.
 
     Jobs that run on Ray are not ended without --end-jobs.

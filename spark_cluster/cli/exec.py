@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.options import Command
 from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.output import OUTPUT_LIMIT
@@ -17,12 +18,15 @@ if TYPE_CHECKING:
     from spark_cluster.runner.session import Output
 
 
-@click.command(context_settings={"allow_interspersed_args": False})
-@click.option("-b", "--become", is_flag=True, help="Run as root, through sudo.")
-@click.option("--timeout", default=600.0, show_default=True, help="Time limit, seconds.")
-@click.argument("argv", nargs=-1, required=True, metavar="COMMAND [ARG]...")
-@click.pass_context
-def command(ctx: click.Context, become: bool, timeout: float, argv: tuple[str, ...]) -> None:
+@click.command(context_settings={"allow_interspersed_args": False}, cls=Command)
+def command(
+    ctx: click.Context,
+    app: App,
+    *,
+    become: bool,
+    timeout: float = 600.0,
+    argv: Annotated[tuple[str, ...], {"metavar": "COMMAND [ARG]...", "required": True}],
+) -> None:
     """Run one command on every node in parallel, and show what each printed.
 
     The arguments reach the command unchanged, without a shell (to use one: exec sh -c '...').
@@ -30,8 +34,11 @@ def command(ctx: click.Context, become: bool, timeout: float, argv: tuple[str, .
     through `cat -v` where you do not trust it.
 
     Exit status 1 when it fails on any node.
+
+    Args:
+        become (-b, --become): Run as root, through sudo.
+        timeout: Time limit, seconds. [default]
     """
-    app: App = ctx.obj
     from spark_cluster.runner.parallel import in_parallel
 
     jobs = {node.name: partial(_run, app, node, list(argv), become, timeout) for node in app.nodes}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled
 from spark_cluster.cli.findings import show, show_issue
+from spark_cluster.cli.options import Command
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.known_issues.entries import Issue, catalogue
@@ -24,13 +25,10 @@ NAMED = 4
 """Logs whose names stand in the headline."""
 
 
-@click.command()
-@click.argument("files", nargs=-1, metavar="FILE...")
-@click.option(
-    "--about", metavar="ID", help="Show a known issue by its ID instead; `all` lists every one."
-)
-@click.pass_obj
-def command(app: App, files: tuple[str, ...], about: str | None) -> None:
+@click.command(cls=Command)
+def command(
+    app: App, *, files: Annotated[tuple[str, ...], {"metavar": "FILE..."}], about: str | None
+) -> None:
     """Explain logs of vLLM, SGLang, Ray, NCCL or Docker: the root of all logs first, with its cause
     and fix, then other problems, what only follows from them, and the start-up facts. Where the
     cause is not known: the decisive line, and where to look next.
@@ -40,6 +38,9 @@ def command(app: App, files: tuple[str, ...], about: str | None) -> None:
     understood. Logs of any length are read as a stream.
 
     Exit status 0 when the logs could be read, whatever they say; 2 when one could not.
+
+    Args:
+        about (ID): Show a known issue by its ID instead; `all` lists every one.
     """
     if about is not None:
         if files:

@@ -8,6 +8,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, plain_table
+from spark_cluster.cli.options import Command
 
 if TYPE_CHECKING:
     from spark_cluster.cli.results import FactsResult
@@ -15,8 +16,7 @@ if TYPE_CHECKING:
     from spark_cluster.topology import Node
 
 
-@click.command()
-@click.pass_obj
+@click.command(cls=Command)
 def command(app: App) -> None:
     """Show the facts of each node: system, memory, GPU, ConnectX-7 links, Docker."""
     app.show(app.cluster.facts(), _show)

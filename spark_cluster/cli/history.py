@@ -7,13 +7,14 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import plain_table, styled
 from spark_cluster.cli.display import summary
+from spark_cluster.cli.options import Command
 from spark_cluster.cli.recap import NodeError
 from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import Failed, SparkClusterError
@@ -128,19 +129,24 @@ class RunDetails:
     memory_plot: str | None
 
 
-@click.command()
-@click.argument("run_id", metavar="[RUN]", required=False)
-@click.option("--node", metavar="NAME", help="Show only this node (as --limit).")
-@click.pass_context
-def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
+@click.command(cls=Command)
+def command(
+    ctx: click.Context,
+    app: App,
+    *,
+    run_id: Annotated[str | None, {"metavar": "[RUN]"}],
+    node: str | None,
+) -> None:
     """List the runs that changed the nodes: when, who, which command, how much; with RUN, each of
     its changes. They are read from the nodes' journals; runs that changed nothing are not listed.
 
     `spark-cluster revert RUN` restores files as they were before.
+
+    Args:
+        node (NAME): Show only this node (as --limit).
     """
     from spark_cluster.runner.parallel import in_parallel
 
-    app: App = ctx.obj
     if node is not None:
         app.cluster.limit = node
     jobs = {n.name: partial(_ask, app, n, run_id) for n in app.nodes}

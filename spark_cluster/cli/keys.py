@@ -8,7 +8,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import plain_table
-from spark_cluster.cli.groups import Group
+from spark_cluster.cli.options import Group
 from spark_cluster.cli.visible import visible
 from spark_cluster.engine import named_keys
 
@@ -23,9 +23,7 @@ def command() -> None:
 
 
 @command.command()
-@click.argument("name")
-@click.pass_obj
-def add(app: App, name: str) -> None:
+def add(app: App, *, name: str) -> None:
     """Make a key, and print it; it is shown this once and kept nowhere.
 
     It is in force at once: neither the engine nor the proxy is restarted.
@@ -44,7 +42,6 @@ def add(app: App, name: str) -> None:
 
 
 @command.command("list")
-@click.pass_obj
 def list_(app: App) -> None:
     """List the named keys: the day on which each was added, and whether it is in force.
 
@@ -71,9 +68,7 @@ def _show(app: App, found: list[named_keys.NamedKey]) -> None:
 
 
 @command.command()
-@click.argument("name")
-@click.pass_obj
-def revoke(app: App, name: str) -> None:
+def revoke(app: App, *, name: str) -> None:
     """Refuse a key from now on; requests that were begun with it go on."""
     head = [app.inventory.head]
     with app.play(f"keys revoke {name}", head, gather_facts=False) as run:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import click
 from rich.text import Text
 
-from spark_cluster.cli.app import App, allowing
+from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, styled
 from spark_cluster.cli.findings import show
-from spark_cluster.cli.hub_option import hub, offline_option
+from spark_cluster.cli.options import Allowing, Command, Offline, hub
 from spark_cluster.cli.recipes_to_serve import changed_launch
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.visible import visible
@@ -25,50 +26,19 @@ from spark_cluster.known_issues.match import KnownIssueMatch
 from spark_cluster.loader.registries import is_of_registry
 
 
-@click.command()
-@click.argument("target", metavar="[RECIPE|FILE]", required=False)
-@click.option(
-    "--command",
-    "text",
-    metavar="LINE",
-    help="Check a `docker run` or `vllm serve` command line; - reads it from standard input.",
-)
-@click.option(
-    "--tp",
-    type=click.IntRange(1, 64),
-    metavar="N",
-    help="Check only this tensor-parallel size (default: every size of the recipe).",
-)
-@click.option(
-    "--fix", is_flag=True, help="Fix the errors and warnings that a change of the text can fix."
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="With --fix: write the fixed text to this file instead of the original.",
-)
-@offline_option
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Engine argument instead of the recipe's, as for `up`; repeatable.",
-)
-@allowing
-@click.pass_context
+@click.command(cls=Command)
 def command(
     ctx: click.Context,
-    target: str | None,
+    app: App,
+    *,
+    target: Annotated[str | None, {"metavar": "[RECIPE|FILE]"}],
     text: str | None,
-    tp: int | None,
+    tp: Annotated[int, click.IntRange(1, 64)] | None,
     fix: bool,
-    output: Path | None,
-    offline: bool,
+    output: Annotated[Path, click.Path(path_type=Path, dir_okay=False)] | None,
+    offline: Offline,
     options: tuple[str, ...],
-    allow: Allowances,
+    allow: Allowing,
 ) -> None:
     """Find known issues in a recipe (by default the inventory's), a file of another tool, or a
     command line: wrong images and flags, flags that contradict each other.
@@ -77,8 +47,17 @@ def command(
     use `plan` to see what fits on them.
 
     Exit status 1 when there is an error (with --fix: one that remains).
+
+    Args:
+        text (--command LINE): Check a `docker run` or `vllm serve` command line; - reads it from
+            standard input.
+        tp (N): Check only this tensor-parallel size (default: every size of the recipe).
+        fix: Fix the errors and warnings that a change of the text can fix.
+        output (-o, --output FILE): With --fix: write the fixed text to this file instead of the
+            original.
+        options (--option KEY=VALUE): Engine argument instead of the recipe's, as for `up`;
+            repeatable.
     """
-    app: App = ctx.obj
     if output is not None and not fix:
         raise UsageError("--output needs --fix", hint="--output FILE is where --fix writes")
     chosen = _target(app, target, text, tp, allow)

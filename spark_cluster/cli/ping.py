@@ -6,17 +6,16 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import styled
+from spark_cluster.cli.options import Command
 from spark_cluster.cli.results import PingResult, Reached
 
 
-@click.command()
-@click.pass_context
-def command(ctx: click.Context) -> None:
+@click.command(cls=Command)
+def command(ctx: click.Context, app: App) -> None:
     """Connect to every node, start an agent there without sudo, and measure one round trip.
 
     Exit status 3 when a node cannot be reached.
     """
-    app: App = ctx.obj
     found = app.cluster.ping()
     app.show(found, _show)
     if not found.ok:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import click
 
-from spark_cluster.cli.app import App, changing
-from spark_cluster.runner.options import Options
+from spark_cluster.cli.app import App
+from spark_cluster.cli.options import Changing, Command
 
 
-@click.command()
-@click.argument("file")
-@changing
-@click.pass_obj
-def command(app: App, file: str, options: Options) -> None:
+@click.command(cls=Command)
+def command(app: App, *, file: str, options: Changing) -> None:
     """Run a playbook: a Python file with a function main(play), or the name of one in playbooks/.
 
     What main returns is in the JSON document as `result`.

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.cli.finite import Finite
-from spark_cluster.cli.groups import Group
-from spark_cluster.cli.hub_option import hub, offline_option
+from spark_cluster.cli.options import Finite, Group, Offline, Positive, hub
 from spark_cluster.cli.predict_calibrate import calibration
 from spark_cluster.cli.predicted_speed import (
     PredictedSpeed,
@@ -32,44 +31,22 @@ GB = 1e9
 ANSWER = 1024
 """Tokens of an answer when --context is not given; half of it is in the cache on average."""
 
-QUANTIZATION = click.option(
-    "--quantization", metavar="Q", help="Quantization of --model (default: as its config says)."
-)
-KV_DTYPE = click.option("--kv-dtype", metavar="D", help="Type of the KV cache of --model.")
+Quantization = Annotated[str | None, "(Q): Quantization of --model (default: as its config says)."]
+KvDtype = Annotated[str | None, "(D): Type of the KV cache of --model."]
 
 
 @click.group(cls=Group, later={"kv": "predict_kv"}, invoke_without_command=True)
-@click.option(
-    "--calibrate",
-    "results",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="RESULTS",
-    help="Fit the constants to your runs (llama-benchy's JSON, or points), or take the link's from "
-    "the fabric.json of `bench fabric`; repeatable.",
-)
-@click.option("--recipe", metavar="NAME", help="Recipe that was run.")
-@click.option("--model", metavar="NAME|DIR", help="Model that was run.")
-@QUANTIZATION
-@KV_DTYPE
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size (default: 1).")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="File to write (default: calibration.json in the project, which predictions read).",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
-@click.pass_context
 def command(
     ctx: click.Context,
+    app: App,
+    *,
     results: tuple[Path, ...],
     recipe: str | None,
     model: str | None,
-    quantization: str | None,
-    kv_dtype: str | None,
-    tp: int | None,
-    output: Path | None,
+    quantization: Quantization,
+    kv_dtype: KvDtype,
+    tp: Positive | None,
+    output: Annotated[Path, click.Path(path_type=Path, dir_okay=False)] | None,
     as_json: bool,
 ) -> None:
     """Predict speed and KV cache from a model's shape alone.
@@ -82,8 +59,17 @@ def command(
     all-reduce between two nodes by the measured one, and a server's start-up log (*.log) with
     vLLM's line "Actual usage is ..." the memory that plans reserve beside weights and KV cache;
     each alone, or together with runs.
+
+    Args:
+        results (--calibrate RESULTS): Fit the constants to your runs (llama-benchy's JSON, or
+            points), or take the link's from the fabric.json of `bench fabric`; repeatable.
+        recipe (NAME): Recipe that was run.
+        model (NAME|DIR): Model that was run.
+        tp: Tensor-parallel size (default: 1).
+        output (FILE): File to write (default: calibration.json in the project, which predictions
+            read).
+        as_json (--json): Print one JSON document on standard output.
     """
-    app: App = ctx.obj
     app.as_json = app.as_json or as_json
     given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}
     if ctx.invoked_subcommand is not None:
@@ -100,73 +86,43 @@ def command(
 
 
 @command.command()
-@click.option("--recipe", metavar="NAME", help="Recipe to predict, with its drafter.")
-@click.option("--model", metavar="NAME|DIR", help="Model to predict.")
-@QUANTIZATION
-@KV_DTYPE
-@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes.")
-@click.option(
-    "--prompt",
-    type=click.IntRange(min=1),
-    default=512,
-    show_default=True,
-    help="Tokens of the prompt.",
-)
-@click.option(
-    "--cached",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Tokens before the prompt that are in the cache already.",
-)
-@click.option(
-    "--context",
-    type=click.IntRange(min=0),
-    help="Tokens in the cache while decoding (default: cached, prompt, half an answer of 1024).",
-)
-@click.option(
-    "--concurrency",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Concurrent requests.",
-)
-@click.option(
-    "--draft-tokens", type=click.IntRange(1, 32), help="Tokens that the drafter proposes in a step."
-)
-@click.option(
-    "--acceptance",
-    metavar="A,B,..",
-    help="Share that is accepted at each drafted position, given the ones before: 0.91,0.90,0.89.",
-)
-@click.option(
-    "--accepted-share",
-    type=Finite(0, 1),
-    help="Share of all drafted tokens that is accepted, as vLLM's metrics report it; instead of "
-    "--acceptance.",
-)
-@offline_option
-@click.pass_obj
 def speed(
     app: App,
+    *,
     recipe: str | None,
     model: str | None,
-    quantization: str | None,
-    kv_dtype: str | None,
-    tp: int,
-    prompt: int,
-    cached: int,
-    context: int | None,
-    concurrency: int,
-    draft_tokens: int | None,
+    quantization: Quantization,
+    kv_dtype: KvDtype,
+    tp: Positive = 1,
+    prompt: Positive = 512,
+    cached: Annotated[int, click.IntRange(min=0)] = 0,
+    context: Annotated[int, click.IntRange(min=0)] | None,
+    concurrency: Positive = 1,
+    draft_tokens: Annotated[int, click.IntRange(1, 32)] | None,
     acceptance: str | None,
-    accepted_share: float | None,
-    offline: bool,
+    accepted_share: Annotated[float, Finite(0, 1)] | None,
+    offline: Offline,
 ) -> None:
     """Predict tokens/s and the time to the first response, with ranges.
 
     The roofline is what the memory's 273 GB/s alone would give; nothing reaches it. Without
     a measured acceptance a drafter's range is wide. The constants are those of calibration.json in
     the project folder, where there is one.
+
+    Args:
+        recipe (NAME): Recipe to predict, with its drafter.
+        model (NAME|DIR): Model to predict.
+        tp: Nodes. [default]
+        prompt: Tokens of the prompt. [default]
+        cached: Tokens before the prompt that are in the cache already.
+        context: Tokens in the cache while decoding (default: cached, prompt, half an answer of
+            1024).
+        concurrency: Concurrent requests. [default]
+        draft_tokens: Tokens that the drafter proposes in a step.
+        acceptance (A,B,..): Share that is accepted at each drafted position, given the ones
+            before: 0.91,0.90,0.89.
+        accepted_share: Share of all drafted tokens that is accepted, as vLLM's metrics report it;
+            instead of --acceptance.
     """
 
     given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}

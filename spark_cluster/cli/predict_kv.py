@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import click
 from rich.table import Table
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
-from spark_cluster.cli.finite import Finite
-from spark_cluster.cli.hub_option import hub, offline_option
+from spark_cluster.cli.options import Command, Finite, Offline, hub
 from spark_cluster.document import Document, Flat
 from spark_cluster.errors import UsageError
 from spark_cluster.models.find import find
@@ -38,81 +37,45 @@ ROWS = {
 }
 
 
-@click.command(name="kv")
-@click.option("--model", required=True, metavar="NAME|DIR", help="Model on the hub, or its folder.")
-@click.option("--kv-dtype", default="auto", show_default=True, help="As --kv-cache-dtype.")
-@click.option(
-    "--kv-gib",
-    type=Finite(min=0, min_open=True),
-    required=True,
-    metavar="G",
-    help="Size of the cache on each GPU, GiB.",
-)
-@click.option(
-    "--max-model-len",
-    type=int,
-    metavar="L",
-    help="Tokens of the longest request; default: the model's.",
-)
-@click.option(
-    "--max-num-batched-tokens",
-    type=int,
-    default=2048,
-    show_default=True,
-    metavar="B",
-    help="Tokens of one step of the engine, prompts included.",
-)
-@click.option("--tp", type=int, default=1, show_default=True, metavar="N", help="GPUs.")
-@click.option(
-    "--vllm-version", metavar="V", help="Version such as 0.19.0; default: the newest rule."
-)
-@click.option(
-    "--block-size",
-    type=int,
-    metavar="TOKENS",
-    help="Tokens of a block, as vLLM's --block-size; default 16.",
-)
-@click.option(
-    "--prefix-caching/--no-prefix-caching",
-    default=None,
-    help="Prefix caching, which matters for recurrent layers; default: the version's.",
-)
-@click.option(
-    "--gdn-prefill",
-    type=click.Choice(["flashinfer", "triton"]),
-    help="Kernel of the prefill of gated delta nets, as the log names it; default: what vLLM "
-    "takes on a Spark by its source, flashinfer.",
-)
-@click.option(
-    "--device",
-    type=click.Choice(["cpu", "gpu"]),
-    help="For --json. cpu: one batch at a time, as vLLM on a CPU, which the rules are tested "
-    "against; gpu: two batches in flight, as on a Spark since vLLM 0.26. Default: cpu, and next to "
-    "it `on_a_spark`.",
-)
-@offline_option
-@click.pass_context
+@click.command(name="kv", cls=Command)
 def command(
-    ctx: click.Context,
+    app: App,
+    *,
     model: str,
-    kv_dtype: str,
-    kv_gib: float,
+    kv_dtype: str = "auto",
+    kv_gib: Annotated[float, Finite(min=0, min_open=True)],
     max_model_len: int | None,
-    max_num_batched_tokens: int,
-    tp: int,
+    max_num_batched_tokens: int = 2048,
+    tp: int = 1,
     vllm_version: str | None,
     block_size: int | None,
     prefix_caching: bool | None,
-    gdn_prefill: str | None,
+    gdn_prefill: Literal["flashinfer", "triton"] | None,
     device: Literal["cpu", "gpu"] | None,
-    offline: bool,
+    offline: Offline,
 ) -> None:
     """Compute how many requests and tokens a KV cache of a given size holds.
 
     The arithmetic is that of the vLLM version asked for; it gives the figures that its log prints.
+
+    Args:
+        model (NAME|DIR): Model on the hub, or its folder.
+        kv_dtype: As --kv-cache-dtype. [default]
+        kv_gib (G): Size of the cache on each GPU, GiB.
+        max_model_len (L): Tokens of the longest request; default: the model's.
+        max_num_batched_tokens (B): Tokens of one step of the engine, prompts included. [default]
+        tp (N): GPUs. [default]
+        vllm_version (V): Version such as 0.19.0; default: the newest rule.
+        block_size (TOKENS): Tokens of a block, as vLLM's --block-size; default 16.
+        prefix_caching (--prefix-caching/--no-prefix-caching): Prefix caching, which matters for
+            recurrent layers; default: the version's.
+        gdn_prefill: Kernel of the prefill of gated delta nets, as the log names it; default: what
+            vLLM takes on a Spark by its source, flashinfer.
+        device: For --json. cpu: one batch at a time, as vLLM on a CPU, which the rules are tested
+            against; gpu: two batches in flight, as on a Spark since vLLM 0.26. Default: cpu, and
+            next to it `on_a_spark`.
     """
 
-    app: App = ctx.obj
     geometry = find(model, app.project.folder, hub=hub(offline=offline))
     length = max_model_len if max_model_len is not None else geometry.max_positions
     if not length:

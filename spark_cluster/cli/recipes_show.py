@@ -12,6 +12,7 @@ from rich.text import Text
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, plain_table, styled
+from spark_cluster.cli.options import Command, Positive
 from spark_cluster.cli.recipes import evidence, expected
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.model_kind import RUNGS
@@ -22,14 +23,14 @@ from spark_cluster.planning.evidence import Evidence, said
 from spark_cluster.planning.speed.estimate import Estimate
 
 
-@click.command()
-@click.argument("name")
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size (default: fewest).")
-@click.pass_obj
-def command(app: App, name: str, tp: int | None) -> None:
+@click.command(cls=Command)
+def command(app: App, *, name: str, tp: Positive | None) -> None:
     """Show all of a recipe and the command line that it becomes.
 
     NAME is the name of a recipe, a file, or @REGISTRY/RECIPE.
+
+    Args:
+        tp: Tensor-parallel size (default: fewest).
     """
     recipe = load_recipe(name, app.project)
     size = tp or recipe.tensor_parallel.min

@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
 from spark_cluster.cli.app import App, leave_with
 from spark_cluster.cli.console import styled
+from spark_cluster.cli.options import Command
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.runner.events import Bus, NodeFailed, Note, Result
 from spark_cluster.runner.options import Options
@@ -60,19 +61,26 @@ class RevertedNode:
     error: str | None = None
 
 
-@click.command()
-@click.argument("run_id", metavar="RUN")
-@click.option("--check", is_flag=True, help="Change nothing; show what would be reverted.")
-@click.option("--diff", is_flag=True, help="Show differences of files; secrets are not shown.")
-@click.option("--exit-code", is_flag=True, help="With --check: exit status 10 if it would change.")
-@click.pass_obj
-def command(app: App, run_id: str, check: bool, diff: bool, exit_code: bool) -> None:
+@click.command(cls=Command)
+def command(
+    app: App,
+    *,
+    run_id: Annotated[str, {"metavar": "RUN"}],
+    check: bool,
+    diff: bool,
+    exit_code: bool,
+) -> None:
     """Restore files and folders as they were before RUN, byte for byte, with mode and owner.
 
     RUN is an id that `history` shows, or the beginning of one. On each node it is all or nothing:
     when something was changed since, nothing is touched; the error says what and by whom. A revert
     that was killed is continued by the same command. Packages, containers, services and commands
     cannot be reverted; they are listed. A revert is a run like any other, and can be reverted.
+
+    Args:
+        check: Change nothing; show what would be reverted.
+        diff: Show differences of files; secrets are not shown.
+        exit_code: With --check: exit status 10 if it would change.
     """
     options = Options(check=check, diff=diff)
     with app.play(f"revert {run_id}", app.nodes, options, gather_facts=False) as run:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import click
 
+from spark_cluster.cli.options import Command, Port
 from spark_cluster.cli.setup_choices import Asked, Model, model, nodes, own_answers, write
 from spark_cluster.cli.setup_flow import Asker, Flow, Step, Stopped
 from spark_cluster.cli.setup_login import Login
@@ -19,58 +21,19 @@ WOULD_ASK = (
 )
 
 
-@click.command()
-@click.option(
-    "--nodes",
-    "addresses",
-    metavar="ADDRESS[,ADDRESS]",
-    default="",
-    help="Management addresses of the Sparks, the head first; without it they are looked for.",
-)
-@click.option("--user", metavar="NAME", help="User to log in as (default: as ~/.ssh/config says).")
-@click.option("--identity-file", metavar="FILE", help="Private key (default: agent and ~/.ssh).")
-@click.option("--port", type=click.IntRange(1, 65535), help="Port of the nodes' sshd.")
-@click.option(
-    "--interface",
-    metavar="ADDRESS",
-    help="Address of the one interface of this machine on which to look for Sparks.",
-)
-@click.option(
-    "--password-env",
-    metavar="NAME",
-    help="Environment variable with the login password, instead of a question.",
-)
-@click.option(
-    "--passwordless-sudo",
-    is_flag=True,
-    help="Have `provision` let the user use sudo without a password.",
-)
-@click.option(
-    "--want",
-    type=click.Choice(["chat", "coding", "vision", "embedding"]),
-    help="What the model is for (with --yes: chat).",
-)
-@click.option(
-    "--for",
-    "speed",
-    type=click.Choice(["latency", "throughput"]),
-    help="Compare recipes for one user, or for 16 at once (with --yes: latency).",
-)
-@click.option("--recipe", metavar="NAME", help="What to serve, instead of a proposal.")
-@click.option("-y", "--yes", is_flag=True, help="Ask nothing: consent to every step.")
-@click.option("--check", is_flag=True, help="Change nothing; show the steps and their commands.")
-@click.pass_context
+@click.command(cls=Command)
 def command(
     ctx: click.Context,
-    addresses: str,
+    *,
+    addresses: str = "",
     user: str | None,
     identity_file: str | None,
-    port: int | None,
+    port: Port | None,
     interface: str | None,
     password_env: str | None,
     passwordless_sudo: bool,
-    want: str | None,
-    speed: str | None,
+    want: Literal["chat", "coding", "vision", "embedding"] | None,
+    speed: Literal["latency", "throughput"] | None,
     recipe: str | None,
     yes: bool,
     check: bool,
@@ -81,6 +44,22 @@ def command(
     with the password once, makes the nodes ready (provision), proposes what to serve, and serves
     it (up). Every step shows the command that it runs; run again, setup goes on where it stopped.
     --yes also accepts host keys that are new.
+
+    Args:
+        addresses (--nodes ADDRESS[,ADDRESS]): Management addresses of the Sparks, the head first;
+            without it they are looked for.
+        user (NAME): User to log in as (default: as ~/.ssh/config says).
+        identity_file (FILE): Private key (default: agent and ~/.ssh).
+        port: Port of the nodes' sshd.
+        interface (ADDRESS): Address of the one interface of this machine on which to look for
+            Sparks.
+        password_env (NAME): Environment variable with the login password, instead of a question.
+        passwordless_sudo: Have `provision` let the user use sudo without a password.
+        want: What the model is for (with --yes: chat).
+        speed (--for): Compare recipes for one user, or for 16 at once (with --yes: latency).
+        recipe (NAME): What to serve, instead of a proposal.
+        yes (-y, --yes): Ask nothing: consent to every step.
+        check: Change nothing; show the steps and their commands.
     """
     asker = Asker(yes, check)
     asker.must_be_able(WOULD_ASK)

@@ -8,6 +8,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled
+from spark_cluster.cli.options import Command
 
 if TYPE_CHECKING:
     from spark_cluster.cli.terminal import Console
@@ -22,14 +23,12 @@ STYLES = {
 }
 
 
-@click.command()
-@click.pass_context
-def command(ctx: click.Context) -> None:
+@click.command(cls=Command)
+def command(ctx: click.Context, app: App) -> None:
     """Show what serves and what is wrong: containers, Ray, health, and a real completion.
 
     Exit status 5 when the state is failed or degraded, 3 when no node can be reached.
     """
-    app: App = ctx.obj
     found = app.cluster.status()
     app.show(found, _show)
     if found.state in ("failed", "degraded"):

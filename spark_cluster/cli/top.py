@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
@@ -25,6 +25,7 @@ from spark_cluster.bench.telemetry_flags import size
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted
 from spark_cluster.cli.ended_by_signals import ended_by_signals
+from spark_cluster.cli.options import Command, Positive
 from spark_cluster.cli.visible import show_error, visible
 from spark_cluster.errors import SparkClusterError
 
@@ -46,34 +47,15 @@ LOOK_S = 0.5
 """Seconds after which the picture is drawn again, also when nothing comes."""
 
 
-@click.command()
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.2, max=60.0),
-    default=1.0,
-    show_default=True,
-    help="Seconds between two samples of a node.",
-)
-@click.option(
-    "--count",
-    type=click.IntRange(min=1),
-    help="End after so many samples of each node that answers.",
-)
-@click.option("--duration", type=click.FloatRange(min=0.0), help="End after so many seconds.")
-@click.option(
-    "--record",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also write all samples to a new file: Parquet for .parquet, otherwise JSON lines.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line for each sample.")
-@click.pass_context
+@click.command(cls=Command)
 def command(
     ctx: click.Context,
-    interval: float,
-    count: int | None,
-    duration: float | None,
-    record: Path | None,
+    app: App,
+    *,
+    interval: Annotated[float, click.FloatRange(min=0.2, max=60.0)] = 1.0,
+    count: Positive | None,
+    duration: Annotated[float, click.FloatRange(min=0.0)] | None,
+    record: Annotated[Path, click.Path(path_type=Path, dir_okay=False)] | None,
     as_json: bool,
 ) -> None:
     """Show the nodes live until Ctrl-C: GPU, clocks, power, memory by process, link, tokens.
@@ -83,8 +65,15 @@ def command(
     to again. Without a terminal there is a line for each sample.
 
     With --count or --duration, exit status 3 when a node never answered.
+
+    Args:
+        interval: Seconds between two samples of a node. [default]
+        count: End after so many samples of each node that answers.
+        duration: End after so many seconds.
+        record (FILE): Also write all samples to a new file: Parquet for .parquet, otherwise JSON
+            lines.
+        as_json (--json): Print one JSON line for each sample.
     """
-    app: App = ctx.obj
     app.as_json = app.as_json or as_json
     nodes = app.nodes
     app.import_meanwhile("rich.live")

@@ -14,7 +14,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.ended_by_signals import ended_by_signals
-from spark_cluster.cli.serving_options import local_port
+from spark_cluster.cli.options import Command, Port
 from spark_cluster.cli.visible import visible
 from spark_cluster.engine import endpoint_tunnel
 from spark_cluster.engine.endpoint_tunnel import ask_head, keep_open, url_on_head
@@ -25,22 +25,12 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
 
 
-@click.command()
-@local_port("the endpoint's own")
-@click.option(
-    "--remote-port",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="Port of the endpoint on the head (default: the proxy's, else the inventory's).",
-)
-@click.option("--install", is_flag=True, help="Make it a systemd service of your user (Linux).")
-@click.option("--remove", is_flag=True, help="Stop and remove that service.")
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line for each event.")
-@click.pass_obj
+@click.command(cls=Command)
 def command(
     app: App,
-    port: int | None,
-    remote_port: int | None,
+    *,
+    port: Port | None,
+    remote_port: Port | None,
     install: bool,
     remove: bool,
     as_json: bool,
@@ -49,6 +39,14 @@ def command(
 
     The port is on the loopback: only programs of this machine can use it. A connection that is cut
     is made again, after 1 second and then at most every 30. With --install it runs as a service.
+
+    Args:
+        port (PORT): Port of this machine (default: the endpoint's own).
+        remote_port (PORT): Port of the endpoint on the head (default: the proxy's, else the
+            inventory's).
+        install: Make it a systemd service of your user (Linux).
+        remove: Stop and remove that service.
+        as_json (--json): Print one JSON line for each event.
     """
     app.as_json = app.as_json or as_json
     if install and remove:

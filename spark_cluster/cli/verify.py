@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
+from spark_cluster.cli.options import Command
 
 if TYPE_CHECKING:
     from spark_cluster.engine.verify import CheckVerdict, ComparedSize, Verification
@@ -15,39 +16,18 @@ if TYPE_CHECKING:
 MARKS = {"ok": "ok", "failed": "fail", "not applicable": "info", "not run": "warn"}
 
 
-@click.command()
-@click.option(
-    "--only",
-    multiple=True,
-    metavar="CHECK",
-    help="Run only this check, or the checks of this rung; repeatable.",
-)
-@click.option(
-    "--skip",
-    multiple=True,
-    metavar="CHECK",
-    help="Leave out this check, or the checks of this rung; repeatable.",
-)
-@click.option(
-    "--timeout",
-    "timeout_s",
-    type=click.FloatRange(min=1.0),
-    metavar="SECONDS",
-    help="Longest time that one answer may take (default: 900).",
-)
-@click.option(
-    "--context",
-    type=click.IntRange(min=1024),
-    metavar="TOKENS",
-    help="Longest prompt of the context check, and its answer (default: what the server states).",
-)
-@click.option(
-    "--model",
-    metavar="NAME",
-    help="Model to verify, where the endpoint has several.",
-)
-@click.pass_context
-def command(ctx: click.Context, /, **given: Any) -> None:
+class Given(TypedDict):
+    """What is handed on to `Cluster.verify`."""
+
+    only: tuple[str, ...]
+    skip: tuple[str, ...]
+    timeout_s: Annotated[float, click.FloatRange(min=1.0)] | None
+    context: Annotated[int, click.IntRange(min=1024)] | None
+    model: str | None
+
+
+@click.command(cls=Command)
+def command(ctx: click.Context, app: App, **given: Unpack[Given]) -> None:
     """Ask the running server what users will ask it, and judge the answers.
 
     Short answers, coherence, tool calls in eight ways, reasoning, pictures, and more; embeddings,
@@ -55,8 +35,15 @@ def command(ctx: click.Context, /, **given: Any) -> None:
     or by its own answer is not applicable, unless its recipe promises it.
 
     Exit status 5 when a check fails.
+
+    Args:
+        only (CHECK): Run only this check, or the checks of this rung; repeatable.
+        skip (CHECK): Leave out this check, or the checks of this rung; repeatable.
+        timeout_s (--timeout SECONDS): Longest time that one answer may take (default: 900).
+        context (TOKENS): Longest prompt of the context check, and its answer (default: what the
+            server states).
+        model (NAME): Model to verify, where the endpoint has several.
     """
-    app: App = ctx.obj
     found = app.cluster.verify(**given)
     app.show(found, _show)
     ctx.exit(5 if found.failed else 0)

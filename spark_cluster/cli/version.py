@@ -14,6 +14,7 @@ import click
 
 from spark_cluster import __version__
 from spark_cluster.cli.app import App
+from spark_cluster.cli.options import Command
 from spark_cluster.cli.visible import visible
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.loader.project import INVENTORY
@@ -51,8 +52,7 @@ class Versions:
     inventory_error: str = ""
 
 
-@click.command()
-@click.pass_obj
+@click.command(cls=Command)
 def command(app: App) -> None:
     """Show the versions, the system and the files in use, for a bug report.
 
