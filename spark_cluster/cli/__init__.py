@@ -9,7 +9,6 @@ import contextlib
 import errno
 import gc
 import io
-import json
 import os
 import signal
 import sys
@@ -18,10 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from spark_cluster import __version__
-from spark_cluster.cli.app import App
+from spark_cluster.cli.app import App, exit_status
 from spark_cluster.cli.options import Group
 from spark_cluster.cli.visible import show_error
-from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -68,8 +66,22 @@ COMMANDS = {
 }
 """In the order in which a newcomer meets them. The text is here so that --help imports nothing."""
 
-ELSEWHERE = {"lab": "spark_cluster.lab.commands"}
-"""Modules of commands that are no part of the command line itself."""
+GROUPS = {
+    "nodes": ("ping", "facts", "provision", "playbook"),
+    "clients": ("clients", "keys", "tunnel"),
+    "served": ("status", "verify", "down"),
+    "version": ("version", "completion"),
+}
+"""Modules with several commands, whose functions have the names of these."""
+
+MODULES = {
+    **{name: f"{module}:{name}" for module, names in GROUPS.items() for name in names},
+    "exec": "nodes:exec_",
+    "explain": "lint:explain_command",
+    "revert": "history:revert_command",
+    "lab": "spark_cluster.lab.commands",
+}
+"""Where commands are that have no module of their own."""
 
 
 class Program(Group):
@@ -100,7 +112,7 @@ class Program(Group):
 
 @click.group(
     cls=Program,
-    later={name: ELSEWHERE.get(name, name) for name in COMMANDS},
+    later={name: MODULES.get(name, name) for name in COMMANDS},
     about=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
@@ -168,28 +180,20 @@ def _run(*, as_json: bool) -> int:
     Raises:
         OSError: of the laptop: its disk is full, no one reads the output.
     """
+
+    def run() -> Any:
+        try:
+            return cli.main(standalone_mode=False)
+        finally:
+            signal.signal(
+                signal.SIGINT, signal.SIG_IGN
+            )  # it is over; a late Ctrl-C changes nothing
+
     try:
-        # What a command gives to `ctx.exit` comes back as the result.
-        status = int(cli.main(standalone_mode=False) or 0)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over; a late Ctrl-C changes nothing
-        return status
-    except click.exceptions.Exit as ended:
-        return ended.exit_code
-    except SystemExit as ended:  # of a command; of click where no one reads its output
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except click.ClickException as error:
-        if as_json:
-            _print_json_error(error.format_message(), "", "")
-        error.show()
-        return error.exit_code
+        return exit_status(run, as_json=as_json)
     except (click.Abort, KeyboardInterrupt):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         click.echo("aborted", err=True)
         return 130
-    except SparkClusterError as error:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _show(error, as_json=as_json)
-        return error.exit_code
 
 
 def _what_to_do(error: OSError) -> str:
@@ -215,18 +219,3 @@ def _wants_json(words: list[str]) -> bool:
             break
         ours.append(word)
     return "--json" in ours
-
-
-def _show(error: SparkClusterError, *, as_json: bool) -> None:
-    if as_json:
-        _print_json_error(error.message, error.where, error.hint)
-    where = f"{error.where}: " if error.where else ""
-    show_error(where + error.message, error.hint)
-
-
-def _print_json_error(message: str, where: str, hint: str) -> None:
-    document: dict[str, Any] = {
-        "ok": False,
-        "error": {"message": message, "where": where, "hint": hint},
-    }
-    click.echo(json.dumps(document, indent=2))

@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from spark_cluster.cli.console import styled
-from spark_cluster.cli.display import Display, show_diff, summary
+from spark_cluster.cli.display import Display, recap, show_diff, summary
+from spark_cluster.cli.visible import show_failure, visible
+from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import Sink
 
 if TYPE_CHECKING:
@@ -185,10 +189,13 @@ class App:
 
         click.echo(json.dumps(as_json(document), indent=2, default=str))
 
-    def show(self, found: R, show: Callable[[App, R], object]) -> None:
-        """Print what a command has found: its JSON document, or what `show` prints for people."""
+    def show(self, found: R, show: str | Callable[[App, R], object]) -> None:
+        """Print what a command has found: its JSON document, or for people `show` or what it
+        prints."""
         if self.as_json:
             self.print_json(found)
+        elif isinstance(show, str):
+            click.echo(visible(show))
         else:
             show(self, found)
 
@@ -198,8 +205,6 @@ class App:
         The process is the run's from here on: garbage is collected again, and SIGTERM ends it as
         Ctrl-C does.
         """
-        from spark_cluster.cli.display import Display
-
         self.last_run = run
         if not run.change:  # its result is shown right after; a run that changes shows its events
             self.import_meanwhile()
@@ -216,14 +221,64 @@ class App:
     def show_recap(self) -> None:
         """Print the closing table of the last run, unless the output is JSON."""
         if self.last_run is not None and not self.as_json:
-            from spark_cluster.cli.display import recap
-
             run = self.last_run
             recap(self.console, run.recap, run.seconds, check=run.check)
 
 
 def _interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
+
+
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise KeyboardInterrupt, once: what is open is then closed."""
+
+    def end(_number: int, _frame: FrameType | None) -> NoReturn:
+        for number in chosen:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    # nohup has SIGHUP ignored
+    chosen = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in chosen}
+    try:
+        yield
+    finally:
+        if all(signal.getsignal(number) is end for number in chosen):
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def exit_status(run: Callable[[], Any], *, as_json: bool = False) -> int:
+    """Run a command and print the error that it ends with; return the exit status.
+
+    Args:
+        as_json: also print the error as a JSON document.
+
+    Raises:
+        click.Abort, KeyboardInterrupt: someone has ended it.
+        OSError: of the laptop: its disk is full, no one reads the output.
+    """
+    try:
+        return int(run() or 0)  # what a command gives to `ctx.exit` comes back as the result
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except SystemExit as ended:  # of a command; of click where no one reads its output
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except click.ClickException as error:
+        if as_json:
+            _print_error({"message": error.format_message(), "where": "", "hint": ""})
+        error.show()
+        return error.exit_code
+    except SparkClusterError as error:
+        if as_json:
+            _print_error(error.to_dict())
+        show_failure(error)
+        return error.exit_code
+
+
+def _print_error(error: dict[str, str]) -> None:
+    click.echo(json.dumps({"ok": False, "error": error}, indent=2))
 
 
 def leave_with(run: Run | None, *, exit_code: bool) -> None:

@@ -10,10 +10,8 @@ from typing import Annotated
 
 import click
 
-from spark_cluster.cli.app import App
-from spark_cluster.cli.ended_by_signals import ended_by_signals
+from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.options import Command
-from spark_cluster.cli.visible import visible
 from spark_cluster.errors import Failed
 
 
@@ -38,9 +36,8 @@ def command(
     """
     from spark_cluster.bench.sampling import Sampling, metrics_url
     from spark_cluster.cli.bench_measure import RESULTS
-    from spark_cluster.dashboard.feed import Feed
-    from spark_cluster.dashboard.questions import Questions
     from spark_cluster.dashboard.server import listen, need_libraries, serve
+    from spark_cluster.dashboard.sources import Feed, Questions
 
     need_libraries()
     nodes = app.nodes
@@ -73,11 +70,7 @@ def _teller(app: App, kept: contextlib.ExitStack | None) -> Callable[[str], None
     """Return what prints the address, and opens it where something keeps the file for that."""
 
     def tell(address: str) -> None:
-        if app.as_json:
-            app.print_json({"url": address})
-        else:
-            click.echo(visible(address))
-            click.echo("Ctrl-C ends it.")
+        app.show({"url": address}, f"{address}\nCtrl-C ends it.")
         if kept is not None:
             webbrowser.open(kept.enter_context(leading_to(address)).as_uri())
 

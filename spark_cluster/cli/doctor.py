@@ -40,10 +40,7 @@ def command(ctx: click.Context, app: App, *, probe: bool, only: tuple[str, ...])
         only (AREA): Run only the checks of this area, or this check; repeatable.
     """
     diagnosis = diagnose(app, only, probe=probe)
-    if app.as_json:
-        app.print_json(document(diagnosis))
-    else:
-        _show(app, diagnosis, process_start.elapsed())
+    app.show(document(diagnosis), lambda app, _: _show(app, diagnosis))
     ctx.exit(diagnosis.exit_code)
 
 
@@ -105,14 +102,14 @@ def _known_pins(app: App) -> Pins | None:
     return None
 
 
-def _show(app: App, diagnosis: Diagnosis, seconds: float) -> None:
+def _show(app: App, diagnosis: Diagnosis) -> None:
     titles = ("", "check", "node", "found")
     table = plain_table(*titles, whole=("check", "node"), fold=("found",), wide=True)
     shown = [f for f in diagnosis.results if app.verbose or f.status != "ok"]
     for result in shown:
         style = "dim" if result.status == "ok" else None
         table.add_row(mark(result.status), result.id, result.node, _text(result), style=style)
-    app.console.print(_summary(diagnosis, seconds), soft_wrap=True)
+    app.console.print(_summary(diagnosis, process_start.elapsed()), soft_wrap=True)
     if shown:
         app.console.print(table)
     known = [issue.id for issue in diagnosis.issues]

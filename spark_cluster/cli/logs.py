@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -16,10 +15,9 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.doctor import diagnose, document
-from spark_cluster.cli.line_printer import LinePrinter
 from spark_cluster.cli.options import Command, hub
 from spark_cluster.cli.serving import probe_of, usual_recipe
-from spark_cluster.cli.visible import coloured, lines_of
+from spark_cluster.cli.visible import LinePrinter, coloured, lines_of
 from spark_cluster.config.caches import state_folder
 from spark_cluster.document import as_json
 from spark_cluster.engine.names import RAY
@@ -118,31 +116,23 @@ def _follow(play: Play, found: dict[tuple[str, str], Name], tail: int) -> None:
     Raises:
         SparkClusterError: the first error of a log, as soon as it is there.
     """
-    outcomes: queue.Queue[BaseException | None] = queue.Queue()
+    from spark_cluster.engine.runtime import follow
+    from spark_cluster.runner.parallel import start
 
     def stream(pending: Pending, printer: LinePrinter) -> None:
         try:
-            try:
-                pending.wait(lambda event: printer.add(event.get("text", "")))
-            finally:
-                printer.end()
-        except BaseException as error:  # noqa: BLE001  (handed to who waits)
-            outcomes.put(error)
-        else:
-            outcomes.put(None)
+            pending.wait(lambda event: printer.add(event.get("text", "")))
+        finally:
+            printer.end()
 
-    threads = []
-    from spark_cluster.engine.runtime import follow
-
+    streams = []
     for (node, name), runtime in found.items():
         argv = follow(name, tail, runtime)
         pending = play.connections.session(node).submit("stream", argv=argv)
         printer = LinePrinter(f"{node} {name.removeprefix('spark-')}: ")
-        threads.append(threading.Thread(target=stream, args=(pending, printer), daemon=True))
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        error = outcomes.get()
+        streams.append(partial(stream, pending, printer))
+    for ended in as_completed(map(start, streams)):
+        error = ended.result()
         if error is not None:
             raise error
 

@@ -200,11 +200,11 @@ def _advise(
     purpose: Purpose,
 ) -> int:
     advice = advise(planner, subject, rooms, question, purpose)
-    if app.as_json:
-        app.print_json({"recipe": subject.title, **advice.to_dict()})
-    else:
-        is_recipe = subject.launch.origin == "recipe"
-        show_advice(app.console, subject.title, advice, is_recipe=is_recipe)
+    is_recipe = subject.launch.origin == "recipe"
+    app.show(
+        {"recipe": subject.title, **advice.to_dict()},
+        lambda app, _: show_advice(app.console, subject.title, advice, is_recipe=is_recipe),
+    )
     return 0 if advice.best is not None or advice.undecided else 4
 
 

@@ -16,13 +16,11 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
 import click
 
-from spark_cluster.cli.app import App
+from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.cli.down import show
-from spark_cluster.cli.ended_by_signals import ended_by_signals
-from spark_cluster.cli.line_printer import LinePrinter
 from spark_cluster.cli.options import Allowing, Changing, EndingJobs, Group, Port
-from spark_cluster.cli.visible import coloured, lines_of, visible
+from spark_cluster.cli.served import show_stopped
+from spark_cluster.cli.visible import LinePrinter, coloured, lines_of, visible
 from spark_cluster.cli.vram import table
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.ray import Job, must_be_an_id, must_be_sendable
@@ -152,12 +150,10 @@ def list_(app: App) -> None:
     """List the jobs, the newest first."""
     with app.cluster.ray_jobs(command="ray list") as jobs:
         found = jobs.list()
-    if app.as_json:
-        app.print_json({"jobs": found})
-    elif not found:
-        app.console.print("there are no jobs; spark-cluster ray submit -- COMMAND runs one")
+    if found or app.as_json:
+        app.show({"jobs": found}, lambda app, _: _show_jobs(app, found))
     else:
-        _show_jobs(app, found)
+        app.console.print("there are no jobs; spark-cluster ray submit -- COMMAND runs one")
 
 
 @command.command()
@@ -165,16 +161,14 @@ def stop(app: App, *, job_id: JobId) -> None:
     """End a job; Ray asks its processes to end, and kills them after 3 seconds."""
     with app.cluster.ray_jobs(command="ray stop") as jobs:
         changed = jobs.stop(job_id)
-    if app.as_json:
-        app.print_json({"job": job_id, "changed": changed})
-    else:
-        click.echo(visible(f"job {job_id} {'is told to end' if changed else 'has ended already'}"))
+    done = "is told to end" if changed else "has ended already"
+    app.show({"job": job_id, "changed": changed}, f"job {job_id} {done}")
 
 
 @command.command()
 def down(app: App, *, options: Changing) -> None:
     """End Ray on all nodes, with its jobs, and verify that the memory is free again."""
-    app.show(app.cluster.ray_down(options=options), show)
+    app.show(app.cluster.ray_down(options=options), show_stopped)
 
 
 @command.command()
@@ -220,15 +214,9 @@ def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -
 
 def _tell(app: App, url: str, token: str | None) -> None:
     """Say where Ray's page is, and its token where that is asked for."""
-    if app.as_json:
-        app.print_json({"url": url, **({} if token is None else {"token": token})})
-        return
-    click.echo(visible(url))
-    if token is not None:
-        click.echo(visible(f"token: {token}"))
-    else:
-        click.echo("it asks for the cluster's token, which --token prints")
-    click.echo("Ctrl-C ends it.")
+    given = {} if token is None else {"token": token}
+    asks = f"token: {token}" if given else "it asks for the cluster's token, which --token prints"
+    app.show({"url": url, **given}, f"{url}\n{asks}\nCtrl-C ends it.")
 
 
 def _variables(given: Iterable[str]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted, plain_table, styled
+from spark_cluster.cli.console import labelled, painted, styled
 from spark_cluster.cli.options import Command, Positive
 from spark_cluster.cli.recipes import evidence, expected
 from spark_cluster.cli.terminal import Console
@@ -58,13 +58,7 @@ def _show(
 ) -> None:
     """Show the recipe, the command line for `tp` nodes, and what is known of it."""
     console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description), soft_wrap=True)
-    label = ("label",)
-    table = plain_table(
-        "label", "value", dim=label, whole=label, fold=("value",), header=False, wide=True
-    )
-    for title, text in (*_facts(recipe, speeds), *_evidence(speeds, others)):
-        table.add_row(title, text)
-    console.print(table)
+    console.print(labelled((*_facts(recipe, speeds), *_evidence(speeds, others))))
     console.print(styled("\n[bold]Command line[/] [dim]TP={}, the same on every rank[/]", tp))
     for line in _command(recipe, args):
         console.print(f"  {line}", soft_wrap=True)

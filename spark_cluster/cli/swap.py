@@ -21,7 +21,7 @@ from spark_cluster.cli.options import (
     Unloading,
 )
 from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
-from spark_cluster.cli.run_record import keep_plot
+from spark_cluster.cli.run import keep_plot
 from spark_cluster.cli.up import show_served
 from spark_cluster.config.overrides import text
 from spark_cluster.config.recipe import Recipe

@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from spark_cluster.cli.app import App
+from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.cli.ended_by_signals import ended_by_signals
 from spark_cluster.cli.options import Command, Positive
 from spark_cluster.errors import UsageError
 
