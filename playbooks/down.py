@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from spark_cluster.engine import admission, ray_cluster, vram
+from spark_cluster.engine import ray_cluster, vram
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import RAY_HOME
-from spark_cluster.engine.runtime import absent, programs_there
+from spark_cluster.engine.runtime import absent, our_processes, present_programs
 from spark_cluster.engine.vram import Stopped
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import kernel_tuner
@@ -44,8 +44,8 @@ def main(
     if not end_jobs:
         ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=end_jobs)
     sessions = {node.name: play.session(node) for node in play.nodes}
-    there = programs_there(play)
-    names = sorted({name for programs in there.values() for name in programs} - {RAY})
+    present = present_programs(play)
+    names = sorted({name for programs in present.values() for name in programs} - {RAY})
     before = [] if play.check else vram.sample(sessions)
     others = _others(play, before, unload, (*names, RAY)) if keep_others and not play.check else {}
     vram.record(play.bus, "before", before)
@@ -53,13 +53,13 @@ def main(
         play.apply(
             play.nodes,
             play.role("model_loader"),  # it would start what is stopped
-            [LOAD, TUNER, *absent(*names, stop_timeout_s=30)],
+            [LOAD, TUNER, *absent(*names)],
             play.role("endpoint"),
         )
         play.apply(
             play.nodes,
             [
-                *absent(RAY, stop_timeout_s=2),
+                *absent(RAY),
                 Directory(RAY_HOME, state="absent", keep=False),
             ],
             play.role("start_limit", state="absent"),
@@ -88,7 +88,7 @@ def _others(
     play: Play, before: list[vram.NodeVram], unload: Collection[str], programs: Sequence[str]
 ) -> dict[str, set[int]]:
     """Node to the processes that are none of ours and keep their memory."""
-    ours = admission.our_processes(play, [reading.name for reading in before], programs)
+    ours = our_processes(play, [reading.name for reading in before], programs)
     return {
         reading.name: {
             p.pid

@@ -20,9 +20,15 @@ from spark_cluster.engine import (
 from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.copies.state import stored
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.former import Former, Load, former_of, keep_logs, plan_again
 from spark_cluster.engine.members import must_serve_one
 from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.previous_server import (
+    Load,
+    PreviousServer,
+    keep_logs,
+    plan_again,
+    previous_server_of,
+)
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
 from spark_cluster.errors import SparkClusterError, Unreachable
@@ -41,7 +47,7 @@ class Swapped(Document):
     """
 
     served: Flat[Served]
-    former: Former | None = None
+    former: PreviousServer | None = None
     released: list[vram.NodeVram] = field(default_factory=list)
     down_s: Annotated[float, Rounded(3)] = 0.0
 
@@ -71,16 +77,16 @@ def main(
     must_serve_one(play, "swap replaces")
     deployment = resolve(recipe, play.inventory, play.nodes, tp)
     running = readiness.container_state(play, SERVER)
-    former = former_of(running) if running.status == "running" else None
-    if former is None or admission.serves(running, deployment.first):
-        same = former is not None
+    previous = previous_server_of(running) if running.status == "running" else None
+    if previous is None or admission.serves(running, deployment.first):
+        same = previous is not None
         play.note(f"{recipe.name} serves already" if same else "nothing serves: nothing is stopped")
         served = _up(play, deployment, force=force, end_jobs=end_jobs)
         return Swapped(served) if served is not None else None
     if not end_jobs:
         ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=False)
-    old = plan_again(play, former, load, running) if restore else None
-    play.note(f"swap {former} for {recipe.name} (tp {tp}); by hand back: {former.command}")
+    old = plan_again(play, previous, load, running) if restore else None
+    play.note(f"swap {previous} for {recipe.name} (tp {tp}); by hand back: {previous.command}")
     _before_the_stop(play, deployment, running, force=force)
     began = time.monotonic()
     try:
@@ -89,11 +95,11 @@ def main(
     except SparkClusterError as error:
         if old is None:
             raise
-        raise _restored(play, old, former, error) from error
+        raise _restored(play, old, previous, error) from error
     if served is None:
         return None
     down_s = time.monotonic() - began - play.seconds.get(ready.STAGE, 0.0)
-    return Swapped(served, former, stopped.now if stopped else [], down_s)
+    return Swapped(served, previous, stopped.now if stopped else [], down_s)
 
 
 def _before_the_stop(
@@ -102,8 +108,8 @@ def _before_the_stop(
     """Refuse what cannot work, and fetch image and model while the old server still answers."""
     server = deployment.first
     models = stored(play, server.recipe, server.nodes)
-    there = models.there(server.recipe.model.name)
-    admission.must_work(play, server, running, there, force=force)
+    downloaded = models.gib_present(server.recipe.model.name)
+    admission.must_work(play, server, running, downloaded, force=force)
     if play.check:  # `up` shows what would be fetched; what it says of warmth, it says at a start
         warmth = launches.of_recipe(play, server.recipe, server.tp)
         if warmth is not None:
@@ -132,18 +138,18 @@ def _down(play: Play, unload: Collection[str] = (), *, end_jobs: bool) -> Any:
 
 
 def _restored(
-    play: Play, old: Deployment, former: Former, error: SparkClusterError
+    play: Play, old: Deployment, previous: PreviousServer, error: SparkClusterError
 ) -> SparkClusterError:
     """Start the old server again; return the error that says how both ended."""
     kind = type(error)
     if isinstance(error, Unreachable):
         return kind(
-            f"{error.message}; {former} was stopped and cannot be started again while the node is "
-            "away",
+            f"{error.message}; {previous} was stopped and cannot be started again while the "
+            "node is away",
             where=error.where,
-            hint=f"then: {former.command}",
+            hint=f"then: {previous.command}",
         )
-    play.note(f"the swap failed: {error.message}. {former} is started again", warning=True)
+    play.note(f"the swap failed: {error.message}. {previous} is started again", warning=True)
     play.readmit()
     log = keep_logs(play)
     hint = f"the log of the failed server: {log}" if log is not None else error.hint
@@ -153,13 +159,13 @@ def _restored(
             _up(play, old, force=True)
     except SparkClusterError as again:
         return kind(
-            f"{error.message}; {former} could not be started again either: {again.message}. "
+            f"{error.message}; {previous} could not be started again either: {again.message}. "
             "Nothing serves",
             where=error.where,
-            hint=f"{hint}\n  {again.hint}\n  then: {former.command}",
+            hint=f"{hint}\n  {again.hint}\n  then: {previous.command}",
         )
     return kind(
-        f"{error.message}; {former} was started again, is verified, and serves",
+        f"{error.message}; {previous} was started again, is verified, and serves",
         where=error.where,
         hint=hint,
     )

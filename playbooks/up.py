@@ -30,12 +30,12 @@ def main(
     jobs on Ray are ended; None where the command has no flag for it.
     """
     found = look(play, deployment, offline=offline)
-    deployment, former = found.deployment, found.stale
+    deployment, obsolete = found.deployment, found.obsolete
     announce(play, deployment, found.replicas, found.models)
     if found.begins:
         ray_cluster.must_have_no_jobs(play, found.jobs, end_jobs=end_jobs)
-    ended = sorted({name for programs in former.values() for name in programs})
-    admitted = admit(play, found.members, found.there, ended, force=force, offline=offline)
+    ended = sorted({name for programs in obsolete.values() for name in programs})
+    admitted = admit(play, found.members, found.downloaded, ended, force=force, offline=offline)
     if found.starts and not ended:  # what will be ended frees ports of its own
         firewall.must_be_free(play, deployment)
     with play.stage("prepare"):
@@ -46,12 +46,12 @@ def main(
     with play.stage("fetch"):
         deployment = fetch(play, deployment, found.stores, offline=offline)
     with play.stage("start"):
-        start.end_others(play, deployment, found.members, former)
+        start.end_others(play, deployment, found.members, obsolete)
         deployment = launches.with_tuned(play, deployment, found.kernels)
         members = with_servers(found.members, deployment)
         now = start.Starting(deployment, members, guarded, admitted)
         start.start(play, now)
-    if not start.is_whole(play, deployment):
+    if not start.can_verify(play, deployment):
         return None
     with play.stage("load"):
         peak = ready(play, now)
@@ -64,5 +64,5 @@ def main(
         )
     if load and new and not deployment.endpoint.models:
         result = under_load(play, result)
-    launches.record(new, {part.server.key: part.version for part in result.parts})
+    launches.record(new, {one.server.key: one.version for one in result.servers})
     return result

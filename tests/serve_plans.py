@@ -21,7 +21,7 @@ from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.members import members
 from spark_cluster.engine.resolve import resolve
-from spark_cluster.engine.result import Served, ServedPart
+from spark_cluster.engine.result import Served, VerifiedServer
 from spark_cluster.engine.start import Starting
 from spark_cluster.node.store.manifest import snapshot_folder
 from spark_cluster.runner.play import Play
@@ -77,8 +77,8 @@ def starting(
 
 def served_by(deployment: Deployment, answer: str = "Paris") -> Served:
     """Return what `up` returns of a deployment, each server of which gave this answer."""
-    parts = tuple(ServedPart(server, answer) for server in deployment.servers)
-    return Served(deployment, parts, [], [], [])
+    servers = tuple(VerifiedServer(server, answer) for server in deployment.servers)
+    return Served(deployment, servers, [], [], [])
 
 
 def bare_server(*nodes: str | Node, port: int = 8000, **changed: Any) -> Server:

@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.agent.unit_work import result_of
-from spark_cluster.node import image_digests, paths
+from spark_cluster.node import images, paths
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_work, manifest, plain_folder, verify
 from spark_cluster.node.store.copy_channel import make_secrets
 from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.units import result_of
 
 COPIES = paths.COPIES
 """Root-only and in memory: a folder for each part of a copy, which ends with it, with the keys of
@@ -50,11 +50,11 @@ def _folder(host: Host, request: Request) -> Reply:
     return result_of(host, f"read {request['folder']}", verify.argv(asked), timeout=LIMIT_S)
 
 
-def _lacking(host: Host, request: Request) -> Reply:
-    """Return the bytes to fetch and whether nothing at all is lacking; contents are not read."""
+def _missing(host: Host, request: Request) -> Reply:
+    """Return the bytes to fetch and whether nothing at all is missing; contents are not read."""
     manifest = _manifest(request)
-    lacking = copy_work.cache_of(_where(host, request), manifest, read=False).lacking(manifest)
-    return {"bytes": lacking.size, "nothing": lacking.nothing}
+    missing = copy_work.cache_of(_where(host, request), manifest, read=False).missing(manifest)
+    return {"bytes": missing.size, "nothing": missing.nothing}
 
 
 def _place(host: Host, request: Request) -> Path:
@@ -127,8 +127,8 @@ def _work(host: Host, request: Request) -> Reply:
         timeout=LIMIT_S,
     )
     if image and given["receive"]:
-        path = host.path(image_digests.FILE)
-        image_digests.remember(path, str(request["id"]), map(str, request["digests"]))
+        path = host.path(images.FILE)
+        images.remember(path, str(request["id"]), map(str, request["digests"]))
     return done
 
 
@@ -140,7 +140,7 @@ def _end(host: Host, request: Request) -> Reply:
 
 ACTIONS: dict[str, Callable[[Host, Request], Reply]] = {
     "folder": _folder,
-    "lacking": _lacking,
+    "missing": _missing,
     "begin": _begin,
     "work": _work,
     "end": _end,

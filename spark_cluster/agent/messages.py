@@ -334,7 +334,7 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
     },
     "copy": {
         "folder": {"manifest": Manifest.from_document},
-        "lacking": {"bytes": COUNT, "nothing": bool},
+        "missing": {"bytes": COUNT, "nothing": bool},
         "begin": {
             "secrets": (
                 None,

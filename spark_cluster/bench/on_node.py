@@ -12,7 +12,7 @@ import json
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -66,22 +66,16 @@ class Job:
     Attributes:
         folder: on the node.
         health: URLs that answer with 200 while the servers are up.
-        cells: for node/bench/measure.py: `id`, `runs`, `env`, `timeout_s` of a run, `as_root`.
+        cells: each with its `id`, `timeout_s` (of a run) and the fields of its `Measurement`.
         user: of the node, as whom load generators run.
-        files: more files for the folder, by name.
+        limit_s: seconds that all of it may take.
     """
 
     folder: str
     health: tuple[str, ...]
     cells: tuple[Mapping[str, Any], ...]
     user: str
-    files: Mapping[str, bytes] = field(default_factory=dict)
-
-    @property
-    def limit_s(self) -> float:
-        """Seconds that all of it may take."""
-        runs = sum(cell["timeout_s"] * len(cell["runs"]) for cell in self.cells)
-        return float(runs) + SLACK_S
+    limit_s: float
 
     @property
     def resources(self) -> list[Resource]:
@@ -89,11 +83,8 @@ class Job:
         plan = {"health": self.health, "cells": self.cells, "user": self.user}
         parts = self.folder.removeprefix(f"{FOLDER}/").split("/")
         folders = ["/".join((FOLDER, *parts[:n])) for n in range(len(parts) + 1)]
-        sent = {
-            ARCHIVE: programs.archive(MAIN, ASK),
-            **self.files,
-            "plan.json": json.dumps(plan, indent=1).encode(),
-        }
+        text = json.dumps(plan, indent=1).encode()
+        sent = {ARCHIVE: programs.archive(MAIN, ASK), measure.PLAN: text}
         return [
             *[Directory(folder, mode=0o755, owner="root") for folder in folders],
             *[File(f"{self.folder}/{name}", content=content) for name, content in sent.items()],

@@ -20,8 +20,8 @@ from spark_cluster.config.engines import words
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine import logs, runtime, verify
 from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.former import former_of
 from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.previous_server import previous_server_of
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
@@ -285,8 +285,8 @@ def _take_down_last(play: Play, run: BenchRun) -> None:
 
 def is_of(step: Step, running: ContainerState) -> bool:
     """True if a server is that of a step: its recipe, its size and its arguments."""
-    former, recipe, tp = former_of(running), step.setup.served, step.setup.tp
-    if former is None or recipe is None or (former.recipe, former.tp) != (recipe.name, tp):
+    previous, recipe, tp = previous_server_of(running), step.setup.served, step.setup.tp
+    if previous is None or recipe is None or (previous.recipe, previous.tp) != (recipe.name, tp):
         return False
     return set(words(recipe.flags(tp))) <= set(running.command)
 
@@ -361,4 +361,5 @@ def _give_up(play: Play, run: BenchRun, step: Step, error: SparkClusterError) ->
     recipe = step.setup.served
     if run.recorded(step) is None and recipe is not None:
         run.add_setup(describe.setup_not_started(play, step.setup, recipe, logs), ())
-    run.add([result(cell, reasons=[reason], raw=logs) for cell in run.left(step)])
+    failed = [result(cell, reasons=[reason]) for cell in run.left(step)]
+    run.add([cell.model_copy(update={"raw": logs}) for cell in failed])

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.run_folder import number
 from spark_cluster.document import Document, PrintedAs
+from spark_cluster.facts.model import BUSY_PERCENT, SLOW_MHZ
 from spark_cluster.node.telemetry import FORMAT
 
 KIB = 1024
@@ -77,6 +78,16 @@ class Row(Document):
     preemptions: int | None = None
     processes: tuple[ProcessMemory, ...] | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_busy(self) -> bool:
+        """True under load."""
+        return (self.utilisation or 0) >= BUSY_PERCENT
+
+    @property
+    def is_slow(self) -> bool:
+        """True if the SM clock is low under load."""
+        return self.is_busy and self.sm_clock_mhz is not None and self.sm_clock_mhz < SLOW_MHZ
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from spark_cluster.engine.copies.images import (
 )
 from spark_cluster.engine.copies.upkeep import kept_recipes
 from spark_cluster.errors import Failed
-from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.output import gigabytes
 from spark_cluster.runner.session import Session
 
 

@@ -64,13 +64,13 @@ def command(
         _write_bundle(app, "" if bundle == AUTOMATIC else bundle)
         return
     from spark_cluster.engine import logs
-    from spark_cluster.engine.runtime import programs_there
+    from spark_cluster.engine.runtime import present_programs
 
     with app.play("logs", app.nodes, change=False, gather_facts=False) as run:
         play = run.open()
         wanted = {
             node: [name for name in names if only is None or (only == "ray") == (name == RAY)]
-            for node, names in programs_there(play).items()
+            for node, names in present_programs(play).items()
         }
         found = _present(play, wanted)
         run.finish()
@@ -209,8 +209,7 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     from spark_cluster.bench.planned_speed import own_evidence
     from spark_cluster.config.launch import of_recipe
     from spark_cluster.engine.survey import survey
-    from spark_cluster.planning.planner import Planner, Question
-    from spark_cluster.planning.subject import of_a_recipe
+    from spark_cluster.planning.planner import Planner, Question, of_a_recipe
 
     recipe = usual_recipe(app.cluster)
     if recipe is None:

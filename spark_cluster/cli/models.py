@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -24,7 +23,7 @@ from spark_cluster.engine.copies.pull import PulledModel
 from spark_cluster.engine.copies.state import Nodes, Wanted, hub_folder
 from spark_cluster.engine.copies.upkeep import ModelSizes, Need, Pruned, StoredModels, short
 from spark_cluster.errors import Refused, UsageError, VerificationFailed
-from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.manifest import Manifest, is_repository
 from spark_cluster.resources.hub_model import HubModel
 from spark_cluster.runner.options import Options
@@ -100,7 +99,7 @@ def pull(
             pulled_one = pulling.hub_model(
                 play, node, wanted, hub, endpoint=endpoint, all_files=all_files
             )
-            manifest = _pulled(app, play, node, pulled_one, yes=yes)
+            manifest = _pulled(play, node, pulled_one, yes=yes)
         run.finish()
         pulled = PulledModel.of(node.name, manifest)
         if app.as_json:
@@ -380,14 +379,12 @@ def _node(play: Play, name: str | None) -> Node:
     return found[name]
 
 
-def _pulled(app: App, play: Play, node: Node, model: HubModel, *, yes: bool) -> Manifest:
+def _pulled(play: Play, node: Node, model: HubModel, *, yes: bool) -> Manifest:
     """Fetch a model; a large download is asked about first. Raises Refused without a yes."""
     found = pulling.preview(play, node, model)
     if found.missing > pulling.LARGE and not yes:
         text = pulling.warning(model.repository, node.name, found)
-        interactive = sys.stdin.isatty() and sys.stdout.isatty() and not app.as_json
-        if interactive:
-            app.console.print(text)
-        if not interactive or not click.confirm("Fetch it?", default=False):
+        consent = play.options.consent
+        if consent is None or not consent(f"{text}. Fetch it?"):
             raise Refused(text, where=node.name, hint="--yes fetches it without asking")
     return pulling.pull(play, node, model)

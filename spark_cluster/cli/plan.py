@@ -41,10 +41,9 @@ from spark_cluster.errors import UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.importers import commandline
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.planner import Planner, Question, Subject, of_a_command, of_a_recipe
 from spark_cluster.planning.purpose import Purpose, advise
 from spark_cluster.planning.room import NodeMemory, assumed
-from spark_cluster.planning.subject import Subject, of_a_command, of_a_recipe
 from spark_cluster.planning.together import Placed, plan_together
 
 NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"
@@ -178,7 +177,7 @@ def _rooms(
         play = run.open()
         there = {}
         if recipe is not None:
-            there = stored_models(play, recipe, play.nodes).there(recipe.model.name)
+            there = stored_models(play, recipe, play.nodes).gib_present(recipe.model.name)
         rooms, facts = survey(play, subject.node_path, there)
         told = launches.of_recipe(play, recipe, subject.launch.tp) if recipe is not None else None
         first = min(play.nodes, key=lambda node: not node.is_head)
@@ -222,7 +221,7 @@ def _on_nodes(app: App, planner: Planner, models: Sequence[ServedModel]) -> list
     with app.play("plan", app.nodes, change=False) as run:
         play = run.open()
         stored = [stored_models(play, model.recipe, play.nodes) for model in models]
-        there = [s.there(m.recipe.model.name) for s, m in zip(stored, models, strict=True)]
+        there = [s.gib_present(m.recipe.model.name) for s, m in zip(stored, models, strict=True)]
         found = placed_on_nodes(play, models, there)
         for one in found:
             planner.look_up(one.subject, NodeDocuments(play.session(play.head)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -26,13 +26,12 @@ from spark_cluster.models.find import find
 from spark_cluster.models.shape import Geometry
 from spark_cluster.planning import kv
 from spark_cluster.planning.evidence import said
-from spark_cluster.planning.kv import KvCache, Options
+from spark_cluster.planning.kv import KvCache, KvLayout
 from spark_cluster.planning.speed.constants import Constants, load_constants
-from spark_cluster.planning.speed.decode import decode
+from spark_cluster.planning.speed.decode import Speculative, decode, speculative
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.prefill import prefill
 from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.planning.speed.speculative import Speculative, speculative
 
 GB = 1e9
 ANSWER = 1024
@@ -326,18 +325,19 @@ def kv_command(
     length = max_model_len if max_model_len is not None else geometry.max_positions
     if not length:
         raise UsageError(f"{model} does not state its context length; give --max-model-len")
-    options: Options = {
-        "kv_dtype": kv_dtype,
-        "max_num_batched_tokens": max_num_batched_tokens,
-        "tp": tp,
-        "vllm": vllm_version,
-        "block_size": block_size,
-        "prefix_caching": prefix_caching,
-        "gdn_prefill": gdn_prefill,
-    }
-    spark = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options)
-    options["device"] = "cpu"
-    single = kv.cache(geometry, kv_gib=kv_gib, max_model_len=length, **options)
+    layout = KvLayout(
+        geometry,
+        kv_dtype=kv_dtype,
+        max_num_batched_tokens=max_num_batched_tokens,
+        tp=tp,
+        vllm=vllm_version,
+        block_size=block_size,
+        prefix_caching=prefix_caching,
+        gdn_prefill=gdn_prefill,
+    )
+    size = int(kv_gib * kv.GIB)
+    spark = kv.cache(layout, size, length)
+    single = kv.cache(replace(layout, device="cpu"), size, length)
     if app.as_json:
         asked = {"gpu": spark, "cpu": single, None: KvOnBoth(single, spark)}
         app.print_json(asked[device])

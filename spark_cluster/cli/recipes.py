@@ -34,9 +34,9 @@ from spark_cluster.planning.evidence import Evidence, by_others
 from spark_cluster.planning.planner import Planner
 from spark_cluster.planning.proposal import Verdict, verdicts
 from spark_cluster.planning.speed.constants import load_constants
+from spark_cluster.planning.speed.decode import CONTEXT, request_speed
 from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
 from spark_cluster.planning.speed.serving import Serving, serving_of
-from spark_cluster.planning.speed.speculative import CONTEXT, request_speed
 
 _COMMANDS = {
     "list": "recipes:list_",

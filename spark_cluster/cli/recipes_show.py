@@ -15,7 +15,7 @@ from spark_cluster.cli.console import labelled, painted, styled
 from spark_cluster.cli.options import Command, Positive
 from spark_cluster.cli.recipes import evidence, expected
 from spark_cluster.cli.terminal import Console
-from spark_cluster.config.model_kind import RUNGS
+from spark_cluster.config.model_kind import CHECKS_OF_KIND
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Measured
 from spark_cluster.loader.recipes import load_recipe
@@ -159,8 +159,9 @@ def _drafter(recipe: Recipe) -> Iterator[tuple[str, str]]:
 
 def _ready(recipe: Recipe) -> Iterator[tuple[str, str]]:
     if recipe.kind != "chat":
-        yield "kind", recipe.kind + ("" if recipe.kind in RUNGS else " (known, and not served)")
-    if recipe.kind not in RUNGS:
+        left_out = "" if recipe.kind in CHECKS_OF_KIND else " (known, and not served)"
+        yield "kind", recipe.kind + left_out
+    if recipe.kind not in CHECKS_OF_KIND:
         return
     yield "ready when", ", ".join(rung.replace("_", " ") for rung in recipe.readiness.rungs)
     for pattern in recipe.readiness.log_expect:

@@ -25,8 +25,8 @@ from spark_cluster.cli.run import keep_plot
 from spark_cluster.cli.up import show_served
 from spark_cluster.config.overrides import text
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.engine.former import Former
 from spark_cluster.engine.memory_phases import MemoryPhases
+from spark_cluster.engine.previous_server import PreviousServer
 from spark_cluster.errors import UsageError
 
 
@@ -63,8 +63,8 @@ def command(
     recipe = recipe_to_serve(app.cluster, recipe_name, changes, allow)
     size = size_on(app.cluster, recipe, tp)
 
-    def load(former: Former) -> Recipe:
-        return recipe_to_serve(app.cluster, former.recipe, former.changes, allow)
+    def load(previous: PreviousServer) -> Recipe:
+        return recipe_to_serve(app.cluster, previous.recipe, previous.changes, allow)
 
     title = " ".join(filter(None, [f"swap {recipe.name} --tp {size}", text(recipe.overrides)]))
     memory = MemoryPhases()

@@ -14,8 +14,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.options import Command
 from spark_cluster.cli.visible import coloured
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
-from spark_cluster.runner.known_hosts import HostKey
-from spark_cluster.runner.known_hosts_file import file_of, write
+from spark_cluster.runner.known_hosts import HostKey, file_of, write
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.ssh import Connection
 from spark_cluster.runner.ssh_errors import REVOKED_HINT

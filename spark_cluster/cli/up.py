@@ -146,10 +146,10 @@ def _show_models(app: App, served: Served, memory: Iterable[MemoryOfNode]) -> No
 
     console = app.console
     _show_memory(app, table(served.now, served.peak), memory)
-    count = len(served.parts)
+    count = len(served.servers)
     console.print(styled("\n[bold]{} models[/] at [bold cyan]{}[/]", count, served.endpoint.url))
     console.print(painted(str(served.access), "dim"), soft_wrap=True)
-    for part in served.parts:
+    for part in served.servers:
         recipe = part.server.recipe
         also = f", also as {', '.join(part.server.names[1:])}" if part.server.names[1:] else ""
         shown = (

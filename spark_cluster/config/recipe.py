@@ -12,7 +12,7 @@ from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.engines import words
 from spark_cluster.config.fields import Word
 from spark_cluster.config.image_build import Image
-from spark_cluster.config.model_kind import ModelKind, first_rung, inferred
+from spark_cluster.config.model_kind import ModelKind, first_readiness_check, inferred
 from spark_cluster.config.recipe_schema import (
     MOST_NODES,
     Drafter,
@@ -156,7 +156,11 @@ class Recipe(Schema):
         readiness = data.get("readiness", {})
         if kind == "chat" or not isinstance(readiness, dict) or "rungs" in readiness:
             return {**data, "kind": kind}
-        return {**data, "kind": kind, "readiness": {**readiness, "rungs": [first_rung(kind)]}}
+        return {
+            **data,
+            "kind": kind,
+            "readiness": {**readiness, "rungs": [first_readiness_check(kind)]},
+        }
 
     @property
     def dialect(self) -> engines.Dialect:

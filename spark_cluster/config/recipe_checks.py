@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 
 from spark_cluster.config import engines, node_paths
-from spark_cluster.config.model_kind import RUNGS
+from spark_cluster.config.model_kind import CHECKS_OF_KIND
 from spark_cluster.config.ports import vllm_ports
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.secret_text import is_secret_setting, looks_secret
@@ -29,7 +29,7 @@ def check(recipe: Recipe) -> list[Problem]:
 
 def _kind(recipe: Recipe) -> Iterator[Problem]:
     """What is asked of another kind of model."""
-    own = RUNGS.get(recipe.kind)
+    own = CHECKS_OF_KIND.get(recipe.kind)
     if own is None:
         return  # `up` and `plan` refuse it, with what to use instead
     for index, rung in enumerate(recipe.readiness.rungs):

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.config.image_build import build_settings
-from spark_cluster.config.model_kind import Rung, must_be_served
+from spark_cluster.config.model_kind import ReadinessCheck, must_be_served
 from spark_cluster.config.node_paths import is_for_models, is_in, overlap, why_not_writable
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Patch
@@ -52,11 +52,11 @@ def why_not_data_parallel(
     return f"data_parallel: {data_parallel}: {why}"
 
 
-def must_be_servable(recipe: Recipe, tp: int, rungs: Collection[Rung]) -> None:
+def must_be_servable(recipe: Recipe, tp: int, rungs: Collection[ReadinessCheck]) -> None:
     """Look whether a recipe can and may be served at a size; no node is asked.
 
     Args:
-        rungs: of readiness that its engine can climb.
+        rungs: readiness checks that its engine can pass.
 
     Raises:
         Refused: it cannot, or the user's leave is missing.
@@ -64,7 +64,7 @@ def must_be_servable(recipe: Recipe, tp: int, rungs: Collection[Rung]) -> None:
     must_be_served(recipe.kind, f"recipe {recipe.name}")
     recipe.check_size(tp)
     _must_start(recipe, tp)
-    _must_climb(recipe, rungs)
+    _must_have(recipe, rungs)
     must_be_allowed(recipe)
 
 
@@ -81,8 +81,8 @@ def _must_start(recipe: Recipe, tp: int) -> None:
         raise Refused(f"recipe {recipe.name}: {why}", hint=REPLICAS_INSTEAD)
 
 
-def _must_climb(recipe: Recipe, known: Collection[Rung]) -> None:
-    """Raise Refused for a rung of readiness that the engine cannot do."""
+def _must_have(recipe: Recipe, known: Collection[ReadinessCheck]) -> None:
+    """Raise Refused for a readiness check that the engine cannot pass."""
     for rung in recipe.readiness.rungs:
         if rung not in known:
             raise Refused(

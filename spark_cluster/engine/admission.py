@@ -76,7 +76,7 @@ class Admitted:
 def admit(
     play: Play,
     found: Sequence[Member],
-    there: Sequence[Mapping[str, float]],
+    downloaded: Sequence[Mapping[str, float]],
     ended: Sequence[str],
     *,
     force: bool,
@@ -88,7 +88,7 @@ def admit(
     with what they leave each other.
 
     Args:
-        there: for each server, GiB of its model that nodes have in the hub cache; infinite: all.
+        downloaded: for each server, GiB of its model in the nodes' hub caches; infinite: all.
         ended: programs of ours that give their memory back before the start.
         force: go on with what does not fit.
         offline: the hub is not asked for the models' shapes.
@@ -99,10 +99,10 @@ def admit(
             several models whose shape no one knows.
     """
     if found[0].server.instance:
-        return _models(play, found, there, ended, force=force, offline=offline)
+        return _models(play, found, downloaded, ended, force=force, offline=offline)
     several = len(found) > 1
     shares: dict[Key, float | None] = {}
-    for one, has in zip(found, there, strict=True):
+    for one, has in zip(found, downloaded, strict=True):
         if note := overrides_changed(one.running, one.server):
             one.play.note(note, node=one.node if several else None)
         try:
@@ -126,7 +126,7 @@ def must_work(
     play: Play,
     server: Server,
     running: ContainerState,
-    there: Mapping[str, float],
+    downloaded: Mapping[str, float],
     *,
     force: bool,
     offline: bool = False,
@@ -135,7 +135,7 @@ def must_work(
     """Refuse what the plan says cannot work, unless forced; what serves already, does.
 
     Args:
-        there: GiB of the model that nodes have in the hub cache; infinite: all of it.
+        downloaded: GiB of the model that nodes have in the hub cache; infinite: all of it.
         offline: the hub is not asked for the model's shape.
         ended: further programs of ours that give their memory back before the start.
 
@@ -149,14 +149,14 @@ def must_work(
     has_share = not server.chooses_share or share_of(running, server) is not None
     if serves(running, server) and has_share:
         return None
-    must_be_whole(server.recipe, force=force)
+    must_be_complete(server.recipe, force=force)
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
     from spark_cluster.engine.survey import hub_for, survey
     from spark_cluster.planning import planner
 
-    rooms, facts = survey(play, server.model_path, there)
+    rooms, facts = survey(play, server.model_path, downloaded)
     if running.status == "running" or ended:
-        ours = our_processes(play, [room.name for room in rooms], (*PROGRAMS, *ended))
+        ours = runtime.our_processes(play, [room.name for room in rooms], (*PROGRAMS, *ended))
         rooms = [without_ours(room, ours[room.name]) for room in rooms]
         facts = [f.with_gpu_memory(room.memory) for f, room in zip(facts, rooms, strict=True)]
     try:
@@ -187,17 +187,17 @@ def _named(server: Server) -> str:
     return " ".join(filter(None, words))
 
 
-def must_be_whole(recipe: Recipe, *, force: bool) -> None:
+def must_be_complete(recipe: Recipe, *, force: bool) -> None:
     """Refuse an imported recipe that lacks what its source needed, unless forced.
 
     Raises:
         Refused: with all of it.
     """
-    lacking = [entry for entry in recipe.not_carried_over if entry.blocks]
-    if lacking and not force:
+    missing = [entry for entry in recipe.not_carried_over if entry.blocks]
+    if missing and not force:
         raise Refused(
             f"recipe {recipe.name} cannot work as it was imported: "
-            + "; ".join(str(entry) for entry in lacking),
+            + "; ".join(str(entry) for entry in missing),
             hint="add what is missing and remove the entry from not_carried_over; --force "
             "launches as it is",
         )
@@ -260,18 +260,8 @@ def share_of(running: ContainerState, server: Server) -> float | None:
 
 def _release(play: Play) -> None:
     """End what serves something else, on every node, and have its memory back."""
-    play.apply(play.nodes, runtime.absent(SERVER, stop_timeout_s=30))
-    play.apply(play.nodes, runtime.absent(RAY, stop_timeout_s=2))
+    play.apply(play.nodes, runtime.absent(SERVER, RAY))
     vram.until_free(play.sessions)
-
-
-def our_processes(
-    play: Play, names: Sequence[str], programs: Sequence[str] = PROGRAMS
-) -> dict[str, set[int]]:
-    """Node to the process ids (of the host) in our programs."""
-    there = {node.name: play.session(node) for node in play.nodes if node.name in names}
-    found = runtime.process_ids(there, {name: {p: p for p in programs} for name in there})
-    return {name: set[int]().union(*pids.values()) for name, pids in found.items()}
 
 
 def without_ours(room: NodeMemory, ours: set[int]) -> NodeMemory:
@@ -289,7 +279,7 @@ def without_ours(room: NodeMemory, ours: set[int]) -> NodeMemory:
 def _models(
     play: Play,
     found: Sequence[Member],
-    there: Sequence[Mapping[str, float]],
+    downloaded: Sequence[Mapping[str, float]],
     ended: Sequence[str],
     *,
     force: bool,
@@ -310,17 +300,19 @@ def _models(
     if not new:
         return Admitted(kept, needs)
     for one in new:
-        must_be_whole(one.server.recipe, force=force)
+        must_be_complete(one.server.recipe, force=force)
     # What is started leaves room for what is loaded later, which is unloaded before.
     always_new = any(not one.server.on_request for one in new)
     planned = [
         (one, has)
-        for one, has in zip(found, there, strict=True)
+        for one, has in zip(found, downloaded, strict=True)
         if one in new or (always_new and one.server.on_request)
     ]
     unloaded = [one.server.program for one in stay if one.server.on_request]
-    whole = len(planned) == len(found)
-    made = _together(play, planned, [*ended, *unloaded], whole=whole, force=force, offline=offline)
+    all_planned = len(planned) == len(found)
+    made = _together(
+        play, planned, [*ended, *unloaded], all_planned=all_planned, force=force, offline=offline
+    )
     return Admitted(
         {**made.shares, **kept},
         {**made.needs_gib, **needs},
@@ -333,7 +325,7 @@ def _together(
     asked: Sequence[tuple[Member, Mapping[str, float]]],
     ended: Sequence[str],
     *,
-    whole: bool,
+    all_planned: bool,
     force: bool,
     offline: bool,
 ) -> Admitted:
@@ -341,7 +333,7 @@ def _together(
 
     Args:
         asked: the models that are to be started, and what nodes have of each.
-        whole: they are all that there are, so that the sums are those of the nodes.
+        all_planned: they are all that there are, so that the sums are those of the nodes.
     """
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
     from spark_cluster.engine.survey import hub_for
@@ -356,7 +348,7 @@ def _together(
         plan = plan_together(Planner(play.project), placed)
     except (UsageError, InvalidFile) as error:
         return _without_plan(play, new, error)
-    if whole and not plan.on_request:  # else what is held depends on what is asked for
+    if all_planned and not plan.on_request:  # else what is held depends on what is asked for
         _record_plan(play, plan)
     reasons = [*plan.reasons, *plan.obstacles]
     if reasons and not force:
@@ -389,7 +381,7 @@ def _placed(
         for one, _ in asked
     ]
     found = placed(play, models, [has for _, has in asked])
-    ours = our_processes(play, [one.room.name for one in found], (*PROGRAMS, *ended))
+    ours = runtime.our_processes(play, [one.room.name for one in found], (*PROGRAMS, *ended))
     found = [replace(one, room=without_ours(one.room, ours[one.room.name])) for one in found]
     return [
         replace(one, facts=one.facts.with_gpu_memory(one.room.memory)) if one.facts else one

@@ -95,19 +95,19 @@ def keep_open(target: Target, find: Find, port: int) -> Iterator[TunnelEvent]:
         try:
             with contextlib.closing(SshConnection(target)) as connection:
                 connection.open()
-                to, told = find(connection), ""
-            there = urlsplit(to)
-            host, to_port = there.hostname or LOOPBACK, there.port or 80
+                to, shown = find(connection), ""
+            far = urlsplit(to)
+            host, to_port = far.hostname or LOOPBACK, far.port or 80
             with carried(target, port, host, to_port) as news:
                 pause = PAUSES_S[0]
-                here = there._replace(netloc=f"{LOOPBACK}:{port}").geturl()
+                here = far._replace(netloc=f"{LOOPBACK}:{port}").geturl()
                 yield event("open", url=here, to=to)
                 for kind, why in news:
                     if kind == "cut":
                         yield event(kind, message=why, retry_s=pause)
-                    elif why != told:
+                    elif why != shown:
                         hint = "spark-cluster status shows what serves"
-                        told, hint = why, hint if "nothing listens" in why else ""
+                        shown, hint = why, hint if "nothing listens" in why else ""
                         yield event(kind, message=why, hint=hint)
         except (Unreachable, UsageError) as error:
             if not pause:

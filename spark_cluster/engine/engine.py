@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol, cast
 from spark_cluster.config import engines
 from spark_cluster.config.caches import CACHES
 from spark_cluster.config.engines import Dialect
-from spark_cluster.config.model_kind import Rung
+from spark_cluster.config.model_kind import ReadinessCheck
 from spark_cluster.config.ports import Span
 from spark_cluster.engine import proxy
 from spark_cluster.errors import Failed
@@ -25,7 +25,6 @@ from spark_cluster.node.values import Secret
 if TYPE_CHECKING:
     from spark_cluster.engine.deployment import Server
     from spark_cluster.engine.endpoint import Endpoint
-    from spark_cluster.logs.start_patterns import Pattern
     from spark_cluster.runner.session import Answer, Session
     from spark_cluster.topology import Node
 
@@ -115,8 +114,7 @@ class Engine(Protocol):
         models: path that lists the models.
         version: path of a JSON document, and the key of the version in it.
         started: literal of its log when it takes requests.
-        anchors: facts that its log tells of a start.
-        rungs: rungs of readiness that it can climb.
+        rungs: readiness checks that it can pass.
     """
 
     name: str
@@ -127,8 +125,7 @@ class Engine(Protocol):
     models: str
     version: tuple[str, str]
     started: str
-    anchors: tuple[Pattern, ...]
-    rungs: frozenset[Rung]
+    rungs: frozenset[ReadinessCheck]
 
     def environment(self, node: Node, deployment: Server) -> dict[str, str]:
         """Return the variables of its programs on a node: interfaces, HCAs, addresses, caches.

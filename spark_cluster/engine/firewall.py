@@ -181,12 +181,12 @@ def must_be_free(play: Play, deployment: Deployment) -> None:
     asked = [(n, play.session(n).submit("gather", commands=questions)) for n in deployment.nodes]
     for node, pending in asked:
         answer = pending.wait()
-        told = printed(answer)
+        texts = printed(answer)
         states = {n: unit_state.answered(answer["commands"][n]) for n in programs}
         served = [running(state.labels, None, None) for state in states.values() if _runs(state)]
         own = {endpoint.port for endpoint in served if endpoint is not None}
-        proxy = PROXY if told["proxy"].strip() == "active" else None
-        listens = listeners(told["ss"])
+        proxy = PROXY if texts["proxy"].strip() == "active" else None
+        listens = listeners(texts["ss"])
         others = [one for one in listens if one.program != proxy and one.port not in own]
         for wanted in _wanted(deployment, node, states):
             for one in others:

@@ -205,14 +205,14 @@ class RayJobs:
                     self.job(name)  # raises where there is no Ray any more
                     continue
                 try:
-                    part = coming.result()
+                    chunk = coming.result()
                 except Exception as error:  # noqa: BLE001  (what a head can make Ray's client raise)
                     why = f": {short(str(error))}"
                     break
-                if part is None:
+                if chunk is None:
                     break
                 coming = None
-                yield part
+                yield chunk
         if not self.job(name).has_ended:
             raise Unreachable(
                 f"the log was cut while the job goes on{why}",
@@ -232,10 +232,10 @@ class RayJobs:
         """
         log = ""
         try:
-            with contextlib.closing(self.follow(name, limit_s)) as parts:
-                for part in parts:
-                    log = (log + part)[-LARGEST:]
-                    if line := last_line(part):
+            with contextlib.closing(self.follow(name, limit_s)) as chunks:
+                for chunk in chunks:
+                    log = (log + chunk)[-LARGEST:]
+                    if line := last_line(chunk):
                         on_line(line)
         except TimeoutError:
             self.stop(name)

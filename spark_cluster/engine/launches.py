@@ -78,8 +78,8 @@ def with_tuned_kernels(play: Play, server: Server, found: TunedOn) -> Server:
     if not all(fitting(found.get(node.name, ()), server.tp) for node in server.nodes):
         return server
     image = image_on_head(play, server)
-    there = [fitting(found[node.name], server.tp, image) for node in server.nodes]
-    files = set.intersection(*({str(entry["file"]) for entry in entries} for entries in there))
+    tuned = [fitting(found[node.name], server.tp, image) for node in server.nodes]
+    files = set.intersection(*({str(entry["file"]) for entry in entries} for entries in tuned))
     if not files:
         play.note(
             "kernels are tuned for this model with another image, and not used: "
@@ -214,16 +214,16 @@ def _on_disk(last: LaunchRecord, on_disk: Collection[str]) -> NodeWarmth:
     gone = [key for key in last.keys if key not in on_disk]
     if gone:
         # Whether the second layout needs the first depends on vLLM's and torch's versions.
-        part = len(gone) < len(last.keys)
-        what = "a part of its compiled code" if part else "its compiled code"
+        some = len(gone) < len(last.keys)
+        what = "a part of its compiled code" if some else "its compiled code"
         why = f"{what} is gone ({gone[0].rpartition('/')[2][:10]})"
-        return NodeWarmth("unknown" if part else "cold", (why,))
+        return NodeWarmth("unknown" if some else "cold", (why,))
     if not last.outcome:
         return NodeWarmth("warm")
     return NodeWarmth("warm", (f"its last launch {last.outcome} it in {last.compile_s:g} s",))
 
 
-def whole(recipe: str, nodes: Mapping[str, NodeWarmth]) -> Warmth:
+def warmth_of(recipe: str, nodes: Mapping[str, NodeWarmth]) -> Warmth:
     """Put the nodes' states together: the worst is that of the launch."""
     states = [node.state for node in nodes.values()]
     state: State = next((state for state in _ORDER if state in states), "unknown")
@@ -338,16 +338,16 @@ class Upcoming:
             asked: the nodes that will serve.
         """
         found = {name: self._on_node(one, tp) for name, one in asked.items()}
-        return whole(self.recipe.name, found)
+        return warmth_of(self.recipe.name, found)
 
     def _on_node(self, asked: Asked, tp: int) -> NodeWarmth:
         """Wait, and judge the launch; unknown where the node does not answer."""
         try:
             state = asked.state.wait()
-            told = asked.image.wait()["commands"]["image"] if asked.image is not None else None
+            answer = asked.image.wait()["commands"]["image"] if asked.image is not None else None
         except SparkClusterError as error:
             return NodeWarmth("unknown", (error.message,))
-        recipe, image = self.recipe, images.answered(told)
+        recipe, image = self.recipe, images.answered(answer)
         own = image.id if image is not None else ""
         entries = fitting(state["tuned"], tp, own or "-")
         files = sorted(str(one["file"]) for one in entries if one["model"] == recipe.model.name)
@@ -396,10 +396,10 @@ def of_recipe(play: Play, recipe: Recipe, tp: int) -> Warmth | None:
     return Upcoming(recipe, folders).on(play, nodes, tp)
 
 
-def shown(told: Warmth) -> str:
+def shown(warmth: Warmth) -> str:
     """Return in a line whether a launch finds its compiled code, and why not."""
-    why = f" ({'; '.join(told.reasons)})" if told.reasons else ""
-    return f"compile cache: {told.state}{why}{told.of_tuned}"
+    why = f" ({'; '.join(warmth.reasons)})" if warmth.reasons else ""
+    return f"compile cache: {warmth.state}{why}{warmth.of_tuned}"
 
 
 def unrecorded(
@@ -463,8 +463,8 @@ def record(new: Mapping[Key, tuple[Member, LaunchRecord]], versions: Mapping[Key
     waiting = []
     for key, (one, made) in new.items():
         for node in one.server.nodes:
-            whole = replace(made, version=versions[key]).to_dict()
-            asked = {"what": "record", "record": whole, "timeout": RECORD_S}
+            written = replace(made, version=versions[key]).to_dict()
+            asked = {"what": "record", "record": written, "timeout": RECORD_S}
             waiting.append((one, node, one.play.session(node).submit("caches", **asked)))
     for one, node, pending in waiting:
         try:

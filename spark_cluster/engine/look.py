@@ -8,14 +8,14 @@ from functools import partial
 
 from spark_cluster.engine import launches, vram
 from spark_cluster.engine.admission import stays
-from spark_cluster.engine.copies.fetch import must_be_there
+from spark_cluster.engine.copies.fetch import must_be_present
 from spark_cluster.engine.copies.state import Stored, stored
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.members import Member, behind, members, with_servers
 from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas_of
 from spark_cluster.engine.ray import Job
 from spark_cluster.engine.ray_cluster import running_jobs
-from spark_cluster.engine.start import stale
+from spark_cluster.engine.start import obsolete_programs
 from spark_cluster.runner.play import Play
 
 
@@ -43,9 +43,9 @@ class Found:
     models: Sequence[ModelServer] = ()
 
     @property
-    def stale(self) -> dict[str, list[str]]:
+    def obsolete(self) -> dict[str, list[str]]:
         """By node the programs of ours that have no place in the deployment."""
-        return stale(self.deployment, self.replicas, self.models)
+        return obsolete_programs(self.deployment, self.replicas, self.models)
 
     @property
     def starts(self) -> bool:
@@ -58,10 +58,10 @@ class Found:
         return not all(stays(one) for one in self.members)
 
     @property
-    def there(self) -> list[Mapping[str, float]]:
+    def downloaded(self) -> list[Mapping[str, float]]:
         """For each server, GiB of its model that nodes have in the hub cache; infinite: all."""
         recipes = [one.server.recipe for one in self.members]
-        return [self.stores[recipe.name].there(recipe.model.name) for recipe in recipes]
+        return [self.stores[recipe.name].gib_present(recipe.model.name) for recipe in recipes]
 
 
 def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
@@ -87,7 +87,7 @@ def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
     stores: dict[str, Stored] = dict(zip(names, rest[:count], strict=True))
     kernels: dict[str, launches.TunedOn] = dict(zip(names, rest[count:], strict=True))
     for server in recipes if offline else ():
-        must_be_there(server.recipe, stores[server.recipe.name], adopt=play.options.may_adopt)
+        must_be_present(server.recipe, stores[server.recipe.name], adopt=play.options.may_adopt)
     for store in stores.values():
         deployment = deployment.located(store.folders())
     vram.record(play.bus, "before", before)

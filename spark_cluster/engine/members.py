@@ -44,9 +44,9 @@ def members(play: Play, deployment: Deployment) -> list[Member]:
         return [Member(play, deployment.first, running)]
 
     def look(server: Server) -> Member:
-        part = play.part(server.node_names)
-        states = [readiness.container_state(part, name) for name in (server.program, RAY)]
-        return Member(part, server, *states)
+        own = play.part(server.node_names)
+        states = [readiness.container_state(own, name) for name in (server.program, RAY)]
+        return Member(own, server, *states)
 
     return play.together(*[partial(look, server) for server in deployment.servers])
 

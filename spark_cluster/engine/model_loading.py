@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from spark_cluster.engine import admission, proxy, supervision, vram
+from spark_cluster.engine import proxy, runtime, supervision, vram
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.endpoint import Endpoint, probe_once
 from spark_cluster.engine.members import Member
@@ -82,16 +82,16 @@ def start_loader(play: Play, deployment: Deployment) -> None:
 def unload(play: Play, found: Sequence[Member]) -> None:
     """Unload what was loaded on request, before memory is counted on by what is started."""
     made = [one for one in found if one.server.on_request]
-    there = [one.server.program for one in made if one.running.status != "absent"]
-    if play.check or not there:
+    present = [one.server.program for one in made if one.running.status != "absent"]
+    if play.check or not present:
         return
     session = play.session(play.head)
     session.run(["systemctl", "stop", proxy.LOADER_UNIT])  # or it loads them; the role starts it
-    for name in there:  # which of them run may have changed since they were looked at
+    for name in present:  # which of them run may have changed since they were looked at
         session.run(stop(name, "docker"), timeout=STOP_S)
     stays = [one.server.program for one in found if not one.server.on_request]
     nodes = [node.name for node in play.nodes]
-    vram.until_free(play.sessions, ignored=admission.our_processes(play, nodes, stays))
+    vram.until_free(play.sessions, ignored=runtime.our_processes(play, nodes, stays))
 
 
 def load(play: Play, endpoint: Endpoint, one: Member) -> None:

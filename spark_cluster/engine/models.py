@@ -15,7 +15,7 @@ from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine.names import server_name
 from spark_cluster.errors import Refused
-from spark_cluster.planning.subject import Subject, of_a_recipe
+from spark_cluster.planning.planner import Subject, of_a_recipe
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 
@@ -70,7 +70,7 @@ class ServedModel:
 
 
 def placed(
-    play: Play, models: Sequence[ServedModel], there: Sequence[Mapping[str, float]]
+    play: Play, models: Sequence[ServedModel], downloaded: Sequence[Mapping[str, float]]
 ) -> list[Placed]:
     """Ask the nodes for their memory, and return each model on its own.
 
@@ -85,7 +85,7 @@ def placed(
     from spark_cluster.planning.together import Placed
 
     found = []
-    for model, begun in zip(models, there, strict=True):
+    for model, begun in zip(models, downloaded, strict=True):
         rooms, facts = survey(play, model.subject.node_path, begun)
         model.node_of({node.name: node for node in play.nodes})
         known = {room.name: (room, fact) for room, fact in zip(rooms, facts, strict=True)}

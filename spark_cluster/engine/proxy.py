@@ -238,16 +238,16 @@ def routes(servers: Sequence[ModelServer]) -> Routes | None:
         return None
     hearing = [n for n, server in enumerate(servers, 1) if server.kind == "transcription"]
     names = [name for server in servers for name in server.names]
-    there = f"there are: {', '.join(names)}"
+    known = f"there are: {', '.join(names)}"
     return Routes(
         tuple(servers),
         hearing[0] if len(hearing) == 1 else None,
         _listed(servers),
-        error_body(f"this endpoint has no such model; {there}", "model_not_found", "model"),
+        error_body(f"this endpoint has no such model; {known}", "model_not_found", "model"),
         error_body(
             "this endpoint has several models, and the request names none within the first "
             f"{BUFFER // 2**20} MiB of its JSON; add ?model=NAME to the address of a longer one; "
-            f"{there}",
+            f"{known}",
             "model_missing",
             "model",
         ),

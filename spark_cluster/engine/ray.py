@@ -26,7 +26,7 @@ from spark_cluster.node import paths
 from spark_cluster.node.containers import DASHBOARD, RAY_NODES, ContainerState
 from spark_cluster.node.replies import at, decoded, short, text_of
 from spark_cluster.node.values import Secret
-from spark_cluster.resources.secret_files import secret_path
+from spark_cluster.resources.program import secret_path
 
 if TYPE_CHECKING:
     from spark_cluster.engine.deployment import Server
@@ -153,9 +153,6 @@ def _seconds(value: Any) -> float | None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return value / 1000 if is_number and 0 < value < 1e14 else None
 
-
-OF_HEAD = "ray-client-server-port"
-"""Of the services of Ray the one that a worker does not have."""
 
 RAY_HOME = paths.RAY
 """Ray's sessions on the head; a persistent folder, or the containers would not come back after a

@@ -13,7 +13,7 @@ from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.job_client import ray_jobs
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray import MEASURING, Job, RayState, dashboard_port
-from spark_cluster.engine.runtime import servers_there
+from spark_cluster.engine.runtime import present_servers
 from spark_cluster.engine.start import prepare_nodes, ray_would_restart
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.containers import RECIPE
@@ -98,7 +98,7 @@ def must_serve_nothing(play: Play, nodes: Sequence[Node], command: str) -> None:
     Raises:
         Refused: one is.
     """
-    several = servers_there(play)
+    several = present_servers(play)
     for node in nodes:
         for name in (SERVER, *several.get(node.name, ())):
             state = readiness.container_state(play, name, node.name)

@@ -1,4 +1,4 @@
-"""The ladder from "containers are up" to "the answer is right", each rung with its own message.
+"""The ladder from "containers are up" to "the answer is right", each step with its own message.
 
 The time limit of a start grows while the engine is seen to compile, tune or load: the first start
 after a change of NCCL's devices compiled kernels for 36 minutes, without a line of log for most of
@@ -79,11 +79,11 @@ class LoadGuard:
         if self._begun:
             return
         self._begun = True
-        told = {"server": self._server, "programs": [self._server, RAY], "limit_s": self._limit_s}
+        given = {"server": self._server, "programs": [self._server, RAY], "limit_s": self._limit_s}
         head, *others = self._nodes
         try:
-            _ask_guard(self._play, [head], "begin", health=self._health, **told)
-            _ask_guard(self._play, others, "begin", **told)
+            _ask_guard(self._play, [head], "begin", health=self._health, **given)
+            _ask_guard(self._play, others, "begin", **given)
         except Failed as error:
             what = "memory is not guarded while weights load"
             self._play.note(f"{error.where}: {what}: {error.message}", warning=True)
@@ -104,10 +104,12 @@ class LoadGuard:
                 _ask_guard(self._play, self._nodes, "end", server=self._server)
 
 
-def _ask_guard(play: Play, nodes: Sequence[Node], what: str, **told: Any) -> list[tuple[Node, Any]]:
+def _ask_guard(
+    play: Play, nodes: Sequence[Node], what: str, **given: Any
+) -> list[tuple[Node, Any]]:
     """Ask the nodes whose memory is the GPU's, all at once."""
     waiting = [
-        (node, play.session(node).submit("load_guard", memory.RECLAIM_S, what=what, **told))
+        (node, play.session(node).submit("load_guard", memory.RECLAIM_S, what=what, **given))
         for node in nodes
         if not node.facts.gpu_memory.of_gpu
     ]
@@ -157,7 +159,7 @@ class TimeLimit:
         self._began = time.monotonic()
         self._next = self._moved = self._began + self.limit_s
         self._before: Seen | None = None
-        self._told = False
+        self._announced = False
 
     def passed(self) -> str:
         """Return why it is not waited for any longer; empty while it is."""
@@ -182,8 +184,8 @@ class TimeLimit:
         return ""
 
     def _say(self, moved: list[str]) -> None:
-        if not self._told:
-            self._told = True
+        if not self._announced:
+            self._announced = True
             self._play.note(
                 f"not healthy after {self.limit_s:g} s (ready_timeout_s), but at work: "
                 f"{'; '.join(moved)}; it is waited for while that goes on, "
@@ -370,8 +372,10 @@ def _until_healthy(play: Play, server: Server) -> list[vram.NodeVram]:
     course = vram.Course(play.bus, "loading")
     first: dict[str, ContainerState] = {}
     while True:
-        life, _ = ask_health(serving, server.endpoint, session)
-        now = vram.sample(play.sessions)
+        (life, _), now = play.together(
+            lambda: ask_health(serving, server.endpoint, session),
+            lambda: vram.sample(play.sessions),
+        )
         course.take(now)
         peak = vram.peak(peak, now)
         if life.serves:

@@ -13,7 +13,7 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.config.launch import Launch
-from spark_cluster.config.model_kind import RUNGS, ModelKind, Rung
+from spark_cluster.config.model_kind import CHECKS_OF_KIND, ModelKind, ReadinessCheck
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness
 from spark_cluster.engine.checks import context, logprobs, structured, texts, tools
@@ -208,27 +208,27 @@ def _reranked(client: Client) -> object:
         raise client.wrong(message, hint) from error
 
 
-def climb(play: Play, server: Server) -> str:
-    """Climb each rung that the recipe names, in its order.
+def run_all(play: Play, server: Server) -> str:
+    """Make each readiness check that the recipe names, in its order.
 
     Returns:
-        The answer to the recipe's own question; of another kind than chat, what its rung found.
+        The answer to the recipe's own question; of another kind than chat, what its check found.
 
     Raises:
-        VerificationFailed: at the first rung that does not hold.
+        VerificationFailed: at the first readiness check that fails.
     """
     answer = ""
     client = client_for(play, server.endpoint, server.recipe, server.program)
     flags = {flag: str(value) for flag, value in server.launch.args.items()}
     client = replace(client, flags=flags)
-    for rung in server.recipe.readiness.rungs:
-        for check in of_rung(rung):
+    for name in server.recipe.readiness.rungs:
+        for check in checks_of(name):
             play.bus.emit(Progress(play.head.name, "verify", check.title))
             try:
                 found = check.run(client)
             except VerificationFailed as error:
-                raise with_known(error, rung, server.launch) from None
-            if rung == "answer" or server.recipe.kind != "chat":
+                raise with_known(error, name, server.launch) from None
+            if name == "answer" or server.recipe.kind != "chat":
                 answer = found
     return answer
 
@@ -247,10 +247,10 @@ def client_for(play: Play, endpoint: Endpoint, recipe: Recipe, server: str = SER
     return client
 
 
-def with_known(error: VerificationFailed, rung: str, launch: Launch) -> VerificationFailed:
-    """Return the error with the known issues of the launch that this rung shows in its hint."""
+def with_known(error: VerificationFailed, name: str, launch: Launch) -> VerificationFailed:
+    """Return the error; its hint names the known issues of the launch that this check shows."""
 
-    known = rules.live(rungs={rung: error.message}, launch=launch)
+    known = rules.live(rungs={name: error.message}, launch=launch)
     lines = [f"known: {f.title} ({f.id}): {f.fix}" for f in known]
     error.hint = "\n  ".join([error.hint, *lines] if error.hint else lines)
     return error
@@ -296,9 +296,9 @@ def dimensions(config: str | None, dense: list[str | None]) -> tuple[int, ...]:
     if dense:
         last = replies.at(replies.decoded(dense[-1]), "out_features")
         return (last,) if isinstance(last, int) else ()
-    whole = replies.decoded(config)
-    parts = [whole, replies.at(whole, "text_config")]
-    found = [replies.at(part, key) for part in parts for key in _KEYS]
+    full = replies.decoded(config)
+    configs = [full, replies.at(full, "text_config")]
+    found = [replies.at(one, key) for one in configs for key in _KEYS]
     return tuple(dict.fromkeys(n for n in found if isinstance(n, int) and not isinstance(n, bool)))
 
 
@@ -326,17 +326,17 @@ _HOMES = (texts, logprobs, tools, structured, context)
 _EVERY = (*(check for home in _HOMES for check in home.CHECKS), *CHECKS)
 
 
-def of_rung(rung: Rung) -> tuple[Check, ...]:
-    """Return the checks of a rung; it holds when all of them do."""
-    return BY_RUNG[rung]
+def checks_of(name: ReadinessCheck) -> tuple[Check, ...]:
+    """Return the checks of a readiness check; it holds when all of them do."""
+    return CHECKS_BY_NAME[name]
 
 
 def of_kind(kind: ModelKind) -> tuple[Check, ...]:
     """Return every check of a kind of model, in the order of its rungs."""
-    return tuple(check for rung in RUNGS[kind] for check in of_rung(rung))
+    return tuple(check for name in CHECKS_OF_KIND[kind] for check in checks_of(name))
 
 
-BY_RUNG: Mapping[Rung, tuple[Check, ...]] = {
-    rung: tuple(check for check in _EVERY if check.rung == rung)
-    for rung in dict.fromkeys(rung for rungs in RUNGS.values() for rung in rungs)
+CHECKS_BY_NAME: Mapping[ReadinessCheck, tuple[Check, ...]] = {
+    name: tuple(check for check in _EVERY if check.readiness == name)
+    for name in dict.fromkeys(name for rungs in CHECKS_OF_KIND.values() for name in rungs)
 }

@@ -103,7 +103,8 @@ def _until_behind_proxy(play: Play, endpoint: Endpoint, serving: Engine) -> None
 
 
 def verify(play: Play, now: Starting) -> list[str]:
-    """Climb each recipe's rungs on its own server, then ask the proxy of several as a user would.
+    """Run each recipe's readiness checks on its own server, then ask the proxy of several as a user
+    would.
 
     A model that is loaded on request is asked for, and so loaded, when it is new; otherwise it is
     left as it is.
@@ -112,15 +113,13 @@ def verify(play: Play, now: Starting) -> list[str]:
         The answer of each to its own question; empty for one that was left.
 
     Raises:
-        VerificationFailed: at the first rung that does not hold, or the proxy does not lead to one.
+        VerificationFailed: at the first check that fails, or the proxy does not lead to one.
     """
     always = [one for one in now.members if not one.server.on_request]
-    for one in always:
-        _log_must_fit(one)
-    asked = [partial(_climb, one, now.begun[one.server.key]) for one in always]
-    answers: dict[Key, str] = dict(
-        zip((one.server.key for one in always), play.together(*asked), strict=True)
-    )
+    fits = [partial(_log_must_fit, one) for one in always]
+    asked = [partial(_check, one, now.begun[one.server.key]) for one in always]
+    said = play.together(*fits, *asked)[len(fits) :]
+    answers: dict[Key, str] = dict(zip((one.server.key for one in always), said, strict=True))
     endpoint = now.deployment.endpoint
     if not now.deployment.is_one:
         _must_list(play, endpoint, {name for one in now.members for name in one.server.names})
@@ -130,7 +129,7 @@ def verify(play: Play, now: Starting) -> list[str]:
         if one.server.on_request and one.server.key in now.admitted.new:
             model_loading.load(play, endpoint, one)
             _log_must_fit(one)
-            answers[one.server.key] = readiness_checks.climb(one.play, one.server)
+            answers[one.server.key] = readiness_checks.run_all(one.play, one.server)
     return [answers.get(one.server.key, "") for one in now.members]
 
 
@@ -139,10 +138,10 @@ def _log_must_fit(one: Member) -> None:
     logs.must_fit(one.play, server.nodes, server.recipe.readiness, server.program)
 
 
-def _climb(one: Member, again: Again) -> str:
+def _check(one: Member, again: Again) -> str:
     """Verify a server; one that ran already and whose engine has died is started again, once."""
     try:
-        return readiness_checks.climb(one.play, one.server)
+        return readiness_checks.run_all(one.play, one.server)
     except readiness.NoCompletion as error:
         if not again or not is_dead(one.play, one.server):
             raise
@@ -150,7 +149,7 @@ def _climb(one: Member, again: Again) -> str:
     end_server(one.play, one.server)
     again.start()
     healthy(one.play, one.server, again)
-    return readiness_checks.climb(one.play, one.server)
+    return readiness_checks.run_all(one.play, one.server)
 
 
 def _must_list(play: Play, endpoint: Endpoint, wanted: Collection[str]) -> None:
@@ -270,7 +269,7 @@ def under_load(play: Play, result: Served) -> Served:
     with play.stage(STAGE):
         load = partial(_load, play, deployment)
         sent, peak = vram.peak_while(play, load, SAMPLE_S, course.take)
-        _must_be_there(play, deployment, sent)
+        _must_still_serve(play, deployment, sent)
     return replace(result, under_load=peak)
 
 
@@ -295,7 +294,7 @@ def _load(play: Play, deployment: Deployment) -> list[Completion]:
     return [sent for found in rounds for sent in found]
 
 
-def _must_be_there(play: Play, deployment: Deployment, sent: Sequence[Completion]) -> None:
+def _must_still_serve(play: Play, deployment: Deployment, sent: Sequence[Completion]) -> None:
     failed = [one for one in sent if not (one.came or one.late)]
     if not failed:
         return

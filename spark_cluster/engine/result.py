@@ -9,7 +9,7 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from spark_cluster.config.model_kind import ModelKind, Rung
+from spark_cluster.config.model_kind import ModelKind, ReadinessCheck
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.document import Document
 from spark_cluster.engine import vram
@@ -43,11 +43,11 @@ class ModelKeys(TypedDict):
     kind: ModelKind
     tp: int
     answer: str
-    verified: list[Rung]
+    verified: list[ReadinessCheck]
     versions: dict[str, str]
 
 
-class ServedPartKeys(ModelKeys):
+class VerifiedServerKeys(ModelKeys):
     """One of several models."""
 
     aliases: list[str]
@@ -65,11 +65,11 @@ class ServedKeys(EndpointKeys, ModelKeys):
 class ServedModelsKeys(EndpointKeys):
     """An endpoint with several models."""
 
-    models: list[ServedPart]
+    models: list[VerifiedServer]
 
 
 @dataclass(frozen=True)
-class ServedPart(Document):
+class VerifiedServer(Document):
     """A verified server.
 
     Attributes:
@@ -92,10 +92,10 @@ class ServedPart(Document):
         """The engine's version; empty when it is not known."""
         return self.versions.get(self.server.engine, "")
 
-    def printed_as(self) -> ServedPartKeys:
+    def printed_as(self) -> VerifiedServerKeys:
         """Return one of several models of `up`."""
         server = self.server
-        found: ServedPartKeys = {
+        found: VerifiedServerKeys = {
             "model": server.names[0],
             "aliases": list(server.names[1:]),
             "recipe": server.recipe.name,
@@ -115,14 +115,14 @@ class Served(Document):
 
     Attributes:
         deployment: what is served.
-        parts: its servers, in the same order.
+        servers: its servers, verified, in the same order.
         before, peak, now: VRAM before the run, the largest while loading, and when ready.
         under_load: the largest VRAM during a short load; empty where nothing was started.
         fingerprint: SHA-256 of the certificate that the endpoint presents; empty without TLS.
     """
 
     deployment: Deployment
-    parts: tuple[ServedPart, ...]
+    servers: tuple[VerifiedServer, ...]
     before: list[NodeVram]
     peak: list[NodeVram]
     now: list[NodeVram]
@@ -142,12 +142,12 @@ class Served(Document):
     @property
     def answer(self) -> str:
         """The answer of the first server to its recipe's own question."""
-        return self.parts[0].answer
+        return self.servers[0].answer
 
     @property
     def versions(self) -> dict[str, str]:
         """Name to version, of the first server and what it runs on."""
-        return self.parts[0].versions
+        return self.servers[0].versions
 
     @property
     def access(self) -> Access:
@@ -187,7 +187,7 @@ class ServedModels(Served):
         return {
             "endpoint": self.endpoint.url,
             "access": self.access,
-            "models": list(self.parts),
+            "models": list(self.servers),
             "vram": self.readings,
         }
 
@@ -214,13 +214,13 @@ def served(
         *[partial(versions, one.play, one.server) for one in found],
     )
     vram.record(play.bus, "ready", now)
-    parts = tuple(
-        ServedPart(one.server, answer, known)
+    verified = tuple(
+        VerifiedServer(one.server, answer, known)
         for one, answer, known in zip(found, answers, each, strict=True)
     )
     fingerprint = asked.certificate if asked is not None else ""
     kind = ServedModels if endpoint.models else Served
-    return kind(deployment, parts, before, largest(peak, now), now, fingerprint)
+    return kind(deployment, verified, before, largest(peak, now), now, fingerprint)
 
 
 def versions(play: Play, server: Server) -> dict[str, str]:

@@ -6,12 +6,12 @@ it again when it ends and after a reboot, and are asked for their state and log 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, get_args
 
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV, Process
-from spark_cluster.engine.names import PAUSE, RAY, SERVER
+from spark_cluster.engine.names import PAUSE, PROGRAMS, RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.node import confinement, unit_state
 from spark_cluster.node.containers import RECIPE
@@ -127,15 +127,31 @@ NO_PAUSE = Container(PAUSE, state="absent", stop_timeout_s=0)
 """The desired state without Ray: nothing holds process ids for it."""
 
 
-def absent(*names: str, stop_timeout_s: int = 10) -> list[Resource]:
+def absent(*names: str) -> list[Resource]:
     """Return the desired state: no program of these names, in whatever runtime.
 
-    Without Ray there is no container for its process ids either.
+    A server has time to end; nothing of Ray's is worth waiting for. Without Ray there is no
+    container for its process ids either.
     """
     gone: list[Resource] = [
-        without(name, one, stop_timeout_s) for name in names for one in get_args(Name)
+        without(name, one, 2 if name == RAY else 30)
+        for name in sorted(names, key=lambda name: name == RAY)  # what stands on it ends first
+        for one in get_args(Name)
     ]
     return [*gone, NO_PAUSE] if RAY in names else gone
+
+
+def our_processes(
+    play: Play, names: Collection[str], programs: Iterable[str] = PROGRAMS
+) -> dict[str, set[int]]:
+    """Return the process ids (of the host) in our programs, by node.
+
+    Args:
+        names: of the nodes.
+    """
+    sessions = {node.name: play.session(node) for node in play.nodes if node.name in names}
+    found = process_ids(sessions, {name: {p: p for p in programs} for name in sessions})
+    return {name: set[int]().union(*pids.values()) for name, pids in found.items()}
 
 
 def pause(server: Server) -> list[Resource]:
@@ -231,7 +247,7 @@ def _mounts(process: Process, server: Server) -> tuple[str, ...]:
     return (*model, *server.mounts, *process.mounts)
 
 
-def servers_there(play: Play) -> dict[str, tuple[str, ...]]:
+def present_servers(play: Play) -> dict[str, tuple[str, ...]]:
     """Return by node the servers of several models that are there, running or not."""
     waiting = {
         node.name: play.session(node).submit("gather", commands={"servers": servers_question()})
@@ -241,11 +257,11 @@ def servers_there(play: Play) -> dict[str, tuple[str, ...]]:
     return {n: server_names(printed(pending.wait())["servers"]) for n, pending in waiting.items()}
 
 
-def programs_there(play: Play) -> dict[str, tuple[str, ...]]:
+def present_programs(play: Play) -> dict[str, tuple[str, ...]]:
     """Return by node the names that a program of ours may have there: those of one server and of
     Ray, which need not be there, and of the servers of several models, which are.
     """
-    return {node: (SERVER, *names, RAY) for node, names in servers_there(play).items()}
+    return {node: (SERVER, *names, RAY) for node, names in present_servers(play).items()}
 
 
 def models_by_process(sessions: Mapping[str, Session]) -> dict[str, dict[int, str]]:

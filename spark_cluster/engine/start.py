@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -30,7 +30,6 @@ from spark_cluster.engine.runtime import absent
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.containers import NEEDS
 from spark_cluster.node.supervision.look import stop
-from spark_cluster.resources import Resource
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.play import Applied, Play, RoleCall
 from spark_cluster.runner.session import Session
@@ -78,7 +77,7 @@ def taken_away(
     return notes
 
 
-def stale(
+def obsolete_programs(
     deployment: Deployment, replicas: Sequence[Replica], models: Sequence[ModelServer]
 ) -> dict[str, list[str]]:
     """Return by node the programs of ours that have no place in a deployment.
@@ -101,36 +100,33 @@ def end_others(
     play: Play,
     deployment: Deployment,
     found: Sequence[Member],
-    former: Mapping[str, Sequence[str]],
+    obsolete: Mapping[str, Sequence[str]],
 ) -> None:
     """End what serves anything else, before memory is counted on by any, and wait for it.
 
     Args:
-        former: as `stale` gives it.
+        obsolete: as `obsolete_programs` gives it.
     """
     kept = {server.program for server in deployment.servers}
-    gone = {name for programs in former.values() for name in programs} - kept
+    gone = {name for programs in obsolete.values() for name in programs} - kept
     if deployment.endpoint.models:
         gone |= {SERVER, RAY}
     loader = () if deployment.endpoint.models else (play.role("model_loader"),)
     alone = [one.node.name for one in found if _was_joined(one)]
     steps = [
-        (play.nodes, (*loader, _absent(gone)) if gone else ()),
+        (play.nodes, (*loader, absent(*sorted(gone))) if gone else ()),
         # A model that moved to another node keeps its name there.
-        *(([node], (_absent(set(former.get(node.name, ())) & kept),)) for node in play.nodes),
-        ([n for n in play.nodes if n.name in alone], (_absent({SERVER, RAY}),)),
+        *(
+            ([node], (absent(*sorted(kept.intersection(obsolete.get(node.name, ())))),))
+            for node in play.nodes
+        ),
+        ([n for n in play.nodes if n.name in alone], (absent(SERVER, RAY),)),
     ]
     made = [play.apply(nodes, *what).changed for nodes, what in steps if nodes and any(what)]
     if play.check or not any(made):
         return
-    stays = admission.our_processes(play, [node.name for node in play.nodes], sorted(kept))
+    stays = runtime.our_processes(play, [node.name for node in play.nodes], sorted(kept))
     vram.until_free(play.sessions, ignored=stays)
-
-
-def _absent(names: Collection[str]) -> list[Resource]:
-    """Return the desired state without some programs; nothing of Ray's is worth waiting for."""
-    servers = runtime.absent(*sorted(set(names) - {RAY}), stop_timeout_s=30)
-    return [*servers, *(runtime.absent(RAY, stop_timeout_s=2) if RAY in names else ())]
 
 
 def _was_joined(one: Member) -> bool:
@@ -269,7 +265,7 @@ def end_server(play: Play, server: Server) -> None:
     readiness.prepare_memory(play, server.nodes)
 
 
-def is_whole(play: Play, deployment: Deployment) -> bool:
+def can_verify(play: Play, deployment: Deployment) -> bool:
     """Return whether there is something to be verified; say it where there is not."""
     left_out = play.options.selection.partial
     if not deployment.is_one and (play.check or left_out):
@@ -414,7 +410,7 @@ def start_ray_alone(
         guarded: whether there is a firewall, for the containers' label.
         labels: more labels of the containers.
     """
-    start_ray(play, _ray_alone(play, server, guarded, labels or {}))
+    start_ray(play, _ray_alone(_with_token(play, server, guarded), labels or {}))
 
 
 def ray_would_restart(
@@ -428,23 +424,28 @@ def ray_would_restart(
     """
     options = replace(play.options, check=True)
     checking = Play(play.inventory, play.project, play.connections, Bus(), options)
-    wanted = (
-        server.starting(share=None, guarded=guarded, ray_token=token(play.session(server.nodes[0])))
-        if labels is None
-        else _ray_alone(play, server, guarded, labels)
-    )
-    role = checking.role("ray", server=wanted)
+    wanted = _with_token(play, server, guarded)
+    alone = wanted if labels is None else _ray_alone(wanted, labels)
+    role = checking.role("ray", server=alone)
     made = checking.apply(server.nodes, role)
     return any(runtime.changed(made.changes(node.name), RAY) for node in server.nodes)
 
 
-def _ray_alone(play: Play, server: Server, guarded: str, labels: Mapping[str, str]) -> Server:
+def _with_token(play: Play, server: Server, guarded: str) -> Server:
+    """Return a server as it starts, with the token of its Ray."""
+    known = token(play.session(server.nodes[0]))
+    return server.starting(share=None, guarded=guarded, ray_token=known)
+
+
+def _ray_alone(server: Server, labels: Mapping[str, str]) -> Server:
     """Return a server as far as Ray needs it."""
-    ray_token = token(play.session(server.nodes[0]))
-    whole = server.starting(share=None, guarded=guarded, ray_token=ray_token)
-    mounts = tuple(mount.volume for mount in server.recipe.mounts)
-    labels = {**whole.labels, **labels}
-    return replace(whole, model_path="", mounts=mounts, secret_env={}, labels=labels)
+    return replace(
+        server,
+        model_path="",
+        mounts=tuple(mount.volume for mount in server.recipe.mounts),
+        secret_env={},
+        labels={**server.labels, **labels},
+    )
 
 
 def token(session: Session) -> str:

@@ -414,10 +414,10 @@ def look_at(
     }
     found: dict[str, Any] = in_parallel(jobs)
     return tuple(
-        _made(server, nodes, "unreachable", f"{_name(server)}: {told.message}")
-        if isinstance(told, SparkClusterError)
-        else _made(server, nodes, *told)
-        for server, told in zip(servers, found.values(), strict=True)
+        _made(server, nodes, "unreachable", f"{_name(server)}: {outcome.message}")
+        if isinstance(outcome, SparkClusterError)
+        else _made(server, nodes, *outcome)
+        for server, outcome in zip(servers, found.values(), strict=True)
     )
 
 
@@ -472,13 +472,13 @@ def _look_at_one(
         return word, ""
     if isinstance(server, ModelServer):
         return word, _of_model(play, server, state, completion)
-    whole = state.of(_name(server), f"{_name(server)}: ")
+    why = state.of(_name(server), f"{_name(server)}: ")
     if completion is not None:
-        whole = f"{_name(server)}: /health is fine, but no answer comes: {completion.fault}"
+        why = f"{_name(server)}: /health is fine, but no answer comes: {completion.fault}"
     elif not container.running and word == "failed":
         code = f" ({container.exit_code})" if state.life is Life.ENDED else ""
-        whole += f"{code}; the endpoint does without it"
-    return word, whole
+        why += f"{code}; the endpoint does without it"
+    return word, why
 
 
 def _of_model(play: Play, server: ModelServer, state: State, completion: Completion | None) -> str:

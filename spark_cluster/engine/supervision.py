@@ -65,8 +65,8 @@ class OwnUnit:
         above = str(Path(self.config).parent)
         if above != self.folder:
             yield Directory(above, mode=0o755)
-        told = json.dumps(settings, indent=2) + "\n"
-        config = File(self.config, content=told, mode=self.mode)
+        text = json.dumps(settings, indent=2) + "\n"
+        config = File(self.config, content=text, mode=self.mode)
         command = " ".join(own_program.entry(program.path, self.program))
         values = {**values, "program": command, "config": self.config}
         unit = File(self.unit_file, content=render(template.parent, template.name, **values))

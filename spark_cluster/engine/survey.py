@@ -13,9 +13,8 @@ from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.find import known_models
 from spark_cluster.models.hub.lookup import Hub, cached, online
-from spark_cluster.planning.planner import Planner
+from spark_cluster.planning.planner import Planner, Subject
 from spark_cluster.planning.room import NodeMemory, of_facts
-from spark_cluster.planning.subject import Subject
 from spark_cluster.runner.play import Play
 
 DONE = ".complete"
@@ -23,7 +22,7 @@ DONE = ".complete"
 
 
 def survey(
-    play: Play, folder: str, there: Mapping[str, float] | None = None
+    play: Play, folder: str, downloaded: Mapping[str, float] | None = None
 ) -> tuple[list[NodeMemory], list[Facts]]:
     """The nodes' rooms and facts, the head first: one question each, all at once.
 
@@ -41,7 +40,7 @@ def survey(
     for node, pending in waiting:
         answer = pending.wait()
         processes, _ = gather.memory(answer)
-        begun = (there or {}).get(node.name, 0.0)
+        begun = (downloaded or {}).get(node.name, 0.0)
         has_model = answer["files"]["done"] is not None or math.isinf(begun)
         room = of_facts(node.name, node.facts, processes or (), has_model=has_model)
         if room.disk_free_gib is not None and not has_model:

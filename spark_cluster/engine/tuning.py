@@ -161,7 +161,7 @@ def resource(
     Args:
         tuner: a file of the node; empty for the image's own.
     """
-    whole = whole_folder(server.model_path)
+    folder = whole_folder(server.model_path)
     return TunedKernels(
         server.recipe.model.name,
         server.image,
@@ -169,7 +169,7 @@ def resource(
         tp=server.tp,
         words=tuple(arguments),
         sizes=tuple(sizes),
-        volumes=tuple(dict.fromkeys((f"{whole}:{whole}:ro", *server.mounts))),
+        volumes=tuple(dict.fromkeys((f"{folder}:{folder}:ro", *server.mounts))),
         env=dict(server.env),
         tuner=tuner,
         renew=renew,

@@ -233,9 +233,11 @@ class Selection:
         UsageError: one of the names is no check and no rung.
         """
         checks = [
-            check for rung in readiness_checks.BY_RUNG for check in readiness_checks.of_rung(rung)
+            check
+            for rung in readiness_checks.CHECKS_BY_NAME
+            for check in readiness_checks.checks_of(rung)
         ]
-        known = [*readiness_checks.BY_RUNG, *(check.id for check in checks)]
+        known = [*readiness_checks.CHECKS_BY_NAME, *(check.id for check in checks)]
         for name in (*self.only, *self.skip):
             if name not in known:
                 raise UsageError(
@@ -247,8 +249,8 @@ class Selection:
         return tuple(
             check
             for check in checks
-            if (not self.only or {check.id, check.rung} & set(self.only))
-            and not {check.id, check.rung} & set(self.skip)
+            if (not self.only or {check.id, check.readiness} & set(self.only))
+            and not {check.id, check.readiness} & set(self.skip)
         )
 
 
@@ -319,10 +321,10 @@ def _chosen(models: Sequence[ModelServer], model: str | None) -> ModelServer:
     for server in models:
         if model in server.names:
             return server
-    there = ", ".join(server.model for server in models)
+    names = ", ".join(server.model for server in models)
     if model is None:
-        raise UsageError(f"the endpoint has {len(models)} models", hint=f"--model NAME: {there}")
-    raise UsageError(f"the endpoint has no model '{model}'", hint=f"there are: {there}")
+        raise UsageError(f"the endpoint has {len(models)} models", hint=f"--model NAME: {names}")
+    raise UsageError(f"the endpoint has no model '{model}'", hint=f"there are: {names}")
 
 
 def _of_labels(state: ContainerState, endpoint: Endpoint) -> RunningServer:
@@ -435,7 +437,7 @@ def _verdicts(
             continue
         on_check(check)
         begun = time.monotonic()
-        promised = check.rung in recipe.readiness.rungs
+        promised = check.readiness in recipe.readiness.rungs
         try:
             found = check.run(client)
         except VerificationFailed as error:
@@ -446,7 +448,9 @@ def _verdicts(
             if isinstance(error, RequestFailed) and error.status == 0:
                 lost = _lost(client, engine(recipe.engine))
             known = (
-                error if launch is None else readiness_checks.with_known(error, check.rung, launch)
+                error
+                if launch is None
+                else readiness_checks.with_known(error, check.readiness, launch)
             )
             yield _verdict(check, "failed", known.message, seconds, known.hint)
         else:
@@ -466,7 +470,7 @@ def _verdict(
 ) -> CheckVerdict:
     return CheckVerdict(
         check.id,
-        check.rung,
+        check.readiness,
         check.title,
         check.streamed,
         status,

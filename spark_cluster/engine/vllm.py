@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.engines import Dialect
-from spark_cluster.config.model_kind import RUNGS, Rung
+from spark_cluster.config.model_kind import CHECKS_OF_KIND, ReadinessCheck
 from spark_cluster.config.ports import Span
 from spark_cluster.engine.engine import Engine, Process, base_environment, needs_rdma
 from spark_cluster.engine.ray import RAY_HOME, authentication
 from spark_cluster.errors import Failed
-from spark_cluster.logs import start_patterns
+from spark_cluster.logs import startup
 
 if TYPE_CHECKING:
     from spark_cluster.engine.deployment import Server
@@ -39,9 +39,10 @@ class Vllm:
     loading: int | None = None  # nothing listens then (source: make gpu, vLLM 0.26.0)
     models = "/v1/models"
     version = ("/version", "version")
-    started = start_patterns.VLLM.up
-    anchors = start_patterns.VLLM.patterns
-    rungs: frozenset[Rung] = frozenset((*RUNGS["chat"], "embedding", "reranking", "transcription"))
+    started = startup.VLLM.up
+    rungs: frozenset[ReadinessCheck] = frozenset(
+        (*CHECKS_OF_KIND["chat"], "embedding", "reranking", "transcription")
+    )
 
     def environment(self, node: Node, server: Server) -> dict[str, str]:
         """Return caches, the link's address, interface and HCAs, and the recipe's variables."""
@@ -112,8 +113,8 @@ class Vllm:
             f"--master-addr={master}",
             f"--master-port={master_port}",
         )
-        whole = _answering(command, server) if rank == 0 else (*command, "--headless")
-        return self._process(node, server, whole)
+        words = _answering(command, server) if rank == 0 else (*command, "--headless")
+        return self._process(node, server, words)
 
     def _process(self, node: Node, server: Server, command: tuple[str, ...]) -> Process:
         env = self.environment(node, server)

@@ -13,10 +13,10 @@ from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.models.naming import NOT_SAID
-from spark_cluster.models.shape import Geometry
-from spark_cluster.models.stored_tensors import (
+from spark_cluster.models.shape import (
     MATRICES,
     REPLICATED,
+    Geometry,
     Part,
     StoredPart,
     StoredWeights,

@@ -14,10 +14,9 @@ import pytest
 from factories import apply
 
 from spark_cluster.agent import bootstrap
-from spark_cluster.node.durable import write_file
+from spark_cluster.node.durable import temporary_name, write_file
 from spark_cluster.node.host import Host
 from spark_cluster.node.temporary import TemporaryFiles
-from spark_cluster.node.temporary_names import temporary_name
 from spark_cluster.resources import Command, Directory, File
 from spark_cluster.resources.base import Resource
 

@@ -184,11 +184,11 @@ def test_what_the_kernel_and_pstore_say_is_not_obeyed(run, project):
 SERVED = """\
 from dataclasses import replace
 from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.engine.result import Served, ServedPart
+from spark_cluster.engine.result import Served, VerifiedServer
 
 def main(play, *, deployment, **given):
     deployment = replace(deployment, endpoint=Endpoint("127.0.0.1", 8000, {model!r}))
-    part = ServedPart(deployment.first, {answer!r}, {{"vllm": {model!r}}})
+    part = VerifiedServer(deployment.first, {answer!r}, {{"vllm": {model!r}}})
     return Served(deployment, (part,), [], [], [])
 """
 

@@ -100,7 +100,7 @@ def test_a_recipe_that_names_its_kind_is_believed() -> None:
 
 def test_every_kind_is_served_or_says_what_to_use() -> None:
     for kind in model_kind.KINDS:
-        served = kind in model_kind.RUNGS
+        served = kind in model_kind.CHECKS_OF_KIND
         assert served == (kind not in model_kind.NOT_SERVED)
         if served:
             model_kind.must_be_served(kind, "recipe r")

@@ -172,3 +172,10 @@ def test_what_the_page_of_the_python_api_imports_is_there():
     }
     assert called == {"provision", "up", "verify", "events"}
     assert called <= set(dir(space["Cluster"]))
+
+
+def test_the_modules_in_the_picture_of_up_exist() -> None:
+    picture = (DOCS / "explanation/how-up-works.md").read_text()
+    named = re.findall(r"\b(?:cli|engine)/[\w/]+(?:\.py|/)", picture)
+    assert len(named) > 8
+    assert not [name for name in named if not (CHECKOUT / "spark_cluster" / name).exists()]

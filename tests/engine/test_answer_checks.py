@@ -12,12 +12,13 @@ from chat_server import STORY, ChatServer, Reply, text_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spark_cluster.config.model_kind import RUNGS
-from spark_cluster.engine import client, readiness_checks
+from spark_cluster.config.model_kind import CHECKS_OF_KIND
+from spark_cluster.engine import readiness_checks
 from spark_cluster.engine.checks import context, logprobs, questions, texts
-from spark_cluster.engine.client import Client, Completion, NotApplicable
+from spark_cluster.engine.client import Client, NotApplicable
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
+from spark_cluster.node.completions import Completion, streamed
 from spark_cluster.runner.session import Answer
 
 CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
@@ -52,13 +53,15 @@ def test_a_healthy_server(server: ChatServer, check: str) -> None:
 
 
 def test_every_rung_has_checks_and_every_check_is_described() -> None:
-    for kind in RUNGS:
-        for rung in RUNGS[kind]:
-            assert readiness_checks.of_rung(rung), rung
+    for kind in CHECKS_OF_KIND:
+        for rung in CHECKS_OF_KIND[kind]:
+            assert readiness_checks.checks_of(rung), rung
         for check in readiness_checks.of_kind(kind):
             assert check.title and check.request and check.expected, check.id
     ids = [
-        check.id for rung in readiness_checks.BY_RUNG for check in readiness_checks.of_rung(rung)
+        check.id
+        for rung in readiness_checks.CHECKS_BY_NAME
+        for check in readiness_checks.checks_of(rung)
     ]
     assert len(set(ids)) == len(ids)
 
@@ -357,7 +360,7 @@ def test_an_error_inside_of_a_stream(server: ChatServer) -> None:
 def test_a_call_with_an_index_beyond_all_reason() -> None:
     part = {"index": 10**9, "function": {"name": "x", "arguments": "{}"}}
     event = {"model": "m", "choices": [{"delta": {"tool_calls": [part]}}]}
-    found = client.streamed(f"data: {json.dumps(event)}\n\ndata: [DONE]\n")
+    found = streamed(f"data: {json.dumps(event)}\n\ndata: [DONE]\n")
     assert len(found.calls) == 1
 
 

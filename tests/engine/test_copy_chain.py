@@ -17,8 +17,7 @@ from stored_models import COMMIT, model
 from spark_cluster.agent import operations
 from spark_cluster.engine import firewall
 from spark_cluster.engine.copies import copy as copying
-from spark_cluster.engine.copies import fetch
-from spark_cluster.engine.copies.folders import copy_folder, uploads
+from spark_cluster.engine.copies.folders import LaptopFolder, copy_folder, uploads
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.facts.model import Facts, Interface
 from spark_cluster.node.host import Host
@@ -174,7 +173,7 @@ def test_a_plain_folder_goes_to_all_also_where_an_old_file_is(laptop, nodes):
             assert (there / name).read_bytes() == (here / name).read_bytes()
     again = copy_folder(laptop, "/srv/model", nodes[0], nodes[1:])
     assert [one.moved for one in again] == [0, 0]
-    assert [what["what"] for what in laptop.asked][-3:] == ["folder", "lacking", "lacking"]
+    assert [what["what"] for what in laptop.asked][-3:] == ["folder", "missing", "missing"]
 
 
 def test_a_folder_of_the_laptop_goes_to_the_first_node_and_on(linked, tmp_path):
@@ -185,9 +184,8 @@ def test_a_folder_of_the_laptop_goes_to_the_first_node_and_on(linked, tmp_path):
     (local / "sub/a.bin").write_bytes(b"a")
     for node in linked.nodes.values():
         (node.root / "srv").mkdir()
-    server = SimpleNamespace(nodes=linked.play.nodes[:2])
     given = {"name": "org/model", "directory": local, "path": "/srv/model"}
-    fetch._bring_folder(linked.play, server, given)
+    LaptopFolder(linked.play, linked.play.nodes[:2], given).bring()
     names = ("Directory:/srv/model", "Directory:/srv/model/sub", "File:/srv/model/sub/a.bin")
     assert linked.applied()[: len(names)] == [f"spark1 {name}" for name in names]
     assert linked.roles("spark2") == linked.roles("spark1") == ["copies"]
@@ -210,7 +208,7 @@ def test_the_ports_are_closed_to_strangers_before_a_sender_listens(laptop, nodes
         "ports": ((copying.COPIES[0], copying.COPIES[-1]),),
         "endpoint_port": None,
     }
-    asked = [one for one in laptop.asked if one["what"] != "lacking"]
+    asked = [one for one in laptop.asked if one["what"] != "missing"]
     assert asked[0] == guarded
     assert {one["what"] for one in asked[1:]} == {"begin", "work"}
 
@@ -239,7 +237,7 @@ def test_a_second_copy_starts_nothing(laptop, nodes):
     laptop.asked.clear()
     (done,) = copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
     assert (done.moved, done.kept, done.sender) == (0, manifest.size, "")
-    assert [what["what"] for what in laptop.asked] == ["lacking"]
+    assert [what["what"] for what in laptop.asked] == ["missing"]
 
 
 def test_the_secrets_are_gone_after_the_copy_and_never_in_an_argument(laptop, nodes):
@@ -288,7 +286,7 @@ def test_check_mode_copies_nothing(laptop, nodes):
     manifest = model(laptop.root(nodes[0]) / "hub")
     laptop.check = True
     copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
-    assert [what["what"] for what in laptop.asked] == ["lacking"]
+    assert [what["what"] for what in laptop.asked] == ["missing"]
 
 
 def test_a_node_cannot_copy_to_itself(laptop, nodes):

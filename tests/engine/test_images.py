@@ -231,9 +231,9 @@ def test_an_image_that_was_built_anew_is_copied(cluster):
 def test_offline_it_has_to_be_there():
     recipe = make_recipe().image
     with pytest.raises(Refused, match="no node has the image"):
-        module.must_be_there(recipe, {"spark1": None})
+        module.must_be_present(recipe, {"spark1": None})
     has = image("1", *([recipe.digest] if recipe.digest else []))
-    module.must_be_there(recipe, {"spark1": None, "spark2": has})
+    module.must_be_present(recipe, {"spark1": None, "spark2": has})
 
 
 @pytest.mark.parametrize("answer", [{"id": "x"}, "text", {"id": None}])

@@ -186,18 +186,18 @@ def test_they_are_started_one_after_the_other_each_when_the_one_before_is_health
 
 def test_what_has_no_place_next_to_them_is_ended_and_they_are_not(spark):
     old = replace(DEPLOYMENT.endpoint.models[0], program="spark-vllm-old")
-    former = starting.stale(
+    obsolete = starting.obsolete_programs(
         DEPLOYMENT, (Replica("b", "192.168.177.12", 18000),), (old, *DEPLOYMENT.endpoint.models)
     )
-    assert former == {"a": ["spark-vllm-old"], "b": [SERVER]}
+    assert obsolete == {"a": ["spark-vllm-old"], "b": [SERVER]}
     cluster = spark()
-    starting.end_others(cluster.play, DEPLOYMENT, [], former)
+    starting.end_others(cluster.play, DEPLOYMENT, [], obsolete)
     assert cluster.head.calls("nvidia-smi") == [], "nothing was there: no memory is waited for"
     cluster.head.run_container(CHATS[1], pids=[7])
     cluster.head.held = [Process(7, "VLLM::EngineCore", 900)]
     for name in ("spark-vllm-old", SERVER):
         cluster.head.run_container(name)
-    starting.end_others(cluster.play, DEPLOYMENT, [], former)
+    starting.end_others(cluster.play, DEPLOYMENT, [], obsolete)
     assert cluster.containers == {"a": [CHATS[1]]}
     assert len(cluster.head.calls("nvidia-smi")) == 1, "that of those that stay is not waited for"
 

@@ -167,7 +167,7 @@ def test_up_waits_asks_and_reads_the_version(port: int, fake_cluster: Make) -> N
     assert [event.resource for event in told] == ["SGLang", "SGLang"]
     made = deployment_for(sglang_recipe(), play.head)
     server = replace(made.first, endpoint=endpoint)
-    assert readiness_checks.climb(play, server) == "Paris"
+    assert readiness_checks.run_all(play, server) == "Paris"
     member = Member(play, server, ContainerState("running"))
     serves = made.with_servers([server])
     found = result.served(play, serves, [member], ["Paris"], before=[], peak=[])

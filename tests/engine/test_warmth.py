@@ -169,12 +169,12 @@ def test_the_worst_node_is_the_state_of_the_launch() -> None:
         launches.NodeWarmth("warm"),
         launches.NodeWarmth("cold", ("its compiled code is gone",)),
     )
-    found = launches.whole("gemma", {"spark1": warm, "spark2": cold})
+    found = launches.warmth_of("gemma", {"spark1": warm, "spark2": cold})
     assert (found.state, found.reasons) == ("cold", ("spark2: its compiled code is gone",))
     assert str(found) == "next launch of gemma: cold: spark2: its compiled code is gone"
-    alike = launches.whole("gemma", {"spark1": cold, "spark2": cold})
+    alike = launches.warmth_of("gemma", {"spark1": cold, "spark2": cold})
     assert alike.reasons == ("its compiled code is gone",)
-    assert launches.whole("gemma", {}).state == "unknown"
+    assert launches.warmth_of("gemma", {}).state == "unknown"
 
 
 # -- launches of recipes -------------------------------------------------------------------------

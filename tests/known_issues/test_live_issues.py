@@ -45,7 +45,7 @@ def play(text: str) -> SimpleNamespace:
 
 def failure(model: str, parser: str) -> VerificationFailed:
     with pytest.raises(VerificationFailed) as caught:
-        readiness_checks.climb(
+        readiness_checks.run_all(
             play('<|tool_call>call:get_weather{city:"Paris"}'),
             server_for(recipe(model, parser), Node("spark1")),
         )
@@ -73,7 +73,7 @@ def test_a_rung_looks_for_issues_of_the_size_that_runs(monkeypatch):
     sizes = chosen.tensor_parallel.model_copy(update={"min": 1, "max": 2})
     chosen = chosen.model_copy(update={"tensor_parallel": sizes})
     with pytest.raises(VerificationFailed):
-        readiness_checks.climb(
+        readiness_checks.run_all(
             play("no tool"), server_for(chosen, Node("a"), Node("b", is_head=False))
         )
     assert asked == [2]

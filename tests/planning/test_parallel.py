@@ -15,9 +15,8 @@ from spark_cluster.loader.project import Project
 from spark_cluster.models.find import find
 from spark_cluster.planning import whole_model
 from spark_cluster.planning.plan import Plan
-from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.planner import Planner, Question, Subject, of_a_command, of_a_recipe
 from spark_cluster.planning.room import assumed
-from spark_cluster.planning.subject import Subject, of_a_command, of_a_recipe
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 
@@ -124,15 +123,15 @@ def test_what_was_not_carried_over_is_said(tmp_path: Path) -> None:
 
 
 def test_up_refuses_what_it_lacks() -> None:
-    from spark_cluster.engine.admission import must_be_whole
+    from spark_cluster.engine.admission import must_be_complete
 
     entry = {"what": "--b", "why": "of a mod", "consequence": "it does not start"}
-    must_be_whole(recipe_of(not_carried_over=[entry]), force=False)
+    must_be_complete(recipe_of(not_carried_over=[entry]), force=False)
     lacking = recipe_of(not_carried_over=[{**entry, "blocks": True}])
     with pytest.raises(Refused, match="--b") as caught:
-        must_be_whole(lacking, force=False)
+        must_be_complete(lacking, force=False)
     assert "--force" in caught.value.hint
-    must_be_whole(lacking, force=True)
+    must_be_complete(lacking, force=True)
 
 
 def test_nearest_has_smaller_builds_and_fewer_nodes(tmp_path: Path) -> None:

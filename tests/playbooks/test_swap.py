@@ -12,8 +12,8 @@ from fake_cluster import FakeCluster, Make
 from ray_server import ray_server
 
 from spark_cluster.config import overrides
-from spark_cluster.engine.former import Former, former_of
 from spark_cluster.engine.names import RAY, SERVER
+from spark_cluster.engine.previous_server import PreviousServer, previous_server_of
 from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.errors import (
     DoesNotFit,
@@ -93,7 +93,7 @@ class Swap:
         model = recipe.model.model_copy(update={"path": "/srv/models/new"})
         recipe = recipe.model_copy(update={"model": model})
         function = self.cluster.play.project.load_playbook("swap").function
-        given = {"load": lambda former: make_recipe(former.recipe), **more}
+        given = {"load": lambda previous: make_recipe(previous.recipe), **more}
         return function(self.cluster.play, recipe=recipe, tp=2, **given)
 
 
@@ -106,7 +106,7 @@ def test_what_can_be_fetched_is_fetched_before_the_stop(swap: Swap) -> None:
     swapped = swap()
     assert swap.done == ["prepare", "fetch", "down", f"up {NEW}"]
     assert tuple(swap.cluster.roles()) == tuple(swap.cluster.roles("spark2")) == FETCHED
-    assert swapped.former == Former(OLD, 2)
+    assert swapped.former == PreviousServer(OLD, 2)
     assert any(f"spark-cluster up --recipe {OLD} --tp 2" in note for note in swap.cluster.notes)
 
 
@@ -149,7 +149,7 @@ def test_what_does_not_fit_stops_nothing(swap: Swap) -> None:
 
 
 def test_an_old_recipe_that_is_gone_stops_nothing(swap: Swap) -> None:
-    def gone(_former: Former) -> Any:
+    def gone(_previous: PreviousServer) -> Any:
         raise UsageError(f"there is no recipe {OLD}")
 
     with pytest.raises(Refused, match="could not be started again: there is no recipe") as caught:
@@ -233,18 +233,18 @@ def test_a_node_that_is_away_or_a_wish_not_to_restore(swap: Swap, error: str, te
 
 def test_the_labels_give_the_command_back():
     given = {"compilation-config": '{"level": 3}', "max-num-seqs": 2, "no-enable-x": None}
-    former = former_of(ContainerState(labels=labels(text=overrides.text(given))))
-    assert former is not None
-    assert former.changes == (
+    previous = previous_server_of(ContainerState(labels=labels(text=overrides.text(given))))
+    assert previous is not None
+    assert previous.changes == (
         'compilation-config={"level": 3}',
         "max-num-seqs=2",
         "no-enable-x=",
     )
-    assert former.command == (
+    assert previous.command == (
         f"spark-cluster up --recipe {OLD} --tp 2 -o 'compilation-config={{\"level\": 3}}' "
         "-o max-num-seqs=2 -o no-enable-x="
     )
-    assert former_of(ContainerState("running", labels={"spark-cluster.tp": "x"})) is None
+    assert previous_server_of(ContainerState("running", labels={"spark-cluster.tp": "x"})) is None
 
 
 def test_several_models_are_not_swapped(swap: Swap) -> None:

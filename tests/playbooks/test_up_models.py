@@ -115,8 +115,8 @@ def ups(fake_cluster: Make) -> Iterator[Any]:
 def test_they_serve_and_a_second_run_changes_nothing(ups: Any) -> None:
     up = ups()
     found = up()
-    assert [part.server.names for part in found.parts] == [("gemma",), ("words",)]
-    assert all("paris" in part.answer.lower() for part in found.parts)
+    assert [part.server.names for part in found.servers] == [("gemma",), ("words",)]
+    assert all("paris" in part.answer.lower() for part in found.servers)
     assert up.cluster.stages == ["prepare", "fetch", "start", "load", "verify"], "no short load"
     assert [model["model"] for model in found.to_dict()["models"]] == ["gemma", "words"]
     assert up.starts() == PROGRAMS
@@ -156,7 +156,7 @@ def test_one_whose_engine_has_died_is_started_again_once(ups: Any) -> None:
         return docker(words, stdin)
 
     up.cluster.head.programs["docker"] = starting
-    assert all("paris" in part.answer.lower() for part in up().parts)
+    assert all("paris" in part.answer.lower() for part in up().servers)
     assert up.starts() == [*PROGRAMS, PROGRAMS[1]]
     assert len([note for note in up.cluster.notes if "it is started again" in note]) == 1
 

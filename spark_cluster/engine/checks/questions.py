@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from spark_cluster.config.model_kind import Rung
+from spark_cluster.config.model_kind import ReadinessCheck
 from spark_cluster.node.replies import at, decoded, short, text_of
 
 PICTURES = Path(__file__).parent / "pictures"
@@ -52,7 +52,7 @@ class Question:
     Attributes:
         text: what is asked.
         title: of its check, in `verify`; empty for one that only suites ask.
-        rung: of readiness that its check belongs to.
+        readiness: the readiness check that its check belongs to.
         picture: name of the file in `pictures` that it is about; empty without one.
         shown: the picture in words.
         stream: whether the answer is streamed.
@@ -66,7 +66,7 @@ class Question:
     id: str
     text: str
     title: str = ""
-    rung: Rung = "vision"
+    readiness: ReadinessCheck = "vision"
     picture: str = ""
     shown: str = ""
     stream: bool = True
@@ -144,8 +144,8 @@ def _calls(message: Any) -> list[Any]:
 
 def _wrong_calls(question: Question, calls: Sequence[Any], text: str) -> str:
     if question.tools and not calls:
-        text_part = f'; it says "{short(text)}"' if text.strip() else ""
-        return f"no tool was called{text_part}"
+        said = f'; it says "{short(text)}"' if text.strip() else ""
+        return f"no tool was called{said}"
     left = list(calls)
     for expected in question.calls:
         match = next((call for call in left if _fits(expected, call)), None)
@@ -190,8 +190,8 @@ def _wrong_words(question: Question, text: str) -> str:
     missing = [group[0] for group in question.words if not any(_has(text, w) for w in group)]
     if missing:
         return f'"{short(text)}" has no {missing[0]}' if text.strip() else "the answer is empty"
-    there = [word for word in question.never if _has(text, word)]
-    return f'"{short(text)}" has {there[0]} too' if there else ""
+    found = [word for word in question.never if _has(text, word)]
+    return f'"{short(text)}" has {found[0]} too' if found else ""
 
 
 UNITS = ("C", "h", "hrs", "am", "pm")

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from spark_cluster.engine.client import Check, Client, Completion, NotApplicable, RequestFailed
+from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.node import replies
+from spark_cluster.node.completions import Completion
 from spark_cluster.runner.parallel import in_parallel
 
 _WHAT = ("lamp", "chair", "mirror", "kettle", "ladder", "bucket", "carpet", "drawer", "basket")
@@ -191,9 +192,9 @@ def incoherent(text: str) -> str:
     if plain < LETTERS:
         return f"only {plain:.0%} of it are letters"
     words = " ".join(text.split())
-    whole, end = _distinct(words), _distinct(words[len(words) // 2 :])
-    if whole < DISTINCT or end < DISTINCT_END:
-        return f"it repeats itself ({min(whole, end):.0%} of it is new)"
+    all_of_it, end = _distinct(words), _distinct(words[len(words) // 2 :])
+    if all_of_it < DISTINCT or end < DISTINCT_END:
+        return f"it repeats itself ({min(all_of_it, end):.0%} of it is new)"
     return ""
 
 

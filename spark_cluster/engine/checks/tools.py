@@ -10,8 +10,9 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.engine.checks.questions import TOOL_CALLS, VISION, Question, why_wrong
-from spark_cluster.engine.client import Check, Client, Completion, NotApplicable, RequestFailed
+from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 from spark_cluster.node import replies
+from spark_cluster.node.completions import Completion
 
 ROUNDS = 4
 """Most requests of a conversation: the model calls tools, gets their results, and goes on."""
@@ -149,7 +150,7 @@ CHECKS = (
     *(
         Check(
             f"tool-{one.id}",
-            one.rung,
+            one.readiness,
             one.title,
             one.text,
             _expected(one),
@@ -160,7 +161,12 @@ CHECKS = (
     ),
     *(
         Check(
-            f"vision-{one.id}", one.rung, one.title, one.text, _expected(one), partial(vision, one)
+            f"vision-{one.id}",
+            one.readiness,
+            one.title,
+            one.text,
+            _expected(one),
+            partial(vision, one),
         )
         for one in VISION
         if one.title

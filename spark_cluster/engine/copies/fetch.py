@@ -9,12 +9,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import MountedPatch
 from spark_cluster.engine.copies import folders, images
 from spark_cluster.engine.copies.copy import copy
+from spark_cluster.engine.copies.folders import ROLE
 from spark_cluster.engine.copies.pull import (
     LARGE,
     PullPreview,
@@ -24,11 +24,11 @@ from spark_cluster.engine.copies.pull import (
     pull,
     warning,
 )
-from spark_cluster.engine.copies.state import Have, Stored, Wanted, models_on, nowhere_whole
+from spark_cluster.engine.copies.state import Have, Stored, Wanted, models_on, nowhere_complete
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node import confinement
-from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.manifest import (
     KEPT_FREE,
     Manifest,
@@ -38,9 +38,6 @@ from spark_cluster.node.store.manifest import (
 from spark_cluster.resources import Directory, File, LaptopFile, Resource
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
-
-ROLE = "models"
-"""Its name stands for all models in `--tags` and `--skip-tags`."""
 
 ADOPT_S = 6 * 3600.0
 """Longest time for taking a model over from another cache of a node, seconds."""
@@ -75,14 +72,15 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
     Returns:
         Repository to folder.
     """
-    large = [given for given in server.models if _is_large(given)]
+    nodes = play.known_now(server.nodes)
+    large = [given for given in server.models if folders.is_sent_once(given)]
     plain = [play.role(ROLE, **given) for given in server.models if given not in large]
     by_image = any(given["source"] == "hub" for given in server.models)
     uploads = patch_files(server.patches)
 
     def image() -> None:
         if server.recipe.venv is None:
-            images.bring(play, server.nodes, server.image_settings, stored.images, offline=offline)
+            images.bring(play, nodes, server.image_settings, stored.images, offline=offline)
         else:
             play.apply(server.nodes, play.role("venv", **server.recipe.venv.model_dump()))
         if by_image:
@@ -93,8 +91,8 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
         if more or uploads:
             play.apply(server.nodes, *more, uploads)
         for given in large:
-            _bring_folder(play, server, given)
-        return _hub_models(play, server, stored, offline=offline)
+            folders.LaptopFolder(play, nodes, given).bring()
+        return _hub_models(play, nodes, stored, offline=offline)
 
     _, places = play.together(image, models)
     found: dict[str, str] = places
@@ -104,29 +102,7 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
     return found
 
 
-def _is_large(given: Mapping[str, Any]) -> bool:
-    """Return whether a model's folder on the laptop is sent to one node only."""
-    folder = given.get("directory")
-    return given["source"] == "directory" and folder is not None and folders.is_large(folder)
-
-
-def _bring_folder(play: Play, server: Server, given: Mapping[str, Any]) -> None:
-    """Send a folder of the laptop to the first node, and have that copy it to the others.
-
-    A file that has arrived is not sent again; one that was cut is begun again.
-    """
-    if not play.options.selection.wants_part([node.name for node in server.nodes], ROLE):
-        return
-    first, *others = play.known_now(server.nodes)
-    play.apply([first], folders.uploads(given["directory"], given["path"]))
-    if play.check or not others:
-        return
-    for one in folders.copy_folder(play, given["path"], first, others):
-        if one.sender:
-            play.note(f"{given['name']} on {one}")
-
-
-def must_be_there(recipe: Recipe, stored: Stored, *, adopt: bool) -> None:
+def must_be_present(recipe: Recipe, stored: Stored, *, adopt: bool) -> None:
     """Refuse to serve without the network what no node has.
 
     Args:
@@ -136,28 +112,30 @@ def must_be_there(recipe: Recipe, stored: Stored, *, adopt: bool) -> None:
         Refused: with what each of them lacks.
     """
     for wanted, found in stored.on.items():
-        if not any(have.whole or (adopt and have.adoptable) for have in found.values()):
+        if not any(have.complete or (adopt and have.adoptable) for have in found.values()):
             hint = "leave --offline out to fetch it from the hub"
             hint += "" if adopt else ", or give --adopt to take it over from where a node has it"
-            raise nowhere_whole(wanted, found, hint)
+            raise nowhere_complete(wanted, found, hint)
     if recipe.venv is None:
-        images.must_be_there(recipe.image, stored.images)
+        images.must_be_present(recipe.image, stored.images)
 
 
-def _hub_models(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict[str, str]:
+def _hub_models(
+    play: Play, nodes: Sequence[Node], stored: Stored, *, offline: bool
+) -> dict[str, str]:
     """Have the models of the hub cache; repository to folder."""
-    there = stored.folders()
-    names = [] if stored.whole else [node.name for node in server.nodes]
+    present = stored.folders()
+    names = [] if stored.complete else [node.name for node in nodes]
     if play.options.selection.wants_part(names, ROLE) and names and not play.check:
-        return bring(play, server.nodes, stored, offline=offline)
-    lacking = {
+        return bring(play, nodes, stored, offline=offline)
+    missing = {
         one.repository: f"{stored.hub}/{folder_name(one.repository)}/snapshots/{one.revision}"
         for one in stored.on
-        if one.repository not in there
+        if one.repository not in present
     }
-    if lacking:
-        play.note(f"on no node yet: {', '.join(lacking)}")
-    return lacking | there
+    if missing:
+        play.note(f"on no node yet: {', '.join(missing)}")
+    return missing | present
 
 
 def bring(
@@ -173,10 +151,9 @@ def bring(
         Refused: a disk is too small.
         SparkClusterError: it cannot be fetched or copied, with the reason.
     """
-    now = play.known_now(nodes)
     found = {}
     for wanted, on in stored.on.items():
-        commit = _Model(play, now, stored, wanted, on, offline).bring()
+        commit = _Model(play, nodes, stored, wanted, on, offline).bring()
         found[wanted.repository] = snapshot_folder(stored.hub, wanted.repository, commit)
     return found
 
@@ -203,9 +180,9 @@ class _Model:
         if chosen is None:
             return self._fetch().commit
         name, manifest = chosen
-        lacking = self.stored.lacking(self.wanted, manifest.commit)
+        missing = self.stored.missing(self.wanted, manifest.commit)
         source, others = self._split(name)
-        targets = [node for node in others if node.name in lacking]
+        targets = [node for node in others if node.name in missing]
         if targets:
             self._copy(manifest, source, targets)
         return manifest.commit

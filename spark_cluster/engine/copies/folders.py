@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from spark_cluster.engine.copies.copy import LIMIT_S, Copied, copy
 from spark_cluster.errors import Refused, UsageError
@@ -11,6 +13,9 @@ from spark_cluster.node.store.manifest import MOST_FILES, Manifest
 from spark_cluster.resources import Directory, File, LaptopFile, Resource
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
+
+ROLE = "models"
+"""Its name stands for all models in `--tags` and `--skip-tags`."""
 
 SENT_TO_EACH = 512 * 1024 * 1024
 """Bytes of a folder of the laptop up to which each node gets it from there; larger ones are sent to
@@ -20,6 +25,46 @@ one node, and copied to the others over the fabric."""
 def is_large(local: Path) -> bool:
     """Return whether a folder of the laptop is sent once only."""
     return sum(p.stat().st_size for p in local.rglob("*") if p.is_file()) > SENT_TO_EACH
+
+
+def is_sent_once(given: Mapping[str, Any]) -> bool:
+    """Return whether the folder of a model on the laptop is sent to one node only.
+
+    Args:
+        given: settings of the role `models`.
+    """
+    folder = given.get("directory")
+    return given["source"] == "directory" and folder is not None and is_large(folder)
+
+
+@dataclass(frozen=True)
+class LaptopFolder:
+    """A folder of the laptop that is sent to one node, and copied to the others from there.
+
+    Attributes:
+        nodes: the one that it is sent to first.
+        given: settings of the role `models`.
+    """
+
+    play: Play
+    nodes: Sequence[Node]
+    given: Mapping[str, Any]
+
+    def bring(self) -> None:
+        """Have it on all nodes.
+
+        A file that has arrived is not sent again; one that was cut is begun again.
+        """
+        play, path = self.play, self.given["path"]
+        if not play.options.selection.wants_part([node.name for node in self.nodes], ROLE):
+            return
+        first, *others = self.nodes
+        play.apply([first], uploads(self.given["directory"], path))
+        if play.check or not others:
+            return
+        for one in copy_folder(play, path, first, others):
+            if one.sender:
+                play.note(f"{self.given['name']} on {one}")
 
 
 def copy_folder(

@@ -107,37 +107,123 @@ def bring(
         Failed: they have different images, and none can be copied.
         SparkClusterError: it cannot be pulled, built or copied, with the reason.
     """
-    now, role = play.known_now(nodes), play.role(ROLE, **given)
-    whole = not (play.check or play.options.selection.partial)
-    if len(now) == 1 or not whole or not _is_copied(play, now, given):
-        play.apply(now, role)
-        return
-    first, ref = _first(now, before, given), str(given["ref"])
-    others = [node for node in now if node.name != first.name]
-    known = before.get(first.name)
-    if known is not None and all(_same(before.get(node.name), known) for node in others):
-        same = play.role(ROLE, ref=ref, digest=known.id)
-        changes, _ = play.together(
-            lambda: play.apply(first, role), lambda: play.apply(others, same)
-        )
-        if not changes.changed:
+    _Image(play, nodes, given, before, offline).bring()
+
+
+@dataclass(frozen=True)
+class _Image:
+    """An image that is to be on all nodes that serve; see `bring`."""
+
+    play: Play
+    nodes: Sequence[Node]
+    given: Mapping[str, Any]
+    before: Images
+    offline: bool
+
+    @property
+    def ref(self) -> str:
+        """Its name."""
+        return str(self.given["ref"])
+
+    def bring(self) -> None:
+        """Have it on all nodes."""
+        play, role = self.play, self.play.role(ROLE, **self.given)
+        complete = not (play.check or play.options.selection.partial)
+        if len(self.nodes) == 1 or not complete or not self._is_copied():
+            play.apply(self.nodes, role)
             return
-    else:
-        pulls = [] if offline or given.get("dockerfile") else _can_pull(play, others, given, before)
-        play.apply([first, *pulls], role)
-    found = images_on(play, now, ref)
-    image = found[first.name]
-    if image is None:
-        raise Failed(f"{ref} is not there after its pull", where=first.name)
-    lacking = [node for node in others if not image.is_same(found[node.name])]
-    near = all(route(first, node).fabric for node in lacking) and _one_store(play, first, lacking)
-    if lacking and not near:
-        play.apply(lacking, role)
-    elif lacking:
-        for node in lacking:
-            _copy(play, ref, image, first, node)
-        play.apply(lacking, play.role(ROLE, ref=ref, digest=image.id))
-    require_equal(ref, images_on(play, now, ref) if lacking else found)
+        first = self._first()
+        others = [node for node in self.nodes if node.name != first.name]
+        known = self.before.get(first.name)
+        if known is not None and all(_same(self.before.get(n.name), known) for n in others):
+            same = play.role(ROLE, ref=self.ref, digest=known.id)
+            changes, _ = play.together(
+                lambda: play.apply(first, role), lambda: play.apply(others, same)
+            )
+            if not changes.changed:
+                return
+        else:
+            play.apply([first, *self._pulls(others)], role)
+        self._equal(first, others)
+
+    def _is_copied(self) -> bool:
+        """Return whether one node has it and the others get it: not what each loads from an
+        archive, and not what has no tag, by which copies are known."""
+        if self.given.get("archive") or self.given.get("base_archive") or "@" in self.ref:
+            return False
+        inventory = self.play.inventory
+        settings = [inventory.nodes[node.name].settings_for(ROLE).data for node in self.nodes]
+        return all(given.get("copies", True) for given in settings)
+
+    def _first(self) -> Node:
+        """Return the node that has the image, or is to have it first: the head, unless it lacks
+        what another one has."""
+        built = self.given.get("dockerfile")
+        for node in self.nodes:
+            image = self.before.get(node.name)
+            if image is not None and image.has(self.given.get("digest")) and not built:
+                return node
+        return self.nodes[0]
+
+    def _pulls(self, nodes: Sequence[Node]) -> list[Node]:
+        """Return the nodes that lack the pinned image and can pull it; the user is told where a
+        node cannot, since only a registry knows what a digest stands for."""
+        digest = self.given.get("digest")
+        pulls: list[Node] = []
+        if digest is None or self.offline or self.given.get("dockerfile"):
+            return pulls
+        name = f"{without_tag(self.ref)}@{digest}"
+        found = {node.name: self.before.get(node.name) for node in nodes}
+        missing = [node for node in nodes if not (one := found[node.name]) or not one.has(digest)]
+        session = self.play.session
+        asked = self.play.on_each(missing, lambda n: why_not_in_registry(session(n), name))
+        for node in missing:
+            why = asked[node.name]
+            if not why:
+                pulls.append(node)
+            else:
+                text = f"{name} is not verified against its registry ({why})"
+                self.play.note(text, warning=True, node=node)
+        return pulls
+
+    def _equal(self, first: Node, others: Sequence[Node]) -> None:
+        """Have on the others what the first node has: a copy of it, or each by itself.
+
+        Raises:
+            Failed: they have different images after it.
+        """
+        play, ref = self.play, self.ref
+        found = images_on(play, self.nodes, ref)
+        image = found[first.name]
+        if image is None:
+            raise Failed(f"{ref} is not there after its pull", where=first.name)
+        missing = [node for node in others if not image.is_same(found[node.name])]
+        if not missing:
+            require_equal(ref, found)
+            return
+        if all(route(first, node).fabric for node in missing) and self._one_store(first, missing):
+            about = {"ref": ref, "id": image.id, "digests": sorted(image.digests)}
+            for node in missing:
+                done = copy_image(play, {**about, "size": image.size}, first, node)
+                play.note(f"{ref} on {done}")
+            play.apply(missing, play.role(ROLE, ref=ref, digest=image.id))
+        else:
+            play.apply(missing, play.role(ROLE, **self.given))
+        require_equal(ref, images_on(play, self.nodes, ref))
+
+    def _one_store(self, first: Node, others: Sequence[Node]) -> bool:
+        """Return whether the nodes' Dockers keep images in the same way: else ids differ."""
+        session = self.play.session
+        asked = self.play.on_each(
+            [first, *others], lambda node: session(node).request("image", what="store")
+        )
+        if len({bool(one["containerd"]) for one in asked.values()}) > 1:
+            self.play.note(
+                "the nodes' Dockers keep images in different stores (`docker info` names the "
+                "driver), so each has this image by itself"
+            )
+            return False
+        return True
 
 
 def _same(one: ImageOnNode | None, known: ImageOnNode) -> bool:
@@ -145,26 +231,17 @@ def _same(one: ImageOnNode | None, known: ImageOnNode) -> bool:
     return one is not None and one.id == known.id
 
 
-def _is_copied(play: Play, nodes: Sequence[Node], given: Mapping[str, Any]) -> bool:
-    """Return whether one node has it and the others get it: not what each loads from an archive,
-    and not what has no tag, by which copies are known."""
-    if given.get("archive") or given.get("base_archive") or "@" in given["ref"]:
-        return False
-    settings = [play.inventory.nodes[node.name].settings_for(ROLE).data for node in nodes]
-    return all(given.get("copies", True) for given in settings)
+def why_not_in_registry(session: Session, image: str) -> str:
+    """Return why a registry does not give an image to a node; empty where it does.
+
+    Only its manifest is asked for: nothing is pulled.
+    """
+    done = session.run(["docker", "manifest", "inspect", image], timeout=REGISTRY_S)
+    why = done.stderr.strip().partition("\n")[0][:200] or "no answer"
+    return why if done.status else ""
 
 
-def _first(nodes: Sequence[Node], before: Images, given: Mapping[str, Any]) -> Node:
-    """Return the node that has the image, or is to have it first: the head, unless it lacks what
-    another one has."""
-    for node in nodes:
-        image = before.get(node.name)
-        if image is not None and image.has(given.get("digest")) and not given.get("dockerfile"):
-            return node
-    return nodes[0]
-
-
-def must_be_there(image: Image, before: Images) -> None:
+def must_be_present(image: Image, before: Images) -> None:
     """Refuse to go on without a registry where no node has the image.
 
     Raises:
@@ -177,50 +254,6 @@ def must_be_there(image: Image, before: Images) -> None:
             f"no node has the image {image.ref}",
             hint="leave --offline out to pull it from its registry",
         )
-
-
-def _can_pull(
-    play: Play, nodes: Sequence[Node], given: Mapping[str, Any], before: Images
-) -> list[Node]:
-    """Return the nodes that lack the pinned image and can pull it; the user is told where a node
-    cannot, since only a registry knows what a digest stands for."""
-    digest = given.get("digest")
-    pulls: list[Node] = []
-    if digest is None:
-        return pulls
-    name = f"{without_tag(str(given['ref']))}@{digest}"
-    argv = ["docker", "manifest", "inspect", name]
-    found = {node.name: before.get(node.name) for node in nodes}
-    lacking = [node for node in nodes if not (one := found[node.name]) or not one.has(digest)]
-    asked = play.on_each(lacking, lambda n: play.session(n).run(argv, timeout=REGISTRY_S))
-    for node in lacking:
-        done = asked[node.name]
-        why = done.stderr.strip().partition("\n")[0][:200] or "no answer"
-        if done.status == 0:
-            pulls.append(node)
-        else:
-            text = f"{name} is not verified against its registry ({why})"
-            play.note(text, warning=True, node=node)
-    return pulls
-
-
-def _one_store(play: Play, first: Node, lacking: Sequence[Node]) -> bool:
-    """Return whether the nodes' Dockers keep images in the same way: else ids differ."""
-    nodes = [first, *lacking] if lacking else []
-    asked = play.on_each(nodes, lambda node: play.session(node).request("image", what="store"))
-    if len({bool(one["containerd"]) for one in asked.values()}) > 1:
-        play.note(
-            "the nodes' Dockers keep images in different stores (`docker info` names the "
-            "driver), so each has this image by itself"
-        )
-        return False
-    return True
-
-
-def _copy(play: Play, ref: str, image: ImageOnNode, source: Node, target: Node) -> None:
-    digests = sorted(image.digests)
-    about = {"ref": ref, "id": image.id, "digests": digests, "size": image.size}
-    play.note(f"{ref} on {copy_image(play, about, source, target)}")
 
 
 def require_equal(ref: str, images: Images) -> None:

@@ -113,7 +113,7 @@ class Have:
     free: int
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """True if nothing is missing."""
         return self.manifest is not None and not self.missing and not self.links
 
@@ -191,15 +191,15 @@ def _read(node: str, answer: Mapping[str, Any], count: int) -> list[Have]:
     return found
 
 
-def whole_on(found: Mapping[str, Have]) -> tuple[str, Manifest] | None:
+def complete_on(found: Mapping[str, Have]) -> tuple[str, Manifest] | None:
     """Return the first node that has a model whole, with its files; None where none has."""
     for node, have in found.items():
-        if have.whole and have.manifest is not None:
+        if have.complete and have.manifest is not None:
             return node, have.manifest
     return None
 
 
-def nowhere_whole(wanted: Wanted, found: Mapping[str, Have], hint: str) -> Refused:
+def nowhere_complete(wanted: Wanted, found: Mapping[str, Have], hint: str) -> Refused:
     """Return the error that says what each node lacks of a model."""
     reasons = "; ".join(f"{node}: {have.shortfall}" for node, have in found.items())
     return Refused(
@@ -227,12 +227,12 @@ class Stored:
 
         Where a branch has another commit on other nodes, this node's is the one that serves.
         """
-        return whole_on(self.on[wanted])
+        return complete_on(self.on[wanted])
 
-    def lacking(self, wanted: Wanted, commit: str) -> list[str]:
+    def missing(self, wanted: Wanted, commit: str) -> list[str]:
         """Return the nodes that do not have this commit whole."""
         found = self.on[wanted].items()
-        return [node for node, have in found if not have.whole or have.commit != commit]
+        return [node for node, have in found if not have.complete or have.commit != commit]
 
     def folders(self) -> dict[str, str]:
         """Return repository to the folder of the revision that some node has whole."""
@@ -243,18 +243,18 @@ class Stored:
         }
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """True if each node has all of it."""
         found = {wanted: self.chosen(wanted) for wanted in self.on}
-        return all(one and not self.lacking(wanted, one[1].commit) for wanted, one in found.items())
+        return all(one and not self.missing(wanted, one[1].commit) for wanted, one in found.items())
 
-    def there(self, repository: str) -> dict[str, float]:
+    def gib_present(self, repository: str) -> dict[str, float]:
         """Return the GiB that each node has of one of them, infinite: all of it; empty for another
         model."""
         for wanted, found in self.on.items():
             if wanted.repository == repository:
                 return {
-                    name: math.inf if have.whole else have.present / 2**30
+                    name: math.inf if have.complete else have.present / 2**30
                     for name, have in found.items()
                 }
         return {}

@@ -12,8 +12,7 @@ from typing import Any
 
 from spark_cluster.config.caches import laptop_cache
 from spark_cluster.models.checkpoint import Checkpoint, read_checkpoint
-from spark_cluster.models.hub.documents import DocumentSource, HubError, is_repository
-from spark_cluster.models.hub.library import HubLibrary
+from spark_cluster.models.hub.documents import DocumentSource, HubError, HubLibrary, is_repository
 from spark_cluster.models.safetensors_header import Tensor
 from spark_cluster.node.durable import make_folder, write_file
 from spark_cluster.node.store.manifest import is_commit

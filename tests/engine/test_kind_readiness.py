@@ -39,7 +39,7 @@ VECTORS = {
     readiness_checks.UNRELATED: [0.0, 0.6, 0.8],
 }
 NAN = "NaN"
-KIND_RUNGS = {check.rung: check.run for check in readiness_checks.CHECKS}
+KIND_RUNGS = {check.readiness: check.run for check in readiness_checks.CHECKS}
 
 
 class Server:
@@ -362,8 +362,8 @@ def test_up_climbs_with_the_size_that_the_models_files_say(
     head = Head({f"{snapshot_of('org/embed')}/config.json": json.dumps({"hidden_size": hidden})})
     play = SimpleNamespace(head=node, session=lambda _node: head, bus=Mock())
     if verified:
-        assert readiness_checks.climb(play, plan).startswith("3 numbers; cosine")  # type: ignore[arg-type]
+        assert readiness_checks.run_all(play, plan).startswith("3 numbers; cosine")  # type: ignore[arg-type]
         assert plan.labels[KIND] == "embedding"
         return
     with pytest.raises(VerificationFailed, match="3 numbers, expected 1024"):
-        readiness_checks.climb(play, plan)  # type: ignore[arg-type]
+        readiness_checks.run_all(play, plan)  # type: ignore[arg-type]

@@ -26,7 +26,7 @@ _OPTION = re.compile(r"(?:^| )-o (?=[a-z0-9][a-z0-9-]*=)")
 
 
 @dataclass(frozen=True)
-class Former(Document):
+class PreviousServer(Document):
     """A server that ran before another one took its place.
 
     Attributes:
@@ -54,45 +54,47 @@ class Former(Document):
     def changes(self) -> tuple[str, ...]:
         """The overrides as KEY=VALUE.
 
-        >>> Former("r", 1, '-o compilation-config={"level": 3} -o max-num-seqs=2').changes
+        >>> PreviousServer("r", 1, '-o compilation-config={"level": 3} -o max-num-seqs=2').changes
         ('compilation-config={"level": 3}', 'max-num-seqs=2')
         """
         return tuple(part for part in _OPTION.split(self.overrides) if part)
 
 
-Load = Callable[[Former], "Recipe"]
-"""Returns the recipe of a former server, with its overrides."""
+Load = Callable[[PreviousServer], "Recipe"]
+"""Returns the recipe of a previous server, with its overrides."""
 
 
-def former_of(running: ContainerState) -> Former | None:
+def previous_server_of(running: ContainerState) -> PreviousServer | None:
     """Return what a container's labels name; None where they name no recipe and size."""
     recipe, tp = running.label(RECIPE), running.number(TP, 0)
-    return Former(recipe, tp, running.label(OVERRIDES)) if recipe and tp else None
+    return PreviousServer(recipe, tp, running.label(OVERRIDES)) if recipe and tp else None
 
 
-def plan_again(play: Play, former: Former, load: Load, running: ContainerState) -> Deployment:
-    """Resolve a former server again, while it still serves, and say where it would differ.
+def plan_again(
+    play: Play, previous: PreviousServer, load: Load, running: ContainerState
+) -> Deployment:
+    """Resolve a previous server again, while it still serves, and say where it would differ.
 
     Raises:
         Refused: it could not be started again: its recipe, a variable or a key is missing.
     """
     try:
-        recipe = load(former)
-        again = resolve(recipe, play.inventory, play.nodes, former.tp)
+        recipe = load(previous)
+        again = resolve(recipe, play.inventory, play.nodes, previous.tp)
     except SparkClusterError as error:
         raise Refused(
-            f"{former} serves now and could not be started again: {error.message}",
+            f"{previous} serves now and could not be started again: {error.message}",
             where=error.where,
             hint="--no-restore swaps without a way back",
         ) from error
-    if overrides.text(recipe.overrides) != former.overrides:
+    if overrides.text(recipe.overrides) != previous.overrides:
         raise Refused(
-            f"{former} serves now, and its options cannot be read back from its labels",
+            f"{previous} serves now, and its options cannot be read back from its labels",
             hint="--no-restore swaps without a way back",
         )
     if not set(again.first.args) <= set(running.command):
         play.note(
-            f"recipe {former.recipe} has been changed since its server was started: if it has to "
+            f"recipe {previous.recipe} has been changed since its server was started: if it has to "
             "be started again, it is as the recipe is now",
             warning=True,
         )

@@ -38,7 +38,7 @@ def climb(server: ChatServer, *names: str) -> str:
     made = replace(server_for(recipe, node), endpoint=server.endpoint)
     session = Node()
     play = SimpleNamespace(head=node, nodes=[], session=lambda _node: session, bus=Mock())
-    return readiness_checks.climb(play, made)  # type: ignore[arg-type]
+    return readiness_checks.run_all(play, made)  # type: ignore[arg-type]
 
 
 @pytest.fixture
