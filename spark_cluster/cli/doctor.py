@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-def command(ctx: click.Context, app: App, *, probe: bool, only: tuple[str, ...]) -> None:
+def command(app: App, *, probe: bool, only: tuple[str, ...]) -> int:
     """Check every node for all known issues, and compare the nodes; nothing is changed.
 
     Each node is asked once; --probe adds full-size pings, transfers, a completion, and a scan of
@@ -41,7 +41,7 @@ def command(ctx: click.Context, app: App, *, probe: bool, only: tuple[str, ...])
     """
     diagnosis = diagnose(app, only, probe=probe)
     app.show(document(diagnosis), lambda app, _: _show(app, diagnosis))
-    ctx.exit(diagnosis.exit_code)
+    return diagnosis.exit_code
 
 
 def diagnose(app: App, only: Sequence[str] = (), *, probe: bool = False) -> Diagnosis:

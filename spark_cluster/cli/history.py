@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
-from spark_cluster.cli.app import App, leave_with
+from spark_cluster.cli.app import App
 from spark_cluster.cli.console import plain_table, styled
 from spark_cluster.cli.display import summary
 from spark_cluster.cli.options import Command
 from spark_cluster.cli.recap import NodeError
 from spark_cluster.cli.visible import show_error
-from spark_cluster.errors import Failed, SparkClusterError
+from spark_cluster.errors import Failed, SparkClusterError, worst
 from spark_cluster.runner.events import Bus, NodeFailed, Note, Result
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.parallel import in_parallel
@@ -141,12 +140,11 @@ class RunDetails(RunHead):
 
 @click.command(cls=Command)
 def command(
-    ctx: click.Context,
     app: App,
     *,
     run_id: Annotated[str | None, {"metavar": "[RUN]"}],
     node: str | None,
-) -> None:
+) -> int:
     """List the runs that changed the nodes: when, who, which command, how much; with RUN, each of
     its changes. They are read from the nodes' journals; runs that changed nothing are not listed.
 
@@ -178,8 +176,7 @@ def command(
         (_show_runs if run_id is None else _show_run)(app, found)
     for name, error in errors.items():
         show_error(error.message, error.hint, node=name)
-    if errors:
-        ctx.exit(max(error.exit_code for error in errors.values()))
+    return worst(errors.values())
 
 
 def _ask(app: App, node: InventoryNode, run_id: str | None) -> dict[str, Any]:
@@ -360,7 +357,7 @@ def revert_command(
     check: bool,
     diff: bool,
     exit_code: bool,
-) -> None:
+) -> int:
     """Restore files and folders as they were before RUN, byte for byte, with mode and owner.
 
     RUN is an id that `history` shows, or the beginning of one. On each node it is all or nothing:
@@ -385,9 +382,8 @@ def revert_command(
         app.print_json(run.document(ok=not errors, run=run.id, nodes=nodes))
     else:
         _show_reverted(app, nodes)
-    if errors:
-        sys.exit(max(error.exit_code for error in errors.values()))
-    leave_with(run, exit_code=exit_code)
+    app.exit_code = exit_code
+    return worst(errors.values())
 
 
 def _show_reverted(app: App, nodes: dict[str, RevertedNode]) -> None:

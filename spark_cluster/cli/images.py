@@ -79,13 +79,12 @@ def _show(app: App, found: StoredImages) -> None:
 
 @command.command()
 def prune(
-    ctx: click.Context,
     app: App,
     *,
     images: Annotated[tuple[str, ...], {"metavar": "[NAME:TAG|ID]..."}],
     free: Annotated[float, Finite(min=0)] = 0.0,
     apply: bool,
-) -> None:
+) -> int:
     """List the images that can go, the oldest first; with --apply, remove them.
 
     Never what a container stands on, nor what the inventory's recipe or one of your own recipes
@@ -109,7 +108,7 @@ def prune(
             _show_pruned(app, one, apply=apply)
         if not apply and any(one.removed for one in found):
             app.console.print("nothing was removed yet: --apply does it")
-    ctx.exit(1 if any(one.refused for one in found) else 0)
+    return 1 if any(one.refused for one in found) else 0
 
 
 def _must_be_there(names: tuple[str, ...], listed: list[StoredImages]) -> None:

@@ -90,7 +90,6 @@ def _found_by(issue: Issue) -> str:
 
 @click.command(cls=Command)
 def command(
-    ctx: click.Context,
     app: App,
     *,
     target: Annotated[str | None, {"metavar": "[RECIPE|FILE]"}],
@@ -101,7 +100,7 @@ def command(
     offline: Offline,
     options: tuple[str, ...],
     allow: Allowing,
-) -> None:
+) -> int:
     """Find known issues in a recipe (by default the inventory's), a file of another tool, or a
     command line: wrong images and flags, flags that contradict each other.
 
@@ -144,7 +143,7 @@ def command(
             _show_lint(app.console, chosen.title, found, verbose=app.verbose)
             _say_more(app, chosen, allow)
     wrong = [finding for finding in found if finding.severity == "error"]
-    ctx.exit(1 if wrong or any(entry.blocks for entry in chosen.not_carried_over) else 0)
+    return 1 if wrong or any(entry.blocks for entry in chosen.not_carried_over) else 0
 
 
 def _say_more(app: App, chosen: LintTarget, allow: Allowances) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
@@ -12,7 +11,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.options import Changing, Command
 from spark_cluster.cli.visible import show_error
-from spark_cluster.errors import SparkClusterError
+from spark_cluster.errors import SparkClusterError, worst
 from spark_cluster.node.output import OUTPUT_LIMIT
 
 if TYPE_CHECKING:
@@ -24,15 +23,14 @@ if TYPE_CHECKING:
 
 
 @click.command(cls=Command)
-def ping(ctx: click.Context, app: App) -> None:
+def ping(app: App) -> int:
     """Connect to every node, start an agent there without sudo, and measure one round trip.
 
     Exit status 3 when a node cannot be reached.
     """
     found = app.cluster.ping()
     app.show(found, _show_ping)
-    if not found.ok:
-        ctx.exit(max(error.exit_code for error in found.errors.values()))
+    return worst(found.errors.values())
 
 
 def _show_ping(app: App, found: PingResult) -> None:
@@ -101,13 +99,12 @@ def _fact_rows(node: Node) -> dict[str, str]:
 
 @click.command(context_settings={"allow_interspersed_args": False}, cls=Command)
 def exec_(
-    ctx: click.Context,
     app: App,
     *,
     become: bool,
     timeout: float = 600.0,
     argv: Annotated[tuple[str, ...], {"metavar": "COMMAND [ARG]...", "required": True}],
-) -> None:
+) -> int:
     """Run one command on every node in parallel, and show what each printed.
 
     The arguments reach the command unchanged, without a shell (to use one: exec sh -c '...').
@@ -135,7 +132,7 @@ def exec_(
         o.exit_code if isinstance(o, SparkClusterError) else int(o.status != 0)
         for o in outcomes.values()
     ]
-    ctx.exit(max(codes))
+    return max(codes)
 
 
 def _run_on(app: App, node: InventoryNode, argv: list[str], become: bool, timeout: float) -> Output:
@@ -191,7 +188,7 @@ class Provisioning(TypedDict):
 
 
 @click.command(cls=Command)
-def provision(app: App, **given: Unpack[Provisioning]) -> None:
+def provision(app: App, **given: Unpack[Provisioning]) -> int:
     """Make the nodes ready: keys and names, drivers, the link, SSH between the nodes, memory,
     clocks, Docker, caches. Running it again changes nothing.
 
@@ -209,17 +206,15 @@ def provision(app: App, **given: Unpack[Provisioning]) -> None:
     """
     found = app.cluster.provision(**given)
     app.show(found, lambda app, _found: app.show_recap())
-    if not found.ok:
-        sys.exit(max(error.exit_code for error in found.errors.values()))
+    return worst(found.errors.values())
 
 
 @click.command(cls=Command)
-def playbook(app: App, *, file: str, options: Changing) -> None:
+def playbook(app: App, *, file: str, options: Changing) -> int:
     """Run a playbook: a Python file with a function main(play), or the name of one in playbooks/.
 
     What main returns is in the JSON document as `result`.
     """
     found = app.cluster.playbook(file, options=options)
     app.show(found, lambda app, _found: app.show_recap())
-    for error in found.errors.values():
-        raise SystemExit(error.exit_code)
+    return next((error.exit_code for error in found.errors.values()), 0)

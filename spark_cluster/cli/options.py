@@ -200,10 +200,10 @@ class Command(click.Command):
                 inner = {each.name: given.pop(each.name) for each in declared(one.group)}
                 given[one.name] = _called(one.group, ctx, app, inner)
         status = _called(self.function, ctx, app, given)
-        if app is not None:
-            leave_with(app.last_run, exit_code=app.exit_code)
         if status:
             ctx.exit(status)
+        if app is not None:
+            leave_with(app.last_run, exit_code=app.exit_code)
 
 
 def _called(

@@ -209,14 +209,13 @@ def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> No
 
 @click.command("update", cls=Command)
 def update_command(
-    ctx: click.Context,
     app: App,
     *,
     names: Annotated[tuple[str, ...], {"metavar": "[REGISTRY]..."}],
     check: bool,
     yes: bool,
     allow_rewritten: bool,
-) -> None:
+) -> int:
     """Fetch the recipes of the project's registries (default: of all in registries.yaml).
 
     A branch that has moved is shown as the names of recipes that were added, changed and removed,
@@ -255,7 +254,7 @@ def update_command(
             _say(app, _outcome(found, check=check))
     if app.as_json:
         app.print_json({"ok": status == 0, "registries": rows})
-    ctx.exit(status)
+    return status
 
 
 @dataclass(frozen=True)

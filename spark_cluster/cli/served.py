@@ -27,15 +27,14 @@ STYLES = {
 
 
 @click.command(cls=Command)
-def status(ctx: click.Context, app: App) -> None:
+def status(app: App) -> int:
     """Show what serves and what is wrong: containers, Ray, health, and a real completion.
 
     Exit status 5 when the state is failed or degraded, 3 when no node can be reached.
     """
     found = app.cluster.status()
     app.show(found, _show_status)
-    if found.state in ("failed", "degraded"):
-        ctx.exit(5)
+    return 5 if found.state in ("failed", "degraded") else 0
 
 
 def _show_status(app: App, found: Status) -> None:
@@ -128,7 +127,7 @@ class Verifying(TypedDict):
 
 
 @click.command(cls=Command)
-def verify(ctx: click.Context, app: App, **given: Unpack[Verifying]) -> None:
+def verify(app: App, **given: Unpack[Verifying]) -> int:
     """Ask the running server what users will ask it, and judge the answers.
 
     Short answers, coherence, tool calls in eight ways, reasoning, pictures, and more; embeddings,
@@ -147,7 +146,7 @@ def verify(ctx: click.Context, app: App, **given: Unpack[Verifying]) -> None:
     """
     found = app.cluster.verify(**given)
     app.show(found, _show_verification)
-    ctx.exit(5 if found.failed else 0)
+    return 5 if found.failed else 0
 
 
 def _show_verification(app: App, found: Verification) -> None:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import click
 
+from spark_cluster.cli.app import App
 from spark_cluster.cli.console import styled
 from spark_cluster.cli.first_login import FirstLogin, log_in, public_key
 from spark_cluster.cli.options import Command, Port
@@ -29,7 +30,7 @@ from spark_cluster.cli.setup_flow import (
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import Secret
 from spark_cluster.discovery import Peer
-from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.ssh_errors import KeysRefused
 
@@ -161,8 +162,7 @@ class Login:
         fatal = {n: e for n, e in refused.items() if only is None or not isinstance(e, only)}
         if fatal:
             self._show(fatal)
-            status = max(error.exit_code for error in fatal.values())
-            raise Stopped(status, self.flow.line("setup"))
+            raise Stopped(worst(fatal.values()), self.flow.line("setup"))
 
     def _show(self, refused: dict[str, SparkClusterError]) -> None:
         for name, error in refused.items():
@@ -238,6 +238,7 @@ WOULD_ASK = (
 @click.command(cls=Command)
 def command(
     ctx: click.Context,
+    app: App,
     *,
     addresses: str = "",
     user: str | None,
@@ -251,7 +252,7 @@ def command(
     recipe: str | None,
     yes: bool,
     check: bool,
-) -> None:
+) -> int:
     """Go from nothing to a verified endpoint, step by step.
 
     Finds Sparks on the local network, writes inventory.yaml, accepts host keys (trust), logs in
@@ -277,7 +278,7 @@ def command(
     """
     asker = Asker(yes, check)
     asker.must_be_able(WOULD_ASK)
-    flow = Flow(ctx.find_root().command, ctx.obj, asker)
+    flow = Flow(ctx.find_root().command, app, asker)
     words = tuple(filter(None, (word.strip() for word in addresses.split(","))))
     asked = Asked(words, user, identity_file, port, interface, recipe)
     login = Login(flow, password_env, passwordless_sudo=passwordless_sudo)
@@ -292,7 +293,7 @@ def command(
         flow.app.cluster.prompts.forget()
     if flow.app.as_json:
         flow.app.print_json({"ok": status == 0, "check": check, "steps": flow.steps})
-    ctx.exit(status)
+    return status
 
 
 def _all(

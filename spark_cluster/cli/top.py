@@ -88,7 +88,6 @@ ENGINE: Figures = (
 
 @click.command(cls=Command)
 def command(
-    ctx: click.Context,
     app: App,
     *,
     interval: Annotated[float, click.FloatRange(min=0.2, max=60.0)] = 1.0,
@@ -96,7 +95,7 @@ def command(
     duration: Annotated[float, click.FloatRange(min=0.0)] | None,
     record: Annotated[Path, click.Path(path_type=Path, dir_okay=False)] | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Show the nodes live until Ctrl-C: GPU, clocks, power, memory by process, link, tokens.
 
     A small process on each node samples it, and ends with this command. Throttling, low clocks
@@ -133,10 +132,11 @@ def command(
                     raise
                 # Its line is there already: a document of several lines is no JSON line.
                 show_error(error.message, error.hint, node=error.where)
-                ctx.exit(error.exit_code)
+                return error.exit_code
     if (count is not None or duration is not None) and live.never_seen():
         _tell_missing(live)
-        ctx.exit(3)
+        return 3
+    return 0
 
 
 def _updates(

@@ -13,7 +13,7 @@ import click
 from spark_cluster.cli.app import App
 from spark_cluster.cli.options import Command
 from spark_cluster.cli.visible import coloured
-from spark_cluster.errors import Failed, SparkClusterError, Unreachable
+from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
 from spark_cluster.runner.known_hosts import HostKey, file_of, write
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.ssh import Connection
@@ -62,7 +62,7 @@ class UnreadKey:
 
 
 @click.command(cls=Command)
-def command(ctx: click.Context, app: App, *, replace: bool, yes: bool) -> None:
+def command(app: App, *, replace: bool, yes: bool) -> int:
     """Show the SSH host key of every node and save those that you accept in known_hosts.
 
     Compare the fingerprints with the nodes' own: on a node,
@@ -89,8 +89,7 @@ def command(ctx: click.Context, app: App, *, replace: bool, yes: bool) -> None:
     if app.as_json:
         rows = [asking.rows[name] for name in targets]
         app.print_json({"nodes": rows, "jump_hosts": asking.jump_rows})
-    if asking.errors:
-        ctx.exit(max(error.exit_code for error in asking.errors))
+    return worst(asking.errors)
 
 
 @dataclass
