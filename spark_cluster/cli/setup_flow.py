@@ -181,7 +181,8 @@ class Flow:
         out = io.StringIO()
         try:
             with contextlib.redirect_stdout(out), contextlib.redirect_stderr(io.StringIO()):
-                self._main([*self.words(*words), "--json"])
+                if self._main([*self.words(*words), "--json"]):
+                    return None
             found = json.loads(out.getvalue())
         except (SparkClusterError, click.ClickException, SystemExit, ValueError):
             return None
