@@ -19,8 +19,7 @@ from typing import Any
 from spark_cluster.engine.checks import context, logprobs, questions, structured, texts
 from spark_cluster.engine.client import Client
 from spark_cluster.engine.endpoint import Endpoint
-from spark_cluster.node.http import ask
-from spark_cluster.runner.session import Answer
+from spark_cluster.runner.session import Session
 
 MODEL = "gemma"
 STORY = (
@@ -54,6 +53,9 @@ Change = Callable[[dict[str, Any], Reply], Reply | None]
 class ChatServer:
     """A server of one model.
 
+    Args:
+        session: of the node from which `client` asks.
+
     Attributes:
         change: alters an answer in place or returns another one; None leaves it.
         raw: status and body of every answer, instead.
@@ -67,7 +69,8 @@ class ChatServer:
         when_asked: is called for each question of /health or the list, before its answer.
     """
 
-    def __init__(self, port: int = 0) -> None:
+    def __init__(self, port: int = 0, session: Session | None = None) -> None:
+        self.session = session
         self.change: Change = lambda _request, _reply: None
         self.raw: tuple[int, str] | None = None
         self.refuse: Callable[[dict[str, Any]], tuple[int, str] | None] = lambda _request: None
@@ -94,8 +97,9 @@ class ChatServer:
         return Endpoint("127.0.0.1", self.http.server_port, MODEL, "hunter2")
 
     def client(self, **known: Any) -> Client:
+        assert self.session is not None
         given = {"own_question": lambda: "Paris", **known}
-        return Client(Node(), self.endpoint, "spark1", **given)
+        return Client(self.session, self.endpoint, "spark1", **given)
 
     def answer(self, request: dict[str, Any]) -> tuple[int, str]:
         """Status and body for a request."""
@@ -114,14 +118,6 @@ class ChatServer:
             return 200, whole(reply)
         body = "".join(stream(reply))
         return 200, body.partition("data: [DONE]")[0] if self.cut else body
-
-
-class Node:
-    """Asks as an agent does."""
-
-    def http(self, url: str, **request: Any) -> Answer:
-        reply = ask({"url": url, **request})
-        return Answer(reply["status"], reply["body"], reply.get("reason", ""))
 
 
 def _handler(outer: ChatServer) -> type[BaseHTTPRequestHandler]:

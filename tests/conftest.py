@@ -12,7 +12,7 @@ from typing import Any
 
 import memory_folder
 import pytest
-from fake_cluster import FakeCluster
+from fake_cluster import FakeCluster, Make, clusters_in
 from hypothesis import HealthCheck, settings
 from pipe_channel import PipeChannel
 
@@ -230,19 +230,26 @@ def pipes(agent: Callable[..., Session], monkeypatch: pytest.MonkeyPatch) -> typ
     return Pipes
 
 
+@pytest.fixture(scope="session")
+def one_node(tmp_path_factory: pytest.TempPathFactory, agents_home: Path) -> Iterator[FakeCluster]:
+    """A cluster of one node for tests that only make requests from it, and leave it as it is."""
+    with clusters_in(tmp_path_factory.mktemp("one-node"), agents_home) as make:
+        yield make("spark1")
+
+
 @pytest.fixture
 def fake_cluster(
     tmp_path: Path, agents_home: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Callable[..., FakeCluster]]:
+) -> Iterator[Make]:
     """`fake_cluster("spark1", "spark2")`: a play over nodes with real agents; see the class."""
     monkeypatch.setenv("HOME", str(agents_home))
-    made: list[FakeCluster] = []
+    with clusters_in(tmp_path, agents_home) as make:
+        yield make
 
-    def make(*names: str, **options: Any) -> FakeCluster:
-        folder = tmp_path / f"cluster{len(made)}"
-        made.append(FakeCluster(folder, names or ("spark1", "spark2"), **options))
-        return made[-1]
 
-    yield make
-    for one in made:
-        one.close()
+@pytest.fixture(scope="module")
+def lasting_cluster(tmp_path_factory: pytest.TempPathFactory, agents_home: Path) -> Iterator[Make]:
+    """`fake_cluster` for a module's own fixture: its tests share nodes, and each of them sets
+    itself what it looks at."""
+    with clusters_in(tmp_path_factory.mktemp("lasting"), agents_home) as make:
+        yield make

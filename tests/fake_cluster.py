@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import (
     AbstractContextManager,
+    ExitStack,
     contextmanager,
     nullcontext,
     redirect_stderr,
@@ -90,9 +91,10 @@ class FakeNode:
         fabric: its address on the link; empty without a cable.
     """
 
-    def __init__(self, folder: Path, name: str, number: int) -> None:
+    def __init__(self, folder: Path, name: str, address: str, number: int) -> None:
         self.name, self.root = name, folder / name
         self.root.mkdir()
+        self.channels: list[PipeChannel] = []
         self.programs = Programs(folder / f"{name}-calls", self.root / "usr/local/bin", NOT_THERE)
         self.programs["nvidia-smi"] = self._nvidia_smi
         self.programs["ip"] = self._ip
@@ -103,7 +105,7 @@ class FakeNode:
         self.gpu = "NVIDIA GB10, 12.1, 580.95.05, 40, 10.0, 2400, [N/A], [N/A]"
         self.held: list[Process] = []
         self.when_read: Callable[[], object] = lambda: None
-        self.addresses = [f"10.0.0.{number}/24"]
+        self.addresses = [f"{address}/24"]
         self.fabric = f"192.168.177.{10 + number}/24"
         self.available_gib = 118.0
 
@@ -176,19 +178,31 @@ class FakeNode:
             }
         self._tell_memory()
 
-    def have_image(self, ref: str, *digests: str, number: str = "1") -> None:
-        """Have an image of this machine's architecture in Docker, with these digests."""
+    def have_image(self, ref: str, *digests: str, number: str = "1", at: str = "images") -> None:
+        """Have an image of this machine's architecture in Docker, with these digests.
+
+        Args:
+            at: `registry` has it there instead, where it is pulled by its name and by its digests.
+        """
         repository = ref.rpartition(":")[0]
+        named = [f"{repository}@{one}" for one in digests]
         machine = os.uname().machine
+        image = {
+            "Id": f"sha256:{number * 64}",
+            "RepoDigests": named,
+            "RootFS": {"Layers": ["sha256:a"]},
+            "Size": 5_000_000_000,
+            "Os": "linux",
+            "Architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
+        }
+        names = [ref, *(named if at == "registry" else [])]
         with self.state("docker") as docker:
-            docker.setdefault("images", {})[ref] = {
-                "Id": f"sha256:{number * 64}",
-                "RepoDigests": [f"{repository}@{one}" for one in digests],
-                "RootFS": {"Layers": ["sha256:a"]},
-                "Size": 5_000_000_000,
-                "Os": "linux",
-                "Architecture": {"x86_64": "amd64", "aarch64": "arm64"}.get(machine, machine),
-            }
+            docker.setdefault(at, {}).update(dict.fromkeys(names, image))
+
+    def log(self, container: str, text: str) -> None:
+        """Have a container's log, also of one that comes later."""
+        with self.state("docker") as docker:
+            docker.setdefault("behaviour", {}).setdefault(container, {})["log"] = text
 
     def remove_container(self, name: str) -> None:
         """Have a container no more, as when someone else removes it."""
@@ -207,7 +221,13 @@ class FakeNode:
         """Return the words of each call of a program, without its name."""
         return [words for name, *words in self.programs.calls if name == program]
 
+    def lose(self) -> None:
+        """End the node's agents at once, as when it loses its power."""
+        for channel in self.channels:
+            channel.kill()
+
     def close(self) -> None:
+        assert not any(channel.was_killed for channel in self.channels), "an agent hung"
         self.programs.close()
         assert not self.programs.faults, self.programs.faults[0]
 
@@ -257,7 +277,7 @@ class Piped(LocalConnection):
 
     def session(self, run: str, *, become: bool = True) -> Session:
         channel = PipeChannel(payload.argv(run))
-        self._cluster.channels.append(channel)
+        self._cluster.nodes[self.node].channels.append(channel)
         return Session(self.node, channel, as_root=False, root=self.root)
 
     def host_key(self) -> None:
@@ -286,6 +306,7 @@ class FakeCluster:
         names: of the nodes; the first one is the head.
         more: further lines of the inventory.
         options: of the run.
+        network: of their management addresses; one of the loopback where copies may go over it.
 
     Attributes:
         project: the user's project folder, before what is shipped.
@@ -294,18 +315,25 @@ class FakeCluster:
     """
 
     def __init__(
-        self, folder: Path, names: Sequence[str], more: str = "", options: Options | None = None
+        self,
+        folder: Path,
+        names: Sequence[str],
+        more: str = "",
+        options: Options | None = None,
+        network: str = "10.0.0",
     ) -> None:
         folder.mkdir()
-        self.nodes = {name: FakeNode(folder, name, n) for n, name in enumerate(names, 1)}
-        self.channels: list[PipeChannel] = []
+        at = {name: f"{network}.{number}" for number, name in enumerate(names, 1)}
+        self.nodes = {
+            name: FakeNode(folder, name, at[name], number) for number, name in enumerate(names, 1)
+        }
         self.events: list[Event] = []
         self.on_event: Callable[[Event], None] = lambda _event: None
         self.project = folder / "project"
         self.project.mkdir()
         hosts = "".join(
-            f"  {name}: {{address: 10.0.0.{n}{HEAD if n == 1 else ''}}}\n"
-            for n, name in enumerate(names, 1)
+            f"  {name}: {{address: {at[name]}{HEAD if name == names[0] else ''}}}\n"
+            for name in names
         )
         inventory = make_inventory(self.project, f"nodes:\n{hosts}{more}")
         bus = Bus(self)
@@ -330,7 +358,6 @@ class FakeCluster:
     def close(self) -> None:
         """End the agents, each of which has to go by itself, then the programs."""
         self.play.connections.close()
-        assert not any(channel.was_killed for channel in self.channels), "an agent hung"
         for node in self.nodes.values():
             node.close()
 
@@ -388,3 +415,22 @@ class FakeCluster:
 
 Make = Callable[..., FakeCluster]
 """The fixture `fake_cluster`: names of nodes, and options of FakeCluster."""
+
+
+@contextmanager
+def clusters_in(folder: Path, agents_home: Path) -> Iterator[Make]:
+    """Yield what makes clusters in a folder, which are closed at the end.
+
+    Args:
+        agents_home: where the agents keep their code.
+    """
+    with ExitStack() as stack:
+
+        def make(*names: str, **options: Any) -> FakeCluster:
+            place = folder / f"cluster{len(list(folder.glob('cluster*')))}"
+            with mock.patch.dict(os.environ, {"HOME": str(agents_home)}):
+                made = FakeCluster(place, names or ("spark1", "spark2"), **options)
+            stack.callback(made.close)
+            return made
+
+        yield make

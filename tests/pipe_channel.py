@@ -92,6 +92,10 @@ class PipeChannel(Channel):
             self._listener.join(timeout=1)
         return self._process.poll()
 
+    def kill(self) -> None:
+        """End the agent before it can say a word."""
+        self._process.kill()
+
     def close(self) -> None:
         if self._process.stdin is not None and not self._process.stdin.closed:
             with contextlib.suppress(BrokenPipeError):  # what it did not take any more

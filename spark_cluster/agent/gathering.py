@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
-from spark_cluster.node import own_program, processes, telemetry
+from spark_cluster.node import own_program, processes, safe_paths, telemetry
 from spark_cluster.node.host import Host
 from spark_cluster.node.output import TEXT_LIMIT, shortened
 from spark_cluster.node.processes import Cancelled, TooLong
@@ -35,11 +35,14 @@ class Gathering:
     Args:
         timeout: seconds that each command may take; one that has to be killed takes the graces of
             agent/processes.py longer.
+        links: files that a glob matches are read through links and whatever they are; without it
+            only regular ones are, for folders in which other users can write.
     """
 
-    def __init__(self, host: Host, timeout: float) -> None:
+    def __init__(self, host: Host, timeout: float, *, links: bool = True) -> None:
         self._host = host
         self._timeout = timeout
+        self._links = links
         self._commands: dict[str, Answer | None] = {}
         self._files: dict[str, str | None] = {}
         self._trees: dict[str, dict[str, str]] = {}
@@ -109,7 +112,7 @@ class Gathering:
     def _request(self, name: str, request: Mapping[str, Any]) -> None:
         from spark_cluster.node.http import ask  # late: ssl and email are a third of all imports
 
-        self._replies[name] = ask(request)
+        self._replies[name] = ask(request, self._host.root)
 
     def _read(self, wanted: Sequence[tuple[str, str, str]]) -> None:
         """Read files in a thread of their own; one that hangs is left behind with its thread."""
@@ -128,7 +131,7 @@ class Gathering:
         if kind == "file":
             self._files[name] = _text(self._host, path)
         else:
-            self._trees[name] = _tree(self._host, path)
+            self._trees[name] = _tree(self._host, path, links=self._links)
 
 
 class _Reader(threading.Thread):
@@ -152,11 +155,12 @@ class _Reader(threading.Thread):
             self._gathering.take(*item)
 
 
-def _text(host: Host, path: str) -> str | None:
+def _text(host: Host, path: str, *, links: bool = True) -> str | None:
+    place = host.path(path)
     try:
-        with host.path(path).open("rb") as source:
+        with place.open("rb") if links else safe_paths.file_in(place) as source:
             data = _start(source)
-    except OSError:
+    except (OSError, ResourceError):
         return None
     return shortened(data.decode(errors="replace"), TEXT_LIMIT)
 
@@ -169,11 +173,11 @@ def _start(source: BinaryIO) -> bytes:
     return bytes(data[: TEXT_LIMIT + 1])
 
 
-def _tree(host: Host, pattern: str) -> dict[str, str]:
+def _tree(host: Host, pattern: str, *, links: bool) -> dict[str, str]:
     """Every readable file that matches a glob, path to text (sysfs has one value a file)."""
     found = {}
     for path in sorted(host.root.glob(pattern.lstrip("/"))):
-        text = _text(host, str(path.relative_to(host.root)))
+        text = _text(host, str(path.relative_to(host.root)), links=links)
         if text is not None:
             found["/" + str(path.relative_to(host.root))] = text
     return found

@@ -128,9 +128,11 @@ def do_gather(node: Node, request: Request, _laptop: Laptop) -> Reply:
 
     A command is an argument list, or several lists of which the first one counts that has an
     answer. What was not done in time is None as well, and `late` names it.
-    What this process knows of its machine by itself comes along as `machine`.
+    What this process knows of its machine by itself comes along as `machine`. Without `links` what
+    a glob matches is read only where it is a regular file.
     """
-    gathering = Gathering(node.host(request), float(request.get("timeout", GATHER_S)))
+    timeout, links = float(request.get("timeout", GATHER_S)), bool(request.get("links", True))
+    gathering = Gathering(node.host(request), timeout, links=links)
     wanted = (request.get(what, {}) for what in ("commands", "files", "trees", "requests"))
     return {**gathering.all(*wanted), "machine": _machine(node.root)}
 
@@ -250,11 +252,11 @@ def do_revert(node: Node, request: Request, laptop: Laptop) -> Reply:
     return revert(host, run, laptop.emit, diff=bool(request.get("diff")))
 
 
-def do_http(_node: Node, request: Request, _laptop: Laptop) -> Reply:
+def do_http(node: Node, request: Request, _laptop: Laptop) -> Reply:
     """Make one HTTP request from this node: status and body, or why there is no answer."""
     from spark_cluster.node.http import ask  # late: ssl and email are a third of all imports
 
-    return ask(request)
+    return ask(request, node.root)
 
 
 ACTIONS_OF = {

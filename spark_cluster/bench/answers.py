@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from spark_cluster.bench import on_node
 from spark_cluster.bench.expansion import PlannedCell
 from spark_cluster.bench.generator import At, Generator, Measurement, Run, metric, result
 from spark_cluster.bench.record import CellResult, Metric, MetricName, QuestionResult, Tool
-from spark_cluster.bench.run_folder import number, read_json
+from spark_cluster.bench.run_folder import json_of, number
 from spark_cluster.bench.suite import Suite
 from spark_cluster.engine.checks.questions import VERSION, Question, chosen, why_wrong
 from spark_cluster.node.replies import at, objects_of, short, text_of
@@ -81,9 +80,9 @@ class Questions(Generator):
         return min(MOST_S, LEAST_S + ANSWER_S * cell.runs * len(of_suite(suite)))
 
     def results(
-        self, suite: Suite, cell: PlannedCell, folder: Path, _output: str
+        self, suite: Suite, cell: PlannedCell, files: Mapping[str, str]
     ) -> list[CellResult]:
-        return [parse(cell, of_suite(suite), read_json(folder / f"{cell.id}.json"))]
+        return [parse(cell, of_suite(suite), json_of(files, f"{cell.id}.json"))]
 
 
 def of_suite(suite: Suite) -> tuple[Question, ...]:

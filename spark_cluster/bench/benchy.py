@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
 from spark_cluster.bench.expansion import PlannedCell
 from spark_cluster.bench.generator import OFFLINE, At, Generator, Measurement, Run, metric, result
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
-from spark_cluster.bench.run_folder import number, numbers, read_json
+from spark_cluster.bench.run_folder import json_of, number, numbers
 from spark_cluster.bench.suite import MeasurementSettings, Suite
 from spark_cluster.node.replies import at as found_at
 from spark_cluster.node.replies import decoded, objects_of, short
@@ -84,12 +83,11 @@ class LlamaBenchy(Generator):
         return Measurement((Run(argv),), {BOOK: book, **OFFLINE} if book else {})
 
     def results(
-        self, suite: Suite, cell: PlannedCell, folder: Path, output: str
+        self, suite: Suite, cell: PlannedCell, files: Mapping[str, str]
     ) -> list[CellResult]:
-        stream = folder / f"{cell.id}.jsonl"
-        lines = stream.read_text("utf-8", "replace").splitlines() if stream.is_file() else []
-        found = read_json(folder / f"{cell.id}.json")
-        return parse(cell, found, read_progress(lines), suite.settings, output)
+        progress = read_progress(files.get(f"{cell.id}.jsonl", "").splitlines())
+        found, output = json_of(files, f"{cell.id}.json"), files.get(f"{cell.id}.log", "")
+        return parse(cell, found, progress, suite.settings, output)
 
 
 def arguments(at: At, cell: PlannedCell) -> list[str]:

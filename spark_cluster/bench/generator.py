@@ -9,7 +9,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any, ClassVar
 
@@ -110,13 +109,12 @@ class Generator(ABC):
 
     @abstractmethod
     def results(
-        self, suite: Suite, cell: PlannedCell, folder: Path, output: str
+        self, suite: Suite, cell: PlannedCell, files: Mapping[str, str]
     ) -> list[CellResult]:
         """Return a cell's results.
 
         Args:
-            folder: on the laptop, with what it has written.
-            output: what it has printed.
+            files: that it has written, by name, with their text; `ID.log` is what it has printed.
         """
 
     def limit_s(self, _suite: Suite, _cell: PlannedCell) -> float:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from spark_cluster.bench import vllm_bench
@@ -54,9 +53,9 @@ class GuideLlm(Generator):
         return cell.runs * vllm_bench.open_loop_s(cell)
 
     def results(
-        self, _suite: Suite, cell: PlannedCell, folder: Path, output: str
+        self, _suite: Suite, cell: PlannedCell, files: Mapping[str, str]
     ) -> list[CellResult]:
-        runs = vllm_bench.read_runs(cell, folder, output)
+        runs = vllm_bench.read_runs(cell, files)
         found = [one if isinstance(one, str) else as_vllm(one) for one in runs]
         return [vllm_bench.parse(cell, found)]
 

@@ -14,7 +14,7 @@ from spark_cluster.bench.expansion import PlannedCell, Step
 from spark_cluster.bench.generator import At, Generator
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.run_folder import moment, number, read_json
+from spark_cluster.bench.run_folder import moment, number
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.telemetry import read_lines
 from spark_cluster.bench.telemetry_flags import with_telemetry
@@ -184,13 +184,11 @@ def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Re
     recording.fetch(into)
     if on_node.measured(session) != folder:
         recording.stop()
-    with on_node.files_of(play.connections, head.name) as files:
-        too_large = on_node.fetch(files, folder, into)
+    left = {cell.id: cell for cell in run.left(step)}
     found = []
-    for cell in step.cells:
-        ended = read_json(into / "cells" / f"{cell.id}.json")
-        if isinstance(ended, dict):
-            found += results_of(run, cell, ended, into, too_large)
+    for id, ended in on_node.fetch(session, folder, left.keys(), into):
+        if isinstance(ended.told, dict):
+            found += results_of(run, left[id], ended, into / "raw")
     known = [read_lines(*one) for one in run_telemetry.texts(into).items()]
     rows = [row for of_node, _ in known for row in of_node]
     drafts = [of_node for _, of_node in known]
@@ -198,28 +196,20 @@ def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Re
 
 
 def results_of(
-    run: BenchRun, cell: PlannedCell, ended: dict[str, object], into: Path, too_large: list[str]
+    run: BenchRun, cell: PlannedCell, ended: on_node.EndedCell, raw: Path
 ) -> list[CellResult]:
     """Return what came of a cell that the node has measured.
 
     Args:
-        ended: what the worker says of it.
-        into: the laptop's copy of the node's folder.
-        too_large: files that were not copied.
+        raw: folder of its files on the laptop.
     """
-    log = into / "raw" / f"{cell.id}.log"
-    output = log.read_text("utf-8", "replace") if log.is_file() else ""
-    files = sorted((into / "raw").glob(f"{cell.id}.*"))
-    found = generators.of(run.suite).results(run.suite, cell, into / "raw", output)
-    error = str(ended.get("error") or "")
-    written = (name for name in too_large if not name.endswith(".log"))
-    if any(name.startswith(f"raw/{cell.id}.") for name in written):
+    error = str(ended.told.get("error") or "")
+    if any(not name.endswith(".log") for name in ended.too_large):
         error = "its result is too large to be copied; it is still on the node"
-    times = {name: moment(number(ended.get(name))) for name in ("started", "finished")}
-    changed: dict[str, object] = {
-        **times,
-        "raw": tuple(str(p.relative_to(run.folder)) for p in files),
-    }
+    files = (str((raw / name).relative_to(run.folder)) for name in sorted(ended.files))
+    times = {name: moment(number(ended.told.get(name))) for name in ("started", "finished")}
+    changed: dict[str, object] = {**times, "raw": tuple(files)}
     if error:
         changed |= {"status": "failed", "reason": error, "metrics": {}}
+    found = generators.of(run.suite).results(run.suite, cell, ended.files)
     return [result.model_copy(update=changed) for result in found]

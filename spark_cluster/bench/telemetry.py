@@ -8,9 +8,11 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
+from pydantic import PlainSerializer
+
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.run_folder import number
-from spark_cluster.document import Document, PrintedAs
+from spark_cluster.document import Document
 from spark_cluster.facts.model import BUSY_PERCENT, SLOW_MHZ
 from spark_cluster.node.telemetry import FORMAT
 
@@ -25,7 +27,7 @@ def _utc(time: datetime) -> str:
     return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
 
 
-Moment = Annotated[datetime, PrintedAs(_utc)]
+Moment = Annotated[datetime, PlainSerializer(_utc, return_type=str)]
 
 
 @dataclass(frozen=True)

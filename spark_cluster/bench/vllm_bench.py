@@ -7,7 +7,6 @@ vLLM 0.32 (`vllm/benchmarks/serve.py`; source: vllm-source).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
@@ -23,7 +22,7 @@ from spark_cluster.bench.generator import (
     result,
 )
 from spark_cluster.bench.record import CellResult, Metric, MetricName, Tool
-from spark_cluster.bench.run_folder import number, read_json
+from spark_cluster.bench.run_folder import json_of, number
 from spark_cluster.bench.suite import Slo, Suite
 from spark_cluster.config.caches import CACHES
 from spark_cluster.engine.deployment import Server
@@ -138,9 +137,9 @@ class VllmBench(Generator):
         return cell.runs * (open_loop_s(cell) + SLACK_S)
 
     def results(
-        self, suite: Suite, cell: PlannedCell, folder: Path, output: str
+        self, suite: Suite, cell: PlannedCell, files: Mapping[str, str]
     ) -> list[CellResult]:
-        return [parse(cell, read_runs(cell, folder, output), suite.slo)]
+        return [parse(cell, read_runs(cell, files), suite.slo)]
 
 
 def open_loop_s(cell: PlannedCell) -> float:
@@ -149,10 +148,10 @@ def open_loop_s(cell: PlannedCell) -> float:
     return RUN_S + (2 * (cell.requests or REQUESTS) / rate if rate else 0.0)
 
 
-def read_runs(cell: PlannedCell, folder: Path, output: str) -> list[dict[str, Any] | str]:
+def read_runs(cell: PlannedCell, files: Mapping[str, str]) -> list[dict[str, Any] | str]:
     """Return the result of each run, or why there is none, with what the program said last."""
-    found = [read_json(folder / file_name(cell, run)) for run in range(1, cell.runs + 1)]
-    said = f"; it said: {last}" if (last := last_line(output)) else ""
+    found = [json_of(files, file_name(cell, run)) for run in range(1, cell.runs + 1)]
+    said = f"; it said: {last}" if (last := last_line(files.get(f"{cell.id}.log", ""))) else ""
     return [f"{one}{said}" if isinstance(one, str) else one for one in found]
 
 

@@ -37,7 +37,7 @@ from spark_cluster.models.shape import (
     StoredPart,
     StoredWeights,
 )
-from spark_cluster.models.tables import json_object
+from spark_cluster.models.tables import has_trait, json_object
 from spark_cluster.node.store.hub_problems import HubProblem
 
 # The bytes of a model's parts, counted from the tensors of its checkpoint.
@@ -50,10 +50,6 @@ FORMATS: Mapping[str, str] = {
 """Types of tensors whose elements are weights; packed ones are told apart by their scales."""
 
 KNOWN = ("bf16", "fp8", "nvfp4", "mxfp4", "awq-int4", "gptq-int4")
-
-TOWER_HELD_WHOLE = ("gemma3n", "gemma4")
-"""Families whose towers vLLM takes from `transformers`, undivided."""
-
 
 _SHARED_WITH_MODEL = re.compile(r"(embed_tokens|shared_head\.head|lm_head)\.")
 """Copies that MTP layers have in the checkpoint; vLLM takes the model's."""
@@ -103,7 +99,7 @@ def count(
             found.packed, FORMATS.get(tensor.dtype, "bf16")
         )
         whole = part in REPLICATED or bool(WHOLE.search(f".{tensor.name}."))
-        whole = whole or (part == "other" and geometry.model_type.startswith(TOWER_HELD_WHOLE))
+        whole = whole or (part == "other" and has_trait(geometry.model_type, "tower_held_whole"))
         as_stored = part == "router"  # routers are computed in 32 bits where they are stored so
         size = float(tensor.size * tensor.count) if as_stored else found.loaded
         sums[part].add(found.parameters, size, label, whole=whole)

@@ -18,7 +18,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import locks
+from spark_cluster.node import locks, safe_paths
+from spark_cluster.node.values import ResourceError
 
 _NAME = re.compile(r"\.(?P<stem>.+)\.spark-cluster-(?P<random>[0-9a-f]{8})(?P<check>[0-9a-f]{8})")
 _STEM = 200
@@ -159,11 +160,18 @@ def is_being_written(path: Path | str, folder: int | None = None) -> bool:
         os.close(handle)
 
 
+LARGEST_OBJECT = 64 << 20
+"""Bytes of a file that `read_object` reads; the manifest of a large model has some."""
+
+
 def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file of our own; empty where it is missing or damaged."""
+    """Return the JSON object in a file of our own; empty where it is missing, damaged, too large
+    for any of ours, or no regular file: a link is not followed."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
+        with safe_paths.file_in(path) as file:
+            data = file.read(LARGEST_OBJECT + 1)
+        found = json.loads(data) if len(data) <= LARGEST_OBJECT else {}
+    except (OSError, ValueError, RecursionError, ResourceError):
         return {}
     return found if isinstance(found, dict) else {}
 

@@ -21,13 +21,13 @@ from urllib.parse import urlsplit
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
-def fingerprint(path: str) -> str:
+def fingerprint(path: Path) -> str:
     """SHA-256, in hex, of the first certificate of a PEM file.
 
     Raises:
         OSError: the file cannot be read, or holds none.
     """
-    text = Path(path).read_text(encoding="ascii", errors="replace")
+    text = path.read_text(encoding="ascii", errors="replace")
     begin, end = text.find(_BEGIN), text.find(_END)
     if begin < 0 or end < begin:
         raise OSError(f"{path} holds no certificate")
@@ -82,7 +82,7 @@ LONGEST_HEADER = 4000
 Reply = dict[str, Any]
 
 
-def ask(request: Mapping[str, Any]) -> Reply:
+def ask(request: Mapping[str, Any], root: Path = Path("/")) -> Reply:
     """Status and body of `url`; status 0 and a `reason` when there is no whole answer.
 
     Args:
@@ -93,9 +93,10 @@ def ask(request: Mapping[str, Any]) -> Reply:
             `certificate`, in PEM form (exactly this one is accepted, and its SHA-256 is returned);
             `encoding` of the body (latin-1 keeps every byte), and `keep`, names of headers of the
             answer that are returned.
+        root: where the node's files begin.
     """
     timeout = float(request.get("timeout", 10.0))
-    call = _Call(request, time.monotonic() + timeout)
+    call = _Call(request, root, time.monotonic() + timeout)
     threading.Thread(target=call.make, daemon=True).start()
     try:
         return call.reply.get(timeout=timeout)
@@ -108,9 +109,10 @@ class _Call:
     """A request in a thread of its own: looking up a name knows no limit, and a server that drips
     keeps each limit of a socket."""
 
-    def __init__(self, request: Mapping[str, Any], until: float) -> None:
+    def __init__(self, request: Mapping[str, Any], root: Path, until: float) -> None:
         self.reply: queue.Queue[Reply] = queue.Queue()
         self._request = request
+        self._root = root
         self._until = until
         self._lock = threading.Lock()
         self._abandoned = False
@@ -156,7 +158,7 @@ class _Call:
         if where.scheme not in ("http", "https") or where.hostname is None:
             raise ValueError(where.scheme)
         left = max(0.1, self._until - time.monotonic())
-        certificate = self._request.get("certificate")
+        certificate = self._file("certificate")
         seen = {}
         connection: http.client.HTTPConnection
         if certificate is not None:
@@ -171,7 +173,7 @@ class _Call:
         connection._create_connection = self._connect  # type: ignore[attr-defined]
         body = _body(self._request)
         headers = {"Connection": "close", **self._request.get("headers", {})}
-        headers |= _bearer(self._request.get("bearer_file"))
+        headers |= _bearer(self._file("bearer_file"))
         if body is not None:
             headers.setdefault("Content-Type", "application/x-www-form-urlencoded")
         path = f"{where.path or '/'}?{where.query}" if where.query else where.path or "/"
@@ -187,6 +189,11 @@ class _Call:
             kept = {name: answer.getheader(name, "")[:LONGEST_HEADER] for name in wanted}
             told = {"headers": kept} if kept else {}
             return {**_read(answer, self._request.get("encoding", "utf-8")), **told, **seen}
+
+    def _file(self, name: str) -> Path | None:
+        """Return the file that the request names; None where it names none."""
+        path = self._request.get(name)
+        return self._root / path.lstrip("/") if path else None
 
 
 def _body(request: Mapping[str, Any]) -> bytes | None:
@@ -211,10 +218,10 @@ def _no_answer(reason: str) -> Reply:
     return {"status": 0, "body": "", "reason": reason}
 
 
-def _bearer(path: str | None) -> dict[str, str]:
+def _bearer(path: Path | None) -> dict[str, str]:
     """The header with a token that never leaves the node."""
     try:
-        token = Path(path).read_text().strip() if path else ""
+        token = path.read_text().strip() if path else ""
     except OSError:
         token = ""
     return {"Authorization": f"Bearer {token}"} if token else {}

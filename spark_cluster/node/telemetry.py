@@ -20,12 +20,16 @@ from typing import Any, NoReturn, Protocol
 from spark_cluster.node import own_program
 from spark_cluster.node.engine_metrics import EngineReader
 from spark_cluster.node.gpu_readings import AppsReader, GpuReader
+from spark_cluster.node.output import TEXT_LIMIT
 
 FORMAT = 1
 """Of a line; a reader refuses others."""
 
-FILE_LIMIT = 64 * 1024 * 1024
-"""Bytes of a file after which it is kept as FILE.1, and a new one is begun: more than a day."""
+FILE_LIMIT = TEXT_LIMIT
+"""Bytes of a file after which it is kept as FILE.1, and a new one is begun: three hours."""
+
+KEPT_FILES = 8
+"""Files that are kept, the newest and FILE.1 to FILE.7: a day."""
 
 LEAST_EVERY_S = 0.1
 
@@ -172,7 +176,8 @@ class Pipe:
 
 
 class File:
-    """A file of lines and the one before it, FILE.1; with a full disk lines are dropped."""
+    """A file of lines and those before it, the last one FILE.1; with a full disk lines are
+    dropped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -182,11 +187,18 @@ class File:
         data = ("\n" if self._torn else "") + line
         with contextlib.suppress(OSError):
             if self._size() + len(data) > FILE_LIMIT:
-                self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+                self._begin_new()
             self._torn = True  # until all of it is there
             with self._path.open("a", encoding="utf-8") as out:
                 out.write(data)
             self._torn = False
+
+    def _begin_new(self) -> None:
+        older = (self._path.with_name(f"{self._path.name}.{n}") for n in range(1, KEPT_FILES))
+        files = [self._path, *older]
+        for number in range(KEPT_FILES - 1, 0, -1):
+            with contextlib.suppress(FileNotFoundError):
+                files[number - 1].replace(files[number])
 
     def _size(self) -> int:
         try:

@@ -42,8 +42,12 @@ def cell(name: str = "ok", runs: int = 3, concurrency: int = 1, depth: int = 0) 
 def sample(name: str, *, concurrency: int = 2, runs: int = 3, depth: int = 0):
     """A sample's results, read as a run reads them."""
     suite = Suite(name="s", settings=CACHED if depth else SETTINGS)
-    output = (DATA / f"{name}.out").read_text()
-    return generators.of(suite).results(suite, cell(name, runs, concurrency, depth), DATA, output)
+    files = {**texts(DATA), f"{name}.log": (DATA / f"{name}.out").read_text()}
+    return generators.of(suite).results(suite, cell(name, runs, concurrency, depth), files)
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.glob("*.json*")}
 
 
 def test_a_good_result():
@@ -132,10 +136,9 @@ def test_requests_of_a_run_are_one_value():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": NaN', "null"])
-def test_a_file_that_was_cut_is_a_failure(tmp_path, text):
-    (tmp_path / "ok.json").write_text(text)
+def test_a_file_that_was_cut_is_a_failure(text):
     suite = Suite(name="s")
-    (found,) = generators.of(suite).results(suite, cell(), tmp_path, "")
+    (found,) = generators.of(suite).results(suite, cell(), {"ok.json": text})
     assert found.status == "failed"
 
 
@@ -227,7 +230,7 @@ def test_what_vllm_writes():
 
     def read(name):
         planned = PlannedCell(name, "s", load, 1, requests=6)
-        (result,) = generators.of(suite).results(suite, planned, folder, "")
+        (result,) = generators.of(suite).results(suite, planned, texts(folder))
         return result
 
     found = read("open")
@@ -287,7 +290,8 @@ def guided(name, runs=1, requests=6):
     suite = Suite.model_validate(GUIDE)
     load = CellKey(prompt=64, output=8, concurrency=2)
     planned = PlannedCell(name, "s", load, runs, requests=requests)
-    (found,) = generators.of(suite).results(suite, planned, DATA.parent / "guidellm", "said")
+    files = {**texts(DATA.parent / "guidellm"), f"{name}.log": "said"}
+    (found,) = generators.of(suite).results(suite, planned, files)
     return found
 
 

@@ -316,11 +316,13 @@ def test_a_reader_that_does_not_read_costs_lines_and_no_wait():
 def test_a_file_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(telemetry, "FILE_LIMIT", 100)
     out = File(tmp_path / "t.jsonl")
-    for number in range(100):
+    for number in range(200):
         out.write(f"{number:09}\n")
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
-    assert sizes == {"t.jsonl": 100, "t.jsonl.1": 100}
-    assert (tmp_path / "t.jsonl").read_text().endswith("000000099\n")
+    older = {f"t.jsonl.{number}" for number in range(1, telemetry.KEPT_FILES)}
+    assert sizes == dict.fromkeys({"t.jsonl", *older}, 100)
+    assert (tmp_path / "t.jsonl").read_text().endswith("000000199\n")
+    assert (tmp_path / "t.jsonl.1").read_text().endswith("000000189\n")
 
 
 def test_a_file_that_cannot_be_written_ends_nothing(tmp_path):

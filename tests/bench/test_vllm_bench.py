@@ -93,9 +93,9 @@ def test_an_environment_runs_its_own_vllm_as_the_login_user():
     assert measured.env["VIRTUAL_ENV"] == "/opt/venv"
 
 
-def test_what_the_program_said_is_in_the_reason(tmp_path):
+def test_what_the_program_said_is_in_the_reason():
     output = "run 1 of 3\nValueError: no such tokenizer\nended\n"
-    (found,) = BENCH.results(SUITE, CELL, tmp_path, output)
+    (found,) = BENCH.results(SUITE, CELL, {f"{CELL.id}.log": output})
     assert found.status == "failed"
     assert "it said: ValueError: no such tokenizer" in found.reason
 

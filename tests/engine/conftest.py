@@ -24,7 +24,8 @@ def own_ports(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def linked(fake_cluster: Make, own_ports: None) -> FakeCluster:
     """Three nodes whose fabric is this machine's loopback, where no firewall is wanted."""
-    cluster = fake_cluster("spark1", "spark2", "spark3", more="trusted_network: true\n")
+    names, more = ("spark1", "spark2", "spark3"), "trusted_network: true\n"
+    cluster = fake_cluster(*names, more=more, network="127.0.1")
     for number, node in enumerate(cluster.nodes.values(), 11):
         node.fabric = f"127.0.0.{number}/8"
     cluster.marked("copies")

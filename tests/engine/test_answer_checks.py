@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from chat_server import STORY, ChatServer, Reply, text_of
+from fake_cluster import FakeCluster
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,7 +19,7 @@ from spark_cluster.engine.checks import context, logprobs, questions, texts
 from spark_cluster.engine.client import Client, NotApplicable
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.node.completions import Completion, streamed
+from spark_cluster.node.bench.completions import Completion, streamed
 from spark_cluster.runner.session import Answer
 
 CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
@@ -29,8 +30,8 @@ GEMMA = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
 
 
 @pytest.fixture
-def server() -> Iterator[ChatServer]:
-    made = ChatServer()
+def server(one_node: FakeCluster) -> Iterator[ChatServer]:
+    made = ChatServer(session=one_node.play.session(one_node.play.head))
     yield made
     made.close()
 
@@ -80,8 +81,9 @@ def test_another_model_answers(server: ChatServer, check: str) -> None:
 
 
 @pytest.mark.parametrize("check", ASKING)
-def test_a_server_that_is_not_there(check: str) -> None:
-    client = Client(ChatServer().client().session, Endpoint("127.0.0.1", 1, "gemma"), "spark1")
+def test_a_server_that_is_not_there(one_node: FakeCluster, check: str) -> None:
+    session = one_node.play.session(one_node.play.head)
+    client = Client(session, Endpoint("127.0.0.1", 1, "gemma"), "spark1")
     with pytest.raises(VerificationFailed, match=r"status 0\): .*refused"):
         CHAT[check].run(client)
 

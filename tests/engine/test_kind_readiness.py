@@ -11,12 +11,10 @@ import wave
 from collections.abc import Iterator
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from factories import make_node
+from fake_cluster import FakeCluster, Make
 from hypothesis import given
 from hypothesis import strategies as st
 from serve_plans import server_for, snapshot_of
@@ -28,9 +26,8 @@ from spark_cluster.engine.client import Client
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node.containers import KIND, ContainerState
-from spark_cluster.node.http import ask
 from spark_cluster.node.supervision import model_probe
-from spark_cluster.runner.session import Answer, carried_body
+from spark_cluster.runner.session import Answer, Session
 
 PROBE = Recipe.model_fields["probe"].default
 VECTORS = {
@@ -43,9 +40,14 @@ KIND_RUNGS = {check.readiness: check.run for check in readiness_checks.CHECKS}
 
 
 class Server:
-    """A server that speaks vLLM's formats; each field is a way to go wrong."""
+    """A server that speaks vLLM's formats; each field is a way to go wrong.
 
-    def __init__(self) -> None:
+    Args:
+        session: of the node from which it is asked.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
         self.vectors: dict[str, Any] = dict(VECTORS)
         self.second: list[Any] | None = None
         """The vector of a request with one text, when it is another than in a batch."""
@@ -104,21 +106,13 @@ class Server:
         return Endpoint("127.0.0.1", self.http.server_port, "m", "hunter2")
 
     def climb(self, rung: str, **known: Any) -> str:
-        client = Client(Node(), self.endpoint, "spark1", **known)
+        client = Client(self.session, self.endpoint, "spark1", **known)
         return KIND_RUNGS[rung](client)
 
 
-class Node:
-    """Asks as an agent does."""
-
-    def http(self, url: str, *, body: str | bytes | None, **request: Any) -> Answer:
-        reply = ask(json.loads(json.dumps({"url": url, **carried_body(body), **request})))
-        return Answer(reply["status"], reply["body"], reply.get("reason", ""))
-
-
 @pytest.fixture
-def server() -> Iterator[Server]:
-    made = Server()
+def server(one_node: FakeCluster) -> Iterator[Server]:
+    made = Server(one_node.play.session(one_node.play.head))
     yield made
     made.http.shutdown()
     made.http.server_close()
@@ -241,8 +235,8 @@ def test_a_transcript_without_text(server: Server) -> None:
     failed(server, "transcription", "expected a document with 'text'")
 
 
-def test_a_server_that_is_not_there() -> None:
-    client = Client(Node(), Endpoint("127.0.0.1", 1, "m"), "spark1")
+def test_a_server_that_is_not_there(server: Server) -> None:
+    client = Client(server.session, Endpoint("127.0.0.1", 1, "m"), "spark1")
     for rung, climb in KIND_RUNGS.items():
         with pytest.raises(VerificationFailed, match=rf"{rung}: .*status 0\): .*refused"):
             climb(client)
@@ -260,7 +254,7 @@ def failed(server: Server, rung: str, text: str, **known: Any) -> VerificationFa
 
 def test_the_short_request_of_status(server: Server) -> None:
     def probed(kind: Any) -> Any:
-        return endpoint.probe_once(Node(), server.endpoint, kind, PROBE, timeout=5)  # type: ignore[arg-type]
+        return endpoint.probe_once(server.session, server.endpoint, kind, PROBE, timeout=5)
 
     server.scores = [0.5]
     assert probed("embedding").text == "3 numbers"
@@ -341,29 +335,19 @@ def test_a_cosine_is_a_cosine(vector: list[float]) -> None:
     assert found == 0.0 or math.isclose(found, 1.0, rel_tol=1e-6)
 
 
-class Head(Node):
-    """The head's session: requests, and the files of the model."""
-
-    def __init__(self, files: dict[str, str]) -> None:
-        self.files = files
-
-    def request(self, _op: str, files: dict[str, str]) -> dict[str, Any]:
-        return {"files": {name: self.files.get(path) for name, path in files.items()}}
-
-
 @pytest.mark.parametrize(("hidden", "verified"), [(3, True), (1024, False)])
 def test_up_climbs_with_the_size_that_the_models_files_say(
-    server: Server, hidden: int, verified: bool
+    server: Server, fake_cluster: Make, hidden: int, verified: bool
 ) -> None:
     model = {"name": "org/embed", "served_name": "m"}
     recipe = parse(Recipe, {"name": "r", "model": model, "image": {"ref": "i:1"}})
-    node = make_node("spark1")
-    plan = replace(server_for(recipe, node), endpoint=server.endpoint)
-    head = Head({f"{snapshot_of('org/embed')}/config.json": json.dumps({"hidden_size": hidden})})
-    play = SimpleNamespace(head=node, session=lambda _node: head, bus=Mock())
+    cluster = fake_cluster("spark1")
+    plan = replace(server_for(recipe, cluster.play.head), endpoint=server.endpoint)
+    size = json.dumps({"hidden_size": hidden})
+    cluster.head.put(f"{snapshot_of('org/embed')}/config.json", size)
     if verified:
-        assert readiness_checks.run_all(play, plan).startswith("3 numbers; cosine")  # type: ignore[arg-type]
+        assert readiness_checks.run_all(cluster.play, plan).startswith("3 numbers; cosine")
         assert plan.labels[KIND] == "embedding"
         return
     with pytest.raises(VerificationFailed, match="3 numbers, expected 1024"):
-        readiness_checks.run_all(play, plan)  # type: ignore[arg-type]
+        readiness_checks.run_all(cluster.play, plan)

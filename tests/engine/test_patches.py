@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
-
 import pytest
+from fake_cluster import FakeCluster, Make
+from fake_programs import Said
 from serve_plans import located, snapshot_of
 
 from spark_cluster.config.recipe_settings import FOLDER, mounted_patches
@@ -13,7 +13,6 @@ from spark_cluster.errors import Failed, Refused
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.resources import LaptopFile
-from spark_cluster.runner.session import Output
 
 TEXT = """\
 name: r
@@ -68,46 +67,58 @@ def test_one_that_the_laptop_lacks(recipe, tmp_path):
     assert "relative to the recipe" in caught.value.hint
 
 
-def play_of(there=(OF_MODEL,), in_image=("/opt/engine/fix.py", "/opt/engine/other.py"), status=0):
-    def run(argv, timeout=0):
-        if argv[0] == "test":
-            known = argv[-1] in there or argv[-1].startswith(FOLDER)
-            return Output(0 if known else 1, "", "")
-        assert argv[:3] == ["docker", "run", "--rm"]
-        assert "repo/image:1" in argv
-        asked = argv[argv.index("sh", argv.index("-c")) + 1 :]
+@pytest.fixture(scope="module")
+def cluster(lasting_cluster: Make) -> FakeCluster:
+    return lasting_cluster("spark1", "spark2")
+
+
+def require(
+    cluster, recipe, *, there=(OF_MODEL,), in_image=("/opt/engine/fix.py", "/opt/engine/other.py"),
+    status=0,
+):  # fmt: skip
+    """Look for a recipe's patches on nodes that have these files, and an image that has these."""
+
+    def test(words, _stdin):
+        known = words[-1] in there or words[-1].startswith(FOLDER)
+        return Said(status=0 if known else 1)
+
+    def docker(words, _stdin):
+        assert words[:2] == ["run", "--rm"]
+        assert IMAGE in words
+        asked = words[words.index("sh", words.index("-c")) + 1 :]
         missing = [path for path in asked if path not in in_image]
-        return Output(status, "".join(f"{path}\n" for path in missing), "no such image")
+        return Said("".join(f"{path}\n" for path in missing), "no such image", status)
 
-    return SimpleNamespace(session=lambda _node: SimpleNamespace(run=run))
-
-
-NODES = [SimpleNamespace(name="spark1"), SimpleNamespace(name="spark2")]
-
-
-def test_all_is_there(recipe):
-    fetch.require_patches(play_of(), NODES, IMAGE, mounted_patches(recipe))
+    for node in cluster.nodes.values():
+        node.programs.update(test=test, docker=docker)
+    fetch.require_patches(cluster.play, cluster.play.nodes, IMAGE, mounted_patches(recipe))
 
 
-def test_a_file_that_the_model_lacks(recipe):
+def test_all_is_there(cluster, recipe):
+    require(cluster, recipe)
+
+
+def test_a_file_that_the_model_lacks(cluster, recipe):
     with pytest.raises(Refused, match=f"the patch {OF_MODEL} is not there") as caught:
-        fetch.require_patches(play_of(there=()), NODES, IMAGE, mounted_patches(recipe))
+        require(cluster, recipe, there=())
     assert caught.value.where == "spark1"
 
 
-def test_a_target_that_the_image_lacks(recipe):
+def test_a_target_that_the_image_lacks(cluster, recipe):
     """Docker would make it, and the patch would be in nobody's way."""
     with pytest.raises(Refused, match=r"image:1 has no /opt/engine/fix\.py") as caught:
-        fetch.require_patches(play_of(in_image=()), NODES, IMAGE, mounted_patches(recipe))
+        require(cluster, recipe, in_image=())
     assert "another version" in caught.value.hint
 
 
-def test_an_image_that_cannot_be_looked_into(recipe):
+def test_an_image_that_cannot_be_looked_into(cluster, recipe):
     with pytest.raises(Failed, match="no such image"):
-        fetch.require_patches(play_of(status=125), NODES, IMAGE, mounted_patches(recipe))
+        require(cluster, recipe, status=125)
 
 
-def test_a_recipe_without_patches_asks_nothing(tmp_path):
+def test_a_recipe_without_patches_asks_nothing(cluster, tmp_path):
     plain = load_recipe("gemma4-31b-nvfp4", Project(tmp_path))
     assert mounted_patches(plain) == ()
-    fetch.require_patches(SimpleNamespace(), NODES, IMAGE, ())
+    asked = len(cluster.head.programs.calls)
+    fetch.require_patches(cluster.play, cluster.play.nodes, IMAGE, ())
+    assert len(cluster.head.programs.calls) == asked

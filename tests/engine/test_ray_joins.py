@@ -21,8 +21,7 @@ def cluster(fake_cluster: Make, no_pauses: None) -> FakeCluster:
     made = fake_cluster()
     for node in made.nodes.values():
         node.run_container(RAY)
-        with node.state("docker") as docker:
-            docker["behaviour"] = {RAY: {"log": MISMATCH}}
+        node.log(RAY, MISMATCH)
     return made
 
 

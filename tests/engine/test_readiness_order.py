@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from chat_server import STORY, ChatServer, Node, Reply
-from factories import make_node
+from chat_server import STORY, ChatServer, Reply
+from fake_cluster import FakeCluster
 from hypothesis import given
 from hypothesis import strategies as st
 from serve_plans import server_for
@@ -23,49 +22,54 @@ from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
 from spark_cluster.node.containers import parse_state
 
-
-def climb(server: ChatServer, *names: str) -> str:
-    recipe = parse(
-        Recipe,
-        {
-            "name": "r",
-            "model": {"name": "org/gemma", "served_name": "gemma"},
-            "image": {"ref": "i:1"},
-            "readiness": {"rungs": list(names)},
-        },
-    )
-    node = make_node("spark1")
-    made = replace(server_for(recipe, node), endpoint=server.endpoint)
-    session = Node()
-    play = SimpleNamespace(head=node, nodes=[], session=lambda _node: session, bus=Mock())
-    return readiness_checks.run_all(play, made)  # type: ignore[arg-type]
+Climb = Callable[..., str]
 
 
 @pytest.fixture
-def server() -> Any:
+def server() -> Iterator[ChatServer]:
     made = ChatServer()
     yield made
     made.close()
 
 
-def test_rungs_in_their_order(server: ChatServer) -> None:
-    assert climb(server, "vision", "answer", "tool_call") == "Paris."
+@pytest.fixture
+def climb(server: ChatServer, one_node: FakeCluster) -> Climb:
+    """`climb(*names)`: make these checks of the server, from a node."""
+
+    def climb(*names: str) -> str:
+        recipe = parse(
+            Recipe,
+            {
+                "name": "r",
+                "model": {"name": "org/gemma", "served_name": "gemma"},
+                "image": {"ref": "i:1"},
+                "readiness": {"rungs": list(names)},
+            },
+        )
+        made = replace(server_for(recipe, one_node.play.head), endpoint=server.endpoint)
+        return readiness_checks.run_all(one_node.play, made)
+
+    return climb
+
+
+def test_rungs_in_their_order(server: ChatServer, climb: Climb) -> None:
+    assert climb("vision", "answer", "tool_call") == "Paris."
     kinds = [isinstance(request["messages"][0]["content"], list) for request, _ in server.asked]
     assert kinds == [True, True, False, False, False]
     assert ["tools" in request for request, _ in server.asked[-2:]] == [True, True]
 
 
-def test_a_rung_fails_at_its_first_check(server: ChatServer) -> None:
+def test_a_rung_fails_at_its_first_check(server: ChatServer, climb: Climb) -> None:
     server.change = lambda _request, _reply: Reply("no")
     with pytest.raises(VerificationFailed, match="the tool was not called"):
-        climb(server, "tool_call", "answer")
+        climb("tool_call", "answer")
     assert len(server.asked) == 1
 
 
-def test_a_rung_that_is_promised_must_hold(server: ChatServer) -> None:
+def test_a_rung_that_is_promised_must_hold(server: ChatServer, climb: Climb) -> None:
     server.refuse = lambda _request: (400, "gemma is not a multimodal model")
     with pytest.raises(VerificationFailed, match="is not a multimodal model"):
-        climb(server, "vision")
+        climb("vision")
 
 
 @given(st.recursive(st.none() | st.integers() | st.text(max_size=5), st.lists, max_leaves=5))

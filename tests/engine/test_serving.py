@@ -9,7 +9,9 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from chat_server import ChatServer, Reply
 from fake_cluster import FakeCluster, Make
+from fake_programs import Said, missing
 from free_ports import free_port
 from health_server import HealthServer
 from serve_plans import bare_server
@@ -25,7 +27,7 @@ from spark_cluster.errors import Failed, Unreachable, VerificationFailed
 from spark_cluster.facts.model import Facts, Hca, Process
 from spark_cluster.node.containers import NEEDS, ContainerState, parse_state
 from spark_cluster.resources.nft_table import normalised
-from spark_cluster.runner.session import Answer, Output
+from spark_cluster.runner.session import Answer
 
 DATA = Path(__file__).parents[1] / "data"
 PROBE = Probe(question="What is the capital of France?", expect="Paris")
@@ -107,14 +109,6 @@ def test_last_line():
         == "one"
     )
     assert logs.last_line("") == ""
-
-
-def test_a_node_without_docker_has_no_log():
-    class Bare:
-        def run(self, _argv):
-            raise Failed("docker: no such command or folder")
-
-    assert logs.read(Bare(), SERVER) == ""
 
 
 # -- containers --------------------------------------------------------------------------------
@@ -675,8 +669,7 @@ def loading(fake_cluster: Make, no_pauses: None) -> FakeCluster:
     cluster = fake_cluster("spark1", "spark2")
     for node in cluster.nodes.values():
         node.run_container(SERVER)
-        with node.state("docker") as docker:
-            docker["behaviour"] = {SERVER: {"log": "ValueError: no room\n"}}
+        node.log(SERVER, "ValueError: no room\n")
     return cluster
 
 
@@ -730,24 +723,37 @@ def test_healthy_at_last(loading, health):
 # -- the answer --------------------------------------------------------------------------------
 
 
-def ask(session, probe=PROBE, **endpoint):
-    play = SimpleNamespace(
-        head=SimpleNamespace(name="spark1"), nodes=[], session=lambda _node: session
-    )
-    made = Endpoint(**{"host": "10.0.0.1", "port": 8000, "model": "paris", **endpoint})
-    return readiness.ask(play, made, probe)
+@pytest.fixture
+def server(one_node):
+    made = ChatServer(session=one_node.play.session(one_node.play.head))
+    yield made
+    made.close()
 
 
-def test_the_right_answer():
-    assert ask(FakeSession(answer="It is PARIS.")) == "It is PARIS."
+@pytest.fixture
+def ask(server, one_node):
+    """Ask the recipe's question, as `up` does."""
+    return lambda: readiness.ask(one_node.play, server.endpoint, PROBE)
 
 
-def test_a_wrong_answer_and_none():
+def answers(server, content):
+    """Have the server give this answer, and no other."""
+    server.change = lambda _request, _reply: Reply(content)
+
+
+def test_the_right_answer(server, ask):
+    answers(server, "It is PARIS.")
+    assert ask() == "It is PARIS."
+
+
+def test_a_wrong_answer_and_none(server, ask):
+    answers(server, "the the the")
     with pytest.raises(VerificationFailed, match="'the the the'; expected 'Paris'") as caught:
-        ask(FakeSession(answer="the the the"))
+        ask()
     assert caught.value.exit_code == 5
+    server.raw = (500, "Internal Server Error")
     with pytest.raises(VerificationFailed, match=r"status 500\): Internal Server Error"):
-        ask(FakeSession())
+        ask()
 
 
 @pytest.mark.parametrize(
@@ -759,27 +765,25 @@ def test_a_wrong_answer_and_none():
         ({"content": None}, ""),
     ],
 )
-def test_where_the_text_is(message, text):
-    session = SimpleNamespace(
-        http=lambda *_a, **_k: Answer(200, json.dumps({"choices": [{"message": message}]}))
-    )
-    endpoint = Endpoint("127.0.0.1", 8000, "paris")
-    assert probe_once(session, endpoint, "chat", PROBE, timeout=1).text == text
+def test_where_the_text_is(server, message, text):
+    server.raw = (200, json.dumps({"choices": [{"message": message}]}))
+    assert probe_once(server.session, server.endpoint, "chat", PROBE, timeout=60).text == text
 
 
-def test_a_body_that_is_no_completion():
-    session = SimpleNamespace(http=lambda *_a, **_k: Answer(200, "<html>proxy</html>"))
-    said = probe_once(session, Endpoint("h", 1, "m"), "chat", PROBE, timeout=1)
+def test_a_body_that_is_no_completion(server, ask):
+    server.raw = (200, "<html>proxy</html>")
+    said = probe_once(server.session, server.endpoint, "chat", PROBE, timeout=60)
     assert said.text == ""
     assert said.why == "the server's reply is not a chat completion: <html>proxy</html>"
     with pytest.raises(VerificationFailed, match="not a chat completion: <html>"):
-        ask(session)
+        ask()
 
 
 @pytest.mark.parametrize("text", ['{"choices":[{"message":null}]}', "[" * 100_000, "", "[]", "5"])
-def test_a_reply_of_an_odd_shape(text):
+def test_a_reply_of_an_odd_shape(server, ask, text):
+    server.raw = (200, text)
     with pytest.raises(VerificationFailed, match="the server's reply is not a chat completion"):
-        ask(SimpleNamespace(http=lambda *_a, **_k: Answer(200, text)))
+        ask()
 
 
 def test_the_key_is_in_the_header_and_nowhere_else():
@@ -792,17 +796,12 @@ def test_the_key_is_in_the_header_and_nowhere_else():
 # -- VRAM --------------------------------------------------------------------------------------
 
 
-def reading_of(stdout="", status=0, stderr=""):
-    apps = {"status": status, "stdout": stdout, "stderr": stderr}
-    files = {"meminfo": "MemTotal:       127600748 kB\nMemAvailable:   20480000 kB\n"}
-    answer = {"commands": {"apps": apps if status is not None else None}, "files": files}
-    return SimpleNamespace(submit=lambda *_a, **_k: SimpleNamespace(wait=lambda: answer))
-
-
-def test_vram_sample():
-    one, two = vram.sample(
-        {"spark1": reading_of("7, VLLM::Worker_TP0, 102843\n8, x, [N/A]\n"), "spark2": reading_of()}
-    )
+def test_vram_sample(fake_cluster):
+    cluster = fake_cluster("spark1", "spark2")
+    cluster.head.held = [Process(7, "VLLM::Worker_TP0", 102843), Process(8, "x", None)]
+    for node in cluster.nodes.values():
+        node.put("/proc/meminfo", "MemTotal:       127600748 kB\nMemAvailable:   20480000 kB\n")
+    one, two = vram.sample(cluster.play.sessions)
     assert (one.used_mib, one.mem_total_mib, one.mem_available_mib) == (102843, 124610, 20000)
     assert two.to_dict() == {
         "name": "spark2",
@@ -814,13 +813,16 @@ def test_vram_sample():
     assert one.to_dict()["processes"][1] == {"pid": 8, "name": "x", "used_mib": None}
 
 
-@pytest.mark.parametrize("stdout", ["Failed to initialize NVML: Driver/library version mismatch\n"])
-def test_vram_that_cannot_be_asked_is_not_taken_for_none(stdout):
+def test_vram_that_cannot_be_asked_is_not_taken_for_none(fake_cluster):
+    cluster = fake_cluster("spark1")
+    refused = "Failed to initialize NVML: Driver/library version mismatch\n"
+    cluster.head.programs["nvidia-smi"] = lambda *_: Said(refused, status=18)
     with pytest.raises(Failed, match="Driver/library version mismatch") as caught:
-        vram.sample({"spark1": reading_of(stdout, 18)})
+        vram.sample(cluster.play.sessions)
     assert "reboot" in caught.value.hint
-    with pytest.raises(Failed, match="no such command"):
-        vram.sample({"spark1": reading_of(status=None)})
+    cluster.head.programs["nvidia-smi"] = missing
+    with pytest.raises(Failed, match="nvidia-smi"):
+        vram.sample(cluster.play.sessions)
 
 
 def test_the_peak_is_node_by_node():
@@ -832,8 +834,12 @@ def test_the_peak_is_node_by_node():
     assert vram.peak([], [reading("a", 1)])[0].used_mib == 1
 
 
-def test_reading_a_log():
-    session = SimpleNamespace(run=lambda argv: Output(0, "out\n", "err\n"))
-    assert logs.read(session, SERVER) == "out\nerr\n"
-    none = SimpleNamespace(run=lambda argv: Output(1, "", "No such container"))
-    assert logs.read(none, SERVER) == ""
+def test_reading_a_log(fake_cluster):
+    cluster = fake_cluster("spark1", "spark2")
+    cluster.head.run_container(SERVER)
+    cluster.head.log(SERVER, "out\nerr\n")
+    cluster.nodes["spark2"].programs["docker"] = missing
+    head, bare = map(cluster.play.session, cluster.play.nodes)
+    assert logs.read(head, SERVER) == "out\nerr\n"
+    assert logs.read(head, RAY) == "", "there is no such container"
+    assert logs.read(bare, SERVER) == "", "there is no Docker"

@@ -136,8 +136,7 @@ def test_a_server_that_refuses_is_said_and_serves(load: Loaded, server: Server) 
 def test_a_server_that_ends_under_load_is_no_success(load: Loaded, server: Server) -> None:
     server.status, server.healthy = 500, False
     line = "2026-11-20T10:00:00Z RuntimeError: CUDA error: an illegal memory access\n"
-    with load.cluster.head.state("docker") as docker:
-        docker["behaviour"] = {SERVER: {"log": line}}
+    load.cluster.head.log(SERVER, line)
     with pytest.raises(VerificationFailed, match="ended under 4 requests at once") as caught:
         load()
     assert "illegal memory access" in caught.value.message

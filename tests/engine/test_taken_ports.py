@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
-from factories import make_node, make_recipe
+from factories import make_recipe
+from fake_cluster import FakeCluster, Make
 from serve_plans import deployment_for, inventory_of
 
 from spark_cluster.engine import firewall
@@ -26,52 +25,42 @@ def listens(port, program="nginx", address="0.0.0.0"):
     return LISTENS.format(address, port, program)
 
 
-def inspected(status, url):
-    config = {"Labels": {ENDPOINT: url}}
-    return json.dumps([{"State": {"Status": status}, "Config": config, "Name": "/x"}])
+@pytest.fixture(scope="module")
+def cluster(lasting_cluster: Make) -> FakeCluster:
+    return lasting_cluster("a", "b")
 
 
-def check(*, tp=2, **told):
+def check(cluster, *, tp=2, **told):
     """Look at two nodes before one server is started on them."""
-    nodes = [make_node("a"), make_node("b", head=False)]
-    serve = {"bind": "management", "open": True}
-    look(deployment_for(make_recipe(executor="ray"), *nodes[:tp], tp=tp, **serve), **told)
+    nodes, serve = cluster.play.nodes, {"bind": "management", "open": True}
+    deployment = deployment_for(make_recipe(executor="ray"), *nodes[:tp], tp=tp, **serve)
+    look(cluster, deployment, **told)
 
 
-def check_models(*, on_request=False, **told):
+def check_models(cluster, *, on_request=False, **told):
     """Look at a node before CHAT and EMBEDDING are started on it, at the ports 18000 and 18001."""
-    node = make_node("a")
+    node = cluster.play.head
     models = [ServedModel(make_recipe(name), "a") for name in (CHAT, EMBEDDING)]
     models[1] = replace(models[1], on_request=on_request)
     entries = [{"recipe": model.recipe.name} for model in models]
-    look(resolve_models(models, inventory_of(node, recipes=entries), [node]), **told)
+    look(cluster, resolve_models(models, inventory_of(node, recipes=entries), [node]), **told)
 
 
-def look(deployment, *, proxy="inactive", runs=(), **said):
+def look(cluster, deployment, *, proxy="inactive", runs=(), **said):
     """Look at nodes that listen as told.
 
     Args:
         runs: our programs that run, or these with the URL that they were started for.
     """
-    programs = {SERVER, RAY, *(server.program for server in deployment.servers)}
     urls = runs if isinstance(runs, dict) else dict.fromkeys(runs, "")
-    states = {n: inspected("running", urls[n]) if n in urls else "[]" for n in programs}
-
-    def submit(_op, commands):
-        node = asked.pop(0)
-        found = {
-            "ss": said.get(node.name, ""),
-            "proxy": f"{proxy}\n",
-            **states,
-        }
-        assert found.keys() == commands.keys()
-        answers = {name: {"stdout": text} for name, text in found.items()}
-        return SimpleNamespace(wait=lambda: {"commands": answers})
-
-    asked = list(deployment.nodes)
-    firewall.must_be_free(
-        SimpleNamespace(session=lambda _node: SimpleNamespace(submit=submit)), deployment
-    )
+    for name, node in cluster.nodes.items():
+        node.programs["ss"] = lambda _words, _stdin, name=name: said.get(name, "")
+        node.programs["systemctl"] = lambda _words, _stdin: f"{proxy}\n"
+        with node.state("docker") as docker:
+            docker["containers"] = {}
+        for program, url in urls.items():
+            node.run_container(program, {ENDPOINT: url})
+    firewall.must_be_free(cluster.play, deployment)
 
 
 @pytest.mark.parametrize(
@@ -85,9 +74,9 @@ def look(deployment, *, proxy="inactive", runs=(), **said):
         ("b", "LISTEN 0 5 *:18302 *:*\n", "is taken by another program"),
     ],
 )
-def test_a_port_that_is_taken(node, said, words):
+def test_a_port_that_is_taken(cluster, node, said, words):
     with pytest.raises(Refused, match=words) as caught:
-        check(**{node: said})
+        check(cluster, **{node: said})
     assert caught.value.where == node
     assert "choose another port with" in caught.value.hint
 
@@ -102,13 +91,13 @@ def test_a_port_that_is_taken(node, said, words):
         {"a": listens(6379), "tp": 1},
     ],
 )
-def test_ports_that_are_free_or_ours_or_not_needed(given):
-    check(**given)
+def test_ports_that_are_free_or_ours_or_not_needed(cluster, given):
+    check(cluster, **given)
 
 
-def test_a_proxy_of_someone_else():
+def test_a_proxy_of_someone_else(cluster):
     with pytest.raises(Refused, match="is taken by haproxy"):
-        check(a=listens(8000, "haproxy"))
+        check(cluster, a=listens(8000, "haproxy"))
 
 
 @pytest.mark.parametrize(
@@ -120,9 +109,9 @@ def test_a_proxy_of_someone_else():
         (8000, "endpoint", {"runs": {SERVER: "http://127.0.0.1:18000/v1"}}),
     ],
 )
-def test_a_port_of_several_models_that_is_taken(port, purpose, told):
+def test_a_port_of_several_models_that_is_taken(cluster, port, purpose, told):
     with pytest.raises(Refused, match=f"port {port}, which the {purpose} needs, is taken by nginx"):
-        check_models(a=listens(port), **told)
+        check_models(cluster, a=listens(port), **told)
 
 
 @pytest.mark.parametrize(
@@ -133,9 +122,9 @@ def test_a_port_of_several_models_that_is_taken(port, purpose, told):
         (listens(22), {SERVER: "http://127.0.0.1:x/v1"}),
     ],
 )
-def test_a_port_that_a_server_of_ours_gives_up(said, runs):
+def test_a_port_that_a_server_of_ours_gives_up(cluster, said, runs):
     """One server that several models take the place of, or a model that gets another port."""
-    check_models(a=said, runs=runs)
+    check_models(cluster, a=said, runs=runs)
 
 
 def test_listeners():

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
-from unittest.mock import Mock
 
 import pytest
-from chat_server import ChatServer, Node, Reply
-from factories import make_node
+from chat_server import ChatServer, Reply
 from fake_cluster import FakeCluster, Make
 from fake_programs import Said
 from waiting import until
@@ -24,7 +21,8 @@ from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.engine.verify import RunningServer, Selection, Verification
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node.containers import NEEDS
-from spark_cluster.runner.play import Play
+
+Verified = Callable[..., Verification]
 
 FLAGS = {"tool-call-parser": "gemma4", "reasoning-parser": "gemma4"}
 
@@ -48,20 +46,19 @@ def server() -> Iterator[ChatServer]:
     made.close()
 
 
-def play() -> Play:
-    session = Node()
-    return SimpleNamespace(
-        head=make_node("spark1"), nodes=[], session=lambda _node: session, bus=Mock()
-    )
+@pytest.fixture
+def verified(server: ChatServer, one_node: FakeCluster) -> Verified:
+    """`verified(*rungs, only=..., skip=...)`: what `verify` finds from a node."""
+
+    def verified(*rungs: str, **selection: Any) -> Verification:
+        running, chosen = RunningServer(server.endpoint, "r", 1, "chat", FLAGS), recipe(*rungs)
+        return verify.verify(one_node.play, running, chosen, Selection(**selection), patience_s=10)
+
+    return verified
 
 
-def verified(server: ChatServer, *rungs: str, **selection: Any) -> Verification:
-    running = RunningServer(server.endpoint, "r", 1, "chat", FLAGS)
-    return verify.verify(play(), running, recipe(*rungs), Selection(**selection), patience_s=10)
-
-
-def test_a_healthy_server(server: ChatServer) -> None:
-    found = verified(server)
+def test_a_healthy_server(server: ChatServer, verified: Verified) -> None:
+    found = verified()
     assert {verdict.status for verdict in found.verdicts} == {"ok"}
     assert [v.id for v in found.verdicts] == [
         check.id for check in readiness_checks.of_kind("chat")
@@ -71,9 +68,11 @@ def test_a_healthy_server(server: ChatServer) -> None:
     assert all(check["seconds"] >= 0 and check["found"] for check in document["checks"])
 
 
-def test_a_failure_says_what_was_asked_expected_found_and_what_to_do(server: ChatServer) -> None:
+def test_a_failure_says_what_was_asked_expected_found_and_what_to_do(
+    server: ChatServer, verified: Verified
+) -> None:
     server.change = lambda _request, reply: Reply("!!!!") if not reply.calls else None
-    found = verified(server, only=("short_answers", "tool_call"))
+    found = verified(only=("short_answers", "tool_call"))
     (verdict,) = found.failed
     assert (verdict.id, verdict.status) == ("short-answers", "failed")
     assert "capital of France" in verdict.request
@@ -88,34 +87,38 @@ def without_parser(request: dict[str, Any]) -> tuple[int, str] | None:
     return (400, message) if request.get("tools") else None
 
 
-def test_what_the_server_cannot_do_is_not_applicable(server: ChatServer) -> None:
+def test_what_the_server_cannot_do_is_not_applicable(
+    server: ChatServer, verified: Verified
+) -> None:
     server.refuse = without_parser
-    found = verified(server)
+    found = verified()
     assert found.failed == ()
     assert found.count("not applicable") == 8
     assert "tool choice" in next(v.found for v in found.verdicts if v.status == "not applicable")
 
 
-def test_unless_the_recipe_promises_it(server: ChatServer) -> None:
+def test_unless_the_recipe_promises_it(server: ChatServer, verified: Verified) -> None:
     server.refuse = without_parser
-    found = verified(server, "answer", "tool_call")
+    found = verified("answer", "tool_call")
     assert [verdict.id for verdict in found.failed] == ["tool-one", "tool-one-streamed"]
     assert found.count("not applicable") == 6
 
 
-def test_a_server_that_is_lost_is_not_waited_for_again(server: ChatServer) -> None:
+def test_a_server_that_is_lost_is_not_waited_for_again(
+    server: ChatServer, verified: Verified
+) -> None:
     server.close()
-    found = verified(server, skip=("answer",))
+    found = verified(skip=("answer",))
     assert [verdict.status for verdict in found.verdicts[:2]] == ["failed", "not run"]
     assert {verdict.status for verdict in found.verdicts[1:]} == {"not run"}
     assert "the server is gone" in found.verdicts[-1].found
 
 
-def test_a_selection_by_check_and_by_rung(server: ChatServer) -> None:
-    found = verified(server, only=("tool_call", "vision-scene"), skip=("tool-one",))
+def test_a_selection_by_check_and_by_rung(server: ChatServer, verified: Verified) -> None:
+    found = verified(only=("tool_call", "vision-scene"), skip=("tool-one",))
     assert [verdict.id for verdict in found.verdicts] == ["tool-one-streamed", "vision-scene"]
     with pytest.raises(UsageError, match="no check of a model of kind chat is selected"):
-        verified(server, only=("embedding",))
+        verified(only=("embedding",))
     with pytest.raises(UsageError, match="unknown check tools"):
         Selection(("tools",)).must_be_known()
     Selection(("tool_use", "tool-one"), ("embedding",)).must_be_known()
@@ -212,7 +215,9 @@ def test_the_model_must_be_named_where_there_are_several(
         verify.running_server(cluster.play, None, name)
 
 
-def test_answers_at_two_sizes_are_compared(server: ChatServer, tmp_path: Path) -> None:
+def test_answers_at_two_sizes_are_compared(
+    server: ChatServer, one_node: FakeCluster, tmp_path: Path
+) -> None:
     found = {}
     for tp, word in ((1, "Paris"), (2, "**paris**")):
 
@@ -222,7 +227,7 @@ def test_answers_at_two_sizes_are_compared(server: ChatServer, tmp_path: Path) -
         server.change = change
         running = RunningServer(server.endpoint, "r", tp, "chat", FLAGS)
         only = Selection(("short_answers", "structured_output"))
-        found[tp] = verify.verify(play(), running, recipe(), only)
+        found[tp] = verify.verify(one_node.play, running, recipe(), only)
         found[tp] = verify.with_other_sizes(found[tp], running, recipe(), tmp_path)
     assert found[1].other_sizes == ()
     (size,) = found[2].other_sizes
@@ -232,7 +237,7 @@ def test_answers_at_two_sizes_are_compared(server: ChatServer, tmp_path: Path) -
 
 
 def test_the_memory_that_is_held_meanwhile(
-    server: ChatServer, fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
+    verified: Verified, fake_cluster: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The largest reading of each node; a reading that fails ends no check."""
     monkeypatch.setattr(verify, "MEMORY_EVERY_S", 0.001)
@@ -246,7 +251,7 @@ def test_the_memory_that_is_held_meanwhile(
         return Said(f"7, VLLM::Worker, {used}\n")
 
     cluster.head.programs["nvidia-smi"] = nvidia_smi
-    whole = verified(server)
+    whole = verified()
 
     def check() -> Verification:
         until(lambda: bool(cluster.notes), what="a reading that fails")

@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
-import json
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
-from factories import make_node, make_recipe
+from factories import make_recipe
+from fake_cluster import FakeCluster, FakeNode, Make
 from serve_plans import server_for
 
+from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.config.recipe_schema import Drafter
 from spark_cluster.engine import launches
 from spark_cluster.engine.members import Member
-from spark_cluster.errors import Failed
+from spark_cluster.engine.names import SERVER
+from spark_cluster.node import launch_records, tuned_kernels
+from spark_cluster.node.beneath import Folder
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.launch_records import LaunchRecord
-from spark_cluster.runner.session import Output
+from spark_cluster.node.tuned_kernels import folder_of
+from spark_cluster.runner.options import Options
 
 KEY, SHORT = "torch_aot_compile/" + "ab" * 32, "0123456789"
 IMAGE, OTHER_IMAGE = "sha256:" + "1" * 64, "sha256:" + "2" * 64
@@ -180,67 +183,73 @@ def test_the_worst_node_is_the_state_of_the_launch() -> None:
 # -- launches of recipes -------------------------------------------------------------------------
 
 
-def answers(records: list[LaunchRecord], compiled: list[str], image: str = "") -> dict[str, Any]:
-    """What a node answers that has these records and keys, and an image of this id."""
-    tuned = [
-        {"image": "3" * 12, "model": make_recipe().model.name, "tp": tp, "file": file}
-        for tp, file in ((2, "E=8,N=64.json"), (1, "E=8,N=128.json"))
-    ]
-    inspect = {"status": 0 if image else 1, "stdout": json.dumps([{"Id": image}]), "stderr": ""}
-    return {
-        "launches": [record.to_dict() for record in records],
-        "compiled": {image.removeprefix("sha256:")[:12]: compiled},
-        "tuned": tuned,
-        "commands": {"image": inspect},
-    }
+def has(
+    node: FakeNode, records: Sequence[LaunchRecord], compiled: Sequence[str] = (), number: str = ""
+) -> None:
+    """Have these records and compiled code on a node, and its image by an id of this digit."""
+    for one in records:
+        launch_records.add(node.root, one)
+    for key in compiled:
+        node.put(f"{CACHE_ROOT}/images/{number * 12}/vllm/torch_compile_cache/{key}/rank_0_0/model")
+    if number:
+        node.have_image(make_recipe().image.ref, number=number)
 
 
-def asked(*of_node: Any) -> launches.Asked:
-    answer = SimpleNamespace(wait=lambda: answers(*of_node))
-    return launches.Asked(answer, answer)  # type: ignore[arg-type]
+def is_tuned(node: FakeNode, file: str, tp: int) -> None:
+    """Have parameters of kernels on a node, for the image with the digit 3."""
+    caches, made = node.root / CACHE_ROOT.lstrip("/"), node.put(f"{CACHE_ROOT}/{tp}/{file}", "{}")
+    name = folder_of(str(caches), "3" * 12, make_recipe().model.name, tp)
+    tuned_kernels.keep(Folder(caches), Path(name), made.parent)
 
 
-def test_a_recipe_is_judged_by_what_its_nodes_answer() -> None:
-    recipe = make_recipe()
+def test_a_recipe_is_judged_by_what_its_nodes_say(fake_cluster: Make) -> None:
+    cluster, recipe = fake_cluster("spark1", "spark2", "spark3", "spark4"), make_recipe()
     image = "sha256:" + "3" * 64
     made = replace(launches.wanted(recipe, 2), image=image, keys=("0123456789", KEY), last=1.0)
-    upcoming = launches.Upcoming(recipe, {"spark1": "/var/cache/x", "spark2": "/var/cache/x"})
-    here = asked([made], ["0123456789", KEY], image)
-    both = upcoming.judge({"spark1": here, "spark2": here}, 2)
+    one, two, three, four = cluster.nodes.values()
+    has(one, [made], made.keys, "3")
+    has(two, [made], made.keys, "3")
+    has(three, [made], [], "3")
+    has(four, [made], [KEY], "4")
+    for node in (one, two):
+        is_tuned(node, "E=8,N=64.json", 2)
+        is_tuned(node, "E=8,N=128.json", 1)
+    upcoming = launches.Upcoming(recipe, dict.fromkeys(cluster.nodes, CACHE_ROOT))
+
+    def judged(*nodes: FakeNode, tp: int = 2) -> launches.Warmth:
+        names = {node.name for node in nodes}
+        return upcoming.on(cluster.play, [n for n in cluster.play.nodes if n.name in names], tp)
+
+    both = judged(one, two)
     assert (both.state, both.tuned) == ("warm", ("E=8,N=64.json",))
     assert str(both) == f"next launch of {recipe.name}: warm; tuned kernels: E=8,N=64.json"
-    found = upcoming.judge({"spark1": here, "spark2": asked([made], [], image)}, 2)
+    found = judged(one, three)
     assert found.state == "cold"
-    assert found.to_dict()["nodes"] == {"spark1": "warm", "spark2": "cold"}
-    assert upcoming.judge({"spark1": asked([], [KEY], image)}, 2).state == "unknown"
-    smaller = upcoming.judge({"spark1": here}, 1)
+    assert found.to_dict()["nodes"] == {"spark1": "warm", "spark3": "cold"}
+    smaller = judged(one, tp=1)
     assert (smaller.state, smaller.reasons) == ("unknown", (launches.OTHER_ARGUMENTS,))
-    other = upcoming.judge({"spark1": asked([made], [KEY], "sha256:4")}, 2)
+    other = judged(four)
     assert (other.state, other.tuned) == ("cold", ())
+    (one.root / launch_records.FILE.lstrip("/")).unlink()
+    assert judged(one).state == "unknown"
 
 
-def test_a_node_that_does_not_answer_is_unknown() -> None:
-    def broken() -> None:
-        raise Failed("the agent ended")
+def test_a_node_that_is_lost_is_unknown(fake_cluster: Make) -> None:
+    cluster = fake_cluster("spark1")
+    cluster.head.programs["docker"] = lambda *_: cluster.head.lose() or ""
+    upcoming = launches.Upcoming(make_recipe(), {"spark1": CACHE_ROOT})
+    found = upcoming.on(cluster.play, cluster.play.nodes, 2)
+    assert found.state == "unknown"
+    assert "the connection was lost" in found.reasons[0]
 
-    one = launches.Asked(SimpleNamespace(wait=broken), None)  # type: ignore[arg-type]
-    found = launches.Upcoming(make_recipe(), {}).judge({"spark1": one}, 2)
-    assert (found.state, found.reasons) == ("unknown", ("the agent ended",))
 
-
-def test_an_image_is_asked_for_only_where_it_tells_something() -> None:
-    sent: list[str] = []
-
-    class Asking:
-        def submit(self, op: str, **what: object) -> SimpleNamespace:
-            sent.append(op)
-            return SimpleNamespace(wait=dict)
-
+def test_an_image_is_asked_for_only_where_it_tells_something(fake_cluster: Make) -> None:
+    cluster = fake_cluster("spark1")
     image, eager = make_recipe(), make_recipe(engine_args={"enforce-eager": True})
-    for recipe, expected in ((image, ["caches", "gather"]), (eager, ["caches"])):
-        sent.clear()
-        launches.Upcoming(recipe, {"spark1": "/x"}).ask("spark1", Asking())  # type: ignore[arg-type]
-        assert sent == expected
+    for recipe, asked in ((eager, 0), (image, 1)):
+        upcoming = launches.Upcoming(recipe, {"spark1": CACHE_ROOT})
+        upcoming.on(cluster.play, cluster.play.nodes, 2)
+        assert len(cluster.head.calls("docker")) == asked
 
 
 def test_whatever_the_engine_is_given_makes_another_launch() -> None:
@@ -271,117 +280,73 @@ def test_what_only_up_knows_makes_no_other_launch() -> None:
         assert launches.wanted(make_recipe(drafter=changed), 1) != one
 
 
-class Node:
-    """A session of a node that runs a server, with an agent's answers to `caches`."""
-
-    def __init__(self, known: bool) -> None:
-        self.known, self.recorded = known, list[dict[str, object]]()
-
-    def request(self, op: str, **what: object) -> dict[str, object]:
-        if op == "gather":
-            state = {"Status": "running", "StartedAt": "2026-11-23T01:02:03.5Z"}
-            one = [{"Id": "c" * 64, "Image": "sha256:9", "State": state}]
-            return {"commands": {"inspect": {"status": 0, "stdout": json.dumps(one)}}}
-        assert what["what"] == "known"
-        return {"known": self.known, "found": [f"torch_compile_cache/{KEY}/rank_0"]}
-
-    def submit(self, op: str, **what: object) -> SimpleNamespace:
-        assert (op, what["what"]) == ("caches", "record")
-        self.recorded.append(what)
-        return SimpleNamespace(wait=dict)
+@pytest.fixture
+def cluster(fake_cluster: Make) -> FakeCluster:
+    """A node whose server runs and has written a log."""
+    made = fake_cluster("spark1")
+    made.head.run_container(SERVER)
+    made.head.log(SERVER, f"saved AOT compiled function to /c/torch_compile_cache/{KEY}/rank_0\n")
+    with made.head.state("docker") as docker:
+        docker["containers"][SERVER]["State"]["StartedAt"] = "2026-11-23T01:02:03.5Z"
+    return made
 
 
-def test_a_launch_is_recorded_once_on_each_node() -> None:
-
-    nodes = [make_node("spark1")]
-    recipe = make_recipe()
-    folder = f"/hub/models--{recipe.model.name.replace('/', '--')}/snapshots/{'c' * 40}"
-    server = server_for(recipe.located({recipe.model.name: folder}), *nodes)
-    session = Node(known=False)
-    play = SimpleNamespace(
-        head=nodes[0], session=lambda _node: session, together=lambda *jobs: [j() for j in jobs]
-    )
+def test_a_launch_is_recorded_once_on_each_node(cluster: FakeCluster) -> None:
+    play, recipe = cluster.play, make_recipe()
+    server = server_for(recipe, *play.nodes)
     found = [Member(play, server, ContainerState("running"))]
     new = launches.unrecorded(play, found, ["Paris"])
     (made,) = [record for _, record in new.values()]
     assert list(new) == [server.key]
-    assert (made.keys, made.image) == ((KEY,), "sha256:9")
-    assert made.run.startswith("c" * 12 + " 2026-11-23T01:02:03")
+    assert (made.keys, made.image) == ((KEY,), "sha256:" + "1" * 64)
+    assert made.run.startswith(f"{1:064x}"[:12] + " 2026-11-23T01:02:03")
     assert made.models == (f"{recipe.model.name}@{'c' * 40}",)
     launches.record(new, {server.key: "0.32.0"})
-    assert session.recorded[0]["record"]["version"] == "0.32.0"
-    session.known = True
+    (kept,) = launch_records.read(cluster.head.root)
+    assert (kept.version, kept.run) == ("0.32.0", made.run)
     assert launches.unrecorded(play, found, ["Paris"]) == {}
     launches.record({}, {server.key: "0.32.0"})
-    assert len(session.recorded) == 1
+    assert launch_records.read(cluster.head.root) == [kept]
 
 
-def test_a_record_that_cannot_be_written_fails_no_launch() -> None:
-
-    node = make_node("spark1")
-    notes: list[str] = []
-
-    class Broken(Node):
-        def request(self, op: str, **what: object) -> dict[str, object]:
-            if op == "caches":
-                raise Failed("the log hangs")
-            return super().request(op, **what)
-
-        def submit(self, op: str, **what: object) -> SimpleNamespace:
-            def wait() -> None:
-                raise Failed("No space left on device")
-
-            return SimpleNamespace(wait=wait)
-
-    server, session = server_for(make_recipe(), node), Broken(known=False)
-    play = SimpleNamespace(
-        head=node,
-        session=lambda _node: session,
-        note=lambda text, **_: notes.append(text),
-        together=lambda *jobs: [job() for job in jobs],
-    )
+def test_a_record_that_cannot_be_written_fails_no_launch(cluster: FakeCluster) -> None:
+    play, head = cluster.play, cluster.head
+    server = server_for(make_recipe(), *play.nodes)
     one = Member(play, server, ContainerState("running"))
-    assert launches.unrecorded(play, [one], ["Paris"]) == {}
+    (head.root / launch_records.FILE.lstrip("/")).mkdir(parents=True)
     new = {server.key: (one, launches.wanted(server.recipe, server.tp))}
     launches.record(new, {server.key: "0.32.0"})
-    assert ["the log hangs" in notes[0], "No space left" in notes[1]] == [True, True]
+    docker = head.programs["docker"]
+    head.programs["docker"] = lambda words, stdin: (
+        head.lose() or "" if words[0] == "logs" else docker(words, stdin)
+    )
+    assert launches.unrecorded(play, [one], ["Paris"]) == {}
+    assert ["s a directory" in cluster.notes[0], " was lost" in cluster.notes[1]] == [True, True]
 
 
-def test_up_tells_before_a_start_and_not_of_a_server_that_runs() -> None:
-
-    node = make_node("spark1")
-    plan = server_for(make_recipe(), node)
-    image = "sha256:7"
+def test_up_tells_before_a_start_and_not_of_a_server_that_runs(fake_cluster: Make) -> None:
+    cluster = fake_cluster("spark1")
+    plan = server_for(make_recipe(), *cluster.play.nodes)
     made = launches.wanted(plan.recipe, plan.tp)
+    image = "sha256:" + "7" * 64
     made = replace(made, image=image, keys=(KEY,), outcome="loaded", compile_s=2.18, last=1.0)
-    notes: list[str] = []
-
-    class Asking:
-        def submit(self, op: str, **what: object) -> SimpleNamespace:
-            answer = answers([made], [KEY], image)
-            return SimpleNamespace(wait=lambda: answer)
-
-    play = SimpleNamespace(check=False, session=lambda _node: Asking(), note=notes.append)
-    launches.before_start(play, plan, ContainerState("absent"))
-    assert notes == ["compile cache: warm (its last launch loaded it in 2.18 s)"]
+    has(cluster.head, [made], [KEY], "7")
+    launches.before_start(cluster.play, plan, ContainerState("absent"))
+    assert cluster.notes == ["compile cache: warm (its last launch loaded it in 2.18 s)"]
     same = ContainerState("running", command=("vllm", "serve", *plan.args))
-    launches.before_start(play, plan, same)
-    assert len(notes) == 1
-    launches.before_start(play, plan, replace(same, command=("vllm", "serve", "--other")))
-    assert len(notes) == 2
+    launches.before_start(cluster.play, plan, same)
+    assert len(cluster.notes) == 1
+    launches.before_start(cluster.play, plan, replace(same, command=("vllm", "serve", "--other")))
+    assert len(cluster.notes) == 2
 
 
-def test_up_says_why_the_server_had_been_stopped() -> None:
+def test_up_says_why_the_server_had_been_stopped(fake_cluster: Make) -> None:
     """P16: with the first error of its log, which the new container takes away."""
-
-    node = make_node("spark1")
-    log = Output(0, "ValueError: Free memory on device\n", "")
-    session = SimpleNamespace(run=lambda _argv: log)
-    notes: list[str] = []
-    play = SimpleNamespace(
-        check=True, head=node, session=lambda _node: session,
-        note=lambda text, **_more: notes.append(text),
-    )  # fmt: skip
+    cluster = fake_cluster("spark1", options=Options(check=True))
+    cluster.head.run_container(SERVER, status="exited", exit_code=1)
+    cluster.head.log(SERVER, "ValueError: Free memory on device\n")
     stopped = ContainerState("exited", exit_code=1, restarts=5)
-    launches.before_start(play, server_for(make_recipe(), node), stopped)
-    assert notes == ["spark-vllm is stopped after 5 restarts: ValueError: Free memory on device"]
+    launches.before_start(cluster.play, server_for(make_recipe(), *cluster.play.nodes), stopped)
+    assert cluster.notes == [
+        "spark1: spark-vllm is stopped after 5 restarts: ValueError: Free memory on device"
+    ]

@@ -2,31 +2,30 @@
 
 from __future__ import annotations
 
-from types import SimpleNamespace
+from fake_cluster import FakeCluster, Make
 
 from spark_cluster.engine.survey import survey
-from spark_cluster.facts.model import Facts, Memory
-from spark_cluster.topology import Node
-
-APPS = {"status": 0, "stdout": "4711, VLLM::EngineCore, 2048\n", "stderr": ""}
+from spark_cluster.facts.model import Process
 
 
-def test_each_node_is_asked_once_for_who_holds_memory_and_whether_the_model_is_there():
-    asked = []
+def asked(cluster: FakeCluster) -> list[int]:
+    """Return how often each node was asked who holds memory."""
+    return [len(node.calls("nvidia-smi")) for node in cluster.nodes.values()]
 
-    def session(node):
-        def submit(kind, **question):
-            asked.append((node.name, kind, question["files"]["done"]))
-            files = {"meminfo": "", "done": "org/m@main\n" if node.is_head else None}
-            return SimpleNamespace(wait=lambda: {"files": files, "commands": {"apps": APPS}})
 
-        return SimpleNamespace(submit=submit)
-
-    facts = Facts(memory=Memory(127_600_748, 123_731_900))
-    nodes = [Node("b", is_head=False, facts=facts), Node("a", facts=facts)]
-    rooms, found = survey(SimpleNamespace(nodes=nodes, session=session), "/data/m")
-    assert asked == [("a", "gather", "/data/m/.complete"), ("b", "gather", "/data/m/.complete")]
+def test_each_node_is_asked_once_for_who_holds_memory_and_whether_the_model_is_there(
+    fake_cluster: Make,
+) -> None:
+    cluster = fake_cluster("b", "a")
+    head = cluster.nodes["a"]
+    head.put("/data/m/.complete", "org/m@main\n")
+    head.held = [Process(4711, "VLLM::EngineCore", 2048)]
+    play = cluster.play.part(["a", "b"])
+    facts = {node.name: node.facts for node in play.nodes}
+    before = asked(cluster)
+    rooms, found = survey(play, "/data/m")
+    assert asked(cluster) == [count + 1 for count in before]
     assert [room.name for room in rooms] == ["a", "b"], "the head first"
     assert [room.has_model for room in rooms] == [True, False]
     assert rooms[0].held_gib == 2.0
-    assert found == [facts, facts]
+    assert found == [facts["a"], facts["b"]]

@@ -187,8 +187,8 @@ def test_the_log_of_the_failed_one_is_kept(
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     swap.ends("VerificationFailed('no', hint='its log stays')")
     for node in swap.cluster.nodes.values():
-        with node.state("docker") as docker:
-            docker["behaviour"] = {RAY: {"log": "RuntimeError: out of memory\n"}}
+        node.run_container(RAY)
+        node.log(RAY, "RuntimeError: out of memory\n")
     with pytest.raises(VerificationFailed) as caught:
         swap()
     (path,) = (tmp_path / "spark-cluster/failed").glob("*.log")

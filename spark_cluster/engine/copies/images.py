@@ -373,27 +373,17 @@ def stored_images(
     waiting = {name: session.submit("image", what="list") for name, session in sessions.items()}
     found = []
     for node, pending in waiting.items():
-        try:
-            images = [_image(one, needs) for one in pending.wait()["images"]]
-        except (LookupError, TypeError, ValueError) as error:
-            raise Failed(f"its list of images cannot be read: {error!r}", where=node) from error
+        images = [_image(one, needs) for one in pending.wait()["images"]]
         newest = sorted(images, key=lambda image: image.created, reverse=True)
         found.append(StoredImages(node, newest))
     return found
 
 
 def _image(found: Mapping[str, Any], needs: Mapping[str, Sequence[str]]) -> StoredImage:
-    names = [str(name) for name in found["names"] if UNNAMED not in str(name)]
+    names = [name for name in found["names"] if UNNAMED not in name]
     recipes = sorted({recipe for name in names for recipe in needs.get(name, ())})
-    return StoredImage(
-        str(found["id"]),
-        names,
-        [str(one) for one in found["digests"]],
-        int(found["size"]),
-        str(found["created"]),
-        [str(one) for one in found["used_by"]],
-        recipes,
-    )
+    seen = {key: found[key] for key in ("id", "digests", "size", "created", "used_by")}
+    return StoredImage(**seen, names=names, recipes=recipes)
 
 
 def planned(found: StoredImages, only: Sequence[str] = (), free: int = 0) -> PrunedImages:

@@ -15,7 +15,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.images import Images, ask_images, read_images
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.node.store.manifest import HUB, BadManifest, Manifest, is_commit, snapshot_folder
+from spark_cluster.node.store.manifest import HUB, Manifest, snapshot_folder
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
@@ -104,9 +104,9 @@ class Have:
 
     commit: str | None
     manifest: Manifest | None
-    missing: tuple[str, ...]
+    missing: Sequence[str]
     missing_bytes: int
-    links: tuple[str, ...]
+    links: Sequence[str]
     problem: str
     elsewhere: str
     adoptable: Manifest | None
@@ -133,21 +133,12 @@ class Have:
 
     @classmethod
     def of(cls, found: Mapping[str, Any], free: int) -> Have:
-        """Read the answer of a node. Raises BadManifest, LookupError, TypeError, ValueError."""
-        commit, manifest, adoptable = found["commit"], found["manifest"], found.get("adoptable")
-        if commit is not None and not is_commit(str(commit)):
-            raise BadManifest(f"{str(commit)[:60]!r} is not a commit")
-        return cls(
-            commit,
-            None if manifest is None else Manifest.from_document(manifest),
-            tuple(map(str, found["missing"])),
-            int(found["missing_bytes"]),
-            tuple(map(str, found["links"])),
-            str(found["problem"]),
-            str(found["elsewhere"]),
-            None if adoptable is None else Manifest.from_document(adoptable),
-            free,
-        )
+        """Read the answer of a node."""
+        names = ("commit", "missing", "missing_bytes", "links", "problem", "elsewhere")
+        manifests = (found["manifest"], found.get("adoptable"))
+        manifest, adoptable = (one and Manifest.from_document(one) for one in manifests)
+        seen = {name: found[name] for name in names}
+        return cls(**seen, manifest=manifest, adoptable=adoptable, free=free)
 
 
 def hub_folder(root: str = CACHE_ROOT) -> str:
@@ -170,25 +161,17 @@ def all_models_on(nodes: Nodes, wanted: Sequence[Wanted]) -> dict[Wanted, dict[s
     """
     asked = [{"repository": one.repository, "revision": one.revision} for one in wanted]
     answers = nodes.ask("state", wanted=asked)
-    found = {name: _read(name, answer, len(wanted)) for name, answer in answers.items()}
+    for name, answer in answers.items():
+        if len(answer["models"]) != len(wanted):
+            text = f"asked for {len(wanted)} models, it answered for {len(answer['models'])}"
+            raise Failed(text, where=name)
     return {
-        one: {name: haves[place] for name, haves in found.items()}
+        one: {
+            name: Have.of(answer["models"][place], answer["free"])
+            for name, answer in answers.items()
+        }
         for place, one in enumerate(wanted)
     }
-
-
-def _read(node: str, answer: Mapping[str, Any], count: int) -> list[Have]:
-    try:
-        found = [Have.of(model, int(answer["free"])) for model in answer["models"]]
-    except (BadManifest, LookupError, TypeError, ValueError) as error:
-        raise Failed(
-            f"the list of its models cannot be used: {error}",
-            where=node,
-            hint="`spark-cluster models list` shows what is there",
-        ) from error
-    if len(found) != count:
-        raise Failed(f"asked for {count} models, it answered for {len(found)}", where=node)
-    return found
 
 
 def complete_on(found: Mapping[str, Have]) -> tuple[str, Manifest] | None:

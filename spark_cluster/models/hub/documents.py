@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
 from spark_cluster.config.suggest import did_you_mean
@@ -121,6 +122,89 @@ def _hash_of(file: Mapping[str, Any]) -> str:
     return found if isinstance(found, str) else ""
 
 
+# The hub, by whoever reaches it.
+
+LARGEST_LISTING = 16 << 20
+"""Bytes of the description of a repository."""
+
+
+class Asked(NamedTuple):
+    """What is asked of the hub.
+
+    Attributes:
+        path: below its address.
+        begin: the first byte.
+        most: bytes; 0 for all of a description.
+    """
+
+    path: str
+    begin: int = 0
+    most: int = 0
+
+    @property
+    def headers(self) -> dict[str, str]:
+        """The range, where a part is asked for."""
+        if not self.most:
+            return {}
+        return {"Range": f"bytes={self.begin}-{self.begin + self.most - 1}"}
+
+    def answered(self, status: int, content_range: str, body: bytes) -> tuple[bytes, bool]:
+        """Return what came of it, and whether it ends there.
+
+        Raises:
+            HubError: another part came.
+        """
+        if status == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
+            return b"", True
+        if self.begin and status == HTTPStatus.OK:
+            raise wrong_answer("it does not give parts of files")
+        most, total = self.most or LARGEST_LISTING, content_range.rpartition("/")[2]
+        if len(body) <= most and status == HTTPStatus.PARTIAL_CONTENT and total.isdecimal():
+            return body, int(total) <= self.begin + len(body)
+        return body[:most], len(body) <= most
+
+
+GIVEN = (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT, HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE)
+"""Status of an answer that is no refusal."""
+
+
+class HubDocuments(ABC):
+    """The hub as a source of documents."""
+
+    @abstractmethod
+    def _answers(
+        self, repository: str, revision: str, asked: Sequence[Asked]
+    ) -> list[tuple[bytes, bool]]:
+        """Return what the hub answers, and whether it ends there.
+
+        Raises:
+            HubError: something is refused, or cannot be read.
+        """
+
+    def listing(self, repository: str, revision: str) -> Listing:
+        path = f"/api/models/{repository}/revision/{quote(revision, safe='')}?blobs=true"
+        ((text, ended),) = self._answers(repository, revision, [Asked(path)])
+        if not ended:
+            raise wrong_answer(f"the description of {repository} is too long")
+        return listing_of(text, repository)
+
+    def read(
+        self, repository: str, commit: str, name: str, *, begin: int = 0, most: int
+    ) -> tuple[bytes, bool]:
+        path = _path(repository, commit, name)
+        return self._answers(repository, commit, [Asked(path, begin, most)])[0]
+
+    def beginnings(
+        self, repository: str, commit: str, names: Sequence[str], most: int
+    ) -> list[bytes]:
+        asked = [Asked(_path(repository, commit, name), most=most) for name in names]
+        return [body for body, _ended in self._answers(repository, commit, asked)]
+
+
+def _path(repository: str, commit: str, name: str) -> str:
+    return f"/{repository}/resolve/{commit}/{quote(name)}"
+
+
 # The hub, asked from this machine with its own library: tokens, proxies and endpoint are its.
 
 REQUEST_S = 10.0
@@ -130,11 +214,9 @@ TOTAL_S = 45.0
 ALL_S = 90.0
 """Longest that the headers of all files may take, seconds."""
 AT_A_TIME = 8
-LARGEST_LISTING = 16 << 20
-"""Bytes of the description of a repository."""
 
 
-class HubLibrary:
+class HubLibrary(HubDocuments):
     """The hub as `huggingface_hub` reaches it.
 
     Args:
@@ -146,87 +228,37 @@ class HubLibrary:
         self._endpoint = endpoint
         self._known = known
 
-    def listing(self, repository: str, revision: str) -> Listing:
-        """The files of a revision.
-
-        Raises:
-            HubError: there is no such repository, or it cannot be asked.
-        """
-        from huggingface_hub import constants
-
-        base = (self._endpoint or constants.ENDPOINT).rstrip("/")
-        url = f"{base}/api/models/{repository}/revision/{quote(revision, safe='')}?blobs=true"
-        text, whole = self._get(url, repository, revision, 0, LARGEST_LISTING)
-        if not whole:
-            raise wrong_answer(f"the description of {repository} is too long")
-        return listing_of(text, repository)
-
-    def read(
-        self, repository: str, commit: str, name: str, *, begin: int = 0, most: int
-    ) -> tuple[bytes, bool]:
-        """Bytes of a file from a place on, `most` at most, and whether the file ends there.
-
-        Raises:
-            HubError: it cannot be read.
-        """
-        from huggingface_hub import hf_hub_url
-
-        url = hf_hub_url(repository, name, revision=commit, endpoint=self._endpoint)
-        return self._get(url, repository, commit, begin, most, ranged=True)
-
-    def beginnings(
-        self, repository: str, commit: str, names: Sequence[str], most: int
-    ) -> list[bytes]:
-        """The first bytes of several files, `most` of each at most.
-
-        Raises:
-            HubError: one of them cannot be read, or all take too long.
-        """
+    def _answers(
+        self, repository: str, revision: str, asked: Sequence[Asked]
+    ) -> list[tuple[bytes, bool]]:
         from concurrent.futures import ThreadPoolExecutor
 
         until = time.monotonic() + ALL_S
 
-        def one(name: str) -> bytes:
+        def one(asked: Asked) -> tuple[bytes, bool]:
             if time.monotonic() > until:
                 raise wrong_answer(f"the headers of {repository} took more than {ALL_S:g} s")
-            return self.read(repository, commit, name, most=most)[0]
+            return self._get(asked, repository, revision)
 
-        with ThreadPoolExecutor(min(AT_A_TIME, len(names))) as pool:
-            return list(pool.map(one, names))
+        with ThreadPoolExecutor(min(AT_A_TIME, len(asked))) as pool:
+            return list(pool.map(one, asked))
 
-    def _get(
-        self,
-        url: str,
-        repository: str,
-        revision: str,
-        begin: int,
-        most: int,
-        *,
-        ranged: bool = False,
-    ) -> tuple[bytes, bool]:
-        from huggingface_hub import get_session
+    def _get(self, asked: Asked, repository: str, revision: str) -> tuple[bytes, bool]:
+        from huggingface_hub import constants, get_session
         from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
-        headers = dict(build_hf_headers(library_name="spark-cluster"))
-        if ranged:
-            headers["Range"] = f"bytes={begin}-{begin + most - 1}"
+        url = (self._endpoint or constants.ENDPOINT).rstrip("/") + asked.path
+        headers = dict(build_hf_headers(library_name="spark-cluster")) | asked.headers
         with (
             self._explained(repository, revision),
             get_session().stream("GET", url, headers=headers, timeout=REQUEST_S) as response,
         ):
-            if response.status_code == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-                return b"", True
-            if response.status_code not in (HTTPStatus.OK, HTTPStatus.PARTIAL_CONTENT):
-                problem = hub_problems.of_answer(
-                    response.status_code, response.headers, repository, revision
-                )
+            status = response.status_code
+            if status not in GIVEN:
+                problem = hub_problems.of_answer(status, response.headers, repository, revision)
                 raise self._refused(problem, repository)
-            if begin and response.status_code == HTTPStatus.OK:
-                raise wrong_answer("it does not give parts of files")
-            body, ended = _bounded(response.iter_bytes(), most)
-            if response.status_code == HTTPStatus.PARTIAL_CONTENT and ended:
-                ended = _is_the_end(response.headers.get("Content-Range", ""), begin + len(body))
-            return body, ended
+            body = _bounded(response.iter_bytes(), asked.most or LARGEST_LISTING)
+            return asked.answered(status, response.headers.get("Content-Range", ""), body)
 
     @contextmanager
     def _explained(self, repository: str, revision: str) -> Iterator[None]:
@@ -252,24 +284,17 @@ class HubLibrary:
         return HubError(problem)
 
 
-def _bounded(chunks: Iterator[bytes], most: int) -> tuple[bytes, bool]:
-    """Return what comes, `most` bytes at most, and whether that was all.
+def _bounded(chunks: Iterator[bytes], most: int) -> bytes:
+    """Return what comes, until it is more than `most` bytes.
 
     Raises:
         HubError: it comes too slowly.
     """
-    until, found, size = time.monotonic() + TOTAL_S, [], 0
+    until, found = time.monotonic() + TOTAL_S, bytearray()
     for chunk in chunks:
-        found.append(chunk)
-        size += len(chunk)
-        if size > most:
-            return b"".join(found)[:most], False
+        found += chunk
+        if len(found) > most:
+            break
         if time.monotonic() > until:
             raise unreachable(f"an answer took more than {TOTAL_S:g} s")
-    return b"".join(found), True
-
-
-def _is_the_end(content_range: str, place: int) -> bool:
-    """Return whether a file ends there, by `bytes 0-99/1234`."""
-    total = content_range.rpartition("/")[2]
-    return not total.isdecimal() or int(total) <= place
+    return bytes(found)

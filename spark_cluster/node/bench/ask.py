@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from spark_cluster.node.bench.completions import Completion, complete, has_text, streamed
 from spark_cluster.node.bench.measure import PLAN
-from spark_cluster.node.completions import Completion, complete, has_text, streamed
 from spark_cluster.node.replies import NotACompletion, error
 
 ROUNDS = 4

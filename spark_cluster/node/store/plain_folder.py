@@ -14,11 +14,10 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from spark_cluster.node import paths
 from spark_cluster.node.beneath import NotFollowed
-from spark_cluster.node.durable import make_folder, write_file
+from spark_cluster.node.durable import make_folder, read_object, write_file
 from spark_cluster.node.faults import explain
 from spark_cluster.node.open_files import clone, pieces, write_all
 from spark_cluster.node.store.hub_cache import HubCache, MissingFiles
@@ -33,8 +32,6 @@ COMPLETE = ".complete"
 """Below the folder: the note of a download, which is of this node."""
 STAGED = ".spark-cluster-new"
 PIECE = 1 << 20
-LARGEST_RECORD = 16 << 20
-"""Bytes; 20,000 files of long names take less."""
 
 
 class PlainFolder(HubCache):
@@ -232,9 +229,7 @@ class PlainFolder(HubCache):
 
 def _read(record: Path) -> dict[str, tuple[int, int, str]]:
     """Return what is noted of files, by path: bytes, time of change in ns, SHA-256."""
-    try:
-        with record.open("rb") as opened:
-            found: Any = json.loads(opened.read(LARGEST_RECORD))
-        return {str(p): (int(s), int(t), str(d)) for p, (s, t, d) in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}  # all is read again
+    with contextlib.suppress(TypeError, ValueError):
+        found = read_object(record).items()
+        return {path: (int(size), int(time), str(digest)) for path, (size, time, digest) in found}
+    return {}  # all is read again

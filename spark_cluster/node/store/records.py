@@ -12,14 +12,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.durable import make_folder, sync_folder, write_file
+from spark_cluster.node.durable import make_folder, read_object, sync_folder, write_file
 from spark_cluster.node.store.manifest import BadManifest, Manifest, is_repository, manifest_path
 from spark_cluster.node.values import ResourceError
 
 PINS = "pins.json"
-
-LARGEST = 64 << 20
-"""Bytes of one of these files; a manifest of 20,000 files has 4 MB."""
 
 _NAME = re.compile(r"(?P<repository>[^@]+)(?:@(?P<commit>[0-9a-f]{40}))?")
 
@@ -37,8 +34,8 @@ class Records:
     def manifest(self, repository: str, commit: str) -> Manifest | None:
         """The manifest that a pull or copy has kept; None without one, or if it is damaged."""
         try:
-            found = Manifest.from_document(_json(self._manifest(repository, commit)))
-        except (OSError, ResourceError):
+            found = Manifest.from_document(read_object(self._manifest(repository, commit)))
+        except BadManifest:
             return None
         return found if (found.repository, found.commit) == (repository, commit) else None
 
@@ -89,10 +86,10 @@ class Records:
     def _pins(self) -> dict[str, Any]:
         path = self.folder / PINS
         try:
-            found = _json(path)
+            found = json.loads(path.read_bytes())
         except FileNotFoundError:
             return {}
-        except BadManifest:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise ResourceError(
@@ -100,12 +97,3 @@ class Records:
                 f"look at it; without it (rm {path}) nothing is pinned",
             )
         return found
-
-
-def _json(path: Path) -> Any:
-    with path.open("rb") as opened:
-        data = opened.read(LARGEST + 1)
-    try:
-        return json.loads(data) if len(data) <= LARGEST else None
-    except (ValueError, RecursionError):
-        raise BadManifest(f"{path} is damaged") from None

@@ -2,7 +2,8 @@
 
 `images` ref to what inspect tells; `registry` ref to image or to the text of a failure; `archives`
 name of a file to {ref: image}; `behaviour` container to {dies: status, log, refuses: text};
-`manifests` ref to what the registry tells of it. `pids` of a container are its processes.
+`manifests` ref to what the registry tells of it. `pids` of a container are its processes. `store`
+is the driver of images that `info` names.
 """
 
 import hashlib
@@ -46,7 +47,9 @@ def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> No
             state, action, rest[1:]
         )
         return
-    known = (pull, load, tag, build, run, stop, rm, logs, top, version, container, update)
+    images = (pull, load, save, tag, build)
+    containers = (run, stop, rm, logs, top, container, update)
+    known = (*images, *containers, version, info)
     {one.__name__: one for one in known}[action](state, root, rest)
 
 
@@ -71,9 +74,17 @@ def inspect(state: dict[str, Any], kind: str, rest: list[str]) -> None:
 
 def manifest(state: dict[str, Any], _kind: str, rest: list[str]) -> None:
     _, (ref,) = options(rest, ("--verbose",), ())
-    if ref not in state["manifests"]:
+    held = state["registry"].get(ref)
+    if isinstance(held, str):
+        raise Refuse(1, held)
+    if held is None and ref not in state["manifests"]:
         raise Refuse(1, f"no such manifest: {ref}")
-    print(state["manifests"][ref])
+    print(state["manifests"].get(ref, "{}"))
+
+
+def info(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    assert rest == ["--format", "{{json .DriverStatus}}"]
+    print(json.dumps([["driver-type", state.get("store", "overlay2")]]))
 
 
 def container(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
@@ -124,12 +135,20 @@ def pull(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
 
 def load(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
     found, _ = options(rest, (), ("-i",))
-    held = state["archives"].get(Path(found["-i"][0]).name)
+    if found:
+        held = state["archives"].get(Path(found["-i"][0]).name)
+    else:
+        held = json.loads(sys.stdin.read())
     if held is None:
         raise Refuse(1, "open /x: unrecognized image format")
     for ref, image in held.items():
         print(f"Loaded image: {ref}")
         state["images"][ref] = image
+
+
+def save(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
+    (ref,) = rest
+    print(json.dumps({ref: state["images"][ref]}))
 
 
 def tag(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
@@ -218,4 +237,6 @@ def rm(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
 
 def logs(state: dict[str, Any], _root: Path, rest: list[str]) -> None:
     _, (name,) = options(rest, ("--timestamps",), ("--tail",))
+    if name not in state["containers"]:
+        raise Refuse(1, f"Error response from daemon: No such container: {name}")
     sys.stderr.write(state["behaviour"].get(name, {}).get("log", ""))

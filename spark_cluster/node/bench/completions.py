@@ -1,4 +1,4 @@
-"""A completion, whole or streamed, read as foreign input."""
+"""A completion, whole or streamed, read as foreign input: by `verify`, and by the program `ask`."""
 
 from __future__ import annotations
 
