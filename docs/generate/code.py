@@ -26,12 +26,11 @@ from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import WOULD_CHANGE
 from spark_cluster.cli.bench_measure import BenchResult
 from spark_cluster.cli.bench_results import PlanComparison
-from spark_cluster.cli.completion import Completion
 from spark_cluster.cli.event_stream import EventStream
-from spark_cluster.cli.history import RunDetails, Runs
+from spark_cluster.cli.history import RevertedNode, RunDetails, Runs
 from spark_cluster.cli.init import Written
 from spark_cluster.cli.opened import Opened
-from spark_cluster.cli.predict_kv import KvOnBoth
+from spark_cluster.cli.predict import KvOnBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
 from spark_cluster.cli.recipes_import import NotUpdated
 from spark_cluster.cli.results import (
@@ -45,7 +44,6 @@ from spark_cluster.cli.results import (
     RunSummary,
     VramResult,
 )
-from spark_cluster.cli.revert import RevertedNode
 from spark_cluster.cli.serving_results import (
     DownResult,
     RayUpResult,
@@ -54,7 +52,7 @@ from spark_cluster.cli.serving_results import (
 )
 from spark_cluster.cli.setup_flow import Step
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
-from spark_cluster.cli.version import Versions
+from spark_cluster.cli.version import Completion, Versions
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.recipe import Recipe

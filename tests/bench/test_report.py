@@ -39,9 +39,9 @@ from spark_cluster.bench.report.tables import (
     sweep_table,
 )
 from spark_cluster.bench.run_folder import load_record
-from spark_cluster.cli import take_globals
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_results import report as command
+from spark_cluster.cli.options import take_globals
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import templated
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from spark_cluster.cli import logs
-from spark_cluster.cli.line_printer import LinePrinter
+from spark_cluster.cli.visible import LinePrinter
 from spark_cluster.errors import Unreachable
 from spark_cluster.node.output import LINE_LIMIT
 
