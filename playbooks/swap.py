@@ -108,7 +108,7 @@ def _before_the_stop(
     """Refuse what cannot work, and fetch image and model while the old server still answers."""
     server = deployment.first
     models = stored(play, server.recipe, server.nodes)
-    downloaded = models.there(server.recipe.model.name)
+    downloaded = models.gib_present(server.recipe.model.name)
     admission.must_work(play, server, running, downloaded, force=force)
     if play.check:  # `up` shows what would be fetched; what it says of warmth, it says at a start
         warmth = launches.of_recipe(play, server.recipe, server.tp)

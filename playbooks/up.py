@@ -49,7 +49,7 @@ def main(
         start.end_others(play, deployment, found.members, obsolete)
         deployment = launches.with_tuned(play, deployment, found.kernels)
         members = with_servers(found.members, deployment)
-        now = start.Starting(deployment, members, guarded, admitted)
+        now = start.Starting(deployment, members, guarded, admitted, found.ray_token)
         start.start(play, now)
     if not start.can_verify(play, deployment):
         return None

@@ -6,6 +6,8 @@ Each carries the exit status of the command line (0 fine, 1 failed, 2 usage or i
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class SparkClusterError(Exception):
     """Base of all errors shown to a user without a traceback.
@@ -31,6 +33,11 @@ class SparkClusterError(Exception):
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
         return f"{text}\n  {self.hint}" if self.hint else text
+
+
+def worst(errors: Iterable[SparkClusterError]) -> int:
+    """Return the highest exit status of errors; 0 without one."""
+    return max((error.exit_code for error in errors), default=0)
 
 
 def install_extra(name: str) -> str:

@@ -92,9 +92,9 @@ def hub_allowed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """
     from huggingface_hub import constants
 
-    from spark_cluster.models.hub import library
+    from spark_cluster.models.hub import documents
 
-    monkeypatch.setattr(library, "REQUEST_S", 100.0)  # a machine under load decides no test
+    monkeypatch.setattr(documents, "REQUEST_S", 100.0)  # a machine under load decides no test
     for name in ("HF_TOKEN", "HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)  # read from the environment once
@@ -115,7 +115,7 @@ def no_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
 def use_hub(hub_allowed: None, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
     """`use_hub(url)`: models are looked up there; HF_ENDPOINT is read once a process."""
     from spark_cluster.models.hub import lookup
-    from spark_cluster.models.hub.library import HubLibrary
+    from spark_cluster.models.hub.documents import HubLibrary
 
     def use(url: str) -> None:
         monkeypatch.setattr(lookup, "HubLibrary", lambda known: HubLibrary(url, known))

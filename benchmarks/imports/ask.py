@@ -16,9 +16,8 @@ from spark_cluster.importers.importer import Imported
 from spark_cluster.importers.recipe_text import write
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.planner import Planner, Question, of_a_recipe
 from spark_cluster.planning.room import assumed
-from spark_cluster.planning.subject import of_a_recipe
 
 Result = Literal[
     "no recipe",

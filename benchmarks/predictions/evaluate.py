@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from benchmarks.predictions.fit import Equations
 from benchmarks.predictions.points import Measured, measured
 from spark_cluster.planning.speed.constants import Constants
-from spark_cluster.planning.speed.decode import step, step_seconds
+from spark_cluster.planning.speed.decode import drafting_seconds, step, step_seconds
 from spark_cluster.planning.speed.estimate import layout
 from spark_cluster.planning.speed.prefill import expected_seconds
-from spark_cluster.planning.speed.speculative import drafting_seconds
 
 SITUATIONS = ("decode", "users", "tp", "tp users", "drafter", "prefill")
 COVERAGE = 0.95

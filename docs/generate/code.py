@@ -26,12 +26,11 @@ from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import WOULD_CHANGE
 from spark_cluster.cli.bench_measure import BenchResult
 from spark_cluster.cli.bench_results import PlanComparison
-from spark_cluster.cli.completion import Completion
 from spark_cluster.cli.event_stream import EventStream
-from spark_cluster.cli.history import RunDetails, Runs
+from spark_cluster.cli.history import RevertedNode, RunDetails, Runs
 from spark_cluster.cli.init import Written
 from spark_cluster.cli.opened import Opened
-from spark_cluster.cli.predict_kv import KvOnBoth
+from spark_cluster.cli.predict import KvOnBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
 from spark_cluster.cli.recipes_import import NotUpdated
 from spark_cluster.cli.results import (
@@ -45,7 +44,6 @@ from spark_cluster.cli.results import (
     RunSummary,
     VramResult,
 )
-from spark_cluster.cli.revert import RevertedNode
 from spark_cluster.cli.serving_results import (
     DownResult,
     RayUpResult,
@@ -54,7 +52,7 @@ from spark_cluster.cli.serving_results import (
 )
 from spark_cluster.cli.setup_flow import Step
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
-from spark_cluster.cli.version import Versions
+from spark_cluster.cli.version import Completion, Versions
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.recipe import Recipe
@@ -95,7 +93,7 @@ from spark_cluster.lab import documents as lab
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.registries import Registries
 from spark_cluster.models import memory
-from spark_cluster.planning import batch, fit, plan
+from spark_cluster.planning import fit, plan, room
 from spark_cluster.planning.calibrate import Calibration
 from spark_cluster.planning.evidence import Comparison
 from spark_cluster.planning.kv import KvCache
@@ -105,7 +103,8 @@ from spark_cluster.planning.purpose import Advice
 from spark_cluster.planning.speed.constants import Constants
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.together import PlanTogether
-from spark_cluster.resources import Resource
+from spark_cluster.resources.base import Resource, resource_class
+from spark_cluster.resources.program import Program
 from spark_cluster.runner import events
 from spark_cluster.runner.options import Options, Selection
 
@@ -117,7 +116,7 @@ SUITE: type[BaseModel] = Suite
 REGISTRIES: type[BaseModel] = Registries
 BENCH_RUN: type[BaseModel] = Record
 
-PLANNING: tuple[ModuleType, ...] = (memory, batch, fit, plan)
+PLANNING: tuple[ModuleType, ...] = (memory, room, fit, plan)
 SPEED = Constants
 
 CLUSTER = Cluster
@@ -388,12 +387,10 @@ in check mode)."""
 
 def resource_classes() -> list[type[Resource]]:
     """Every resource that roles and playbooks can use, by name."""
-    found = [getattr(resources, name) for name in resources.__all__]
-    return [
-        kind
-        for kind in found
-        if isinstance(kind, type) and issubclass(kind, Resource) and kind is not Resource
-    ]
+    modules = sorted(Path(*resources.__path__).glob("*.py"))
+    names = ("".join(map(str.capitalize, path.stem.split("_"))) for path in modules)
+    found = filter(None, map(resource_class, names))
+    return [kind for kind in found if kind is not Program]
 
 
 SHIPPED = Project(CHECKOUT, CHECKOUT)

@@ -22,8 +22,9 @@ def render() -> str:
 
 
 def arguments(kind: type[Resource]) -> list[dataclasses.Field[object]]:
-    """The fields that a resource has of its own."""
-    return [field for field in dataclasses.fields(kind) if field.name != "tags"]
+    """The fields that a resource has of its own, those that may be given by place first."""
+    own = (field for field in dataclasses.fields(kind) if field.name != "tags")
+    return sorted(own, key=lambda field: bool(field.kw_only))
 
 
 def _section(kind: type[Resource]) -> str:

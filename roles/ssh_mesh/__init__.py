@@ -13,9 +13,9 @@ from pathlib import Path
 
 from spark_cluster.config.fields import is_ip
 from spark_cluster.config.schema import Schema
-from spark_cluster.facts.gather import MESH_KEY
 from spark_cluster.loader.template import render
 from spark_cluster.node import paths
+from spark_cluster.node.paths import MESH_KEY
 from spark_cluster.resources import (
     AuthorizedKey,
     Directory,

@@ -13,13 +13,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.agent.unit_work import result_of
-from spark_cluster.node import image_digests, paths
-from spark_cluster.node.durable import write_file
+from spark_cluster.node import images, paths
+from spark_cluster.node.durable import read_object, write_file
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_work, manifest, plain_folder, verify
 from spark_cluster.node.store.copy_channel import make_secrets
 from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.units import result_of
 
 COPIES = paths.COPIES
 """Root-only and in memory: a folder for each part of a copy, which ends with it, with the keys of
@@ -50,11 +50,11 @@ def _folder(host: Host, request: Request) -> Reply:
     return result_of(host, f"read {request['folder']}", verify.argv(asked), timeout=LIMIT_S)
 
 
-def _lacking(host: Host, request: Request) -> Reply:
-    """Return the bytes to fetch and whether nothing at all is lacking; contents are not read."""
+def _missing(host: Host, request: Request) -> Reply:
+    """Return the bytes to fetch and whether nothing at all is missing; contents are not read."""
     manifest = _manifest(request)
-    lacking = copy_work.cache_of(_where(host, request), manifest, read=False).lacking(manifest)
-    return {"bytes": lacking.size, "nothing": lacking.nothing}
+    missing = copy_work.cache_of(_where(host, request), manifest, read=False).missing(manifest)
+    return {"bytes": missing.size, "nothing": missing.nothing}
 
 
 def _place(host: Host, request: Request) -> Path:
@@ -77,12 +77,12 @@ def _secrets(host: Host, place: Path, ports: Sequence[int]) -> dict[str, Any]:
     handle = os.open(place.parent / "lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX)  # held for the time of a few small files
-        known = _read(place / SECRETS)
-        if known is None:
+        known = read_object(place / SECRETS)
+        if not known:
             shutil.rmtree(place, ignore_errors=True)
             place.mkdir(mode=0o700)
-            others = [_read(one) for one in place.parent.glob(f"*/{SECRETS}")]
-            taken = [one["port"] for one in others if one is not None]
+            others = map(read_object, place.parent.glob(f"*/{SECRETS}"))
+            taken = [one.get("port") for one in others]
             known = {**make_secrets(place, host.processes), "port": _free(ports, taken)}
             write_file(place / SECRETS, json.dumps(known).encode(), 0o600)
     finally:
@@ -90,17 +90,7 @@ def _secrets(host: Host, place: Path, ports: Sequence[int]) -> dict[str, Any]:
     return known
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return the secrets of a copy; None where there are none that can be read."""
-    try:
-        with os.fdopen(os.open(path, os.O_RDONLY | os.O_NOFOLLOW)) as opened:
-            found = json.loads(opened.read(1 << 16))
-    except (OSError, ValueError):
-        return None
-    return found if isinstance(found, dict) and isinstance(found.get("port"), int) else None
-
-
-def _free(ports: Sequence[int], taken: Collection[int]) -> int:
+def _free(ports: Sequence[int], taken: Collection[int | None]) -> int:
     """Return a port that no other copy has, and nothing else listens on; the first where all are
     taken, so that the sender says it."""
     for port in sorted(ports, key=lambda port: port in taken):
@@ -127,8 +117,8 @@ def _work(host: Host, request: Request) -> Reply:
         timeout=LIMIT_S,
     )
     if image and given["receive"]:
-        path = host.path(image_digests.FILE)
-        image_digests.remember(path, str(request["id"]), map(str, request["digests"]))
+        path = host.path(images.FILE)
+        images.remember(path, str(request["id"]), map(str, request["digests"]))
     return done
 
 
@@ -140,7 +130,7 @@ def _end(host: Host, request: Request) -> Reply:
 
 ACTIONS: dict[str, Callable[[Host, Request], Reply]] = {
     "folder": _folder,
-    "lacking": _lacking,
+    "missing": _missing,
     "begin": _begin,
     "work": _work,
     "end": _end,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from spark_cluster.node import image_digests
+from spark_cluster.node import images
 from spark_cluster.node.containers import parse_containers
 from spark_cluster.node.host import Host
 from spark_cluster.node.images import parse_images
@@ -30,7 +30,7 @@ def _state(host: Host, request: Request) -> Reply:
         found = None
     if found is None:
         return {"image": None}
-    copied = image_digests.remembered(host.path(image_digests.FILE), found.id)
+    copied = images.remembered(host.path(images.FILE), found.id)
     digests = [*found.digests, *copied]
     return {"image": {"id": found.id, "digests": digests, "size": found.size}}
 

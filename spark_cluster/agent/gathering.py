@@ -8,10 +8,11 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, BinaryIO
 
-from spark_cluster.node import own_program, processes, telemetry
+from spark_cluster.node import own_program, processes, safe_paths, telemetry
 from spark_cluster.node.host import Host
 from spark_cluster.node.output import TEXT_LIMIT, shortened
 from spark_cluster.node.processes import Cancelled, TooLong
@@ -35,16 +36,15 @@ class Gathering:
     Args:
         timeout: seconds that each command may take; one that has to be killed takes the graces of
             agent/processes.py longer.
+        links: files that a glob matches are read through links and whatever they are; without it
+            only regular ones are, for folders in which other users can write.
     """
 
-    def __init__(self, host: Host, timeout: float) -> None:
+    def __init__(self, host: Host, timeout: float, *, links: bool = True) -> None:
         self._host = host
         self._timeout = timeout
-        self._commands: dict[str, Answer | None] = {}
-        self._files: dict[str, str | None] = {}
-        self._trees: dict[str, dict[str, str]] = {}
-        self._replies: dict[str, Answer] = {}
-        self._late: dict[str, str] = {}
+        self._links = links
+        self._found: dict[str, dict[str, Any]] = {}
 
     def all(
         self,
@@ -54,34 +54,29 @@ class Gathering:
         requests: Mapping[str, Mapping[str, Any]],
     ) -> Answer:
         """Read it all; None for what is not there or does not answer, `late` for why not."""
-        self._commands = dict.fromkeys(commands)
-        self._files = dict.fromkeys(files)
-        self._trees = {name: {} for name in trees}
-        self._replies = {}
-        threads = {
-            name: threading.Thread(target=self._command, args=(name, argv), daemon=True)
-            for name, argv in commands.items()
+        self._found = {
+            "commands": dict.fromkeys(commands),
+            "files": dict.fromkeys(files),
+            "trees": {name: {} for name in trees},
+            "requests": {},
+            "late": {},
         }
-        for name, request in requests.items():
-            given = {**request, "timeout": min(self._timeout, request.get("timeout", HTTP_S))}
-            threads[name] = threading.Thread(target=self._request, args=(name, given), daemon=True)
+        jobs = {name: partial(self._command, name, argv) for name, argv in commands.items()}
+        jobs |= {name: partial(self._request, name, asked) for name, asked in requests.items()}
+        threads = {name: threading.Thread(target=job, daemon=True) for name, job in jobs.items()}
         for thread in threads.values():
             thread.start()
-        self._read([*(("file", *f) for f in files.items()), *(("tree", *t) for t in trees.items())])
+        self._read(
+            [*(("files", *f) for f in files.items()), *(("trees", *t) for t in trees.items())]
+        )
         graces = processes.TERM_GRACE + processes.KILL_GRACE + processes.DRAIN_S
         until = time.monotonic() + self._timeout + graces + FILE_S
         for name, thread in threads.items():
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():  # not even its start came to an end
                 what = commands[name][0] if name in commands else requests[name]["url"]
-                self._late.setdefault(name, f"{what}: it hangs")
-        return {
-            "commands": dict(self._commands),
-            "files": dict(self._files),
-            "trees": dict(self._trees),
-            "requests": dict(self._replies),
-            "late": dict(self._late),
-        }
+                self._found["late"].setdefault(name, f"{what}: it hangs")
+        return {kind: dict(found) for kind, found in self._found.items()}
 
     def _command(self, name: str, argv: Sequence[Any]) -> None:
         choices = argv if argv and isinstance(argv[0], list) else [argv]
@@ -91,17 +86,14 @@ class Gathering:
             try:
                 done = self._host.run(choice, timeout=left)
             except TooLong as error:
-                self._late[name] = error.message
+                self._found["late"][name] = error.message
                 return
             except (ResourceError, OSError):
                 continue
             except Cancelled:
                 return
-            self._commands[name] = {
-                "status": done.status,
-                "stdout": done.stdout,
-                "stderr": done.stderr,
-            }
+            said = {"stdout": done.stdout, "stderr": done.stderr}
+            self._found["commands"][name] = {"status": done.status, **said}
             if done.status == 0 and done.stdout:
                 return
             left = max(0.1, until - time.monotonic())
@@ -109,7 +101,8 @@ class Gathering:
     def _request(self, name: str, request: Mapping[str, Any]) -> None:
         from spark_cluster.node.http import ask  # late: ssl and email are a third of all imports
 
-        self._replies[name] = ask(request, self._host.root)
+        limit_s = min(self._timeout, request.get("timeout", HTTP_S))
+        self._found["requests"][name] = ask({**request, "timeout": limit_s}, self._host.root)
 
     def _read(self, wanted: Sequence[tuple[str, str, str]]) -> None:
         """Read files in a thread of their own; one that hangs is left behind with its thread."""
@@ -120,15 +113,14 @@ class Gathering:
                 reader.join(0.1)
                 if reader.is_alive() and time.monotonic() - reader.since > FILE_S:
                     _, name, path = reader.at
-                    self._late[name] = f"{path}: reading it hangs"
+                    self._found["late"][name] = f"{path}: reading it hangs"
                     break
 
     def take(self, kind: str, name: str, path: str) -> None:
         """Read one file, or the files of one glob."""
-        if kind == "file":
-            self._files[name] = _text(self._host, path)
-        else:
-            self._trees[name] = _tree(self._host, path)
+        read: Callable[[Host, str], Any]
+        read = _text if kind == "files" else partial(_tree, links=self._links)
+        self._found[kind][name] = read(self._host, path)
 
 
 class _Reader(threading.Thread):
@@ -152,11 +144,12 @@ class _Reader(threading.Thread):
             self._gathering.take(*item)
 
 
-def _text(host: Host, path: str) -> str | None:
+def _text(host: Host, path: str, *, links: bool = True) -> str | None:
+    place = host.path(path)
     try:
-        with host.path(path).open("rb") as source:
+        with place.open("rb") if links else safe_paths.file_in(place) as source:
             data = _start(source)
-    except OSError:
+    except (OSError, ResourceError):
         return None
     return shortened(data.decode(errors="replace"), TEXT_LIMIT)
 
@@ -169,11 +162,11 @@ def _start(source: BinaryIO) -> bytes:
     return bytes(data[: TEXT_LIMIT + 1])
 
 
-def _tree(host: Host, pattern: str) -> dict[str, str]:
+def _tree(host: Host, pattern: str, *, links: bool) -> dict[str, str]:
     """Every readable file that matches a glob, path to text (sysfs has one value a file)."""
     found = {}
     for path in sorted(host.root.glob(pattern.lstrip("/"))):
-        text = _text(host, str(path.relative_to(host.root)))
+        text = _text(host, str(path.relative_to(host.root)), links=links)
         if text is not None:
             found["/" + str(path.relative_to(host.root))] = text
     return found

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import json
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.durable import read_lines
+from spark_cluster.node.durable import read_lines, read_object
 from spark_cluster.node.journal import (
     CONTENTS_GONE,
     CONTENTS_LIMIT,
@@ -84,7 +83,7 @@ class History:
         when it was killed.
         """
         entries = self.entries(run)
-        header = self._told(run)
+        header = read_object(self.folder / run / "run.json")
         began, ended = _revert_of(entries)
         return {
             "run": run,
@@ -142,13 +141,6 @@ class History:
     def secret_paths(self) -> set[str]:
         """Paths that any run declared as a Secret: what they hold is not shown."""
         return SecretPaths(self.folder).known()
-
-    def _told(self, run: str) -> dict[str, Any]:
-        try:
-            header = json.loads((self.folder / run / "run.json").read_text())
-        except (OSError, ValueError):
-            return {}
-        return header if isinstance(header, dict) else {}
 
 
 def _revert_of(entries: list[Entry]) -> tuple[str | None, str | None]:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.store.manifest import Manifest, check_commit
 from spark_cluster.node.tuned_kernels import check_name
 from spark_cluster.node.values import ResourceError
 
@@ -267,6 +267,14 @@ _ENTRY = {
 }
 _REBOOT = {"at": COUNT, "id": str, "boot_id": str, "changes": CHANGES, "timeout_s": WAIT}
 
+_MODEL = {
+    "commit": (None, check_commit),
+    "manifest": (None, Manifest.from_document),
+    "adoptable": Maybe((None, Manifest.from_document)),
+    "missing_bytes": COUNT,
+    **{key: [str] for key in ("missing", "links")},
+    **dict.fromkeys(("problem", "elsewhere"), str),
+}
 _REVISION = {
     **dict.fromkeys(("repository", "commit", "in_use", "problem"), str),
     **dict.fromkeys(("files", "size", "freed"), int),
@@ -317,7 +325,7 @@ REPLIES: Mapping[str, Shape] = {
 
 ACTIONS: Mapping[str, Mapping[str, Shape]] = {
     "store": {
-        "state": {"models": [dict], "free": COUNT},
+        "state": {"models": [_MODEL], "free": COUNT},
         "usage": {
             "revisions": [_REVISION],
             **dict.fromkeys(("size", "unfinished", "unused", "free"), int),
@@ -334,7 +342,7 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
     },
     "copy": {
         "folder": {"manifest": Manifest.from_document},
-        "lacking": {"bytes": COUNT, "nothing": bool},
+        "missing": {"bytes": COUNT, "nothing": bool},
         "begin": {
             "secrets": (
                 None,
@@ -366,7 +374,7 @@ ACTIONS: Mapping[str, Mapping[str, Shape]] = {
     },
 }
 """Operation and its `what` to the reply; what is not here has a reply that no one reads, or one
-that its reader checks as a whole (records of launches, what a node has of a model)."""
+that its reader checks as a whole (records of launches)."""
 
 
 OVERDUE_S = 60.0

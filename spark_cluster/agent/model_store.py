@@ -9,14 +9,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, cast
 
-from spark_cluster.agent.unit_work import result_of
 from spark_cluster.node import launch_records
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import verify
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import OURS, is_commit, is_repository
-from spark_cluster.node.store.records import Records, adopted, held, manifest_of
 from spark_cluster.node.store.usage import LOCK_S, Usage, plan, remove, usage
+from spark_cluster.node.units import result_of
 from spark_cluster.node.values import ResourceError
 from spark_cluster.resources.base import from_wire
 from spark_cluster.resources.hub_model import HubModel
@@ -39,7 +38,6 @@ class Store:
         self.host = host
         self.request = request
         self.cache = HubCache(host.path(str(request["hub"])), host.path(OURS))
-        self.records = Records(host.path(OURS))
 
     def state(self) -> Reply:
         """Return what of the `wanted` (`repository`, `revision`) is here, without reading it."""
@@ -53,14 +51,14 @@ class Store:
         reply |= {"missing_bytes": 0, "links": [], "elsewhere": ""}
         if commit is None:
             return reply | self._elsewhere(repository, revision)
-        manifest, lacking, problem = held(self.cache, self.records, repository, commit)
-        if manifest is None or lacking is None:
+        manifest, missing, problem = self.cache.held(repository, commit)
+        if manifest is None or missing is None:
             return reply | {"problem": problem} | self._elsewhere(repository, revision)
         return reply | {
             "manifest": manifest.document(),
-            "missing": lacking.paths,
-            "missing_bytes": lacking.size,
-            "links": list(lacking.links),
+            "missing": missing.paths,
+            "missing_bytes": missing.size,
+            "links": list(missing.links),
         }
 
     def _elsewhere(self, repository: str, revision: str) -> Reply:
@@ -69,8 +67,8 @@ class Store:
         for place, other in verify.homes(self.host.root, _user()).items():
             commit = other.commit_of(repository, revision)
             if other.root != self.cache.root and commit is not None:
-                with contextlib.suppress(ResourceError):
-                    found = adopted(other, repository, commit).document()
+                with contextlib.suppress(ResourceError, OSError):
+                    found = other.found(repository, commit).document()
                     return {"elsewhere": place, "commit": commit, "adoptable": found}
         return {}
 
@@ -87,13 +85,13 @@ class Store:
 
     def _usage(self) -> Usage:
         served = launch_records.served(self.host.root)
-        return usage(self.cache, self.records, served, self.host.path("/proc"))
+        return usage(self.cache, served, self.host.path("/proc"))
 
     def pin(self) -> Reply:
         """Pin the model `name`, or unpin it where `pinned` is false: ORG/NAME, or ORG/NAME@REVISION
         for one revision."""
         name, pinned = self._named(self.request["name"]), bool(self.request["pinned"])
-        return {"changed": self.records.pin(name, time.time(), pinned=pinned)}
+        return {"changed": self.cache.records.pin(name, time.time(), pinned=pinned)}
 
     def _named(self, name: object) -> str:
         """Return a model's name with the commit of the revision that it names, if it does."""
@@ -121,7 +119,7 @@ class Store:
             unused_s=float(self.request.get("unused_s", 0.0)),
         )
         if self.request.get("apply"):
-            removed, busy = remove(self.cache, self.records, found, removed)
+            removed, busy = remove(self.cache, found, removed)
             kept += busy
         return {
             "removed": [asdict(revision) for revision in removed],
@@ -147,22 +145,22 @@ class Store:
         return self._long("adopt", **more, root=str(self.host.root), user=_user())
 
     def remove_damaged(self) -> Reply:
-        """Remove the blobs of damaged files (`paths`) and make the links that are lacking.
+        """Remove the blobs of damaged files (`paths`) and make the links that are missing.
 
         Each file is known by the manifest; nothing else is removed.
         """
         repository, commit = self._revision()
-        manifest = manifest_of(self.cache, self.records, repository, commit)
+        manifest = self.cache.known(repository, commit)
         damaged = {str(path) for path in self.request.get("paths", [])}
         blobs = {file.blob for file in manifest.files if file.path in damaged}
         with alone(self.cache, repository, LOCK_S):
-            self.records.keep(manifest)
+            self.cache.records.keep(manifest)
             for blob in sorted(blobs):
                 self.cache.files.remove(self.cache.blob(repository, blob))
-            lacking = self.cache.lacking(manifest)
-            if lacking.links and not lacking.paths:
+            missing = self.cache.missing(manifest)
+            if missing.links and not missing.paths:
                 self.cache.publish(manifest)
-        return {"removed": len(blobs), "links": 0 if lacking.paths else len(lacking.links)}
+        return {"removed": len(blobs), "links": 0 if missing.paths else len(missing.links)}
 
     def _revision(self) -> tuple[str, str]:
         repository, commit = str(self.request["repository"]), str(self.request["commit"])
@@ -174,7 +172,7 @@ class Store:
         """Run it in a unit of its own, which goes on when the laptop is gone."""
         repository, commit = self._revision()
         work = {"what": what, "repository": repository, "commit": commit, **more}
-        folders = {"hub": str(self.cache.root), "ours": str(self.records.folder)}
+        folders = {"hub": str(self.cache.root), "ours": str(self.cache.ours)}
         argv = verify.argv({**work, **folders})
         key = f"{what} {repository}@{commit[:12]}"
         return result_of(self.host, key, argv, timeout=LONGEST_S)

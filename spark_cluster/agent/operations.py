@@ -5,7 +5,6 @@ from __future__ import annotations
 import codecs
 import contextlib
 import importlib
-import json
 import os
 import queue
 import sys
@@ -35,6 +34,10 @@ Action = Callable[[Host, Request], Reply]
 GATHER_S = 20.0
 """Seconds that each reading command may take, unless the laptop says otherwise."""
 
+PATIENCE_S = 1.0
+"""Seconds to wait for a lock before its holder is named: a run that has just ended may still be
+exiting when the next one starts."""
+
 STREAM_AHEAD = 1024 * 1024
 """Characters of streamed output that may be on their way, or wait on the laptop to be shown."""
 
@@ -63,10 +66,10 @@ class Node:
     root: Path = Path("/")
     processes: Processes = field(default_factory=Processes)
     overlays: dict[str, Any] = field(default_factory=dict)
-    lock: NodeLock = field(init=False)
+    lock: locks.NodeLock = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lock = NodeLock(self.root / locks.RUN.lstrip("/"))
+        self.lock = locks.NodeLock(self.root / locks.RUN.lstrip("/"))
 
     def host(self, request: Request, laptop: Laptop | None = None) -> Host:
         """This node, for one request."""
@@ -114,8 +117,8 @@ def do_apply(node: Node, request: Request, laptop: Laptop) -> Reply:
 def do_lock(node: Node, request: Request, _laptop: Laptop) -> Reply:
     """Take this node's lock for as long as the agent lives."""
     try:
-        node.lock.take(dict(request["owner"]))
-    except Locked as locked:
+        node.lock.take(dict(request["owner"]), PATIENCE_S)
+    except locks.Locked as locked:
         return {"locked_by": locked.owner}
     return {}
 
@@ -125,9 +128,11 @@ def do_gather(node: Node, request: Request, _laptop: Laptop) -> Reply:
 
     A command is an argument list, or several lists of which the first one counts that has an
     answer. What was not done in time is None as well, and `late` names it.
-    What this process knows of its machine by itself comes along as `machine`.
+    What this process knows of its machine by itself comes along as `machine`. Without `links` what
+    a glob matches is read only where it is a regular file.
     """
-    gathering = Gathering(node.host(request), float(request.get("timeout", GATHER_S)))
+    timeout, links = float(request.get("timeout", GATHER_S)), bool(request.get("links", True))
+    gathering = Gathering(node.host(request), timeout, links=links)
     wanted = (request.get(what, {}) for what in ("commands", "files", "trees", "requests"))
     return {**gathering.all(*wanted), "machine": _machine(node.root)}
 
@@ -315,56 +320,3 @@ def carry_out(node: Node, request: Request, laptop: Laptop) -> Reply:
     except Exception as error:  # noqa: BLE001  (without a reply the laptop would wait for ever)
         text, hint = unforeseen(error)
         return {"error": text, "hint": hint}
-
-
-# The node's run lock: one run at a time; it names its holder and is released with it.
-
-PATIENCE = 1.0
-"""Seconds to wait for a lock before its holder is named: a run that has just ended may still be
-exiting when the next one starts."""
-
-
-class Locked(Exception):
-    """Another run holds the lock; `owner` is what it wrote about itself."""
-
-    def __init__(self, owner: dict[str, Any]) -> None:
-        super().__init__("locked")
-        self.owner = owner
-
-
-class NodeLock:
-    """An advisory lock on a file; released by the kernel when the agent ends, however it ends."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self.owner: dict[str, Any] = {}
-        """What its holder, this agent, said of itself; empty without the lock."""
-        self._handle: int | None = None
-
-    def take(self, owner: dict[str, Any]) -> None:
-        """Take the lock, or raise Locked with what its holder wrote."""
-        if self._handle is not None:
-            return
-        handle = locks.opened(self.path)
-        if not locks.take(handle, PATIENCE):
-            text = os.read(handle, 65536).decode(errors="replace")
-            os.close(handle)
-            raise Locked(_parse(text))
-        os.ftruncate(handle, 0)
-        os.write(handle, json.dumps({**owner, "pid": os.getpid()}).encode())
-        self._handle = handle
-        self.owner = owner
-
-    def release(self) -> None:
-        if self._handle is not None:
-            os.ftruncate(self._handle, 0)
-            os.close(self._handle)
-            self._handle = None
-
-
-def _parse(text: str) -> dict[str, Any]:
-    try:
-        owner = json.loads(text)
-    except ValueError:
-        return {}
-    return owner if isinstance(owner, dict) else {}

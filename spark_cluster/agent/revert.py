@@ -1,9 +1,9 @@
 """Revert what a run changed: byte for byte, all of it or nothing.
 
 First everything is checked: each path must be as the run left it. Only when all of them are, the
-plan is written to the journal and then the first path is touched. What is reverted is a change like
-any other, with journal entries of its own, so that a revert can be reverted too. A revert that was
-killed is continued from its plan by the next revert of the same run.
+first path is touched. What is reverted is a change like any other, with journal entries of its own,
+so that a revert can be reverted too. A revert that was killed is continued by the next revert of
+the same run, for which its changes are further ones of that run.
 """
 
 from __future__ import annotations
@@ -18,16 +18,12 @@ from spark_cluster.agent.revert_plan import (
     Planner,
     Step,
     irrecoverable_last,
-    matches,
-    on_the_way,
-    same,
 )
 from spark_cluster.node import safe_paths
 from spark_cluster.node.durable import sync_folder
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
 from spark_cluster.node.journal import Journal, Shape
-from spark_cluster.node.temporary_names import is_temporary
 from spark_cluster.node.values import ResourceError
 from spark_cluster.resources.file import DIFF_INPUT_LIMIT, sizes, unified
 
@@ -55,9 +51,7 @@ def revert(host: Host, run: str, emit: Emit, *, diff: bool = False) -> dict[str,
         host.temporary.clean(host.note)
     if killed is not None:
         host = dataclasses.replace(host, run_id=killed)
-        plan = _Rest(host, history, run, killed).plan()
-    else:
-        plan = Planner(host, history, run).plan()
+    plan = Planner(host, history, run, killed).plan()
     reply: dict[str, Any] = {
         "of": run,
         "left": [{"what": what, "why": why} for what, why in plan.left],
@@ -81,60 +75,6 @@ def revert(host: Host, run: str, emit: Emit, *, diff: bool = False) -> dict[str,
     for event in events:
         emit(event)
     return {**reply, "ok": True}
-
-
-class _Rest:
-    """The remaining steps of a revert that was killed."""
-
-    def __init__(self, host: Host, history: History, run: str, killed: str) -> None:
-        self.host = host
-        self.planner = Planner(host, history, run)
-        self.history = history
-        entries = history.entries(killed)
-        begun = [e for e in entries if e["action"] == "reverting" and e["of"] == run][-1]
-        self.steps = [Step(**step) for step in begun["steps"]]
-        self.left = [(item["what"], item["why"]) for item in begun["left"]]
-
-    def plan(self) -> Plan:
-        """The steps that were not taken, or why they cannot be any more."""
-        plan = Plan(left=list(self.left))
-        states: dict[str, list[Step]] = {}
-        for step in self.steps:
-            states.setdefault(step.path, []).append(step)
-        for path, steps in states.items():
-            current = self.host.shape(path)
-            if not self._is_expected(steps, current):
-                plan.refused[path] = self.planner.since(path, current)
-        going = {step.path for step in self.steps if step.then is None}
-        for step in self.steps:
-            current = self.host.shape(step.path)
-            final = states[step.path][-1].then
-            if same(current, final) or (step.then is None and current is None):
-                continue  # done
-            if step.then is None and self._holds_more(step.path, going):
-                plan.left.append((step.path, "something is in it"))
-                continue
-            is_file = step.then is not None and step.then["kind"] == "file"
-            if step.then is not None and is_file and not self.planner.has_content(step.then):
-                plan.refused[step.path] = f"what {step.path} held is not kept any more"
-            plan.steps.append(dataclasses.replace(step, now=current))
-        return plan
-
-    def _is_expected(self, steps: list[Step], current: Shape | None) -> bool:
-        """Return whether a path is as before the revert, as after it, or in between."""
-        return any(
-            same(current, step.now)
-            or matches(step.then, current)
-            or on_the_way(step.now, step.then, current)
-            for step in steps
-        )
-
-    def _holds_more(self, folder: str, going: set[str]) -> bool:
-        path = self.host.path(folder)
-        if path.is_symlink() or not path.is_dir():
-            return False
-        names = (p.name for p in path.iterdir() if not is_temporary(p.name))
-        return any(f"{folder}/{name}" not in going for name in names)
 
 
 def _net(steps: list[Step]) -> list[Step]:
@@ -198,9 +138,7 @@ def _carry_out(host: Host, history: History, run: str, plan: Plan, *, begun: boo
     host.journal.spared = run
     try:
         if not begun:
-            left = [{"what": what, "why": why} for what, why in plan.left]
-            steps = [step.to_dict() for step in plan.steps]
-            host.journal.record(name, "reverting", of=run, steps=steps, left=left)
+            host.journal.record(name, "reverting", of=run)
         for step in plan.steps:
             host.current, at = step.resource, step.path
             _put(host, journal, step.path, step.then)

@@ -9,9 +9,9 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from spark_cluster.agent.history import Entry, History
+from spark_cluster.node.durable import is_temporary
 from spark_cluster.node.host import Host
 from spark_cluster.node.journal import Shape, digest_of
-from spark_cluster.node.temporary_names import is_temporary
 from spark_cluster.resources.base import resource_class
 
 _NOT_KEPT = "what it held before is not kept in the journal"
@@ -26,10 +26,6 @@ class Step:
     now: Shape | None
     then: Shape | None
     resource: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """Return it as it is kept in the journal."""
-        return {"path": self.path, "now": self.now, "then": self.then, "resource": self.resource}
 
 
 @dataclass
@@ -48,12 +44,18 @@ class Plan:
 
 
 class Planner:
-    """Compares what a run found at each path, what it left there, and what is there now."""
+    """Compares what a run found at each path, what it left there, and what is there now.
 
-    def __init__(self, host: Host, history: History, run: str) -> None:
+    Args:
+        killed: a revert of the run that was killed, whose changes count as the run's own: each path
+            is as before the revert, as after it, or in between.
+    """
+
+    def __init__(self, host: Host, history: History, run: str, killed: str | None = None) -> None:
         self.host = host
         self.history = history
         self.run = run
+        self.killed = killed
         self.journal = history.journal(run)
         self._paths: dict[str, ChangedPath] = {}
         self._found: dict[str, Shape | None] = {}
@@ -64,7 +66,8 @@ class Planner:
     def plan(self) -> Plan:
         """The steps, or why there are none."""
         entries = self.history.entries(self.run)
-        self._paths = changed_paths(entries)
+        begun = [] if self.killed is None else self.history.entries(self.killed)
+        self._paths = changed_paths([*entries, *begun])
         self._found = {path: self.host.shape(path) for path in self._paths}
         self._lost = {path for path in self._paths if self._is_lost(path)}
         for path in reversed(_by_depth(self._paths)):  # a folder can go when all in it can

@@ -6,21 +6,18 @@ do what was asked for, or gave no whole answer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from spark_cluster.bench import on_node
 from spark_cluster.bench.expansion import PlannedCell
-from spark_cluster.bench.generator import At, Generator, Run, metric, result
+from spark_cluster.bench.generator import At, Generator, Measurement, Run, metric, result
 from spark_cluster.bench.record import CellResult, Metric, MetricName, QuestionResult, Tool
-from spark_cluster.bench.run_folder import number, read_json
+from spark_cluster.bench.run_folder import json_of, number
 from spark_cluster.bench.suite import Suite
 from spark_cluster.engine.checks.questions import VERSION, Question, chosen, why_wrong
-from spark_cluster.node.bench import ask
-from spark_cluster.node.replies import at, short, text_of
+from spark_cluster.node.replies import at, objects_of, short, text_of
 
 ANSWER_S = 600.0
 """Seconds that an answer may take: 1,024 tokens at 7 tok/s are two and a half minutes."""
@@ -67,28 +64,25 @@ class Questions(Generator):
         settings = {"temperature": suite.settings.temperature, "questions": names}
         return Tool(name="questions", version=VERSION, settings=settings)
 
-    def runs(self, at: At, cell: PlannedCell) -> list[Run]:
-        return [Run(on_node.command(at.folder, on_node.ASK, cell.id))]
-
-    def files(self, at: At, cells: tuple[PlannedCell, ...]) -> dict[str, bytes]:
+    def measurement(self, at: At, cell: PlannedCell) -> Measurement:
         work = {
-            "base_url": at.target.base_url,
-            "model": at.target.served_name,
+            "base_url": at.base_url,
+            "model": at.served_name,
             "temperature": at.suite.settings.temperature,
             "answer_s": ANSWER_S,
             "largest_bytes": on_node.LARGEST_BYTES,
+            "runs": cell.runs,
             "questions": [question.to_dict() for question in of_suite(at.suite)],
         }
-        plan = {cell.id: {**work, "runs": cell.runs} for cell in cells}
-        return {ask.QUESTIONS: json.dumps({"cells": plan}).encode()}
+        return Measurement((Run(on_node.command(at.folder, on_node.ASK, cell.id)),), questions=work)
 
     def limit_s(self, suite: Suite, cell: PlannedCell) -> float:
         return min(MOST_S, LEAST_S + ANSWER_S * cell.runs * len(of_suite(suite)))
 
     def results(
-        self, suite: Suite, cell: PlannedCell, folder: Path, _output: str, raw: tuple[str, ...]
+        self, suite: Suite, cell: PlannedCell, files: Mapping[str, str]
     ) -> list[CellResult]:
-        return [parse(cell, of_suite(suite), read_json(folder / f"{cell.id}.json"), raw)]
+        return [parse(cell, of_suite(suite), json_of(files, f"{cell.id}.json"))]
 
 
 def of_suite(suite: Suite) -> tuple[Question, ...]:
@@ -97,10 +91,7 @@ def of_suite(suite: Suite) -> tuple[Question, ...]:
 
 
 def parse(
-    cell: PlannedCell,
-    questions: Sequence[Question],
-    data: dict[str, Any] | str,
-    raw: tuple[str, ...] = (),
+    cell: PlannedCell, questions: Sequence[Question], data: dict[str, Any] | str
 ) -> CellResult:
     """Return a cell's result.
 
@@ -108,27 +99,19 @@ def parse(
         data: the JSON result, or why there is none.
     """
     if isinstance(data, str):
-        return result(cell, reasons=[data], raw=raw)
-    listed = data.get("answers")
-    entries = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+        return result(cell, reasons=[data])
     known = {question.id: question for question in questions}
     found = [
         answer_of(known[name], entry)
-        for entry in entries
+        for entry in objects_of(data.get("answers"))
         if (name := text_of(entry.get("question"))) in known
     ]
     expected = cell.runs * len(questions)
     if len(found) != expected:
-        why = f"{len(found)} of {expected} questions were asked"
-        return result(cell, reasons=[why], raw=raw)
+        return result(cell, reasons=[f"{len(found)} of {expected} questions were asked"])
     reasons, attention = _failures(cell, found)
-    made = result(
-        cell,
-        metrics={} if reasons else _metrics(cell, found),
-        reasons=reasons,
-        attention=attention,
-        raw=raw,
-    )
+    metrics = {} if reasons else _metrics(cell, found)
+    made = result(cell, metrics=metrics, reasons=reasons, attention=attention)
     return made.model_copy(update={"questions": tuple(_by_question(questions, found))})
 
 
@@ -198,8 +181,7 @@ def _by_question(
 
 def answer_of(question: Question, entry: Mapping[str, Any]) -> Answer:
     """Return an answer, judged; what the server sent is foreign input."""
-    listed = entry.get("rounds")
-    rounds = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    rounds = objects_of(entry.get("rounds"))
     failed = next((short(text) for one in rounds if (text := text_of(one.get("error")))), "")
     if not rounds:
         failed = "it was not asked"

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
 from statistics import fmean, quantiles
 from typing import Any
 
 from spark_cluster.bench.expansion import PlannedCell
-from spark_cluster.bench.generator import OFFLINE, At, Generator, Run, Target, metric, result
+from spark_cluster.bench.generator import OFFLINE, At, Generator, Measurement, Run, metric, result
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
-from spark_cluster.bench.run_folder import number, numbers, read_json
+from spark_cluster.bench.run_folder import json_of, number, numbers
 from spark_cluster.bench.suite import MeasurementSettings, Suite
-from spark_cluster.node.replies import decoded, short
+from spark_cluster.node.replies import at as found_at
+from spark_cluster.node.replies import decoded, objects_of, short
 
 NAME = "llama-benchy"
 VERSION = "0.4.0"
@@ -77,31 +77,25 @@ class LlamaBenchy(Generator):
             settings=settings.model_dump(exclude={"latency_mode", "prefix_caching"}),
         )
 
-    def runs(self, at: At, cell: PlannedCell) -> list[Run]:
-        words = arguments(cell, at.target, at.suite.settings, f"{at.folder}/raw")
-        return [Run((f"{at.settings.path}/bin/python", "-c", LAUNCHER, *words))]
-
-    def env(self, at: At) -> dict[str, str]:
+    def measurement(self, at: At, cell: PlannedCell) -> Measurement:
+        argv = (f"{at.settings.path}/bin/python", "-c", LAUNCHER, *arguments(at, cell))
         book = at.settings.book
-        return {BOOK: book, **OFFLINE} if book else {}
+        return Measurement((Run(argv),), {BOOK: book, **OFFLINE} if book else {})
 
     def results(
-        self, suite: Suite, cell: PlannedCell, folder: Path, output: str, raw: tuple[str, ...]
+        self, suite: Suite, cell: PlannedCell, files: Mapping[str, str]
     ) -> list[CellResult]:
-        return read_cell(cell, folder, suite.settings, output=output, raw=raw)
+        progress = read_progress(files.get(f"{cell.id}.jsonl", "").splitlines())
+        found, output = json_of(files, f"{cell.id}.json"), files.get(f"{cell.id}.log", "")
+        return parse(cell, found, progress, suite.settings, output)
 
 
-def arguments(
-    cell: PlannedCell, target: Target, settings: MeasurementSettings, folder: str
-) -> list[str]:
-    """Return the arguments for a cell.
-
-    Args:
-        folder: on the node, where the result and the progress are written.
-    """
+def arguments(at: At, cell: PlannedCell) -> list[str]:
+    """Return the arguments for a cell, whose result and progress are written below `at.folder`."""
+    settings, raw = at.suite.settings, f"{at.folder}/raw/{cell.id}"
     key = cell.key
-    words = ["--base-url", target.base_url, "--model", target.model]
-    words += ["--served-model-name", target.served_name, "--tokenizer", target.tokenizer]
+    words = ["--base-url", at.base_url, "--model", at.model]
+    words += ["--served-model-name", at.served_name, "--tokenizer", at.tokenizer]
     words += ["--pp", str(key.prompt), "--tg", str(key.output), "--depth", str(key.depth)]
     words += ["--concurrency", str(key.concurrency), "--runs", str(cell.runs)]
     words += ["--latency-mode", settings.latency_mode]
@@ -112,8 +106,8 @@ def arguments(
         words.append("--skip-coherence")
     if settings.temperature is not None:
         words += ["--extra-body", f"temperature={settings.temperature:g}"]
-    words += ["--save-result", f"{folder}/{cell.id}.json", "--format", "json"]
-    return [*words, "--emit-progress", f"{folder}/{cell.id}.jsonl"]
+    words += ["--save-result", f"{raw}.json", "--format", "json"]
+    return [*words, "--emit-progress", f"{raw}.jsonl"]
 
 
 # -- progress --------------------------------------------------------------------------------------
@@ -160,50 +154,26 @@ def read_progress(lines: Iterable[str]) -> Requests:
 # -- result ----------------------------------------------------------------------------------------
 
 
-def read_cell(
-    cell: PlannedCell,
-    folder: Path,
-    settings: MeasurementSettings,
-    *,
-    output: str = "",
-    raw: tuple[str, ...] = (),
-) -> list[CellResult]:
-    """Return a cell's results: its own, and with prefix caching that of its context's prefill.
-
-    Args:
-        folder: with the files that `arguments` named.
-        output: what the program printed.
-        raw: paths of its files, for the record.
-    """
-    stream = folder / f"{cell.id}.jsonl"
-    lines = stream.read_text("utf-8", "replace").splitlines() if stream.is_file() else []
-    progress = read_progress(lines)
-    found = read_json(folder / f"{cell.id}.json")
-    return parse(cell, found, progress, settings, output=output, raw=raw)
-
-
 def parse(
     cell: PlannedCell,
     data: dict[str, Any] | str,
     progress: Requests,
     settings: MeasurementSettings,
-    *,
     output: str = "",
-    raw: tuple[str, ...] = (),
 ) -> list[CellResult]:
-    """Return a cell's results.
+    """Return a cell's results: its own, and with prefix caching that of its context's prefill.
 
     Args:
         data: the JSON result, or why there is none.
+        output: what the program printed.
     """
     reasons = _said(progress, settings, output)
     if isinstance(data, str):
-        return [result(cell, reasons=[*reasons, data], raw=raw)]
+        return [result(cell, reasons=[*reasons, data])]
     version = str(data.get("version"))
     if version != VERSION:
         reasons.append(f"written by {NAME} {version}, expected {VERSION}")
-    benchmarks = data.get("benchmarks")
-    entries = [e for e in benchmarks if isinstance(e, dict)] if isinstance(benchmarks, list) else []
+    entries = objects_of(data.get("benchmarks"))
     wanted = [cell.key]
     if settings.prefix_caching and cell.key.depth:
         wanted.insert(0, cell.key.model_copy(update={"context_prefill": True}))
@@ -212,15 +182,11 @@ def parse(
         entry = next((e for e in entries if is_of(e, key)), None)
         if entry is None:
             missing = "the result has no such benchmark" if entries else "the result is empty"
-            results.append(result(cell, key=key, reasons=[*reasons, missing], raw=raw))
+            results.append(result(cell, key=key, reasons=[*reasons, missing]))
             continue
         metrics, why, attention = _metrics(entry, key, cell.runs, number(data.get("latency_ms")))
-        all_reasons = [*reasons, *why]
-        results.append(
-            result(
-                cell, key=key, metrics=metrics, reasons=all_reasons, attention=attention, raw=raw
-            )
-        )
+        why = [*reasons, *why]
+        results.append(result(cell, key=key, metrics=metrics, reasons=why, attention=attention))
     return results
 
 
@@ -263,12 +229,12 @@ def _metrics(
     reasons: list[str] = []
     attention: list[str] = []
     requests = runs * key.concurrency
-    answered = len(numbers(_values(entry.get("ttfr"))))
+    answered = len(numbers(found_at(entry, "ttfr", "values")))
     for name, field_name in {**TOTALS, **OF_REQUESTS}.items():
         if name in _DECODE and key.output < 2:
             continue
         expected = runs if name in TOTALS else requests
-        values = numbers(_values(entry.get(field_name)))
+        values = numbers(found_at(entry, field_name, "values"))
         if len(values) == expected:
             metrics[name] = _metric(values, runs)
         elif name in _PREFILL and answered == requests:
@@ -284,10 +250,6 @@ def _metrics(
                 f"{field_name} has {len(values)} of {expected} values: runs were dropped"
             )
     return metrics, reasons, attention
-
-
-def _values(metric: object) -> object:
-    return metric.get("values") if isinstance(metric, dict) else None
 
 
 def _metric(values: list[float], runs: int) -> Metric:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -182,7 +182,7 @@ def nodes_of(play: Play, served: Served) -> tuple[NodeRecord, ...]:
     chosen = engine(server.engine)
     names = {node.name for node in served.deployment.nodes}
     nodes = [node for node in play.nodes if node.name in names]
-    firmwares = play.on_each(nodes, lambda node: firmware(play.session(node), node))
+    firmwares = play.on_each(nodes, lambda node: firmware(play.session(node)))
     return tuple(
         node_record(node).model_copy(
             update={**firmwares[node.name], "environment": chosen.environment(node, server)}
@@ -271,40 +271,17 @@ def _repository(reference: str) -> str:
     return name.removeprefix("docker.io/").removeprefix("library/")
 
 
-def firmware(session: Session, node: Node) -> dict[str, str]:
-    """Return `firmware` and `bios` of a node's record, as far as they can be read."""
-    drivers = {
-        link.interface: ("ethtool", "-i", link.interface) for link in node.links if link.interface
-    }
+def firmware(session: Session) -> dict[str, str]:
+    """Return `firmware` (of the ConnectX, each version once) and `bios` (vendor, version and date)
+    of a node's record; empty where they cannot be read."""
     try:
-        answer = session.request(
-            "gather", commands=drivers, files=BIOS, trees={"firmware": FIRMWARE}
-        )
+        answer = session.request("gather", files=BIOS, trees={"firmware": FIRMWARE})
     except SparkClusterError:  # no reason not to measure
         return {}
-    return firmware_of(answer)
-
-
-def firmware_of(answer: Mapping[str, Any]) -> dict[str, str]:
-    """Return `firmware` (of the ConnectX, each version once) and `bios` (vendor, version and date)
-    in an answer of a node's agent; empty where it is not known."""
-    versions = [str(text) for text in answer.get("trees", {}).get("firmware", {}).values()]
-    if not any(text.strip() for text in versions):
-        done = answer.get("commands", {}).values()
-        versions = [_of_driver(one["stdout"]) for one in done if one and one["status"] == 0]
+    versions, files = answer["trees"]["firmware"].values(), answer["files"]
     known = sorted({_short(text) for text in versions if text.strip()})
-    files = answer.get("files", {})
-    bios = [_short(str(files[name])) for name in BIOS if files.get(name)]
+    bios = [_short(files[name]) for name in BIOS if files[name]]
     return {"firmware": ", ".join(known), "bios": " ".join(filter(None, bios))}
-
-
-def _of_driver(text: str) -> str:
-    """Return `28.45.4028` of `firmware-version: 28.45.4028 (NVD0000000087)`."""
-    for line in text.splitlines():
-        name, _, value = line.partition(":")
-        if name == "firmware-version" and value.split():
-            return value.split()[0]
-    return ""
 
 
 def _short(text: str) -> str:

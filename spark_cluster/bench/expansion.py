@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import chain, groupby, product
 
 from spark_cluster.bench.record import CellKey
 from spark_cluster.bench.suite import Pair, Stage, Suite, Sweep, Variant
@@ -89,17 +89,15 @@ class PlannedSetup(Document):
 
 @dataclass(frozen=True)
 class Step:
-    """A server is brought up, its cells are measured, and it is taken down.
-
-    Attributes:
-        stage: its name in the suite; empty where the suite has none.
-        turn: of a pair, from 1; the same server has a step for each turn.
-    """
+    """A server is brought up, its cells (at least one) are measured, and it is taken down."""
 
     setup: PlannedSetup
     cells: tuple[PlannedCell, ...]
-    stage: str = ""
-    turn: int = 1
+
+    @property
+    def turn(self) -> int:
+        """Of a pair, from 1; the same server has a step for each turn."""
+        return self.cells[0].turn
 
 
 @dataclass(frozen=True)
@@ -184,7 +182,7 @@ def expand(
                 )
                 measured.update(cell.id for cell in cells)
                 if cells:
-                    steps.append(Step(setup, cells, stage.name, turn))
+                    steps.append(Step(setup, cells))
     return Expansion(tuple(_joined(steps)))
 
 
@@ -200,17 +198,12 @@ def _must_generate(recipes: Iterable[Recipe]) -> None:
             )
 
 
-def _joined(steps: Sequence[Step]) -> list[Step]:
+def _joined(steps: Sequence[Step]) -> Iterator[Step]:
     """Join steps on one server that follow each other: it is not restarted between stages."""
-    found: list[Step] = []
-    for step in steps:
-        last = found[-1] if found else None
-        if last is not None and (last.setup.id, last.turn) == (step.setup.id, step.turn):
-            names = ", ".join(dict.fromkeys(name for name in (last.stage, step.stage) if name))
-            found[-1] = replace(last, cells=last.cells + step.cells, stage=names)
-        else:
-            found.append(step)
-    return found
+    for _, group in groupby(steps, lambda step: (step.setup.id, step.turn)):
+        first, *others = group
+        cells = chain(first.cells, *(step.cells for step in others))
+        yield replace(first, cells=tuple(cells))
 
 
 def measurable(suite: Suite, found: Expansion) -> Expansion:

@@ -6,7 +6,6 @@ It is `fabric.json` of a folder; `predict --calibrate` takes the link's figures 
 
 from __future__ import annotations
 
-import re
 import statistics
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -20,9 +19,13 @@ from spark_cluster.bench.record import Part
 from spark_cluster.bench.run_folder import printable, read_document
 from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS
 from spark_cluster.known_issues.entries import catalogue
-from spark_cluster.known_issues.log_matching import recognise
-from spark_cluster.planning.speed.allreduce import MEASURED, carried, most_exchanges
-from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.known_issues.log_matching import marks_in, recognise
+from spark_cluster.planning.speed.constants import (
+    MEASURED_NODES,
+    Constants,
+    carried,
+    most_exchanges,
+)
 
 FORMAT: Final = "spark-cluster.fabric.v1"
 FILE = "fabric.json"
@@ -52,9 +55,6 @@ FULL_MTU = 9000
 
 UNEVEN = 0.15
 """The nodes' memories differ by more than this share only when something is wrong with one."""
-
-_IB = re.compile(r"NET/IB : Using (?P<devices>.*)")
-_DEVICE = re.compile(r"\[\d+\]([\w.-]+):")
 
 
 class AllReduce(Part):
@@ -246,7 +246,9 @@ def _of_link(record: FabricRecord) -> Iterator[str]:
     token = record.of_use("one token")
     slowest = most_exchanges(nodes) * Constants().allreduce_high_us
     if token is not None and token.latency_us > slowest:
-        known = "were seen elsewhere" if nodes == MEASURED else f"are expected of {nodes} nodes"
+        known = (
+            "were seen elsewhere" if nodes == MEASURED_NODES else f"are expected of {nodes} nodes"
+        )
         yield (
             f"an all-reduce of one token takes {token.latency_us:.0f} us, "
             f"at most {slowest:.0f} {known}"
@@ -301,36 +303,15 @@ def _by_figures(record: FabricRecord, *, explained: bool) -> Iterator[Cause]:
 
 
 def _of_logs(nodes: Sequence[FabricNode]) -> Iterator[Cause]:
-    """Yield the issues that the lines of NCCL show."""
+    """Yield the issues that the lines of NCCL show.
+
+    `NET/Socket` is listed where RDMA is taken, too: what the catalogue says clears it counts.
+    """
     for node in nodes:
-        if uses_rdma(node.nccl_log) is False:
-            yield Cause("nccl-sockets", f"{node.name}: NCCL uses TCP sockets, no RDMA")
-        devices = rdma_devices(node.nccl_log)
-        if len(devices) == 1:
-            yield Cause("nccl-one-twin", f"{node.name}: NCCL uses {devices[0]} only")
+        marks = {mark for line in node.nccl_log for mark in marks_in(line)}
+        came_to_nothing = {id for kind, id in marks if kind == "cleared_by"}
+        came_to_nothing -= {id for kind, id in marks if kind == "confirmed_by"}
         for line in node.nccl_log:
             for issue in recognise(line):
-                if issue.id not in ("nccl-sockets", "nccl-one-twin"):
-                    yield Cause(issue.id, f"{node.name}: {line}")
-
-
-def uses_rdma(lines: Sequence[str]) -> bool | None:
-    """Return whether NCCL took RDMA (NET/IB); None where its log does not say.
-
-    `NET/Socket` is listed where RDMA is taken, too: the line that counts is the chosen network's.
-    """
-    for line in lines:
-        if "Using network IB" in line or "via NET/IB" in line:
-            return True
-        if "Using network Socket" in line or "via NET/Socket" in line:
-            return False
-    return None
-
-
-def rdma_devices(lines: Sequence[str]) -> list[str]:
-    """Return the RDMA devices that NCCL uses."""
-    for line in lines:
-        found = _IB.search(line)
-        if found:
-            return _DEVICE.findall(found["devices"].partition("OOB")[0])
-    return []
+                if issue.id not in came_to_nothing:
+                    yield Cause(issue.id, f"{node.name}: {issue.title}: {line}")

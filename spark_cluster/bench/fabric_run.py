@@ -27,7 +27,7 @@ from spark_cluster.engine.job_client import ray_jobs
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import MEASURING
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
-from spark_cluster.planning.batch import batched_tokens
+from spark_cluster.planning.room import batched_tokens
 from spark_cluster.planning.speed.serving import serving_of
 from spark_cluster.resources.unit import FOLDER
 from spark_cluster.runner.events import Progress

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, field
 from statistics import fmean, stdev
 from typing import Any, ClassVar
 
@@ -26,36 +25,35 @@ RUN_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Target:
-    """The endpoint to measure.
-
-    Attributes:
-        base_url: with `/v1`.
-        served_name: the model as clients name it.
-        model: its name on the hub, for the record.
-        tokenizer: folder on the node with `tokenizer.json`.
-    """
-
-    base_url: str
-    served_name: str
-    model: str
-    tokenizer: str
-
-
-@dataclass(frozen=True)
 class At:
     """Where the cells of a step are measured.
 
     Attributes:
+        base_url: of the endpoint, with `/v1`.
         folder: of the step, on the head.
         settings: of the generator's role; None without one.
     """
 
     suite: Suite
     deployment: Deployment
-    target: Target
+    base_url: str
     folder: str
     settings: Any = None
+
+    @property
+    def served_name(self) -> str:
+        """The model as clients name it."""
+        return self.deployment.endpoint.model
+
+    @property
+    def model(self) -> str:
+        """The model's name on the hub, for the record."""
+        return self.deployment.first.recipe.model.name
+
+    @property
+    def tokenizer(self) -> str:
+        """The folder on the node with `tokenizer.json`."""
+        return self.deployment.first.model_path
 
 
 @dataclass(frozen=True)
@@ -69,6 +67,22 @@ class Run:
 
     argv: tuple[str, ...]
     prints: str = ""
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """How a cell is measured, as `node/bench/measure.py` reads it.
+
+    Attributes:
+        env: variables for its programs.
+        as_root: its programs are started by root: those in a container.
+        questions: that our own program asks; empty for a load generator.
+    """
+
+    runs: tuple[Run, ...]
+    env: Mapping[str, str] = field(default_factory=dict)
+    as_root: bool = False
+    questions: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Generator(ABC):
@@ -90,36 +104,22 @@ class Generator(ABC):
         """Return what the record says of it; without a version where it is the engine's."""
 
     @abstractmethod
-    def runs(self, at: At, cell: PlannedCell) -> list[Run]:
+    def measurement(self, at: At, cell: PlannedCell) -> Measurement:
         """Return the commands that measure a cell; each writes into `raw` of the folder only."""
 
     @abstractmethod
     def results(
-        self, suite: Suite, cell: PlannedCell, folder: Path, output: str, raw: tuple[str, ...]
+        self, suite: Suite, cell: PlannedCell, files: Mapping[str, str]
     ) -> list[CellResult]:
         """Return a cell's results.
 
         Args:
-            folder: on the laptop, with what it has written.
-            output: what it has printed.
-            raw: paths of its files, for the record.
+            files: that it has written, by name, with their text; `ID.log` is what it has printed.
         """
 
     def limit_s(self, _suite: Suite, _cell: PlannedCell) -> float:
         """Return the seconds that a cell may take, which its runs share."""
         return RUN_S
-
-    def env(self, _at: At) -> dict[str, str]:
-        """Return variables for its programs."""
-        return {}
-
-    def files(self, _at: At, _cells: tuple[PlannedCell, ...]) -> Mapping[str, bytes]:
-        """Return files for the folder, by name."""
-        return {}
-
-    def as_root(self, _at: At) -> bool:
-        """Return whether its programs are started by root: those in a container."""
-        return False
 
 
 # -- results ---------------------------------------------------------------------------------------
@@ -141,7 +141,6 @@ def result(
     metrics: dict[MetricName, Metric] | None = None,
     reasons: Sequence[str] = (),
     attention: Sequence[str] = (),
-    raw: tuple[str, ...] = (),
     key: CellKey | None = None,
 ) -> CellResult:
     """Return a cell's result: failed when there is a reason.
@@ -159,5 +158,4 @@ def result(
         reason="; ".join(dict.fromkeys(reasons)),
         attention=tuple(dict.fromkeys(attention)),
         metrics=metrics or {},
-        raw=raw,
     )

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from spark_cluster.bench import vllm_bench
 from spark_cluster.bench.expansion import REQUESTS, PlannedCell
-from spark_cluster.bench.generator import OFFLINE, At, Generator, Run, Target
+from spark_cluster.bench.generator import OFFLINE, At, Generator, Measurement, Run
 from spark_cluster.bench.record import CellResult, Tool
 from spark_cluster.bench.run_folder import number
-from spark_cluster.bench.suite import MeasurementSettings, Suite
+from spark_cluster.bench.suite import Suite
 from spark_cluster.node.replies import at as found_at
+from spark_cluster.node.replies import objects_of
 
 NAME = "guidellm"
 VERSION = "0.8.1"
@@ -44,49 +44,43 @@ class GuideLlm(Generator):
         settings = suite.settings.model_dump(include={"exact_output", "temperature"})
         return Tool(name=NAME, version=VERSION, settings=settings)
 
-    def runs(self, at: At, cell: PlannedCell) -> list[Run]:
-        program = f"{at.settings.path}/bin/guidellm"
-        folder, settings = f"{at.folder}/raw", at.suite.settings
-        each = range(1, cell.runs + 1)
-        return [Run((program, *arguments(cell, at.target, settings, folder, run))) for run in each]
-
-    def env(self, _at: At) -> dict[str, str]:
-        return OFFLINE
+    def measurement(self, at: At, cell: PlannedCell) -> Measurement:
+        program, each = f"{at.settings.path}/bin/guidellm", range(1, cell.runs + 1)
+        runs = tuple(Run((program, *arguments(at, cell, run))) for run in each)
+        return Measurement(runs, OFFLINE)
 
     def limit_s(self, _suite: Suite, cell: PlannedCell) -> float:
         return cell.runs * vllm_bench.open_loop_s(cell)
 
     def results(
-        self, _suite: Suite, cell: PlannedCell, folder: Path, output: str, raw: tuple[str, ...]
+        self, _suite: Suite, cell: PlannedCell, files: Mapping[str, str]
     ) -> list[CellResult]:
-        runs = vllm_bench.read_runs(cell, folder, output)
+        runs = vllm_bench.read_runs(cell, files)
         found = [one if isinstance(one, str) else as_vllm(one) for one in runs]
-        return [vllm_bench.parse(cell, found, None, raw)]
+        return [vllm_bench.parse(cell, found)]
 
 
-def arguments(
-    cell: PlannedCell, target: Target, settings: MeasurementSettings, folder: str, run: int
-) -> list[str]:
-    """Return the words after `guidellm`.
+def arguments(at: At, cell: PlannedCell, run: int) -> list[str]:
+    """Return the words after `guidellm`, which writes its report below `at.folder`.
 
     Args:
-        folder: on the node, where the report is written.
         run: repetition, from 1: each has a seed and a file of its own.
     """
+    settings = at.suite.settings
     key, rate = cell.key, cell.key.request_rate
     body = {"ignore_eos": settings.exact_output, "temperature": settings.temperature}
     extras = {"body": {name: value for name, value in body.items() if value is not None}}
-    server = target.base_url.removesuffix("/v1")
-    path = f"{folder}/{vllm_bench.file_name(cell, run)}"
+    server = at.base_url.removesuffix("/v1")
+    path = f"{at.folder}/raw/{vllm_bench.file_name(cell, run)}"
     options: dict[str, dict[str, Any]] = {
         "backend": {
-            "kind": "openai_http", "target": server, "model": target.served_name, "extras": extras
+            "kind": "openai_http", "target": server, "model": at.served_name, "extras": extras
         },
         "profile": {"kind": "concurrent", "streams": [key.concurrency]}
         if rate is None
         else {"kind": "poisson", "rate": [rate]},
         "constraint": {"kind": "max_requests", "count": cell.requests or REQUESTS},
-        "tokenizer": {"kind": "hf_auto", "model": target.tokenizer},
+        "tokenizer": {"kind": "hf_auto", "model": at.tokenizer},
         "data": {
             "kind": "synthetic_text", "prompt_tokens": key.prompt, "output_tokens": key.output
         },
@@ -108,11 +102,10 @@ def as_vllm(report: Mapping[str, Any]) -> dict[str, Any] | str:
         return found_at(report, "benchmarks", 0, "metrics", *keys)
 
     failed = found_at(report, "benchmarks", 0, "requests", "errored")
-    listed = failed if isinstance(failed, list) else []
     completed = figure("request_totals", "successful")
     found: dict[str, Any] = {
         "completed": completed,
-        "errors": [str(found_at(one, "info", "error")) for one in listed],
+        "errors": [str(found_at(one, "info", "error")) for one in objects_of(failed)],
         "request_throughput": figure("requests_per_second", "successful", "mean"),
         "output_throughput": figure("output_tokens_per_second", "successful", "mean"),
         "output_lens": [figure("output_token_count", "successful", "min")] if completed else [],

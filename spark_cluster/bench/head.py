@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 import time
 from dataclasses import asdict
 from functools import partial
@@ -12,10 +11,10 @@ from typing import Any
 
 from spark_cluster.bench import describe, generators, on_node, run_telemetry
 from spark_cluster.bench.expansion import PlannedCell, Step
-from spark_cluster.bench.generator import At, Generator, Target
+from spark_cluster.bench.generator import At, Generator
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.run_folder import moment, number, read_json
+from spark_cluster.bench.run_folder import moment, number
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.telemetry import read_lines
 from spark_cluster.bench.telemetry_flags import with_telemetry
@@ -47,18 +46,10 @@ def measure(play: Play, run: BenchRun, step: Step, deployment: Deployment) -> No
     recording = Recording(play, nodes, folder, metrics, job.limit_s)
     on_node.may_go_on(session, folder)
     recording.start()
-    ended = threading.Event()
-
-    def load() -> None:
-        try:
-            role = generators.of(run.suite).role
-            play.apply(head, *([role] if role else []), job.resources)
-        finally:
-            ended.set()
-
+    role = generators.of(run.suite).role
+    load = partial(play.apply, head, *([role] if role else []), job.resources)
     try:
-        told = partial(play.note, warning=True)
-        _, peak = play.together(load, lambda: vram.peak_until(play.sessions, ended, told))
+        _, peak = vram.peak_while(play, load)
         run.add_vram(step.setup.id, describe.readings(peak, "under_load"))
     except BaseException:
         # What ended it is what the user needs to know; the rest is fetched when it is continued.
@@ -89,31 +80,25 @@ def settings_of(play: Play, generator: Generator) -> Any:
 
 def job_of(run: BenchRun, step: Step, deployment: Deployment, play: Play) -> on_node.Job:
     """Return what the head gets to measure a step's cells."""
-    server, generator, folder = deployment.first, generators.of(run.suite), run.on_node(step)
-    target = Target(
-        base_url=f"{load_base(deployment)}/v1",
-        served_name=deployment.endpoint.model,
-        model=server.recipe.model.name,
-        tokenizer=server.recipe.model.node_path,
-    )
-    at = At(run.suite, deployment, target, folder, settings_of(play, generator))
-    measured = tuple(cell for cell in step.cells if not cell.skip)
-    cells = tuple(_planned(generator, at, cell) for cell in measured)
+    generator, folder = generators.of(run.suite), run.on_node(step)
+    base, settings = f"{load_base(deployment)}/v1", settings_of(play, generator)
+    at = At(run.suite, deployment, base, folder, settings)
+    cells = []
+    for cell in step.cells:
+        if not cell.skip:
+            how = generator.measurement(at, cell)
+            each_s = generator.limit_s(run.suite, cell) / len(how.runs)
+            cells.append({"id": cell.id, "timeout_s": each_s, **asdict(how)})
     health = tuple(engine_base(one) + engine(one.engine).health for one in deployment.servers)
-    files = generator.files(at, measured)
-    return on_node.Job(folder, health, cells, play.head.user, files)
+    return on_node.Job(folder, health, tuple(cells), play.head.user, _limit_s(run, step))
 
 
-def _planned(generator: Generator, at: At, cell: PlannedCell) -> dict[str, Any]:
-    """Return a cell for node/bench/measure.py."""
-    runs = generator.runs(at, cell)
-    return {
-        "id": cell.id,
-        "runs": [asdict(one) for one in runs],
-        "env": generator.env(at),
-        "timeout_s": generator.limit_s(at.suite, cell) / len(runs),
-        "as_root": generator.as_root(at),
-    }
+def _limit_s(run: BenchRun, step: Step) -> float:
+    """Return the seconds that all cells of a step may take."""
+    limits = (
+        generators.of(run.suite).limit_s(run.suite, cell) for cell in step.cells if not cell.skip
+    )
+    return sum(limits) + on_node.SLACK_S
 
 
 def engine_base(server: Server) -> str:
@@ -171,9 +156,7 @@ def is_done_there(play: Play, run: BenchRun, step: Step) -> bool:
 
 def _wait(play: Play, run: BenchRun, step: Step) -> None:
     """Wait until the head measures no cells of a step, as long as these can take at most."""
-    generator = generators.of(run.suite)
-    limits = (generator.limit_s(run.suite, cell) for cell in step.cells)
-    limit_s = sum(limits) + on_node.SLACK_S
+    limit_s = _limit_s(run, step)
     deadline = time.monotonic() + limit_s
     if is_measuring(play, run, step):
         play.note("the nodes are still measuring; this waits for them")
@@ -201,13 +184,11 @@ def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Re
     recording.fetch(into)
     if on_node.measured(session) != folder:
         recording.stop()
-    with on_node.files_of(play.connections, head.name) as files:
-        too_large = on_node.fetch(files, folder, into)
+    left = {cell.id: cell for cell in run.left(step)}
     found = []
-    for cell in step.cells:
-        ended = read_json(into / "cells" / f"{cell.id}.json")
-        if isinstance(ended, dict):
-            found += results_of(run, cell, ended, into, too_large)
+    for id, ended in on_node.fetch(session, folder, left.keys(), into):
+        if isinstance(ended.told, dict):
+            found += results_of(run, left[id], ended, into / "raw")
     known = [read_lines(*one) for one in run_telemetry.texts(into).items()]
     rows = [row for of_node, _ in known for row in of_node]
     drafts = [of_node for _, of_node in known]
@@ -215,27 +196,20 @@ def _bring_back(play: Play, head: Node, run: BenchRun, step: Step, recording: Re
 
 
 def results_of(
-    run: BenchRun, cell: PlannedCell, ended: dict[str, object], into: Path, too_large: list[str]
+    run: BenchRun, cell: PlannedCell, ended: on_node.EndedCell, raw: Path
 ) -> list[CellResult]:
     """Return what came of a cell that the node has measured.
 
     Args:
-        ended: what the worker says of it.
-        into: the laptop's copy of the node's folder.
-        too_large: files that were not copied.
+        raw: folder of its files on the laptop.
     """
-    log = into / "raw" / f"{cell.id}.log"
-    output = log.read_text("utf-8", "replace") if log.is_file() else ""
-    names = tuple(
-        str(path.relative_to(run.folder)) for path in sorted((into / "raw").glob(f"{cell.id}.*"))
-    )
-    found = generators.of(run.suite).results(run.suite, cell, into / "raw", output, names)
-    error = str(ended.get("error") or "")
-    written = (name for name in too_large if not name.endswith(".log"))
-    if any(name.startswith(f"raw/{cell.id}.") for name in written):
+    error = str(ended.told.get("error") or "")
+    if any(not name.endswith(".log") for name in ended.too_large):
         error = "its result is too large to be copied; it is still on the node"
-    times = {name: moment(number(ended.get(name))) for name in ("started", "finished")}
-    changed: dict[str, object] = {**times}
+    files = (str((raw / name).relative_to(run.folder)) for name in sorted(ended.files))
+    times = {name: moment(number(ended.told.get(name))) for name in ("started", "finished")}
+    changed: dict[str, object] = {**times, "raw": tuple(files)}
     if error:
         changed |= {"status": "failed", "reason": error, "metrics": {}}
+    found = generators.of(run.suite).results(run.suite, cell, ended.files)
     return [result.model_copy(update=changed) for result in found]

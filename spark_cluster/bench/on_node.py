@@ -1,32 +1,23 @@
 """The part of a run on the node next to the endpoint: what is sent there, and what comes back.
 
-Files come by SFTP, or where a node is on this machine from its disk. What a node says of its files
-is foreign input: names, sizes and contents are bounded, links are not followed, and a node that
-hangs is given up.
+What a node says of its files is foreign input: names, sizes and contents are bounded.
 """
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import stat
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import paramiko
-
-from spark_cluster.errors import Failed, Unreachable
+from spark_cluster.errors import Failed
 from spark_cluster.loader import programs
-from spark_cluster.node import own_program, paths, safe_paths
+from spark_cluster.node import own_program, paths
 from spark_cluster.node.bench import measure
+from spark_cluster.node.replies import decoded
 from spark_cluster.resources import Command, Directory, File, Resource
-from spark_cluster.runner.connections import Connections
-from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.runner.session import Session
-from spark_cluster.runner.ssh import Connection, limited
 
 FOLDER = paths.BENCH
 """On the node; each run has a folder of its own, each server of it one below."""
@@ -49,12 +40,6 @@ MOST_BYTES = 1 << 30
 SLACK_S = 600.0
 """Seconds in addition to the limits of the cells: for waiting until the server answers."""
 
-LIMIT_S = 900.0
-"""Seconds for all files that are read at once; then the connection is closed."""
-
-MOST_FILES = 10_000
-"""Files of a folder; there is no use for more."""
-
 NAME_BYTES = 255
 """Longest name of a file, as on ext4 and APFS."""
 
@@ -66,22 +51,16 @@ class Job:
     Attributes:
         folder: on the node.
         health: URLs that answer with 200 while the servers are up.
-        cells: for node/bench/measure.py: `id`, `runs`, `env`, `timeout_s` of a run, `as_root`.
+        cells: each with its `id`, `timeout_s` (of a run) and the fields of its `Measurement`.
         user: of the node, as whom load generators run.
-        files: more files for the folder, by name.
+        limit_s: seconds that all of it may take.
     """
 
     folder: str
     health: tuple[str, ...]
     cells: tuple[Mapping[str, Any], ...]
     user: str
-    files: Mapping[str, bytes] = field(default_factory=dict)
-
-    @property
-    def limit_s(self) -> float:
-        """Seconds that all of it may take."""
-        runs = sum(cell["timeout_s"] * len(cell["runs"]) for cell in self.cells)
-        return float(runs) + SLACK_S
+    limit_s: float
 
     @property
     def resources(self) -> list[Resource]:
@@ -89,11 +68,8 @@ class Job:
         plan = {"health": self.health, "cells": self.cells, "user": self.user}
         parts = self.folder.removeprefix(f"{FOLDER}/").split("/")
         folders = ["/".join((FOLDER, *parts[:n])) for n in range(len(parts) + 1)]
-        sent = {
-            ARCHIVE: programs.archive(MAIN, ASK),
-            **self.files,
-            "plan.json": json.dumps(plan, indent=1).encode(),
-        }
+        text = json.dumps(plan, indent=1).encode()
+        sent = {ARCHIVE: programs.archive(MAIN, ASK), measure.PLAN: text}
         return [
             *[Directory(folder, mode=0o755, owner="root") for folder in folders],
             *[File(f"{self.folder}/{name}", content=content) for name, content in sent.items()],
@@ -135,181 +111,66 @@ def _do(session: Session, *argv: str) -> None:
         raise Failed(f"{' '.join(argv)}: {done.stderr.strip() or f'status {done.status}'}")
 
 
-def fetch(files: NodeFiles, folder: str, into: Path) -> list[str]:
-    """Copy what was measured from the node; returns the files that are too large to copy.
+@dataclass(frozen=True)
+class EndedCell:
+    """A cell that the node has measured.
+
+    Attributes:
+        told: what the program that measures says of it; None where that is no JSON.
+        files: that were copied, by name, with their text.
+        too_large: files that were not copied.
+    """
+
+    told: Any
+    files: Mapping[str, str]
+    too_large: tuple[str, ...]
+
+
+def fetch(
+    session: Session, folder: str, cells: Collection[str], into: Path
+) -> Iterator[tuple[str, EndedCell]]:
+    """Copy what was measured of some cells from the node; yields those that have ended, by id.
 
     Raises:
         Failed: an answer of the node is not what was asked for.
     """
-    too_large, total = [], 0
-    for place in ("cells", "raw"):
-        for name, size in sorted(files.sizes(f"{folder}/{place}").items()):
-            if size > LARGEST_BYTES:
-                too_large.append(f"{place}/{name}")
-                continue
-            total += size
-            if total > MOST_BYTES:
-                raise Failed(f"{folder} holds more than {MOST_BYTES >> 20} MiB of results")
-            content = files.read(f"{folder}/{place}/{name}", size)
-            path = into / place / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-    return too_large
+    total = 0
+    for told, text in read(session, folder, "cells/*.json"):
+        cell = told.removesuffix(".json")
+        if cell not in cells:
+            continue
+        raw = {name: content.encode() for name, content in read(session, folder, f"raw/{cell}.*")}
+        copied = {name: data for name, data in raw.items() if len(data) <= LARGEST_BYTES}
+        total += sum(map(len, copied.values()))
+        if total > MOST_BYTES:
+            raise Failed(f"{folder} holds more than {MOST_BYTES >> 20} MiB of results")
+        files = {f"raw/{name}": data for name, data in copied.items()}
+        for name, data in {**files, f"cells/{told}": text.encode()}.items():
+            (into / name).parent.mkdir(parents=True, exist_ok=True)
+            (into / name).write_bytes(data)
+        texts = {name: data.decode() for name, data in copied.items()}
+        yield cell, EndedCell(decoded(text), texts, tuple(raw.keys() - copied.keys()))
 
 
-# -- files of a node -------------------------------------------------------------------------------
+def read(session: Session, folder: str, pattern: str) -> Iterator[tuple[str, str]]:
+    """Yield the name and the text of each regular file that a pattern matches, by name.
 
-
-class LocalFiles:
-    """The files of a node on this machine, as far as its login user may read them.
-
-    Args:
-        node: its name in the inventory.
-        root: where its file system begins.
-    """
-
-    def __init__(self, node: str, root: str) -> None:
-        self._node = node
-        self._root = root
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        """Return the regular files of a folder, by name, with their bytes; none without a folder.
-
-        Raises:
-            Failed: it cannot be read, or the answer is not a listing.
-        """
-        with (
-            _named(self._node, folder),
-            contextlib.suppress(FileNotFoundError),
-            safe_paths.folder(Path(folder), self._root) as place,
-            os.scandir(place) as entries,
-        ):
-            found = ((entry.name, entry.stat(follow_symlinks=False)) for entry in entries)
-            return _regular((name, about.st_mode, about.st_size) for name, about in found)
-        return {}
-
-    def read(self, path: str, size: int) -> bytes:
-        """Return up to `size` bytes of a regular file.
-
-        Raises:
-            Failed: it cannot be read.
-        """
-        with _named(self._node, path), safe_paths.file(Path(path), self._root) as file:
-            return file.read(size)
-
-
-class SftpFiles:
-    """The files of a node over SSH, as `LocalFiles`.
-
-    Args:
-        node: its name in the inventory.
-        sftp: fabric's client.
-    """
-
-    def __init__(self, node: str, sftp: paramiko.SFTPClient) -> None:
-        self._node = node
-        self._sftp = sftp
-
-    def sizes(self, folder: str) -> dict[str, int]:
-        with _named(self._node, folder), contextlib.suppress(FileNotFoundError):
-            if not stat.S_ISDIR(self._sftp.lstat(folder).st_mode or 0):
-                raise ValueError("it is not a folder")
-            found = self._sftp.listdir_iter(folder, read_aheads=2)
-            return _regular((one.filename, one.st_mode, one.st_size) for one in found)
-        return {}
-
-    def read(self, path: str, size: int) -> bytes:
-        with _named(self._node, path), self._sftp.open(path, "rb") as file:
-            file.prefetch(size)
-            return file.read(size)
-
-
-NodeFiles = LocalFiles | SftpFiles
-
-
-@contextlib.contextmanager
-def files_of(connections: Connections, name: str) -> Iterator[NodeFiles]:
-    """Return the files of a connected node that its login user may read, for the block.
+    The folder of the pattern may be another user's, who can put anything there: links and pipes are
+    left out.
 
     Raises:
-        Unreachable: its connection was lost, or the node hangs.
-        Failed: it offers no SFTP.
+        Failed: they cannot be read, or the answer is not one about such files.
     """
-    connection = connections.connection(name)
-    if isinstance(connection, LocalConnection):
-        yield LocalFiles(name, connection.files_root())
-        return
-    with over(connections.fabric(name)) as files:
-        yield files
-
-
-@contextlib.contextmanager
-def over(connection: Connection) -> Iterator[NodeFiles]:
-    """Return the files of a node that is reached over SSH, for the block.
-
-    Args:
-        connection: fabric's; its SFTP session ends with the block.
-
-    Raises:
-        Failed: the node offers no SFTP.
-        Unreachable: the connection ended, or the block took longer than LIMIT_S.
-    """
-    connection.open()
-    node = connection.original_host
-    lost = Unreachable(
-        f"the connection ended while its files were read, for which it has {LIMIT_S:g} s",
-        where=node,
-        hint="run the same command again when it answers",
-    )
-    try:
-        with limited(connection.transport, LIMIT_S, lost), contextlib.closing(connection):
-            yield SftpFiles(node, _sftp(connection, node))
-    except Failed as error:
-        if connection.transport is not None and connection.transport.is_active():
-            raise
-        raise Unreachable(f"{lost.message}: {error}", where=node, hint=lost.hint) from None
-
-
-@contextlib.contextmanager
-def _named(node: str, path: str) -> Iterator[None]:
-    """Name the node and the file in any error of reading it.
-
-    Raises:
-        Failed: in place of the error.
-    """
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001  (what a node can make paramiko raise)
-        why = str(error) or type(error).__name__
-        raise Failed(f"reading {path}: {why[:200]}", where=node) from None
-
-
-def _sftp(connection: Connection, node: str) -> paramiko.SFTPClient:
-    try:
-        found: paramiko.SFTPClient = connection.sftp()
-    except Exception as error:  # noqa: BLE001  (what a node can make paramiko raise)
-        raise Failed(
-            f"it gives no files by SFTP: {str(error)[:200] or 'the channel was closed'}",
-            where=node,
-            hint="sshd_config there needs `Subsystem sftp internal-sftp`, or the package "
-            "openssh-sftp-server",
-        ) from None
-    return found
-
-
-def _regular(entries: Iterable[tuple[str, int | None, int | None]]) -> dict[str, int]:
-    """Return names and sizes of regular files.
-
-    Raises:
-        ValueError: there are more than anyone needs.
-    """
-    found: dict[str, int] = {}
-    for count, (name, mode, size) in enumerate(entries):
-        if count >= MOST_FILES:
-            raise ValueError(f"more than {MOST_FILES} files")
-        if _is_name(name) and stat.S_ISREG(mode or 0) and size is not None:
-            found[name] = size
-    return found
+    whole = f"{folder}/{pattern}"
+    answer = session.request("gather", trees={"files": whole}, links=False)
+    if why := answer["late"].get("files"):
+        raise Failed(why, where=session.node)
+    place = f"{whole.rpartition('/')[0]}/"
+    for path, text in sorted(answer["trees"]["files"].items()):
+        name = path.removeprefix(place)
+        if not (path.startswith(place) and _is_name(name)):
+            raise Failed(f"reading {whole}: it answers of {name[:80]!r}", where=session.node)
+        yield name, text
 
 
 def _is_name(text: str) -> bool:

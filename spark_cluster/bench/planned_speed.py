@@ -37,10 +37,10 @@ from spark_cluster.loader.project import Project
 from spark_cluster.planning.calibrate import Calibration, Point, calibrate, is_read_bound
 from spark_cluster.planning.evidence import SHORT, Evidence, of_own
 from spark_cluster.planning.speed.constants import Constants, load_constants
+from spark_cluster.planning.speed.decode import request_speed
 from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
 from spark_cluster.planning.speed.prefill import prefill
 from spark_cluster.planning.speed.serving import Serving, serving_of
-from spark_cluster.planning.speed.speculative import request_speed
 
 MOST_RUNS = 50
 """The newest runs of a project that are looked at."""

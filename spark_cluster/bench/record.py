@@ -324,14 +324,3 @@ class Record(Part):
     command: tuple[str, ...] = ()
     recipes: tuple[str, ...] = ()
     repeats: Repeats | None = None
-
-    def setup(self, id: str) -> Setup:
-        """Return a setup.
-
-        Raises:
-            KeyError: there is none with this id.
-        """
-        for setup in self.setups:
-            if setup.id == id:
-                return setup
-        raise KeyError(id)

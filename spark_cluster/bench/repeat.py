@@ -34,6 +34,7 @@ from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import Problem, dotted
+from spark_cluster.engine.copies.images import why_not_in_registry
 from spark_cluster.errors import InvalidFile, Refused, SparkClusterError, UsageError
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
@@ -50,16 +51,6 @@ SOURCE = "repeated.json"
 """The record that is repeated, in the folder of the new run."""
 
 _REPO_DIGEST = re.compile(r"[^\s@]{1,255}@sha256:[0-9a-f]{64}")
-
-REGISTRY = ("docker", "manifest", "inspect")
-"""Asks the registry for an image; nothing is pulled."""
-
-REGISTRY_S = 60.0
-"""Seconds for that answer."""
-
-LONGEST = 200
-"""Characters of a registry's answer that are shown."""
-
 
 Found = Mapping[str, DockerImage | None]
 """Node, the head first, to what is there under the name of an image; None where it is not there."""
@@ -334,19 +325,16 @@ def choose(play: Play, setups: Sequence[Setup], recipes: Mapping[str, Recipe]) -
 
 def _refusal(play: Play, sessions: Sequence[Session], image: str) -> str:
     """Return why a registry does not give an image to all nodes; empty where it does."""
-    answers = play.together(*[partial(_asked, session, image) for session in sessions])
+
+    def asked(session: Session) -> str:
+        try:
+            why = why_not_in_registry(session, image)
+        except SparkClusterError as error:
+            why = error.message
+        return f"{session.node}: {printable(why)}" if why else ""
+
+    answers = play.together(*[partial(asked, session) for session in sessions])
     return next(filter(None, answers), "")
-
-
-def _asked(session: Session, image: str) -> str:
-    try:
-        done = session.run([*REGISTRY, image], timeout=REGISTRY_S)
-    except SparkClusterError as error:
-        return f"{session.node}: {error.message}"
-    if done.status == 0:
-        return ""
-    why = " ".join(printable(done.stderr).split())[:LONGEST] or f"status {done.status}"
-    return f"{session.node}: {why}"
 
 
 def candidate(setup: Setup, recipe: Recipe) -> str:

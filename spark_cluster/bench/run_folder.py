@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TypeVar
@@ -16,6 +17,7 @@ from pydantic import BaseModel, ValidationError
 from spark_cluster.bench.record import FORMAT, Record
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.node.durable import write_file
+from spark_cluster.node.replies import decoded
 
 T = TypeVar("T", bound=BaseModel)
 
@@ -137,19 +139,18 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else "\ufffd" for char in text)
 
 
-def read_json(path: Path) -> dict[str, Any] | str:
-    """Return a JSON object, or why there is none."""
-    try:
-        if path.stat().st_size > MAX_BYTES:
-            return f"{path.name} is larger than {MAX_BYTES >> 20} MiB"
-        data = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return f"it wrote no result ({path.name})"
-    except OSError as error:
-        return f"{path.name} cannot be read: {error.strerror}"
-    except (ValueError, RecursionError):
-        return f"{path.name} is not JSON; it may have been cut while it was written"
-    return data if isinstance(data, dict) else f"{path.name}: expected a JSON object"
+def json_of(files: Mapping[str, str], name: str) -> dict[str, Any] | str:
+    """Return the JSON object of a file, or why there is none.
+
+    Args:
+        files: their texts by name.
+    """
+    if name not in files:
+        return f"it wrote no result ({name})"
+    data = decoded(files[name])
+    if data is None:
+        return f"{name} is not JSON; it may have been cut while it was written"
+    return data if isinstance(data, dict) else f"{name}: expected a JSON object"
 
 
 def number(value: object) -> float | None:

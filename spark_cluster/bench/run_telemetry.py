@@ -16,7 +16,7 @@ from spark_cluster.bench.telemetry import read_lines
 from spark_cluster.bench.telemetry_file import write_parquet
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.node import paths
-from spark_cluster.node.telemetry import FILE_LIMIT
+from spark_cluster.node.telemetry import FILE_LIMIT, KEPT_FILES
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
@@ -81,18 +81,11 @@ class Recording:
         into.mkdir(parents=True, exist_ok=True)
         for name in self.nodes:
             try:
-                with on_node.files_of(self.play.connections, name) as files:
-                    lines = self._lines(files)
-                (into / LINES.format(name)).write_bytes(gzip.compress(lines))
+                found = dict(on_node.read(self._session(name), self.place, f"{FILE}*"))
+                lines = "".join(found[file] for file in sorted(found, reverse=True))  # oldest first
+                (into / LINES.format(name)).write_bytes(gzip.compress(lines.encode()))
             except SparkClusterError as error:
                 self.play.note(f"{name}: its telemetry stays there: {error.message}", warning=True)
-
-    def _lines(self, files: on_node.NodeFiles) -> bytes:
-        """Return the lines of a node, those of an earlier file first."""
-        sizes = files.sizes(self.place)
-        names = [name for name in (f"{FILE}.1", FILE) if name in sizes]
-        parts = [files.read(f"{self.place}/{n}", min(sizes[n], FILE_LIMIT)) for n in names]
-        return b"".join(parts)
 
     def stop(self) -> None:
         """End the samplers; a node that does not answer ends its own later."""
@@ -112,7 +105,7 @@ def texts(step: Path) -> dict[str, str]:
         node = path.name.removeprefix("telemetry-").removesuffix(".jsonl.gz")
         try:
             with gzip.open(path) as packed:  # foreign input: no more than the sampler keeps
-                found[node] = packed.read(2 * FILE_LIMIT).decode("utf-8", "replace")
+                found[node] = packed.read(KEPT_FILES * FILE_LIMIT).decode("utf-8", "replace")
         except (OSError, EOFError, zlib.error):
             continue  # cut while it was written; the next fetch brings it whole
     return found

@@ -7,7 +7,6 @@ import queue
 import threading
 import time
 from collections.abc import Iterable, Sequence
-from contextvars import copy_context
 from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
@@ -19,11 +18,11 @@ from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
-from spark_cluster.facts.model import BUSY_PERCENT, SLOW_MHZ
+from spark_cluster.facts.model import SLOW_MHZ
 from spark_cluster.node.output import LINE_LIMIT
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.node_connection import NodeConnection
-from spark_cluster.runner.parallel import in_parallel
+from spark_cluster.runner.parallel import in_parallel, start
 from spark_cluster.runner.session import Session
 
 LABEL = "top"
@@ -82,8 +81,7 @@ class Sampling:
 
     def __enter__(self) -> Sampling:
         for node in self._nodes:
-            work = partial(copy_context().run, self._work, node)  # the project in use is the same
-            threading.Thread(target=work, daemon=True).start()
+            start(partial(self._work, node))
         return self
 
     def __exit__(
@@ -268,10 +266,9 @@ class LiveState:
 def warnings(row: Row) -> list[str]:
     """Return what is wrong with a node at this moment, in a few words each."""
     found = []
-    busy = (row.utilisation or 0) >= BUSY_PERCENT
     if row.throttle:
         found.append(f"throttled: {row.throttle.replace(',', ', ')}")
-    if busy and row.sm_clock_mhz is not None and row.sm_clock_mhz < SLOW_MHZ:
+    if row.is_slow:
         found.append(f"SM clock under {SLOW_MHZ / 1000:g} GHz under load")
     if row.swap_bytes_s:
         found.append("swapping")

@@ -183,11 +183,6 @@ def _read(play: Play, node: Node, program: str) -> str:
     return printable(str(mask(text, play.secrets)))
 
 
-def left_out(step: Step) -> dict[str, str]:
-    """Return the cells of a step that cannot be measured, with the reason."""
-    return {cell.id: cell.skip for cell in step.cells if cell.skip}
-
-
 def skipped(cell: PlannedCell, why: str) -> CellResult:
     return result(cell, reasons=[why]).model_copy(update={"status": "skipped"})
 
@@ -217,7 +212,7 @@ def go_on(
     Raises:
         SparkClusterError: it cannot go on; the record says `failed`, and can be gone on with.
     """
-    reasons = {id: why for step in run.pending for id, why in left_out(step).items()}
+    reasons = {cell.id: cell.skip for step in run.pending for cell in step.cells if cell.skip}
     if not play.check:
         settings_of(play, generators.of(run.suite))  # refused before a server is started
         run.add([skipped(c, reasons[c.id]) for c in run.expansion.cells if c.id in reasons])
@@ -260,8 +255,8 @@ def _measure_steps(
         following = steps[number] if number < len(steps) else None
         if play.check or (following is None and keep):
             continue
-        # Every turn of a pair has a start of its own.
-        if following is None or _server(following) != _server(step):
+        server = (step.setup.id, step.turn)  # every turn of a pair has a start of its own
+        if following is None or (following.setup.id, following.turn) != server:
             take_down(play, run, step)
 
 
@@ -289,10 +284,6 @@ def is_of(step: Step, running: ContainerState) -> bool:
     if previous is None or recipe is None or (previous.recipe, previous.tp) != (recipe.name, tp):
         return False
     return set(words(recipe.flags(tp))) <= set(running.command)
-
-
-def _server(step: Step) -> tuple[str, int]:
-    return step.setup.id, step.turn
 
 
 def _measure_step(play: Play, run: BenchRun, step: Step, *, stop_at_first_failure: bool) -> bool:
@@ -361,4 +352,5 @@ def _give_up(play: Play, run: BenchRun, step: Step, error: SparkClusterError) ->
     recipe = step.setup.served
     if run.recorded(step) is None and recipe is not None:
         run.add_setup(describe.setup_not_started(play, step.setup, recipe, logs), ())
-    run.add([result(cell, reasons=[reason], raw=logs) for cell in run.left(step)])
+    failed = [result(cell, reasons=[reason]) for cell in run.left(step)]
+    run.add([cell.model_copy(update={"raw": logs}) for cell in failed])

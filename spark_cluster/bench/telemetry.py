@@ -8,9 +8,12 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any
 
+from pydantic import PlainSerializer
+
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.run_folder import number
-from spark_cluster.document import Document, PrintedAs
+from spark_cluster.document import Document
+from spark_cluster.facts.model import BUSY_PERCENT, SLOW_MHZ
 from spark_cluster.node.telemetry import FORMAT
 
 KIB = 1024
@@ -24,7 +27,7 @@ def _utc(time: datetime) -> str:
     return f"{time.astimezone(UTC):%Y-%m-%dT%H:%M:%S.%f}"[:-3] + "Z"
 
 
-Moment = Annotated[datetime, PrintedAs(_utc)]
+Moment = Annotated[datetime, PlainSerializer(_utc, return_type=str)]
 
 
 @dataclass(frozen=True)
@@ -77,6 +80,16 @@ class Row(Document):
     preemptions: int | None = None
     processes: tuple[ProcessMemory, ...] | None = None
     notes: tuple[str, ...] = ()
+
+    @property
+    def is_busy(self) -> bool:
+        """True under load."""
+        return (self.utilisation or 0) >= BUSY_PERCENT
+
+    @property
+    def is_slow(self) -> bool:
+        """True if the SM clock is low under load."""
+        return self.is_busy and self.sm_clock_mhz is not None and self.sm_clock_mhz < SLOW_MHZ
 
 
 @dataclass(frozen=True)

@@ -6,12 +6,12 @@ import contextlib
 import json
 from collections.abc import Iterable
 from dataclasses import fields
-from datetime import datetime
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.bench.record import ProcessMemory
+from pydantic import TypeAdapter
+
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.errors import UsageError, install_extra
 
@@ -31,6 +31,8 @@ PROCESS_COLUMNS = {
     "time": "timestamp", "node": "string", "pid": "int32", "name": "string", "used_mib": "int32",
 }  # fmt: skip
 """Of the file of processes: a row for each process at each reading."""
+
+ROWS = TypeAdapter(Row)
 
 GROUP = 600
 """Rows that are written at once."""
@@ -98,12 +100,8 @@ def lines_path(path: Path) -> Path:
 def row_of_line(line: str) -> Row | None:
     """Return the row that `JsonLinesWriter` wrote; None for a line that was cut."""
     try:
-        data = json.loads(line)
-        held = data.pop("processes")
-        processes = None if held is None else tuple(ProcessMemory(**one) for one in held)
-        time, notes = datetime.fromisoformat(data.pop("time")), tuple(data.pop("notes"))
-        return Row(time=time, processes=processes, notes=notes, **data)
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        return ROWS.validate_json(line)
+    except ValueError:
         return None
 
 

@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from spark_cluster.bench.record import CellResult, Metric, MetricName
 from spark_cluster.bench.telemetry import MIB, Drafts, Row
-from spark_cluster.facts.model import BUSY_PERCENT, SLOW_MHZ
+from spark_cluster.facts.model import SLOW_MHZ
 
 LEAST_S = 3.0
 """Seconds of a state that are worth a word: clocks need a moment to rise."""
@@ -44,11 +44,6 @@ class Stretch:
     node: str
     rows: tuple[tuple[Row, float], ...]
     seconds: float
-
-    @property
-    def busy(self) -> list[tuple[Row, float]]:
-        """Those under load."""
-        return [(row, s) for row, s in self.rows if (row.utilisation or 0) >= BUSY_PERCENT]
 
 
 def with_telemetry(
@@ -130,7 +125,9 @@ def attention(
 
 def stretch(rows: Iterable[Row], node: str, start: datetime, end: datetime) -> Stretch:
     """Return the rows of a node in a stretch of time, each until the next one."""
-    inside = sorted((r for r in rows if r.node == node and start <= r.time <= end), key=_time)
+    inside = sorted(
+        (r for r in rows if r.node == node and start <= r.time <= end), key=lambda row: row.time
+    )
     usual = _usual([(b.time - a.time).total_seconds() for a, b in pairwise(inside)])
     ends = [*(row.time for row in inside[1:]), end]
     lasting = [
@@ -138,10 +135,6 @@ def stretch(rows: Iterable[Row], node: str, start: datetime, end: datetime) -> S
         for row, until in zip(inside, ends, strict=False)
     ]
     return Stretch(node, tuple(lasting), (end - start).total_seconds())
-
-
-def _time(row: Row) -> datetime:
-    return row.time
 
 
 def _usual(gaps: Sequence[float]) -> float:
@@ -164,15 +157,12 @@ def _of_node(found: Stretch) -> Iterable[str]:
 
 
 def _clock(found: Stretch) -> Iterable[str]:
-    slow = [
-        (row.sm_clock_mhz, row.power_w, seconds)
-        for row, seconds in found.busy
-        if row.sm_clock_mhz is not None and row.sm_clock_mhz < SLOW_MHZ
-    ]
-    seconds = sum(s for _, _, s in slow)
+    slow = [(row, seconds) for row, seconds in found.rows if row.is_slow]
+    seconds = sum(s for _, s in slow)
     if seconds >= LEAST_S:
-        clock, power, _ = min(slow, key=lambda one: one[0])
-        at = f"{clock:.0f} MHz" + (f" at {power:.0f} W" if power is not None else "")
+        lowest = min((row for row, _ in slow), key=lambda row: row.sm_clock_mhz or 0)
+        at = f"{lowest.sm_clock_mhz:.0f} MHz"
+        at += f" at {lowest.power_w:.0f} W" if lowest.power_w is not None else ""
         yield (
             f"{found.node}: SM clock under {SLOW_MHZ / 1000:g} GHz for {seconds:.0f} s under load "
             f"(lowest {at})"
@@ -181,8 +171,8 @@ def _clock(found: Stretch) -> Iterable[str]:
 
 def _throttle(found: Stretch) -> Iterable[str]:
     held: dict[str, float] = {}
-    for row, seconds in found.busy:
-        for reason in filter(None, (row.throttle or "").split(",")):
+    for row, seconds in found.rows:
+        for reason in filter(None, (row.throttle or "").split(",") if row.is_busy else ()):
             held[reason] = held.get(reason, 0.0) + seconds
     for reason, seconds in held.items():
         if seconds >= LEAST_S:

@@ -7,15 +7,23 @@ vLLM 0.32 (`vllm/benchmarks/serve.py`; source: vllm-source).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
-from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from spark_cluster.bench.expansion import REQUESTS, PlannedCell
-from spark_cluster.bench.generator import OFFLINE, RUN_S, At, Generator, Run, Target, metric, result
+from spark_cluster.bench.generator import (
+    OFFLINE,
+    RUN_S,
+    At,
+    Generator,
+    Measurement,
+    Run,
+    metric,
+    result,
+)
 from spark_cluster.bench.record import CellResult, Metric, MetricName, Tool
-from spark_cluster.bench.run_folder import number, read_json
-from spark_cluster.bench.suite import MeasurementSettings, Slo, Suite
+from spark_cluster.bench.run_folder import json_of, number
+from spark_cluster.bench.suite import Slo, Suite
 from spark_cluster.config.caches import CACHES
 from spark_cluster.engine.deployment import Server
 from spark_cluster.node import confinement
@@ -109,35 +117,29 @@ class VllmBench(Generator):
         own = {"exact_output": settings.exact_output, "temperature": settings.temperature}
         return Tool(name=NAME, version="", settings={**own, "slo": limits})
 
-    def runs(self, at: At, cell: PlannedCell) -> list[Run]:
+    def measurement(self, at: At, cell: PlannedCell) -> Measurement:
         server = at.deployment.first
-        target = replace(at.target, tokenizer=server.model_path)
-        in_container = self.as_root(at)
+        in_container = server.runtime == "docker"
         out = OUT if in_container else f"{at.folder}/home"
-        found = []
+        vllm, python = "vllm", "python3"
+        if not in_container:
+            vllm, python = (f"{server.venv}/bin/{program}" for program in ("vllm", "python"))
+        runs = []
         for run in range(1, cell.runs + 1):
             name = file_name(cell, run)
-            words = arguments(cell, target, at.suite.settings, at.suite.slo, out, run=run)
-            vllm = "vllm" if in_container else f"{server.venv}/bin/vllm"
-            python = "python3" if in_container else f"{server.venv}/bin/python"
+            words = (*arguments(at, cell, out, run), *_passed_on(server.flags))
             argv = (python, "-c", PRINTED, f"{out}/{name}", vllm, "bench", "serve", *words)
-            argv = (*argv, *_passed_on(server.flags))
-            found.append(Run((*container(server), *argv) if in_container else argv, prints=name))
-        return found
-
-    def as_root(self, at: At) -> bool:
-        return at.deployment.first.runtime == "docker"
-
-    def env(self, at: At) -> dict[str, str]:
-        return {} if self.as_root(at) else environment(at.deployment.first, f"{at.folder}/home")
+            runs.append(Run((*container(server), *argv) if in_container else argv, prints=name))
+        env = {} if in_container else environment(server, out)
+        return Measurement(tuple(runs), env, as_root=in_container)
 
     def limit_s(self, _suite: Suite, cell: PlannedCell) -> float:
         return cell.runs * (open_loop_s(cell) + SLACK_S)
 
     def results(
-        self, suite: Suite, cell: PlannedCell, folder: Path, output: str, raw: tuple[str, ...]
+        self, suite: Suite, cell: PlannedCell, files: Mapping[str, str]
     ) -> list[CellResult]:
-        return [parse(cell, read_runs(cell, folder, output), suite.slo, raw)]
+        return [parse(cell, read_runs(cell, files), suite.slo)]
 
 
 def open_loop_s(cell: PlannedCell) -> float:
@@ -146,10 +148,10 @@ def open_loop_s(cell: PlannedCell) -> float:
     return RUN_S + (2 * (cell.requests or REQUESTS) / rate if rate else 0.0)
 
 
-def read_runs(cell: PlannedCell, folder: Path, output: str) -> list[dict[str, Any] | str]:
+def read_runs(cell: PlannedCell, files: Mapping[str, str]) -> list[dict[str, Any] | str]:
     """Return the result of each run, or why there is none, with what the program said last."""
-    found = [read_json(folder / file_name(cell, run)) for run in range(1, cell.runs + 1)]
-    said = f"; it said: {last}" if (last := last_line(output)) else ""
+    found = [json_of(files, file_name(cell, run)) for run in range(1, cell.runs + 1)]
+    said = f"; it said: {last}" if (last := last_line(files.get(f"{cell.id}.log", ""))) else ""
     return [f"{one}{said}" if isinstance(one, str) else one for one in found]
 
 
@@ -174,26 +176,19 @@ def container(server: Server) -> tuple[str, ...]:
     return (*words, server.image)
 
 
-def arguments(
-    cell: PlannedCell,
-    target: Target,
-    settings: MeasurementSettings,
-    slo: Slo | None,
-    folder: str,
-    *,
-    run: int = 1,
-) -> list[str]:
+def arguments(at: At, cell: PlannedCell, folder: str, run: int = 1) -> list[str]:
     """Return the words after `vllm bench serve`; the endpoint's key is not among them.
 
     Args:
         folder: on the node or in the container, where the result is written.
         run: repetition, from 1: each has a seed and a file of its own.
     """
+    settings = at.suite.settings
     key = cell.key
-    base = target.base_url.removesuffix("/").removesuffix("/v1")
+    base = at.base_url.removesuffix("/").removesuffix("/v1")
     words = ["--backend", "openai-chat", "--base-url", base, "--endpoint", "/v1/chat/completions"]
-    words += ["--model", target.model, "--served-model-name", target.served_name]
-    words += ["--tokenizer", target.tokenizer, "--dataset-name", "random"]
+    words += ["--model", at.model, "--served-model-name", at.served_name]
+    words += ["--tokenizer", at.tokenizer, "--dataset-name", "random"]
     words += ["--random-input-len", str(key.prompt), "--random-output-len", str(key.output)]
     words += ["--num-prompts", str(cell.requests or REQUESTS), "--seed", str(run)]
     words += ["--num-warmups", "1"]
@@ -207,7 +202,7 @@ def arguments(
         words += ["--temperature", f"{settings.temperature:g}"]
     words += ["--percentile-metrics", ",".join(TIMES.values())]
     words += ["--metric-percentiles", ",".join(map(str, PERCENTILES))]
-    if goodput := goodput_words(slo):
+    if goodput := goodput_words(at.suite.slo):
         words += ["--goodput", *goodput]
     words += ["--disable-tqdm", "--save-result", "--save-detailed"]
     return [*words, "--result-dir", folder, "--result-filename", file_name(cell, run)]
@@ -227,10 +222,7 @@ def goodput_words(slo: Slo | None) -> list[str]:
 
 
 def parse(
-    cell: PlannedCell,
-    runs: Sequence[dict[str, Any] | str],
-    slo: Slo | None = None,
-    raw: tuple[str, ...] = (),
+    cell: PlannedCell, runs: Sequence[dict[str, Any] | str], slo: Slo | None = None
 ) -> CellResult:
     """Return a cell's result.
 
@@ -246,15 +238,10 @@ def parse(
         reasons += [f"run {index}: {why}" for why in _wrong(cell, data)]
         good.append(data)
     if not good:
-        return result(cell, reasons=reasons or ["there is no result"], raw=raw)
+        return result(cell, reasons=reasons or ["there is no result"])
     metrics, missing = _metrics(good, with_goodput=bool(goodput_words(slo)))
-    return result(
-        cell,
-        metrics=metrics,
-        reasons=[*reasons, *missing],
-        attention=_attention(metrics, slo, cell),
-        raw=raw,
-    )
+    attention = _attention(metrics, slo, cell)
+    return result(cell, metrics=metrics, reasons=[*reasons, *missing], attention=attention)
 
 
 def _wrong(cell: PlannedCell, data: Mapping[str, Any]) -> list[str]:
@@ -273,38 +260,37 @@ def _wrong(cell: PlannedCell, data: Mapping[str, Any]) -> list[str]:
     return reasons
 
 
+def _figures(runs: Sequence[Mapping[str, Any]], field: str) -> list[float]:
+    """Return a figure of each run; none where one of them has none."""
+    known = [value for run in runs if (value := number(run.get(field))) is not None]
+    return known if len(known) == len(runs) else []
+
+
 def _metrics(
     runs: Sequence[Mapping[str, Any]], *, with_goodput: bool
 ) -> tuple[dict[MetricName, Metric], list[str]]:
+    """Return the figures, and which are missing."""
     metrics: dict[MetricName, Metric] = {}
     missing: list[str] = []
     names = RATES | {name: f"mean_{field}_ms" for name, field in TIMES.items()}
     if with_goodput:
         names["goodput"] = "request_goodput"
-    for name, field_name in names.items():
-        values = [number(run.get(field_name)) for run in runs]
-        found = [value for value in values if value is not None]
-        if len(found) < len(values):
-            missing.append(f"{field_name} has no value")
-            continue
-        metrics[name] = metric(found, _percentiles(runs, TIMES.get(name)))
-    for name, (field_name, scale) in DRAFTED.items():
-        values = [number(run.get(field_name)) for run in runs]
-        found = [value * scale for value in values if value is not None]
-        if found and len(found) == len(values):
-            metrics[name] = metric(found)
+    for name, field in names.items():
+        if found := _figures(runs, field):
+            metrics[name] = metric(found, _percentiles(runs, TIMES.get(name)))
+        else:
+            missing.append(f"{field} has no value")
+    for name, (field, scale) in DRAFTED.items():
+        if found := _figures(runs, field):
+            metrics[name] = metric([value * scale for value in found])
     return metrics, missing
 
 
-def _percentiles(runs: Sequence[Mapping[str, Any]], field_name: str | None) -> dict[str, float]:
+def _percentiles(runs: Sequence[Mapping[str, Any]], field: str | None) -> dict[str, float]:
     """Return the mean of each percentile over the runs."""
-    found = {}
-    for p in PERCENTILES if field_name else ():
-        values = [number(run.get(f"p{p}_{field_name}_ms")) for run in runs]
-        known = [value for value in values if value is not None]
-        if known and len(known) == len(values):
-            found[f"p{p}"] = sum(known) / len(known)
-    return found
+    names = PERCENTILES if field else ()
+    found = {f"p{p}": _figures(runs, f"p{p}_{field}_ms") for p in names}
+    return {name: fmean(values) for name, values in found.items() if values}
 
 
 def _attention(

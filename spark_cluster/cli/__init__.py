@@ -8,9 +8,7 @@ from spark_cluster.cli import process_start  # first: it notes the time
 import contextlib
 import errno
 import gc
-import importlib
 import io
-import json
 import os
 import signal
 import sys
@@ -19,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from spark_cluster import __version__
-from spark_cluster.cli.app import App
+from spark_cluster.cli.app import App, exit_status
+from spark_cluster.cli.options import Group
 from spark_cluster.cli.visible import show_error
-from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -68,23 +66,26 @@ COMMANDS = {
 }
 """In the order in which a newcomer meets them. The text is here so that --help imports nothing."""
 
-ELSEWHERE = {"lab": "spark_cluster.lab.commands"}
-"""Modules of commands that are no part of the command line itself."""
+GROUPS = {
+    "nodes": ("ping", "facts", "provision", "playbook"),
+    "clients": ("clients", "keys", "tunnel"),
+    "served": ("status", "verify", "down"),
+    "version": ("version", "completion"),
+}
+"""Modules with several commands, whose functions have the names of these."""
+
+MODULES = {
+    **{name: f"{module}:{name}" for module, names in GROUPS.items() for name in names},
+    "exec": "nodes:exec_",
+    "explain": "lint:explain_command",
+    "revert": "history:revert_command",
+    "lab": "spark_cluster.lab.commands",
+}
+"""Where commands are that have no module of their own."""
 
 
-class LazyGroup(click.Group):
-    """A group whose commands are imported when they are called."""
-
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in COMMANDS:
-            return None
-        module = importlib.import_module(ELSEWHERE.get(cmd_name, f"spark_cluster.cli.{cmd_name}"))
-        command: click.Command = module.command
-        take_globals(command)
-        return command
+class Program(Group):
+    """All commands, of which --help imports none."""
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
@@ -108,78 +109,20 @@ class LazyGroup(click.Group):
         ]
         return [*commands, *click.Command.shell_complete(self, ctx, incomplete)]
 
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
-
-
-def take_globals(command: click.Command) -> None:
-    """Let the global options stand after the command's name too, as everybody types them."""
-    if isinstance(command, click.Group):
-        for inner in command.commands.values():
-            take_globals(inner)
-        return
-    taken = {name for param in command.params for name in param.opts}
-    for name, attribute, help_text in (
-        ("--json", "as_json", "Print one JSON document on standard output."),
-        ("--verbose", "verbose", "Also show what needed no change."),
-    ):
-        if name not in taken:
-            flag = [name] if name != "--verbose" or "-v" in taken else [name, "-v"]
-            command.params.append(
-                click.Option(
-                    flag,
-                    is_flag=True,
-                    expose_value=False,
-                    help=help_text,
-                    callback=_setter(attribute),
-                )
-            )
-    if "--limit" not in taken:
-        command.params.append(
-            click.Option(
-                ["--limit", "-l"],
-                expose_value=False,
-                metavar="PATTERN",
-                help="Only these nodes or groups, such as spark*,!spark2.",
-                callback=_setter("limit"),
-            )
-        )
-
-
-def _setter(attribute: str) -> Any:
-    def take(ctx: click.Context, _param: click.Parameter, value: Any) -> None:
-        app = ctx.find_object(App)
-        if value and app is not None:
-            setattr(app.cluster if attribute == "limit" else app, attribute, value)
-
-    return take
-
 
 @click.group(
-    cls=LazyGroup,
+    cls=Program,
+    later={name: MODULES.get(name, name) for name in COMMANDS},
+    about=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.option(
-    "-i", "--inventory", metavar="FILE", help="Inventory: a file, or the name of a shipped one."
-)
-@click.option("--project", metavar="DIR", help="Project folder; by default the current one.")
-@click.option(
-    "-l",
-    "--limit",
-    metavar="PATTERN",
-    default="all",
-    help="Only these nodes or groups, such as spark*,!spark2.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
-@click.option("-v", "--verbose", is_flag=True, help="Also show what needed no change.")
 @click.version_option(__version__, prog_name="spark-cluster")
-@click.pass_context
 def cli(
     ctx: click.Context,
+    *,
     inventory: str | None,
     project: str | None,
-    limit: str,
+    limit: str = "all",
     as_json: bool,
     verbose: bool,
 ) -> None:
@@ -188,6 +131,13 @@ def cli(
 
     Exit status: 0 fine, 1 failed, 2 usage or invalid file, 3 unreachable, 4 refused by the plan,
     5 verification failed, 130 interrupted.
+
+    Args:
+        inventory (-i, --inventory FILE): Inventory: a file, or the name of a shipped one.
+        project (DIR): Project folder; by default the current one.
+        limit (-l, --limit PATTERN): Only these nodes or groups, such as spark*,!spark2.
+        as_json (--json): Print one JSON document on standard output.
+        verbose (-v, --verbose): Also show what needed no change.
     """
     from spark_cluster.cli.api import Cluster
     from spark_cluster.cli.opened import watching
@@ -230,28 +180,20 @@ def _run(*, as_json: bool) -> int:
     Raises:
         OSError: of the laptop: its disk is full, no one reads the output.
     """
+
+    def run() -> Any:
+        try:
+            return cli.main(standalone_mode=False)
+        finally:
+            signal.signal(
+                signal.SIGINT, signal.SIG_IGN
+            )  # it is over; a late Ctrl-C changes nothing
+
     try:
-        # What a command gives to `ctx.exit` comes back as the result.
-        status = int(cli.main(standalone_mode=False) or 0)
-        signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is over; a late Ctrl-C changes nothing
-        return status
-    except click.exceptions.Exit as ended:
-        return ended.exit_code
-    except SystemExit as ended:  # of a command; of click where no one reads its output
-        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except click.ClickException as error:
-        if as_json:
-            _print_json_error(error.format_message(), "", "")
-        error.show()
-        return error.exit_code
+        return exit_status(run, as_json=as_json)
     except (click.Abort, KeyboardInterrupt):
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         click.echo("aborted", err=True)
         return 130
-    except SparkClusterError as error:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        _show(error, as_json=as_json)
-        return error.exit_code
 
 
 def _what_to_do(error: OSError) -> str:
@@ -277,18 +219,3 @@ def _wants_json(words: list[str]) -> bool:
             break
         ours.append(word)
     return "--json" in ours
-
-
-def _show(error: SparkClusterError, *, as_json: bool) -> None:
-    if as_json:
-        _print_json_error(error.message, error.where, error.hint)
-    where = f"{error.where}: " if error.where else ""
-    show_error(where + error.message, error.hint)
-
-
-def _print_json_error(message: str, where: str, hint: str) -> None:
-    document: dict[str, Any] = {
-        "ok": False,
-        "error": {"message": message, "where": where, "hint": hint},
-    }
-    click.echo(json.dumps(document, indent=2))

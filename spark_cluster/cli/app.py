@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import json
 import signal
 import sys
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from importlib import import_module
-from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from types import FrameType
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
 from spark_cluster.cli.console import styled
-from spark_cluster.cli.display import Display, show_diff, summary
-from spark_cluster.errors import UsageError
+from spark_cluster.cli.display import Display, recap, show_diff, summary
+from spark_cluster.cli.visible import show_failure, visible
+from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import Sink
 
 if TYPE_CHECKING:
@@ -114,12 +116,16 @@ class App:
         cluster: does what the commands do; it has the global options that are about nodes.
         as_json: one JSON document on standard output and nothing else there.
         verbose: also show what was fine already.
+
+    Attributes:
+        exit_code: a check that would change something ends with WOULD_CHANGE.
     """
 
     cluster: Cluster
     as_json: bool = field(default=False, kw_only=True)
     verbose: bool = field(default=False, kw_only=True)
     last_run: Run | None = field(default=None, init=False)
+    exit_code: bool = field(default=False, init=False)
 
     @property
     def project(self) -> Project:
@@ -183,10 +189,13 @@ class App:
 
         click.echo(json.dumps(as_json(document), indent=2, default=str))
 
-    def show(self, found: R, show: Callable[[App, R], object]) -> None:
-        """Print what a command has found: its JSON document, or what `show` prints for people."""
+    def show(self, found: R, show: str | Callable[[App, R], object]) -> None:
+        """Print what a command has found: its JSON document, or for people `show` or what it
+        prints."""
         if self.as_json:
             self.print_json(found)
+        elif isinstance(show, str):
+            click.echo(visible(show))
         else:
             show(self, found)
 
@@ -196,8 +205,6 @@ class App:
         The process is the run's from here on: garbage is collected again, and SIGTERM ends it as
         Ctrl-C does.
         """
-        from spark_cluster.cli.display import Display
-
         self.last_run = run
         if not run.change:  # its result is shown right after; a run that changes shows its events
             self.import_meanwhile()
@@ -214,8 +221,6 @@ class App:
     def show_recap(self) -> None:
         """Print the closing table of the last run, unless the output is JSON."""
         if self.last_run is not None and not self.as_json:
-            from spark_cluster.cli.display import recap
-
             run = self.last_run
             recap(self.console, run.recap, run.seconds, check=run.check)
 
@@ -224,143 +229,56 @@ def _interrupt(_signal: int, _frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def allowing(function: F) -> F:
-    """The options of commands that serve or judge a recipe, given to them as `allow`."""
+@contextlib.contextmanager
+def ended_by_signals() -> Iterator[None]:
+    """Have SIGTERM and SIGHUP raise KeyboardInterrupt, once: what is open is then closed."""
 
-    def collect(ctx: click.Context, /, **given: Any) -> Any:
-        from spark_cluster.config.allowances import Allowances
+    def end(_number: int, _frame: FrameType | None) -> NoReturn:
+        for number in chosen:
+            signal.signal(number, signal.SIG_IGN)
+        raise KeyboardInterrupt
 
-        if "" in given["allow_files"]:
-            raise UsageError("--allow-file: found nothing, expected a path")
-        files = tuple(Path(name).expanduser().absolute() for name in given.pop("allow_files"))
-        names = ("allow_env", "allow_mounts", "allow_venv", "allow_build", "allow_build_network")
-        allow = Allowances(files, *(given.pop(name) for name in names))
-        if allow.env or allow.mounts:  # otherwise nothing needs pydantic yet
-            from spark_cluster.config.fields import env_name, node_path
-
-            env = _checked("--allow-env", env_name, allow.env)
-            mounts = _checked("--allow-mount", node_path, allow.mounts)
-            allow = replace(allow, env=env, mounts=mounts)
-        return ctx.invoke(function, allow=allow, **given)
-
-    return with_options(collect, function, _ALLOWANCES)
+    # nohup has SIGHUP ignored
+    chosen = [n for n in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(n) != signal.SIG_IGN]
+    before = {number: signal.signal(number, end) for number in chosen}
+    try:
+        yield
+    finally:
+        if all(signal.getsignal(number) is end for number in chosen):
+            for number, handler in before.items():
+                signal.signal(number, handler)
 
 
-def _checked(option: str, check: Callable[[str], str], given: Sequence[str]) -> tuple[str, ...]:
-    """Raises:
-    UsageError: one of them is not what is expected, for example an unset variable of a shell.
+def exit_status(run: Callable[[], Any], *, as_json: bool = False) -> int:
+    """Run a command and print the error that it ends with; return the exit status.
+
+    Args:
+        as_json: also print the error as a JSON document.
+
+    Raises:
+        click.Abort, KeyboardInterrupt: someone has ended it.
+        OSError: of the laptop: its disk is full, no one reads the output.
     """
     try:
-        return tuple(map(check, given))
-    except ValueError as error:
-        raise UsageError(f"{option}: {error}") from None
+        return int(run() or 0)  # what a command gives to `ctx.exit` comes back as the result
+    except click.exceptions.Exit as ended:
+        return ended.exit_code
+    except SystemExit as ended:  # of a command; of click where no one reads its output
+        return ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except click.ClickException as error:
+        if as_json:
+            _print_error({"message": error.format_message(), "where": "", "hint": ""})
+        error.show()
+        return error.exit_code
+    except SparkClusterError as error:
+        if as_json:
+            _print_error(error.to_dict())
+        show_failure(error)
+        return error.exit_code
 
 
-_ALLOWANCES = (
-    click.option(
-        "--allow-file",
-        "allow_files",
-        multiple=True,
-        metavar="PATH",
-        help="A file or folder of this machine that the recipe may send to the nodes; repeatable.",
-    ),
-    click.option(
-        "--allow-env",
-        multiple=True,
-        metavar="NAME",
-        help="A variable of this machine that the recipe may give to its containers; repeatable.",
-    ),
-    click.option(
-        "--allow-mount",
-        "allow_mounts",
-        multiple=True,
-        metavar="PATH",
-        help="A folder of the nodes that the recipe may write to; repeatable.",
-    ),
-    click.option(
-        "--allow-venv",
-        is_flag=True,
-        help="Let the recipe run its engine outside a container, as root on the nodes.",
-    ),
-    click.option(
-        "--allow-build",
-        is_flag=True,
-        help="Let the recipe's scripts change its image, as root in a build without a network.",
-    ),
-    click.option(
-        "--allow-build-network",
-        is_flag=True,
-        help="Let the recipe's scripts change its image in a build that reaches the network.",
-    ),
-)
-
-
-def changing(function: F) -> F:
-    """The options of every command that can change nodes, given to it as `options`; with its
-    --exit-code they also decide how it ends.
-    """
-
-    def collect(ctx: click.Context, /, **given: Any) -> None:
-        from spark_cluster.runner.options import Options, Selection
-
-        names = ("check", "diff", "tags", "skip_tags", "start_at", "step", "exit_code")
-        check, diff, tags, skip_tags, start_at, step, exit_code = (given.pop(n) for n in names)
-        app = ctx.ensure_object(App)
-        if step:
-            _can_ask(app, check=check)
-        selection = Selection(_names(tags), _names(skip_tags), start_at)
-        options = Options(check=check, diff=diff, selection=selection, step=step)
-        ctx.invoke(function, options=options, **given)
-        leave_with(app.last_run, exit_code=exit_code)
-
-    return with_options(collect, function, _OPTIONS)
-
-
-_OPTIONS = (
-    click.option("--check", is_flag=True, help="Change nothing; show what would be changed."),
-    click.option("--diff", is_flag=True, help="Show differences of files; secrets are masked."),
-    click.option("--tags", default="", metavar="NAMES", help="Run only these roles or tags."),
-    click.option("--skip-tags", default="", metavar="NAMES", help="Skip these roles or tags."),
-    click.option(
-        "--start-at",
-        default="",
-        metavar="NAME",
-        help="Start at this role or resource.",
-    ),
-    click.option("--step", is_flag=True, help="Ask before each change (on a terminal)."),
-    click.option(
-        "--exit-code", is_flag=True, help="With --check: exit status 10 if it would change."
-    ),
-)
-
-
-def with_options(
-    collect: Callable[..., Any], function: F, options: Sequence[Callable[[Any], Any]]
-) -> F:
-    """A command that takes options besides its own, and passes them on as `collect` does."""
-    collect.__name__, collect.__doc__ = function.__name__, function.__doc__
-    collect.__click_params__ = getattr(function, "__click_params__", [])  # type: ignore[attr-defined]
-    for option in reversed(options):
-        option(collect)
-    return click.pass_context(collect)  # type: ignore[return-value]
-
-
-def _can_ask(app: App, *, check: bool) -> None:
-    """Raises:
-    UsageError: --step has no one to ask, or nothing.
-    """
-    if check:
-        raise UsageError("--step and --check contradict each other", hint="leave one of them out")
-    out = sys.stderr if app.as_json else sys.stdout
-    if not (sys.stdin.isatty() and out.isatty()):
-        raise UsageError(
-            "--step asks before each change, and there is no terminal to ask on",
-            hint="--check --diff shows all changes without making any",
-        )
-
-
-def _names(text: str) -> frozenset[str]:
-    return frozenset(name.strip() for name in text.split(",") if name.strip())
+def _print_error(error: dict[str, str]) -> None:
+    click.echo(json.dumps({"ok": False, "error": error}, indent=2))
 
 
 def leave_with(run: Run | None, *, exit_code: bool) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from spark_cluster.cli.groups import Group
+from spark_cluster.cli.options import Group
 
 COMMANDS = {
     "suites": "bench_suites:suites",

@@ -4,46 +4,43 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Annotated
 
 import click
 from rich.table import Table
 
 from spark_cluster.bench.fabric_record import EXPECTED_GB_S, FILE, FabricRecord
 from spark_cluster.bench.run_folder import save_document
-from spark_cluster.cli.app import App, allowing, changing
+from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_format import figures_table
 from spark_cluster.cli.bench_measure import RESULTS
 from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.options import Allowing, Changing, Command
 from spark_cluster.cli.recipes_to_serve import recipe_for_ray
-from spark_cluster.config.allowances import Allowances
 from spark_cluster.errors import UsageError, VerificationFailed
 from spark_cluster.planning.speed.constants import Constants
-from spark_cluster.runner.options import Options
 
 
-@click.command()
-@click.option(
-    "--recipe", "recipe_name", metavar="NAME",
-    help="Recipe whose image and message sizes are taken, instead of the inventory's.",
-)  # fmt: skip
-@click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FOLDER",
-    help=f"Folder for fabric.json; by default one of the run's id in {RESULTS}/.",
-)  # fmt: skip
-@allowing
-@changing
-@click.pass_obj
+@click.command(cls=Command)
 def fabric(
     app: App,
+    *,
     recipe_name: str | None,
-    out: Path | None,
-    allow: Allowances,
-    options: Options,
+    out: Annotated[
+        Path | None,
+        f"(FOLDER): Folder for fabric.json; by default one of the run's id in {RESULTS}/.",
+    ],
+    allow: Allowing,
+    options: Changing,
 ) -> None:
     """Measure all-reduces between the nodes, and the memory bandwidth of each.
 
     It runs as a Ray job in the image of a recipe, while nothing is served. NCCL on GPUs, gloo on
     CPUs. The exit status is 5 when the figures are worse than expected.
+
+    Args:
+        recipe_name (--recipe NAME): Recipe whose image and message sizes are taken, instead of the
+            inventory's.
     """
     if options.selection.partial and not options.check:
         raise UsageError(

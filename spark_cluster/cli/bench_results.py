@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import click
 
@@ -28,13 +29,12 @@ from spark_cluster.cli.bench_format import (
     show_report,
     show_run,
 )
+from spark_cluster.cli.options import Command
 from spark_cluster.errors import UsageError
 
 
-@click.command()
-@click.argument("folder", metavar="RUN", type=click.Path(path_type=Path))
-@click.pass_obj
-def show(app: App, folder: Path) -> None:
+@click.command(cls=Command)
+def show(app: App, *, folder: Annotated[Path, {"metavar": "RUN"}]) -> None:
     """Show the figures of a run, and what failed.
 
     RUN is its folder, or its run.json.
@@ -47,27 +47,13 @@ def show(app: App, folder: Path) -> None:
         show_run(app, record)
 
 
-@click.command()
-@click.argument("a", metavar="A")
-@click.argument("b", metavar="[B]", required=False)
-@click.option(
-    "--baseline", is_flag=True,
-    help="End with exit status 1 if B is worse than A, or nothing of it could be compared.",
-)  # fmt: skip
-@click.option(
-    "--published", "with_published", is_flag=True,
-    help="Compare A with what others published for the same model and load.",
-)  # fmt: skip
-@click.option(
-    "--predicted", is_flag=True,
-    help="Compare A with what the plan predicted for it, and show what calibrating by it changes.",
-)  # fmt: skip
-@click.option("--all", "all_figures", is_flag=True, help="List every published figure too.")
-@click.pass_context
+@click.command(cls=Command)
 def compare(
     ctx: click.Context,
-    a: str,
-    b: str | None,
+    app: App,
+    *,
+    a: Annotated[str, {"metavar": "A"}],
+    b: Annotated[str | None, {"metavar": "[B]"}],
     baseline: bool,
     with_published: bool,
     predicted: bool,
@@ -78,9 +64,16 @@ def compare(
     A and B are folders of runs, or their run.json; FOLDER#SETUP is one server of a run, such as one
     side of a pair. B is judged against A. Only cells that were measured alike are compared, the
     others are listed with the reason.
+
+    Args:
+        baseline: End with exit status 1 if B is worse than A, or nothing of it could be compared.
+        with_published (--published): Compare A with what others published for the same model and
+            load.
+        predicted: Compare A with what the plan predicted for it, and show what calibrating by it
+            changes.
+        all_figures (--all): List every published figure too.
     """
 
-    app: App = ctx.obj
     if b is None and not (with_published or predicted):
         raise UsageError(
             "only one run is given", hint="give a second one, --published or --predicted"
@@ -126,16 +119,17 @@ class PlanComparison:
     calibration: Preview | None
 
 
-@click.command()
-@click.argument("run", type=click.Path(exists=True, file_okay=False, path_type=Path))
-@click.option(
-    "--out",
-    type=click.Path(file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Folder for the report.  [default: RUN/report]",
-)
-@click.pass_obj
-def report(app: App, run: Path, out: Path | None) -> None:
+@click.command(cls=Command)
+def report(
+    app: App,
+    *,
+    run: Annotated[Path, click.Path(exists=True, file_okay=False, path_type=Path)],
+    out: Annotated[
+        Path | None,
+        click.Path(file_okay=False, path_type=Path),
+        "(FOLDER): Folder for the report.  [default: RUN/report]",
+    ],
+) -> None:
     """Write the report of a run: one HTML page, plots as PNG and SVG, tables for a forum.
 
     RUN is the run's folder, with its run.json. The page loads nothing and can be sent as it is;

@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, TypedDict, Unpack
 
 import click
 
@@ -30,7 +30,7 @@ from spark_cluster.bench.repeat import (
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.run_telemetry import merge
-from spark_cluster.cli.app import App, allowing, changing
+from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_measure import (
     RESULTS,
     BenchResult,
@@ -41,81 +41,70 @@ from spark_cluster.cli.bench_measure import (
     refuse_second_run,
 )
 from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.options import Allowing, Changing, Command
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.errors import UsageError
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.play import Play
 
-OUT = click.option(
-    "--out", type=click.Path(path_type=Path), metavar="FOLDER",
-    help=f"Folder for the results; by default one of the run's id in {RESULTS}/.",
-)  # fmt: skip
-
-KEEP = click.option("--keep", is_flag=True, help="Leave the last server up after the run.")
-
-STOP = click.option(
-    "--stop-at-first-failure", is_flag=True,
-    help="End the run at the first server that does not start, instead of failing its cells.",
-)  # fmt: skip
-
-TRUST = click.option(
-    "--trust-recipes", is_flag=True,
-    help="Run recipes of a repeated record that are not yours: they start containers as root on "
-    "the nodes. `bench repeat RUN --check` shows them.",
-)  # fmt: skip
-
-RUN = click.argument("folder", metavar="RUN", type=click.Path(path_type=Path, exists=True))
+Out = Annotated[
+    Path | None, f"(FOLDER): Folder for the results; by default one of the run's id in {RESULTS}/."
+]
+Keep = Annotated[bool, "Leave the last server up after the run."]
+Stop = Annotated[
+    bool, "End the run at the first server that does not start, instead of failing its cells."
+]
+Trust = Annotated[
+    bool,
+    "Run recipes of a repeated record that are not yours: they start containers as root on the "
+    "nodes. `bench repeat RUN --check` shows them.",
+]
+RunFolder = Annotated[Path, click.Path(path_type=Path, exists=True), {"metavar": "RUN"}]
 
 
-@click.command()
-@click.argument("suite")
-@click.option(
-    "--recipe", "recipes", multiple=True, metavar="NAME",
-    help="Recipe to measure, instead of the suite's; repeatable.",
-)  # fmt: skip
-@TRUST
-@OUT
-@KEEP
-@STOP
-@allowing
-@changing
-@click.pass_obj
-def run(app: App, /, suite: str, recipes: tuple[str, ...], **how: Any) -> None:
+class How(TypedDict):
+    """The options of a run."""
+
+    out: Out
+    keep: Keep
+    stop_at_first_failure: Stop
+    allow: Allowing
+    options: Changing
+
+
+@click.command(cls=Command)
+def run(
+    app: App, suite: str, recipes: tuple[str, ...], trust_recipes: Trust, **how: Unpack[How]
+) -> None:
     """Measure a suite: bring each server up, verify it, measure it, and take it down.
 
     The cells are measured by a systemd unit on the head, which goes on without this laptop; `bench
     attach RUN` continues the run and measures only what has no result yet. SUITE may be the
     run.json of a run, which is then run again as `bench repeat` does.
+
+    Args:
+        recipes (--recipe NAME): Recipe to measure, instead of the suite's; repeatable.
     """
     if suite.endswith(".json"):
         if recipes:
             raise UsageError(
                 f"{suite} is a recorded run, which has recipes of its own", hint="omit --recipe"
             )
-        _run_again(app, Path(suite), **how)
+        _run_again(app, Path(suite), trust_recipes=trust_recipes, **how)
         return
     refuse_second_run(how["out"])
-    how.pop("trust_recipes")
     _leave(app, app.cluster.bench(suite, recipes, **how), how["options"])
 
 
-@click.command()
-@RUN
-@TRUST
-@OUT
-@KEEP
-@STOP
-@allowing
-@changing
-@click.pass_obj
-def repeat(app: App, /, folder: Path, **how: Any) -> None:
+@click.command(cls=Command)
+def repeat(app: App, folder: RunFolder, trust_recipes: Trust, **how: Unpack[How]) -> None:
     """Run a recorded run again, also somebody else's; RUN is its folder, or its run.json.
 
     Suite and recipes are taken from the record, not from your project. What would be run is shown,
     and what differs here; --check ends there. `bench attach` continues the new run.
     """
-    _run_again(app, folder, **how)
+    _run_again(app, folder, trust_recipes=trust_recipes, **how)
 
 
 def _run_again(
@@ -200,22 +189,16 @@ def _compare(play: Play, made: BenchRun, original: Original) -> None:
         play.note("these nodes do not differ from what the record says of its nodes")
 
 
-@click.command()
-@RUN
-@TRUST
-@KEEP
-@STOP
-@allowing
-@changing
-@click.pass_obj
+@click.command(cls=Command)
 def attach(
     app: App,
-    folder: Path,
-    trust_recipes: bool,
-    keep: bool,
-    stop_at_first_failure: bool,
-    allow: Allowances,
-    options: Options,
+    *,
+    folder: RunFolder,
+    trust_recipes: Trust,
+    keep: Keep,
+    stop_at_first_failure: Stop,
+    allow: Allowing,
+    options: Changing,
 ) -> None:
     """Continue a run that was interrupted, stopped or has failed; RUN is its folder."""
     record = load_record(folder)
@@ -229,10 +212,8 @@ def attach(
     go_on(app, made, options, how)
 
 
-@click.command()
-@RUN
-@click.pass_obj
-def status(app: App, folder: Path) -> None:
+@click.command(cls=Command)
+def status(app: App, *, folder: RunFolder) -> None:
     """Show how many cells have a result here, and which server the nodes measure now."""
     made = of_folder(app.cluster, folder)
     record, cells = made.record, made.expansion.cells
@@ -259,10 +240,8 @@ def status(app: App, folder: Path) -> None:
         app.console.print(styled("the nodes measure {}", found["measuring"]), soft_wrap=True)
 
 
-@click.command()
-@RUN
-@click.pass_obj
-def stop(app: App, folder: Path) -> None:
+@click.command(cls=Command)
+def stop(app: App, *, folder: RunFolder) -> None:
     """End what a run measures on the nodes; the cell in progress is lost, the server stays up."""
     made = of_folder(app.cluster, folder)
     stopped = []
@@ -282,10 +261,8 @@ def _stopped(servers: list[str]) -> str:
     return f"stopped: {', '.join(servers)}; its server stays up until `spark-cluster down`"
 
 
-@click.command()
-@RUN
-@click.pass_obj
-def fetch(app: App, folder: Path) -> None:
+@click.command(cls=Command)
+def fetch(app: App, *, folder: RunFolder) -> None:
     """Copy the results that are on the nodes into RUN; measure nothing, and stop no server."""
     made = of_folder(app.cluster, folder)
     before = len(made.record.cells)

@@ -12,22 +12,20 @@ from spark_cluster.bench.planned_speed import planned_speeds
 from spark_cluster.bench.suite import Suite, load_suite
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, plain_table, styled
+from spark_cluster.cli.options import Command
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.loader.recipes import load_recipe
 
 
-@click.command()
-@click.argument("name", required=False)
-@click.option(
-    "--recipe", "recipes", multiple=True, metavar="NAME",
-    help="Recipe to measure, instead of the suite's; repeatable.",
-)  # fmt: skip
-@click.pass_obj
-def suites(app: App, name: str | None, recipes: tuple[str, ...]) -> None:
+@click.command(cls=Command)
+def suites(app: App, *, name: str | None, recipes: tuple[str, ...]) -> None:
     """List the suites, or show the servers and cells of one and how long it takes.
 
     NAME is the name of a suite, or a file. Nothing is started. Your own suites, in the folder
     suites/, take precedence over shipped ones of the same name.
+
+    Args:
+        recipes (--recipe NAME): Recipe to measure, instead of the suite's; repeatable.
     """
     if name is None:
         _list(app)

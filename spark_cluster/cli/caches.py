@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from typing import Annotated
 
 import click
 from rich.table import Table
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import plain_table
-from spark_cluster.cli.finite import Finite
-from spark_cluster.cli.groups import Group
+from spark_cluster.cli.options import Finite, Group
 from spark_cluster.config.caches import PRUNED_KINDS
 from spark_cluster.engine import cache_parts
 from spark_cluster.engine.cache_parts import CachePart, copy_caches
@@ -25,7 +25,6 @@ def command() -> None:
 
 
 @command.command("list")
-@click.pass_obj
 def list_(app: App) -> None:
     """List the parts of the caches by node: size, recipes, and how long they have not been used.
 
@@ -42,29 +41,24 @@ def list_(app: App) -> None:
 
 
 @command.command()
-@click.option(
-    "--older-than",
-    "days",
-    type=Finite(0, 36500),
-    default=30.0,
-    metavar="DAYS",
-    help="Only what has not been used for so long (default 30).",
-)
-@click.option(
-    "--kind",
-    "kinds",
-    type=click.Choice(PRUNED_KINDS),
-    multiple=True,
-    help="Only parts of this kind (default: compile and flashinfer).",
-)
-@click.option("--recipe", metavar="NAME", help="Only compiled code that no other recipe used.")
-@click.option("--apply", "act", is_flag=True, help="Remove it; without this it is only listed.")
-@click.pass_obj
-def prune(app: App, days: float, kinds: tuple[str, ...], recipe: str | None, act: bool) -> None:
+def prune(
+    app: App,
+    *,
+    days: Annotated[float, Finite(0, 36500)] = 30.0,
+    kinds: tuple[Annotated[str, click.Choice(PRUNED_KINDS)], ...],
+    recipe: str | None,
+    act: bool,
+) -> None:
     """Remove parts of the caches that were not used lately, the oldest first.
 
     Never what a server uses, nor compiled code of the inventory's recipe. What is removed is made
     again by the next start that wants it, which takes its time.
+
+    Args:
+        days (--older-than DAYS): Only what has not been used for so long (default 30).
+        kinds (--kind): Only parts of this kind (default: compile and flashinfer).
+        recipe (NAME): Only compiled code that no other recipe used.
+        act (--apply): Remove it; without this it is only listed.
     """
     with app.play("caches prune", app.nodes, Options(), change=act, gather_facts=False) as run:
         play = run.open()
@@ -84,19 +78,17 @@ def prune(app: App, days: float, kinds: tuple[str, ...], recipe: str | None, act
 
 
 @command.command()
-@click.option("--from", "source", required=True, metavar="NODE", help="Node to copy from.")
-@click.option(
-    "--to", "targets", multiple=True, metavar="NODE", help="Node to copy to; repeatable (default: "
-    "all others).",
-)  # fmt: skip
-@click.option("--no-encrypt", is_flag=True, help="Leave encryption out, as in `models copy`.")
-@click.pass_obj
-def copy(app: App, source: str, targets: tuple[str, ...], no_encrypt: bool) -> None:
+def copy(app: App, *, source: str, targets: tuple[str, ...], no_encrypt: bool) -> None:
     """Copy compiled code and kernels to nodes with the same GPU, over the fabric if possible.
 
     The caches of vLLM's compiler, Inductor, Triton and FlashInfer. Only files that are missing or
     differ are moved. Compiled code of `--tp 1` is valid on any node, that of `--tp 2` on the node
     of the same rank.
+
+    Args:
+        source (--from NODE): Node to copy from.
+        targets (--to NODE): Node to copy to; repeatable (default: all others).
+        no_encrypt: Leave encryption out, as in `models copy`.
     """
     with app.play("caches copy", app.nodes, Options()) as run:
         done = copy_caches(run.open(), source, targets, encrypt=not no_encrypt)

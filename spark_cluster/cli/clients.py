@@ -1,13 +1,24 @@
-"""`clients`: ready-made commands and configurations for the endpoint that serves now."""
+"""Ways to use the endpoint: `clients`, `keys` and `tunnel`."""
 
 from __future__ import annotations
 
+import contextlib
+import json
+import os
+import sys
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
 import click
 
-from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted, styled
+from spark_cluster.cli.app import App, ended_by_signals
+from spark_cluster.cli.console import painted, plain_table, styled
+from spark_cluster.cli.options import Command, Group, Port
 from spark_cluster.cli.visible import visible
 from spark_cluster.config.caches import state_folder
+from spark_cluster.engine import endpoint_tunnel, named_keys
 from spark_cluster.engine.client_target import (
     CLIENTS,
     ClientTarget,
@@ -17,28 +28,33 @@ from spark_cluster.engine.client_target import (
     target_of,
     write_certificate,
 )
+from spark_cluster.engine.endpoint_tunnel import ask_head, keep_open, url_on_head
 from spark_cluster.errors import UsageError
+from spark_cluster.runner.dialer import SshConnection
+
+if TYPE_CHECKING:
+    from spark_cluster.config.inventory import InventoryNode
 
 
-@click.command()
-@click.argument("name", metavar="[CLIENT]", type=click.Choice(list(CLIENTS)), required=False)
-@click.option(
-    "--tunnel", is_flag=True, help="Use the address of `spark-cluster tunnel` on this machine."
-)
-@click.option(
-    "--port",
-    type=click.IntRange(1, 65535),
-    metavar="PORT",
-    help="The tunnel's port on this machine (default: the endpoint's own).",
-)
-@click.option("--show-key", is_flag=True, help="Print the API key itself instead of its variable.")
-@click.pass_obj
-def command(app: App, name: str | None, tunnel: bool, port: int | None, show_key: bool) -> None:
+@click.command(cls=Command)
+def clients(
+    app: App,
+    *,
+    name: Annotated[Annotated[str, click.Choice(list(CLIENTS))] | None, {"metavar": "[CLIENT]"}],
+    tunnel: bool,
+    port: Port | None,
+    show_key: bool,
+) -> None:
     """Print how clients use the endpoint: curl, python, env, open-webui, opencode, continue.
 
     The head is asked what serves: address, model, context length, whether a key is needed. With
     the name of a CLIENT only its text is printed, to be written to a file; notes go to standard
     error. A certificate that was made on the head is saved on this machine, for clients to trust.
+
+    Args:
+        tunnel: Use the address of `spark-cluster tunnel` on this machine.
+        port (PORT): The tunnel's port on this machine (default: the endpoint's own).
+        show_key: Print the API key itself instead of its variable.
     """
     target = _target(app, port, tunnel=tunnel, show_key=show_key)
     made = snippets(target)
@@ -58,7 +74,7 @@ def command(app: App, name: str | None, tunnel: bool, port: int | None, show_key
         for note in (*target.notes, *made[0].notes):
             click.echo(visible(f"# {note}"), err=True)
     else:
-        _show(app, target, made)
+        _show_clients(app, target, made)
 
 
 def _target(app: App, port: int | None, *, tunnel: bool, show_key: bool) -> ClientTarget:
@@ -76,7 +92,7 @@ def _target(app: App, port: int | None, *, tunnel: bool, show_key: bool) -> Clie
     return target_of(found, serve, head.name, ca_file=ca_file, port=port, key=key, **options)
 
 
-def _show(app: App, target: ClientTarget, made: list[Snippet]) -> None:
+def _show_clients(app: App, target: ClientTarget, made: list[Snippet]) -> None:
 
     console = app.console
     console.print(styled("[bold]{}[/] at [bold cyan]{}[/]", target.model, target.url))
@@ -92,3 +108,157 @@ def _show(app: App, target: ClientTarget, made: list[Snippet]) -> None:
         for note in snippet.notes:
             console.print(painted(f"# {note}", "dim"), soft_wrap=True)
         click.echo(visible(snippet.text), nl=False)
+
+
+@click.group(cls=Group)
+def keys() -> None:
+    """Add, list and revoke API keys of the endpoint by name, while it serves.
+
+    They are next to the inventory's `serve.api_key`, and stay over `down` and `up`. The head keeps
+    a SHA-256 digest of each. The proxy's journal names the key of every request.
+    """
+
+
+@keys.command()
+def add(app: App, *, name: str) -> None:
+    """Make a key, and print it; it is shown this once and kept nowhere.
+
+    It is in force at once: neither the engine nor the proxy is restarted.
+    """
+    named_keys.check_name(name)
+    key = named_keys.new_key()
+    day = datetime.now(UTC).date().isoformat()
+    head = [app.inventory.head]
+    with app.play(f"keys add {name}", head, gather_facts=False) as run:
+        named_keys.add(run.open(), name, key, day)
+    app.show({"name": name, "key": key, "added": day}, f"{name}: {key}")
+    if not app.as_json:
+        click.echo("it is in force, and is not shown again", err=True)
+
+
+@keys.command("list")
+def list_(app: App) -> None:
+    """List the named keys: the day on which each was added, and whether it is in force.
+
+    A key that the running proxy accepts and the head's file no longer has, because a run was cut,
+    is listed as in force until the proxy restarts; `keys revoke` ends it at once.
+    """
+    head = app.inventory.head
+    with app.cluster.dialer.session(head, "keys list") as session:
+        found = named_keys.listed(session, head.name)
+    app.show({"keys": found}, lambda app, _: _show_keys(app, found))
+
+
+def _show_keys(app: App, found: list[named_keys.NamedKey]) -> None:
+    if not found:
+        app.console.print("there are no named keys; spark-cluster keys add NAME makes one")
+        return
+    table = plain_table("name", "added", "in force")
+    for key in found:
+        kept = "yes" if key.kept else "until the proxy restarts"
+        table.add_row(key.name, key.added, kept if key.in_force else "no")
+    app.console.print(table)
+
+
+@keys.command()
+def revoke(app: App, *, name: str) -> None:
+    """Refuse a key from now on; requests that were begun with it go on."""
+    head = [app.inventory.head]
+    with app.play(f"keys revoke {name}", head, gather_facts=False) as run:
+        named_keys.revoke(run.open(), name)
+    app.show({"name": name, "revoked": True}, f"{name} is revoked")
+
+
+@click.command(cls=Command)
+def tunnel(
+    app: App,
+    *,
+    port: Port | None,
+    remote_port: Port | None,
+    install: bool,
+    remove: bool,
+    as_json: bool,
+) -> None:
+    """Reach the endpoint at a port of this machine, over SSH, until Ctrl-C.
+
+    The port is on the loopback: only programs of this machine can use it. A connection that is cut
+    is made again, after 1 second and then at most every 30. With --install it runs as a service.
+
+    Args:
+        port (PORT): Port of this machine (default: the endpoint's own).
+        remote_port (PORT): Port of the endpoint on the head (default: the proxy's, else the
+            inventory's).
+        install: Make it a systemd service of your user (Linux).
+        remove: Stop and remove that service.
+        as_json (--json): Print one JSON line for each event.
+    """
+    app.as_json = app.as_json or as_json
+    if install and remove:
+        raise UsageError("--install and --remove contradict each other", hint="leave one out")
+    app.cluster.port = remote_port
+    head = app.inventory.head
+    if head.is_local:
+        here = "this machine" if head.is_this_machine else "on this machine"
+        process = f"$(cut -d' ' -f1 {head.namespaces_of})"
+        raise UsageError(
+            f"{head.name} is {here}: there is nothing to tunnel to",
+            hint="`spark-cluster status` shows the endpoint's address"
+            if head.is_this_machine
+            else f"`nsenter --net --target {process} PROGRAM` runs a program in its network",
+        )
+    port = port or app.inventory.serve.port
+    if install or remove:
+        _service(app, head, port, install=install)
+    else:
+        _keep_tunnel(app, head, port)
+
+
+def _keep_tunnel(app: App, head: InventoryNode, port: int) -> None:
+    def find(connection: SshConnection) -> str:
+        access = ask_head(connection) if app.cluster.port is None else None
+        return url_on_head(access, app.inventory.serve, head)
+
+    events = keep_open(app.cluster.dialer.target(head), find, port)
+    with contextlib.suppress(KeyboardInterrupt), ended_by_signals():
+        for event in events:
+            if app.as_json:
+                click.echo(json.dumps(asdict(event)))
+            else:
+                click.echo(visible(str(event)), err=event.event != "open")
+                if event.hint:
+                    click.echo(visible(f"  {event.hint}"), err=True)
+            sys.stdout.flush()
+
+
+def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None:
+    folder = endpoint_tunnel.unit_folder(dict(os.environ), Path.home())
+    name = endpoint_tunnel.unit_name(head.name)
+    if install:
+        path = endpoint_tunnel.install(folder, head.name, _argv(app, port))
+        changed, file = True, str(path)
+        text = (
+            f"{name} is started, now and at each login: http://127.0.0.1:{port}\n"
+            f"  journalctl --user -u {name} shows what it does; "
+            "`loginctl enable-linger` starts it at boot"
+        )
+    else:
+        changed, file = endpoint_tunnel.remove(folder, head.name), str(folder / name)
+        text = f"{name} is stopped and removed" if changed else f"{name} is not installed"
+    app.show({"changed": changed, "unit": name, "file": file}, text)
+
+
+def _argv(app: App, port: int) -> list[str]:
+    """Return the command that the service runs: this program with the same inventory."""
+    named = app.cluster.named
+    given = [] if named is None else ["--inventory", _absolute(str(named))]
+    project = ["--project", str(app.project.folder)]
+    program = [sys.executable, "-m", "spark_cluster"]
+    port_there = app.cluster.port
+    remote = [] if port_there is None else ["--remote-port", str(port_there)]
+    return [*program, *project, *given, "tunnel", "--port", str(port), *remote]
+
+
+def _absolute(name: str) -> str:
+    """Return a file's absolute path; the name of a shipped inventory stays."""
+    path = Path(name).expanduser()
+    return str(path.absolute()) if path.is_file() else name

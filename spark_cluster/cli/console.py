@@ -112,6 +112,17 @@ def plain_table(
     return found
 
 
+def labelled(rows: Iterable[tuple[str, Text | str]]) -> Table:
+    """Return a table of dim labels, and of values that are folded next to them."""
+    label = ("label",)
+    found = plain_table(
+        "label", "value", dim=label, whole=label, fold=("value",), header=False, wide=True
+    )
+    for row in rows:
+        found.add_row(*row)
+    return found
+
+
 def _filled(parsed: Text, values: list[Text]) -> Text:
     """The parsed template with a value at each slot, in the slot's style and its own."""
     from rich.text import Text

@@ -6,44 +6,38 @@ import contextlib
 import webbrowser
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Annotated
 
 import click
 
-from spark_cluster.cli.app import App
-from spark_cluster.cli.ended_by_signals import ended_by_signals
-from spark_cluster.cli.visible import visible
+from spark_cluster.cli.app import App, ended_by_signals
+from spark_cluster.cli.options import Command
 from spark_cluster.errors import Failed
 
 
-@click.command()
-@click.option(
-    "--port",
-    type=click.IntRange(0, 65535),
-    default=0,
-    metavar="PORT",
-    help="Port of this machine (default: one that is free).",
-)
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.5, max=60.0),
-    default=1.0,
-    show_default=True,
-    help="Seconds between two samples of a node.",
-)
-@click.option("--open", "open_it", is_flag=True, help="Open the page in the browser.")
-@click.pass_obj
-def command(app: App, port: int, interval: float, open_it: bool) -> None:
+@click.command(cls=Command)
+def command(
+    app: App,
+    *,
+    port: Annotated[int, click.IntRange(0, 65535)] = 0,
+    interval: Annotated[float, click.FloatRange(min=0.5, max=60.0)] = 1.0,
+    open_it: bool,
+) -> None:
     """Show the nodes in a browser until Ctrl-C: memory by process, traffic, engine, runs, findings.
 
     The page is served on this machine's loopback only, and its address has a token that is new
     each time. It only shows: nothing can be changed from it. Commands that it offers (status, vram,
     doctor, history, logs) are run when you press their button.
+
+    Args:
+        port (PORT): Port of this machine (default: one that is free).
+        interval: Seconds between two samples of a node. [default]
+        open_it (--open): Open the page in the browser.
     """
     from spark_cluster.bench.sampling import Sampling, metrics_url
     from spark_cluster.cli.bench_measure import RESULTS
-    from spark_cluster.dashboard.feed import Feed
-    from spark_cluster.dashboard.questions import Questions
     from spark_cluster.dashboard.server import listen, need_libraries, serve
+    from spark_cluster.dashboard.sources import Feed, Questions
 
     need_libraries()
     nodes = app.nodes
@@ -76,11 +70,7 @@ def _teller(app: App, kept: contextlib.ExitStack | None) -> Callable[[str], None
     """Return what prints the address, and opens it where something keeps the file for that."""
 
     def tell(address: str) -> None:
-        if app.as_json:
-            app.print_json({"url": address})
-        else:
-            click.echo(visible(address))
-            click.echo("Ctrl-C ends it.")
+        app.show({"url": address}, f"{address}\nCtrl-C ends it.")
         if kept is not None:
             webbrowser.open(kept.enter_context(leading_to(address)).as_uri())
 

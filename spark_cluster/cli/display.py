@@ -39,20 +39,14 @@ WITHIN_S = 0.15
 
 _TITLES = (RunStarted, StageStarted, Connected)
 
-STYLES = {
-    "ok": "green",
-    "change": "yellow",
-    "unknown": "magenta",
-    "failed": "red",
-    "skipped": "dim",
+VERDICTS = {
+    "ok": ("ok", "green"),
+    "change": ("changed", "yellow"),
+    "unknown": ("unknown", "magenta"),
+    "failed": ("FAILED", "red"),
+    "skipped": ("skip", "dim"),
 }
-WORDS = {
-    "change": "changed",
-    "unknown": "unknown",
-    "failed": "FAILED",
-    "ok": "ok",
-    "skipped": "skip",
-}
+"""The word and the style of each verdict, in the order of the recap."""
 
 
 class Display:
@@ -220,10 +214,12 @@ class Display:
             return
         if event.verdict in ("ok", "skipped") and not self.verbose:
             return
-        word = "would change" if self._check and event.verdict == "change" else WORDS[event.verdict]
+        word, style = VERDICTS[event.verdict]
+        if self._check and event.verdict == "change":
+            word = "would change"
         why = event.reason or summary(event.changes)
         took = f"  {event.seconds:.1f} s" if event.seconds >= 1 else ""
-        status = painted(word, STYLES[event.verdict])
+        status = painted(word, style)
         line = styled("{} {}  [dim]{}{}[/]", status, event.resource, why, took)
         self._line(event.node, line)
         if event.diff:
@@ -325,11 +321,6 @@ def recap(console: Console, counted: Recap, seconds: float, *, check: bool) -> N
 def _cells(tally: Tally) -> list[Text]:
     if tally.unreachable:
         return [painted(text, "red") for text in ("", "unreachable", "", "", "")]
-    values = (
-        (tally.ok, "green"),
-        (tally.change, "yellow"),
-        (tally.unknown, "magenta"),
-        (tally.failed, "bold red"),
-        (tally.skipped, "dim"),
-    )
-    return [painted(str(n), style if n else "dim") for n, style in values]
+    styles = {verdict: style for verdict, (_, style) in VERDICTS.items()} | {"failed": "bold red"}
+    counts = ((getattr(tally, verdict), style) for verdict, style in styles.items())
+    return [painted(str(count), style if count else "dim") for count, style in counts]

@@ -11,6 +11,7 @@ import click
 from spark_cluster.cli import process_start
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
+from spark_cluster.cli.options import Command
 from spark_cluster.cli.serving import probe_of, usual_recipe
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.document import as_json
@@ -25,34 +26,22 @@ if TYPE_CHECKING:
     from spark_cluster.facts.pins import Pins
 
 
-@click.command()
-@click.option(
-    "--probe",
-    is_flag=True,
-    help="Also measure the link, ask the endpoint, and try every port from this machine.",
-)
-@click.option(
-    "--only",
-    multiple=True,
-    metavar="AREA",
-    help="Run only the checks of this area, or this check; repeatable.",
-)
-@click.pass_context
-def command(ctx: click.Context, probe: bool, only: tuple[str, ...]) -> None:
+@click.command(cls=Command)
+def command(app: App, *, probe: bool, only: tuple[str, ...]) -> int:
     """Check every node for all known issues, and compare the nodes; nothing is changed.
 
     Each node is asked once; --probe adds full-size pings, transfers, a completion, and a scan of
     the nodes' ports from this machine. What could not be seen is reported as unknown.
 
     Exit status 5 when something fails, 3 when a node cannot be reached.
+
+    Args:
+        probe: Also measure the link, ask the endpoint, and try every port from this machine.
+        only (AREA): Run only the checks of this area, or this check; repeatable.
     """
-    app: App = ctx.obj
     diagnosis = diagnose(app, only, probe=probe)
-    if app.as_json:
-        app.print_json(document(diagnosis))
-    else:
-        _show(app, diagnosis, process_start.elapsed())
-    ctx.exit(diagnosis.exit_code)
+    app.show(document(diagnosis), lambda app, _: _show(app, diagnosis))
+    return diagnosis.exit_code
 
 
 def diagnose(app: App, only: Sequence[str] = (), *, probe: bool = False) -> Diagnosis:
@@ -113,14 +102,14 @@ def _known_pins(app: App) -> Pins | None:
     return None
 
 
-def _show(app: App, diagnosis: Diagnosis, seconds: float) -> None:
+def _show(app: App, diagnosis: Diagnosis) -> None:
     titles = ("", "check", "node", "found")
     table = plain_table(*titles, whole=("check", "node"), fold=("found",), wide=True)
     shown = [f for f in diagnosis.results if app.verbose or f.status != "ok"]
     for result in shown:
         style = "dim" if result.status == "ok" else None
         table.add_row(mark(result.status), result.id, result.node, _text(result), style=style)
-    app.console.print(_summary(diagnosis, seconds), soft_wrap=True)
+    app.console.print(_summary(diagnosis, process_start.elapsed()), soft_wrap=True)
     if shown:
         app.console.print(table)
     known = [issue.id for issue in diagnosis.issues]

@@ -1,4 +1,4 @@
-"""`history`: what runs changed on the nodes."""
+"""What runs changed on the nodes: `history`, and `revert`."""
 
 from __future__ import annotations
 
@@ -7,16 +7,22 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import plain_table, styled
 from spark_cluster.cli.display import summary
+from spark_cluster.cli.options import Command
 from spark_cluster.cli.recap import NodeError
 from spark_cluster.cli.visible import show_error
-from spark_cluster.errors import Failed, SparkClusterError
+from spark_cluster.errors import Failed, SparkClusterError, worst
+from spark_cluster.runner.events import Bus, NodeFailed, Note, Result
+from spark_cluster.runner.options import Options
+from spark_cluster.runner.parallel import in_parallel
+from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
@@ -41,16 +47,12 @@ class RunOnNode:
 
 
 @dataclass
-class PastRun:
-    """A run that changed nodes.
+class RunHead:
+    """The run as its journals name it.
 
     Attributes:
         since: seconds since 1970 (UTC).
         reverts: the run that this one reverted.
-        reverting: the run that this one was reverting when it was killed.
-        reverted_by: the run that reverted this one.
-        half_reverted_by: a revert of this one that was killed.
-        nodes: node to how much was changed there.
     """
 
     run: str
@@ -58,10 +60,23 @@ class PastRun:
     user: str | None
     command: str | None
     reverts: str | None
+
+
+@dataclass
+class PastRun(RunHead):
+    """A run that changed nodes.
+
+    Attributes:
+        reverting: the run that this one was reverting when it was killed.
+        reverted_by: the run that reverted this one.
+        half_reverted_by: a revert of this one that was killed.
+        nodes: node to how much was changed there.
+    """
+
     reverting: str | None
-    reverted_by: str | None = field(kw_only=True)
-    half_reverted_by: str | None = field(kw_only=True)
-    nodes: dict[str, RunOnNode] = field(kw_only=True)
+    reverted_by: str | None = None
+    half_reverted_by: str | None = None
+    nodes: dict[str, RunOnNode] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -110,37 +125,36 @@ class ChangesOnNode:
     notes: list[str]
 
 
-@dataclass(frozen=True)
-class RunDetails:
+@dataclass
+class RunDetails(RunHead):
     """The document of `history RUN`; its fields are as in `history`.
 
     Attributes:
         memory_plot: file on this machine with the plot of the run's memory; null without one.
     """
 
-    run: str
-    since: float | None
-    user: str | None
-    command: str | None
-    reverts: str | None
     nodes: dict[str, ChangesOnNode]
     errors: dict[str, NodeError]
     memory_plot: str | None
 
 
-@click.command()
-@click.argument("run_id", metavar="[RUN]", required=False)
-@click.option("--node", metavar="NAME", help="Show only this node (as --limit).")
-@click.pass_context
-def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
+@click.command(cls=Command)
+def command(
+    app: App,
+    *,
+    run_id: Annotated[str | None, {"metavar": "[RUN]"}],
+    node: str | None,
+) -> int:
     """List the runs that changed the nodes: when, who, which command, how much; with RUN, each of
     its changes. They are read from the nodes' journals; runs that changed nothing are not listed.
 
     `spark-cluster revert RUN` restores files as they were before.
+
+    Args:
+        node (NAME): Show only this node (as --limit).
     """
     from spark_cluster.runner.parallel import in_parallel
 
-    app: App = ctx.obj
     if node is not None:
         app.cluster.limit = node
     jobs = {n.name: partial(_ask, app, n, run_id) for n in app.nodes}
@@ -162,8 +176,7 @@ def command(ctx: click.Context, run_id: str | None, node: str | None) -> None:
         (_show_runs if run_id is None else _show_run)(app, found)
     for name, error in errors.items():
         show_error(error.message, error.hint, node=name)
-    if errors:
-        ctx.exit(max(error.exit_code for error in errors.values()))
+    return worst(errors.values())
 
 
 def _ask(app: App, node: InventoryNode, run_id: str | None) -> dict[str, Any]:
@@ -178,8 +191,7 @@ def runs(answers: Answers) -> list[PastRun]:
     for name, answer in answers.items():
         for run in answer["runs"]:
             keys = ("run", "since", "user", "command", "reverts", "reverting")
-            new = PastRun(*map(run.get, keys), reverted_by=None, half_reverted_by=None, nodes={})
-            known = found.setdefault(run["run"], new)
+            known = found.setdefault(run["run"], PastRun(*map(run.get, keys)))
             known.nodes[name] = RunOnNode(run["changes"], run["paths"], run.get("notes", []))
             known.reverted_by = known.reverted_by or run.get("reverted_by")
             known.half_reverted_by = known.half_reverted_by or run.get("half_reverted_by")
@@ -196,16 +208,9 @@ def _details(run_id: str, found: Answers, errors: dict[str, NodeError]) -> RunDe
         for name, answer in found.items()
     }
     first = next(iter(found.values()), {})
-    return RunDetails(
-        run=first.get("run", run_id),
-        since=first.get("since"),
-        user=first.get("user"),
-        command=first.get("command"),
-        reverts=first.get("reverts"),
-        nodes=nodes,
-        errors=errors,
-        memory_plot=_memory_plot(first.get("run", run_id)),
-    )
+    run = first.get("run", run_id)
+    since, user, command, reverts = map(first.get, ("since", "user", "command", "reverts"))
+    return RunDetails(run, since, user, command, reverts, nodes, errors, _memory_plot(run))
 
 
 def _memory_plot(run: str) -> str | None:
@@ -301,3 +306,166 @@ def _become(before: dict[str, Any] | None, after: dict[str, Any] | None) -> str:
     if "uid" in after and owners[0] != owners[1]:
         parts.append(f"owner {owners[0]} → {owners[1]}")
     return ", ".join(parts) or "written again"
+
+
+@dataclass(frozen=True)
+class Reverted:
+    """A file, link or folder that was reverted, or in check mode would be.
+
+    Attributes:
+        changes: attribute to [was, is now].
+        diff: with --diff, the difference of its content.
+    """
+
+    path: str
+    changes: dict[str, Any]
+    diff: str
+
+
+@dataclass(frozen=True)
+class Left:
+    """A path that a revert leaves as the run left it, and why."""
+
+    what: str
+    why: str
+
+
+@dataclass
+class RevertedNode:
+    """The result of a revert on one node.
+
+    Attributes:
+        of: full id of the run; null when it changed nothing there.
+        reverted: what was reverted, or in check mode would be.
+        left: all that stays as the run left it.
+        continued: the revert of the same run that was killed and that this one continued.
+        error: why nothing was reverted.
+    """
+
+    of: str | None = None
+    reverted: list[Reverted] = field(default_factory=list)
+    left: list[Left] = field(default_factory=list)
+    continued: str | None = None
+    error: str | None = None
+
+
+@click.command(cls=Command)
+def revert_command(
+    app: App,
+    *,
+    run_id: Annotated[str, {"metavar": "RUN"}],
+    check: bool,
+    diff: bool,
+    exit_code: bool,
+) -> int:
+    """Restore files and folders as they were before RUN, byte for byte, with mode and owner.
+
+    RUN is an id that `history` shows, or the beginning of one. On each node it is all or nothing:
+    when something was changed since, nothing is touched; the error says what and by whom. A revert
+    that was killed is continued by the same command. Packages, containers, services and commands
+    cannot be reverted; they are listed. A revert is a run like any other, and can be reverted.
+
+    Args:
+        check: Change nothing; show what would be reverted.
+        diff: Show differences of files; secrets are not shown.
+        exit_code: With --check: exit status 10 if it would change.
+    """
+    options = Options(check=check, diff=diff)
+    with app.play(f"revert {run_id}", app.nodes, options, gather_facts=False) as run:
+        play = run.open(fail_fast=False)
+        nodes, refused = revert(play, run_id)
+        errors = {**play.out, **refused}
+        run.finish(str(next(iter(errors.values()), "")))
+    for name, error in play.out.items():
+        nodes.setdefault(name, RevertedNode(error=error.message))
+    if app.as_json:
+        app.print_json(run.document(ok=not errors, run=run.id, nodes=nodes))
+    else:
+        _show_reverted(app, nodes)
+    app.exit_code = exit_code
+    return worst(errors.values())
+
+
+def _show_reverted(app: App, nodes: dict[str, RevertedNode]) -> None:
+    console = app.console
+    left = {one: None for node in nodes.values() for one in node.left}
+    if left:
+        console.print(styled("\n[bold]not reverted[/]"))
+    for one in left:
+        names = ", ".join(name for name, node in nodes.items() if one in node.left)
+        console.print(styled("  {}  [dim]{}  ({})[/]", one.what, one.why, names), soft_wrap=True)
+    app.show_recap()
+
+
+def revert(play: Play, of: str) -> tuple[dict[str, RevertedNode], dict[str, SparkClusterError]]:
+    """Revert run `of` on the nodes of a play, in parallel: on each of them all of it or nothing.
+
+    Returns:
+        The result of each node, and the error of each on which nothing was reverted.
+
+    Raises:
+        Failed: the run changed nothing on any of them.
+    """
+    bus, options = play.bus, play.options
+    wanted = {"of": of, "run": play.connections.run, "check": play.check, "diff": options.diff}
+    done = {node.name: RevertedNode() for node in play.nodes}
+    jobs = {n: partial(_on_node, s, bus, wanted, done[n]) for n, s in play.sessions.items()}
+    missing: list[dict[str, Any]] = []
+    errors: dict[str, SparkClusterError] = {}
+    for name, outcome in in_parallel(jobs).items():
+        if isinstance(outcome, SparkClusterError):
+            errors[name], done[name].error = outcome, outcome.message
+            bus.emit(NodeFailed.of(name, outcome))
+        elif "missing" in outcome:
+            missing.append(outcome)
+            bus.emit(Note(outcome["missing"], "info", name))
+    if missing and len(missing) == len(done):
+        raise Failed(missing[0]["missing"], hint=missing[0]["hint"])
+    return done, errors
+
+
+def _on_node(
+    session: Session, bus: Bus, wanted: dict[str, Any], done: RevertedNode
+) -> dict[str, Any]:
+    failed: list[Result] = []
+
+    def take(event: dict[str, Any]) -> None:
+        if event["event"] == "note":
+            bus.emit(Note(event["text"], "warning", session.node))
+        if event["event"] != "result":
+            return
+        known = {k: event[k] for k in ("changes", "diff", "error") if k in event}
+        result = Result(session.node, "revert", event["id"], event["verdict"], **known)
+        if result.verdict == "failed":
+            failed.append(result)
+        else:
+            path = result.resource.partition(":")[2]
+            done.reverted.append(Reverted(path, dict(result.changes), result.diff))
+        bus.emit(result)
+
+    reply = session.request("revert", take, **wanted)
+    if "missing" in reply:
+        return reply
+    done.of = reply["of"]
+    done.left = [Left(item["what"], item["why"]) for item in reply["left"]]
+    done.continued = reply.get("continued") or None
+    for note in reply.get("notes", ()):
+        bus.emit(Note(f"run {done.of}: {note}", "warning", session.node))
+    if done.continued and not failed:
+        does = "would continue" if wanted["check"] else "continued"
+        text = f"{does} run {done.continued}, a revert of the same run that was killed"
+        bus.emit(
+            Note(
+                f"{text}; to revert it: spark-cluster revert {done.continued}",
+                "info",
+                session.node,
+            )
+        )
+    if failed:
+        others = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+        raise Failed(
+            f"nothing was reverted: {failed[0].error}{others}",
+            where=session.node,
+            hint="restore these to what the run left, or revert the later run first",
+        )
+    return reply

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from typing import Annotated
 
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, plain_table, styled
-from spark_cluster.cli.finite import Finite
-from spark_cluster.cli.groups import Group
+from spark_cluster.cli.options import Finite, Group
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.engine.copies.images import (
     PrunedImages,
@@ -23,7 +23,7 @@ from spark_cluster.engine.copies.images import (
 )
 from spark_cluster.engine.copies.upkeep import kept_recipes
 from spark_cluster.errors import Failed
-from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.output import gigabytes
 from spark_cluster.runner.session import Session
 
 
@@ -46,7 +46,6 @@ def _needs(app: App) -> dict[str, list[str]]:
 
 
 @command.command("list")
-@click.pass_obj
 def list_images(app: App) -> None:
     """List the images of each node: size, the container that uses them, the recipe that needs them.
 
@@ -79,17 +78,22 @@ def _show(app: App, found: StoredImages) -> None:
 
 
 @command.command()
-@click.argument("images", nargs=-1, metavar="[NAME:TAG|ID]...")
-@click.option("--free", type=Finite(min=0), default=0.0, metavar="GB", help="Stop at so much.")
-@click.option("--apply", is_flag=True, help="Remove them; without it they are only listed.")
-@click.pass_context
-def prune(ctx: click.Context, images: tuple[str, ...], free: float, *, apply: bool) -> None:
+def prune(
+    app: App,
+    *,
+    images: Annotated[tuple[str, ...], {"metavar": "[NAME:TAG|ID]..."}],
+    free: Annotated[float, Finite(min=0)] = 0.0,
+    apply: bool,
+) -> int:
     """List the images that can go, the oldest first; with --apply, remove them.
 
     Never what a container stands on, nor what the inventory's recipe or one of your own recipes
     needs or is built on. Exit status 1 when Docker refuses to remove one.
+
+    Args:
+        free (GB): Stop at so much.
+        apply: Remove them; without it they are only listed.
     """
-    app: App = ctx.obj
     needs = _needs(app)
     with _sessions(app) as sessions:
         listed = stored_images(sessions, needs)
@@ -104,7 +108,7 @@ def prune(ctx: click.Context, images: tuple[str, ...], free: float, *, apply: bo
             _show_pruned(app, one, apply=apply)
         if not apply and any(one.removed for one in found):
             app.console.print("nothing was removed yet: --apply does it")
-    ctx.exit(1 if any(one.refused for one in found) else 0)
+    return 1 if any(one.refused for one in found) else 0
 
 
 def _must_be_there(names: tuple[str, ...], listed: list[StoredImages]) -> None:

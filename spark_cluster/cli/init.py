@@ -10,6 +10,7 @@ from pathlib import Path
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.options import Command, Port
 from spark_cluster.config.fields import env_name
 from spark_cluster.errors import UsageError
 from spark_cluster.loader.new_inventory import DEFAULT_RECIPE, Answers, write
@@ -31,46 +32,34 @@ class Written:
     next: list[str]
 
 
-@click.command("init")
-@click.option(
-    "--node",
-    "addresses",
-    metavar="ADDRESS",
-    multiple=True,
-    help="Management address of a Spark, the head first; once for each.",
-)
-@click.option("--user", metavar="NAME", help="User to log in as (default: as ~/.ssh/config says).")
-@click.option("--identity-file", metavar="FILE", help="Private key (default: agent and ~/.ssh).")
-@click.option("--port", type=click.IntRange(1, 65535), help="Port of the nodes' sshd.")
-@click.option("--recipe", metavar="NAME", help="What to serve.")
-@click.option(
-    "--sudo-password",
-    metavar="SOURCE",
-    help="Where sudo's password comes from: `prompt`, or the name of an environment variable.",
-)
-@click.option(
-    "--passwordless-sudo",
-    is_flag=True,
-    help="Have `provision` let the user use sudo without a password.",
-)
-@click.option("--force", is_flag=True, help="Replace an existing inventory.yaml.")
-@click.option("--yes", is_flag=True, help="Ask nothing.")
-@click.pass_context
+@click.command("init", cls=Command)
 def command(
-    ctx: click.Context,
+    app: App,
     *,
     addresses: tuple[str, ...],
     user: str | None,
     identity_file: str | None,
-    port: int | None,
+    port: Port | None,
     recipe: str | None,
     sudo_password: str | None,
     passwordless_sudo: bool,
     force: bool,
     yes: bool,
 ) -> None:
-    """Write a commented inventory.yaml for one or more Sparks into the project folder."""
-    app: App = ctx.obj
+    """Write a commented inventory.yaml for one or more Sparks into the project folder.
+
+    Args:
+        addresses (--node ADDRESS): Management address of a Spark, the head first; once for each.
+        user (NAME): User to log in as (default: as ~/.ssh/config says).
+        identity_file (FILE): Private key (default: agent and ~/.ssh).
+        port: Port of the nodes' sshd.
+        recipe (NAME): What to serve.
+        sudo_password (SOURCE): Where sudo's password comes from: `prompt`, or the name of an
+            environment variable.
+        passwordless_sudo: Have `provision` let the user use sudo without a password.
+        force: Replace an existing inventory.yaml.
+        yes: Ask nothing.
+    """
     project = app.project
     path = project.folder / "inventory.yaml"
     # Before the questions: no one likes to answer them for nothing.

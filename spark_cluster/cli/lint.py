@@ -1,75 +1,106 @@
-"""`lint`: known issues of a recipe or a command line, before anything is started."""
+"""Known issues of a launch: `lint`; and of logs: `explain`."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import click
 from rich.text import Text
 
-from spark_cluster.cli.app import App, allowing
-from spark_cluster.cli.console import joined, mark, painted, styled
-from spark_cluster.cli.findings import show
-from spark_cluster.cli.hub_option import hub, offline_option
+from spark_cluster.cli.app import App
+from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
+from spark_cluster.cli.options import Allowing, Command, Offline, hub
 from spark_cluster.cli.recipes_to_serve import changed_launch
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.visible import visible
 from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.engine import firewall
 from spark_cluster.errors import UsageError
 from spark_cluster.known_issues import fix_recipe, lint_target
-from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.known_issues.entries import Issue, catalogue
+from spark_cluster.known_issues.explain import Explanation, explain
 from spark_cluster.known_issues.lint_target import Fixed, LintTarget
 from spark_cluster.known_issues.match import KnownIssueMatch
+from spark_cluster.known_issues.seen import Seen
 from spark_cluster.loader.registries import is_of_registry
+from spark_cluster.logs import reading
+
+if TYPE_CHECKING:
+    from rich.text import Text
+
+    from spark_cluster.cli.terminal import Console
+    from spark_cluster.known_issues.entries import Issue
+    from spark_cluster.known_issues.match import KnownIssueMatch
 
 
-@click.command()
-@click.argument("target", metavar="[RECIPE|FILE]", required=False)
-@click.option(
-    "--command",
-    "text",
-    metavar="LINE",
-    help="Check a `docker run` or `vllm serve` command line; - reads it from standard input.",
-)
-@click.option(
-    "--tp",
-    type=click.IntRange(1, 64),
-    metavar="N",
-    help="Check only this tensor-parallel size (default: every size of the recipe).",
-)
-@click.option(
-    "--fix", is_flag=True, help="Fix the errors and warnings that a change of the text can fix."
-)
-@click.option(
-    "-o",
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="With --fix: write the fixed text to this file instead of the original.",
-)
-@offline_option
-@click.option(
-    "--option",
-    "options",
-    multiple=True,
-    metavar="KEY=VALUE",
-    help="Engine argument instead of the recipe's, as for `up`; repeatable.",
-)
-@allowing
-@click.pass_context
+def show_finding(console: Console, found: KnownIssueMatch, *, place: str = "") -> None:
+    """A finding in full: title and id, what was seen, why, what to do.
+
+    Args:
+        place: where it was seen, and when.
+    """
+    from rich.padding import Padding
+
+    named = f"  {found.id}" if found.id else ""
+    console.print(styled("{} [bold]{}[/][dim]{}[/]", mark(found.severity), found.title, named))
+    rows = [painted(place, "dim")] if place else []
+    rows.append(painted(found.found))
+    rows += [painted(found.cause, "dim")] if found.cause else []
+    rows += [painted(f"→ {found.fix}", "cyan")] if found.fix else []
+    for row in rows:
+        console.print(Padding(row, (0, 0, 0, 2), expand=False))
+
+
+def show_issue(console: Console, issue: Issue) -> None:
+    """An entry of the catalogue."""
+    from rich.table import Table
+
+    title = styled("{} [bold]{}[/]  [dim]{}[/]", mark(issue.severity), issue.title, issue.id)
+    console.print(title)
+    table = Table(box=None, show_header=False, pad_edge=True, padding=(0, 2, 0, 0))
+    table.add_column(style="dim", no_wrap=True)
+    table.add_column()
+    rows = {
+        "symptom": issue.symptom,
+        "cause": issue.cause,
+        "fix": issue.fix,
+        "versions": f"vLLM {issue.versions}" if issue.versions else "",
+        "found by": _found_by(issue),
+        "depends on": ", ".join(issue.keyed_on),
+        "source": issue.source,
+        "confidence": issue.confidence,
+    }
+    for name, text in rows.items():
+        if text:
+            table.add_row(name, text)
+    console.print(table)
+
+
+def _found_by(issue: Issue) -> str:
+    ways = ["lint"] if issue.when or issue.rule else []
+    ways += ["explain"] if issue.log else []
+    ways += [f"doctor ({', '.join(issue.all_checks)})"] if issue.all_checks else []
+    ways += [f"up (readiness: {', '.join(issue.rungs)})"] if issue.rungs else []
+    return ", ".join(ways) or "nothing (for information)"
+
+
+@click.command(cls=Command)
 def command(
-    ctx: click.Context,
-    target: str | None,
+    app: App,
+    *,
+    target: Annotated[str | None, {"metavar": "[RECIPE|FILE]"}],
     text: str | None,
-    tp: int | None,
+    tp: Annotated[int, click.IntRange(1, 64)] | None,
     fix: bool,
-    output: Path | None,
-    offline: bool,
+    output: Annotated[Path, click.Path(path_type=Path, dir_okay=False)] | None,
+    offline: Offline,
     options: tuple[str, ...],
-    allow: Allowances,
-) -> None:
+    allow: Allowing,
+) -> int:
     """Find known issues in a recipe (by default the inventory's), a file of another tool, or a
     command line: wrong images and flags, flags that contradict each other.
 
@@ -77,8 +108,17 @@ def command(
     use `plan` to see what fits on them.
 
     Exit status 1 when there is an error (with --fix: one that remains).
+
+    Args:
+        text (--command LINE): Check a `docker run` or `vllm serve` command line; - reads it from
+            standard input.
+        tp (N): Check only this tensor-parallel size (default: every size of the recipe).
+        fix: Fix the errors and warnings that a change of the text can fix.
+        output (-o, --output FILE): With --fix: write the fixed text to this file instead of the
+            original.
+        options (--option KEY=VALUE): Engine argument instead of the recipe's, as for `up`;
+            repeatable.
     """
-    app: App = ctx.obj
     if output is not None and not fix:
         raise UsageError("--output needs --fix", hint="--output FILE is where --fix writes")
     chosen = _target(app, target, text, tp, allow)
@@ -100,10 +140,10 @@ def command(
             asks = {"variables": list(chosen.variables), "builds": list(chosen.builds)}
             app.print_json({"issues": issues, **asks, "not_carried_over": lacking})
         else:
-            _show(app.console, chosen.title, found, verbose=app.verbose)
+            _show_lint(app.console, chosen.title, found, verbose=app.verbose)
             _say_more(app, chosen, allow)
     wrong = [finding for finding in found if finding.severity == "error"]
-    ctx.exit(1 if wrong or any(entry.blocks for entry in chosen.not_carried_over) else 0)
+    return 1 if wrong or any(entry.blocks for entry in chosen.not_carried_over) else 0
 
 
 def _say_more(app: App, chosen: LintTarget, allow: Allowances) -> None:
@@ -188,7 +228,7 @@ def _write(app: App, chosen: LintTarget, done: Fixed, place: Path | None) -> Non
         console.print(styled("{} [green]fixed[/] {}  [dim]{}[/]", *words))
     if not done.fixed:
         console.print("no issue can be fixed by a change of the text")
-    _show(console, chosen.title, done.remaining, verbose=app.verbose)
+    _show_lint(console, chosen.title, done.remaining, verbose=app.verbose)
     if place is None:
         text = done.text.rstrip("\n")  # alone on standard output, so that it can go to a file
         click.echo(visible(text) if sys.stdout.isatty() else text)
@@ -204,16 +244,18 @@ def _named(chosen: LintTarget, done: Fixed, place: Path) -> str:
     return done.text
 
 
-def _show(console: Console, title: str, found: list[KnownIssueMatch], *, verbose: bool) -> None:
+def _show_lint(
+    console: Console, title: str, found: list[KnownIssueMatch], *, verbose: bool
+) -> None:
     """The verdict first, then errors and warnings in full, then notes in a line each, then what
     holds for nearly every launch in one line."""
     known = catalogue()
     hygiene = [f for f in found if f.id in known and known[f.id].hygiene]
     main = [f for f in found if f not in hygiene]
-    console.print(_verdict(title, main))
+    console.print(_counts(title, main))
     for finding in main if not verbose else [*main, *hygiene]:
         if finding.severity != "info" or verbose:
-            show(console, finding)
+            show_finding(console, finding)
     if verbose:
         return
     for finding in main:
@@ -225,7 +267,7 @@ def _show(console: Console, title: str, found: list[KnownIssueMatch], *, verbose
         console.print(styled("{} [dim]hygiene: {} (-v shows them in full)[/]", mark("info"), short))
 
 
-def _verdict(title: str, found: list[KnownIssueMatch]) -> Text:
+def _counts(title: str, found: list[KnownIssueMatch]) -> Text:
 
     counts = [
         (sum(f.severity == severity for f in found), word, style)
@@ -237,3 +279,140 @@ def _verdict(title: str, found: list[KnownIssueMatch]) -> Text:
     ]
     parts = [painted(f"{n} {what}{'s' * (n != 1)}", style) for n, what, style in counts if n]
     return styled("{}: {}", title, joined(parts or [painted("no known issue", "green")], ", "))
+
+
+NAMED = 4
+"""Logs whose names stand in the headline."""
+
+
+@click.command(cls=Command)
+def explain_command(
+    app: App, *, files: Annotated[tuple[str, ...], {"metavar": "FILE..."}], about: str | None
+) -> None:
+    """Explain logs of vLLM, SGLang, Ray, NCCL or Docker: the root of all logs first, with its cause
+    and fix, then other problems, what only follows from them, and the start-up facts. Where the
+    cause is not known: the decisive line, and where to look next.
+
+    Give the logs of all ranks at once; - is standard input, a .gz is unpacked, a folder (Ray's
+    session_latest) is read whole. Prefixes of journalctl, Docker, Compose, kubectl and Ray are
+    understood. Logs of any length are read as a stream.
+
+    Exit status 0 when the logs could be read, whatever they say; 2 when one could not.
+
+    Args:
+        about (ID): Show a known issue by its ID instead; `all` lists every one.
+    """
+    if about is not None:
+        if files:
+            raise UsageError("give --about or log files, not both")
+        _about(app, about)
+        return
+    explanation = explain(reading.sources(files, short=not app.as_json))
+    app.show(explanation, _show_explanation)
+
+
+def _about(app: App, name: str) -> None:
+    known = catalogue()
+    if name != "all" and name not in known:
+        raise UsageError(f"no known issue '{name}'", hint=did_you_mean(name, known, "issues"))
+    chosen = list(known.values()) if name == "all" else [known[name]]
+    if app.as_json:
+        app.print_json({"issues": [i.model_dump(mode="json") for i in chosen]})
+    elif name == "all":
+        _list(app, known)
+    else:
+        show_issue(app.console, chosen[0])
+
+
+def _list(app: App, known: Mapping[str, Issue]) -> None:
+    table = plain_table("sign", "id", "title", whole=("id",), header=False, wide=True)
+    for issue in known.values():
+        table.add_row(mark(issue.severity), issue.id, issue.title)
+    app.console.print(table)
+
+
+def _show_explanation(app: App, explanation: Explanation) -> None:
+    console = app.console
+    cause = explanation.cause
+    console.print(_headline(explanation), soft_wrap=True)
+    now = [p for p in explanation.problems if not p.overcome]
+    main = [p for p in now if not p.follows or p is cause]
+    certain = explanation.verdict == "cause"
+    other = [p for p in main if p is not cause and not p.known and (certain or p.weak)]
+    shown = [p for p in main if p is cause or (p not in other and p.finding.severity != "info")]
+    for seen in shown:
+        show_finding(console, seen.finding, place=_seen_at(seen))
+    if explanation.verdict not in ("warnings", "no-error"):
+        _list_seen(app, "other errors" if certain else "other lines that look like errors", other)
+    _list_seen(app, "consequences of the above", [p for p in now if p.follows and p is not cause])
+    past = [p for p in explanation.problems if p.overcome]
+    _list_seen(app, "earlier errors, before the server last came up", past)
+    for seen in main:
+        if seen.finding.severity == "info" and seen not in shown:
+            show_finding(console, seen.finding, place=_seen_at(seen))
+    _show_start(app, explanation)
+    _show_next(app, explanation)
+
+
+def _list_seen(app: App, title: str, seen: list[Seen]) -> None:
+
+    if seen:
+        app.console.print(painted(f"{title}:", "dim"))
+    for one in seen:
+        app.console.print(painted(f"  {one.where}  {one.finding.found}", "dim"))
+
+
+def _show_next(app: App, explanation: Explanation) -> None:
+    """The end of logs without an error where there is no cause, and where to look next."""
+
+    if explanation.verdict in ("effects", "unfinished") or not explanation.facts:
+        for name, said in explanation.last.items():
+            app.console.print(painted(f"the last lines of {name}:", "dim"))
+            for text in said:
+                app.console.print(painted(f"  {text}", "dim"))
+    for step in explanation.next_steps:
+        app.console.print(styled("{} next: {}", mark("info"), step))
+
+
+def _show_start(app: App, explanation: Explanation) -> None:
+    if explanation.facts:
+        whole = ("sign", "name")
+        titles = (*whole, "fact")
+        table = plain_table(*titles, whole=whole, dim=("name",), header=False, wide=True)
+        for name, fact in explanation.facts.items():
+            table.add_row(mark("ok"), name, fact)
+        app.console.print(table)
+    for missing in explanation.missing:
+        app.console.print(styled("{} not in the logs: {}", mark("unknown"), missing))
+
+
+HEADLINES = {
+    "cause": ("the cause", "red"),
+    "likely": ("what happened; its cause is not certain", "red"),
+    "unknown": ("not a known issue; the decisive line", "red"),
+    "effects": ("only consequences are in these logs, not their cause", "red"),
+    "unfinished": ("the server never took requests, and no error says why", "yellow"),
+    "warnings": ("only warnings", "yellow"),
+    "no-error": ("no error", "green"),
+}
+
+
+NOT_RECOGNISED = ("no error, and nothing of a start was recognised", "yellow")
+
+
+def _headline(explanation: Explanation) -> Text:
+
+    lines = sum(log.lines for log in explanation.logs)
+    names = [log.name for log in explanation.logs]
+    named = ", ".join(names) if len(names) <= NAMED else f"{names[0]} and {len(names) - 1} more"
+    headline = HEADLINES[explanation.verdict] if explanation.recognised else NOT_RECOGNISED
+    verdict = painted(*headline)
+    engine = f", {explanation.engine}" if explanation.engine else ""
+    return styled(
+        "{}  [dim]{}: {:,} line{}{}[/]", verdict, named, lines, "s" * (lines != 1), engine
+    )
+
+
+def _seen_at(seen: Seen) -> str:
+    times = f"  {seen.count} times" if seen.count > 1 else ""
+    return f"{seen.where}  {seen.at.removesuffix('.000000')}{times}"

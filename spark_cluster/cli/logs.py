@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import os
-import queue
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import as_completed
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.doctor import diagnose, document
-from spark_cluster.cli.hub_option import hub
-from spark_cluster.cli.line_printer import LinePrinter
+from spark_cluster.cli.options import Command, hub
 from spark_cluster.cli.serving import probe_of, usual_recipe
-from spark_cluster.cli.visible import coloured, lines_of
+from spark_cluster.cli.visible import LinePrinter, coloured, lines_of
 from spark_cluster.config.caches import state_folder
 from spark_cluster.document import as_json
 from spark_cluster.engine.names import RAY
@@ -38,30 +36,27 @@ RECORDS = 3
 """Records of runs in an archive, the newest ones."""
 
 
-@click.command()
-@click.option("-f", "--follow", is_flag=True, help="Follow the logs until Ctrl-C.")
-@click.option("-n", "--tail", default=50, show_default=True, help="Number of lines from the end.")
-@click.option(
-    "--container",
-    "only",
-    type=click.Choice(["vllm", "ray"]),
-    help="Only this one; vllm is the server of every model.",
-)
-@click.option(
-    "--bundle",
-    is_flag=False,
-    flag_value=AUTOMATIC,
-    metavar="[FILE]",
-    help="Write all that an issue report needs into one archive, secrets masked.",
-)
-@click.pass_obj
-def command(app: App, follow: bool, tail: int, only: str | None, bundle: str | None) -> None:
+@click.command(cls=Command)
+def command(
+    app: App,
+    *,
+    follow: bool,
+    tail: int = 50,
+    only: Literal["vllm", "ray"] | None,
+    bundle: Annotated[str | None, {"flag_value": AUTOMATIC, "is_flag": False}],
+) -> None:
     """Show the logs of vLLM and Ray on every node, each line with its node and container.
 
     Colours are kept on a terminal; any other control sequence of a log is shown escaped (\\x1b...).
 
     With --bundle nothing is shown: logs, journals, docker inspect without values of variables,
     versions, facts, doctor's findings, status, plan and the last runs' records go into an archive.
+
+    Args:
+        follow (-f, --follow): Follow the logs until Ctrl-C.
+        tail (-n, --tail): Number of lines from the end. [default]
+        only (--container): Only this one; vllm is the server of every model.
+        bundle ([FILE]): Write all that an issue report needs into one archive, secrets masked.
     """
     if bundle is not None:
         if follow or only:
@@ -121,31 +116,23 @@ def _follow(play: Play, found: dict[tuple[str, str], Name], tail: int) -> None:
     Raises:
         SparkClusterError: the first error of a log, as soon as it is there.
     """
-    outcomes: queue.Queue[BaseException | None] = queue.Queue()
+    from spark_cluster.engine.runtime import follow
+    from spark_cluster.runner.parallel import start
 
     def stream(pending: Pending, printer: LinePrinter) -> None:
         try:
-            try:
-                pending.wait(lambda event: printer.add(event.get("text", "")))
-            finally:
-                printer.end()
-        except BaseException as error:  # noqa: BLE001  (handed to who waits)
-            outcomes.put(error)
-        else:
-            outcomes.put(None)
+            pending.wait(lambda event: printer.add(event.get("text", "")))
+        finally:
+            printer.end()
 
-    threads = []
-    from spark_cluster.engine.runtime import follow
-
+    streams = []
     for (node, name), runtime in found.items():
         argv = follow(name, tail, runtime)
         pending = play.connections.session(node).submit("stream", argv=argv)
         printer = LinePrinter(f"{node} {name.removeprefix('spark-')}: ")
-        threads.append(threading.Thread(target=stream, args=(pending, printer), daemon=True))
-    for thread in threads:
-        thread.start()
-    for _ in threads:
-        error = outcomes.get()
+        streams.append(partial(stream, pending, printer))
+    for ended in as_completed(map(start, streams)):
+        error = ended.result()
         if error is not None:
             raise error
 
@@ -222,8 +209,7 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     from spark_cluster.bench.planned_speed import own_evidence
     from spark_cluster.config.launch import of_recipe
     from spark_cluster.engine.survey import survey
-    from spark_cluster.planning.planner import Planner, Question
-    from spark_cluster.planning.subject import of_a_recipe
+    from spark_cluster.planning.planner import Planner, Question, of_a_recipe
 
     recipe = usual_recipe(app.cluster)
     if recipe is None:

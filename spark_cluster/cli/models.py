@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import plain_table, styled
-from spark_cluster.cli.finite import Finite
-from spark_cluster.cli.groups import Group
+from spark_cluster.cli.options import Finite, Group
 from spark_cluster.cli.visible import visible
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.engine.caches import root_on
@@ -25,7 +23,7 @@ from spark_cluster.engine.copies.pull import PulledModel
 from spark_cluster.engine.copies.state import Nodes, Wanted, hub_folder
 from spark_cluster.engine.copies.upkeep import ModelSizes, Need, Pruned, StoredModels, short
 from spark_cluster.errors import Refused, UsageError, VerificationFailed
-from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.manifest import Manifest, is_repository
 from spark_cluster.resources.hub_model import HubModel
 from spark_cluster.runner.options import Options
@@ -36,8 +34,8 @@ OfNode = TypeVar("OfNode", StoredModels, Pruned, ModelSizes)
 
 DAY_S = 86400.0
 
-_SOME = click.argument("models", nargs=-1, metavar="[ORG/NAME[@REVISION]]...")
-_ONE = click.argument("model", metavar="ORG/NAME[@REVISION]")
+_Some = Annotated[tuple[str, ...], {"metavar": "[ORG/NAME[@REVISION]]..."}]
+_One = Annotated[str, {"metavar": "ORG/NAME[@REVISION]"}]
 
 
 @click.group(cls=Group)
@@ -46,7 +44,6 @@ def command() -> None:
 
 
 @command.command("list")
-@click.pass_obj
 def list_models(app: App) -> None:
     """List the models on each node: size, last use, pins, and what is missing of them.
 
@@ -59,7 +56,6 @@ def list_models(app: App) -> None:
 
 
 @command.command()
-@click.pass_obj
 def size(app: App) -> None:
     """Show what the models take on each node, by recipe, and what pruning would free."""
     needs = _needs(app)
@@ -69,29 +65,28 @@ def size(app: App) -> None:
 
 
 @command.command()
-@click.argument("model", metavar="MODEL[@REVISION]")
-@click.option("--on", "on", metavar="NODE", help="Pull to this node (default: the head).")
-@click.option(
-    "--all-files",
-    is_flag=True,
-    help="Also fetch files that hold the same weights in another format.",
-)
-@click.option("--endpoint", default="", metavar="URL", help="Ask this mirror of the hub.")
-@click.option(
-    "--offline",
-    is_flag=True,
-    help="Ask no network: succeed only if the revision is on the node, whole.",
-)
-@click.option("--yes", is_flag=True, help="Fetch more than 50 GB without asking.")
-@click.pass_obj
 def pull(
-    app: App, model: str, on: str | None, all_files: bool, endpoint: str, offline: bool, yes: bool
+    app: App,
+    *,
+    model: Annotated[str, {"metavar": "MODEL[@REVISION]"}],
+    on: str | None,
+    all_files: bool,
+    endpoint: str = "",
+    offline: bool,
+    yes: bool,
 ) -> None:
     """Fetch a model from the hub into a node's hub cache, and check it.
 
     A branch that has moved is followed. What is there is not fetched again, and a pull that was
     cut goes on where it was. It runs on the node: closing the laptop does not stop it, and the same
     command finds it again. A hub token is taken from HF_TOKEN.
+
+    Args:
+        on (NODE): Pull to this node (default: the head).
+        all_files: Also fetch files that hold the same weights in another format.
+        endpoint (URL): Ask this mirror of the hub.
+        offline: Ask no network: succeed only if the revision is on the node, whole.
+        yes: Fetch more than 50 GB without asking.
     """
     wanted = _wanted(model)
     with app.play("models pull", app.nodes, Options()) as run:
@@ -104,7 +99,7 @@ def pull(
             pulled_one = pulling.hub_model(
                 play, node, wanted, hub, endpoint=endpoint, all_files=all_files
             )
-            manifest = _pulled(app, play, node, pulled_one, yes=yes)
+            manifest = _pulled(play, node, pulled_one, yes=yes)
         run.finish()
         pulled = PulledModel.of(node.name, manifest)
         if app.as_json:
@@ -115,35 +110,14 @@ def pull(
 
 
 @command.command()
-@click.argument("model", metavar="ORG/NAME[@REVISION]|/FOLDER")
-@click.option(
-    "--from", "source", default="", metavar="NODE", help="Node to copy from (default: the first "
-    "that has the whole model; of a folder the first of the run).",
-)  # fmt: skip
-@click.option(
-    "--to", "targets", multiple=True, metavar="NODE", help="Node to copy to; repeatable (default: "
-    "all others).",
-)  # fmt: skip
-@click.option(
-    "--no-encrypt",
-    is_flag=True,
-    help="Leave encryption out, which takes less CPU time. Contents are still checked, but whoever "
-    "listens on the way can read them.",
-)
-@click.option(
-    "--streams",
-    type=click.IntRange(1, 16),
-    help="Connections to each address of a sender (default: 4; on a receiver of fewer than 16 "
-    "cores 2 or 3).",
-)
-@click.pass_obj
 def copy(
     app: App,
-    model: str,
-    source: str,
+    *,
+    model: Annotated[str, {"metavar": "ORG/NAME[@REVISION]|/FOLDER"}],
+    source: str = "",
     targets: tuple[str, ...],
     no_encrypt: bool,
-    streams: int | None,
+    streams: Annotated[int, click.IntRange(1, 16)] | None,
 ) -> None:
     """Copy a model, or a folder of plain files, between nodes, over the fabric if there is one.
 
@@ -151,6 +125,15 @@ def copy(
     that was cut goes on where it ended. It goes on when this command is interrupted; run the
     command again to see it. A folder is named by its absolute path, the same on all nodes; its
     files are hashed on the node that sends them, and read again only when they have changed.
+
+    Args:
+        source (--from NODE): Node to copy from (default: the first that has the whole model; of a
+            folder the first of the run).
+        targets (--to NODE): Node to copy to; repeatable (default: all others).
+        no_encrypt: Leave encryption out, which takes less CPU time. Contents are still checked,
+            but whoever listens on the way can read them.
+        streams: Connections to each address of a sender (default: 4; on a receiver of fewer than
+            16 cores 2 or 3).
     """
     with app.play("models copy", app.nodes, Options()) as run:
         done = copy_model(
@@ -170,15 +153,12 @@ def copy(
 
 
 @command.command()
-@_SOME
-@click.pass_context
-def verify(ctx: click.Context, models: tuple[str, ...]) -> None:
+def verify(ctx: click.Context, app: App, *, models: _Some) -> None:
     """Read models on their nodes and compare each file with the hub's hash; all without a name.
 
     Each byte is read once, in a unit of the node that goes on without this command. Exit status 5
     when a file is damaged or missing; `spark-cluster models repair` fetches just these.
     """
-    app: App = ctx.obj
     with _nodes(app) as nodes:
         found = upkeep.verify(nodes, models, _progress)
     if app.as_json:
@@ -196,9 +176,7 @@ def verify(ctx: click.Context, models: tuple[str, ...]) -> None:
 
 
 @command.command()
-@_SOME
-@click.pass_obj
-def repair(app: App, models: tuple[str, ...]) -> None:
+def repair(app: App, *, models: _Some) -> None:
     """Verify models, remove what is damaged, and have just that again; all models without a name.
 
     It is copied from a selected node where the same revision is sound, else fetched from the hub.
@@ -216,24 +194,23 @@ def repair(app: App, models: tuple[str, ...]) -> None:
 
 
 @command.command()
-@_SOME
-@click.option("--free", type=Finite(min=0), default=0.0, metavar="GB", help="Stop at so much.")
-@click.option(
-    "--unused-for",
-    type=Finite(min=0),
-    default=0.0,
-    metavar="DAYS",
-    help="Remove only what was not used for so long.",
-)
-@click.option("--apply", is_flag=True, help="Remove them; without it they are only listed.")
-@click.pass_obj
 def prune(
-    app: App, models: tuple[str, ...], free: float, unused_for: float, *, apply: bool
+    app: App,
+    *,
+    models: _Some,
+    free: Annotated[float, Finite(min=0)] = 0.0,
+    unused_for: Annotated[float, Finite(min=0)] = 0.0,
+    apply: bool,
 ) -> None:
     """List the models that can go, the least recently used first; with --apply, remove them.
 
     Never what the inventory's recipe or one of your own recipes needs, what is pinned, what a
     process was started with, or what is being downloaded.
+
+    Args:
+        free (GB): Stop at so much.
+        unused_for (DAYS): Remove only what was not used for so long.
+        apply: Remove them; without it they are only listed.
     """
     needs = _needs(app)
     size, unused_s = int(free * 1e9), unused_for * DAY_S
@@ -245,9 +222,7 @@ def prune(
 
 
 @command.command()
-@_ONE
-@click.pass_obj
-def pin(app: App, model: str) -> None:
+def pin(app: App, *, model: _One) -> None:
     """Pin a model on the selected nodes, so that `models prune` never removes it.
 
     With @REVISION (branch, tag or commit) only the commit that it has there now.
@@ -256,9 +231,7 @@ def pin(app: App, model: str) -> None:
 
 
 @command.command()
-@_ONE
-@click.pass_obj
-def unpin(app: App, model: str) -> None:
+def unpin(app: App, *, model: _One) -> None:
     """Unpin a model on the selected nodes, so that `models prune` may remove it.
 
     With @REVISION (branch, tag or commit) only the commit that it has there now.
@@ -406,14 +379,12 @@ def _node(play: Play, name: str | None) -> Node:
     return found[name]
 
 
-def _pulled(app: App, play: Play, node: Node, model: HubModel, *, yes: bool) -> Manifest:
+def _pulled(play: Play, node: Node, model: HubModel, *, yes: bool) -> Manifest:
     """Fetch a model; a large download is asked about first. Raises Refused without a yes."""
     found = pulling.preview(play, node, model)
     if found.missing > pulling.LARGE and not yes:
         text = pulling.warning(model.repository, node.name, found)
-        interactive = sys.stdin.isatty() and sys.stdout.isatty() and not app.as_json
-        if interactive:
-            app.console.print(text)
-        if not interactive or not click.confirm("Fetch it?", default=False):
+        consent = play.options.consent
+        if consent is None or not consent(f"{text}. Fetch it?"):
             raise Refused(text, where=node.name, hint="--yes fetches it without asking")
     return pulling.pull(play, node, model)

@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import NoReturn, cast
+from typing import Annotated, cast
 
 import click
 
 from spark_cluster.bench.planned_speed import own_evidence
-from spark_cluster.cli.app import App, allowing
-from spark_cluster.cli.finite import Finite
-from spark_cluster.cli.hub_option import hub
-from spark_cluster.cli.override_options import overriding, with_port
+from spark_cluster.cli.app import App
+from spark_cluster.cli.options import Allowing, Command, EndpointPort, Finite, Overriding, hub
 from spark_cluster.cli.plan_picture import show, show_advice, show_together
 from spark_cluster.cli.recipes_to_serve import (
     OVERRIDE,
@@ -43,77 +41,32 @@ from spark_cluster.errors import UsageError
 from spark_cluster.facts.model import Facts
 from spark_cluster.importers import commandline
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.planner import Planner, Question, Subject, of_a_command, of_a_recipe
 from spark_cluster.planning.purpose import Purpose, advise
 from spark_cluster.planning.room import NodeMemory, assumed
-from spark_cluster.planning.subject import Subject, of_a_command, of_a_recipe
 from spark_cluster.planning.together import Placed, plan_together
 
 NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"
 PURPOSES = ("latency", "throughput", "capacity")
 
 
-@click.command()
-@click.argument("recipe_name", metavar="[RECIPE]", required=False)
-@click.option(
-    "--command",
-    "text",
-    metavar="LINE",
-    help="A `docker run` or `vllm serve` line, instead of a recipe.",
-)
-@click.option(
-    "--tp",
-    type=click.IntRange(1, 64),
-    metavar="N",
-    help="Number of nodes to split each layer over.",
-)
-@click.option(
-    "--offline",
-    is_flag=True,
-    help="Connect to no node, assume idle Sparks, and do not ask the hub for the model.",
-)
-@click.option(
-    "--available",
-    type=Finite(1, 4096),
-    metavar="GIB",
-    help="With --offline: memory that each node has available (default 118).",
-)
-@click.option(
-    "--for", "purpose", type=click.Choice(PURPOSES), help="Compare one Spark, TP=2 and replicas."
-)
-@click.option(
-    "--users", type=click.IntRange(1, 10**6), default=1, help="Concurrent requests (default 1)."
-)
-@click.option(
-    "--context",
-    type=click.IntRange(0, 10**9),
-    default=1024,
-    help="Tokens in each request's cache (default 1024).",
-)
-@click.option(
-    "--prompt",
-    type=click.IntRange(1, 10**9),
-    default=2048,
-    help="Tokens of each prompt (default 2048).",
-)
-@overriding
-@with_port
-@allowing
-@click.pass_context
+@click.command(cls=Command)
 def command(
-    ctx: click.Context,
-    recipe_name: str | None,
+    app: App,
+    *,
+    recipe_name: Annotated[str | None, {"metavar": "[RECIPE]"}],
     text: str | None,
-    tp: int | None,
+    tp: Annotated[int, click.IntRange(1, 64)] | None,
     offline: bool,
-    available: float | None,
-    purpose: str | None,
-    users: int,
-    context: int,
-    prompt: int,
-    changes: Changes,
-    allow: Allowances,
-) -> None:
+    available: Annotated[float, Finite(1, 4096)] | None,
+    purpose: Annotated[str, click.Choice(PURPOSES)] | None,
+    users: Annotated[int, click.IntRange(1, 10**6)] = 1,
+    context: Annotated[int, click.IntRange(0, 10**9)] = 1024,
+    prompt: Annotated[int, click.IntRange(1, 10**9)] = 2048,
+    changes: Overriding,
+    port: EndpointPort,
+    allow: Allowing,
+) -> int:
     """Plan a recipe (by default the inventory's): what it takes, and how fast it will be.
 
     Several recipes of the inventory (`serve: [CHAT, EMBEDDING]`) are planned next to each other.
@@ -122,9 +75,19 @@ def command(
     with their range, known issues; go or no-go, and the nearest configuration that would work.
 
     Exit status 4 when it cannot work.
+
+    Args:
+        text (--command LINE): A `docker run` or `vllm serve` line, instead of a recipe.
+        tp (N): Number of nodes to split each layer over.
+        offline: Connect to no node, assume idle Sparks, and do not ask the hub for the model.
+        available (GIB): With --offline: memory that each node has available (default 118).
+        purpose (--for): Compare one Spark, TP=2 and replicas.
+        users: Concurrent requests (default 1).
+        context: Tokens in each request's cache (default 1024).
+        prompt: Tokens of each prompt (default 2048).
     """
 
-    app: App = ctx.obj
+    app.cluster.port = port
     if available is not None and not offline:
         raise UsageError(
             "--available needs --offline; otherwise the nodes are asked", hint="add --offline"
@@ -139,7 +102,7 @@ def command(
         placed = _assumed(models, available) if offline else _on_nodes(app, planner, models)
         together = plan_together(planner, placed, question)
         app.show(together, lambda app, plan: show_together(app.console, plan))
-        ctx.exit(0 if together.feasible else 4)
+        return 0 if together.feasible else 4
     known = not (offline or app.inventory_is_missing)
     if text is not None:
         if recipe_name is not None:
@@ -155,10 +118,10 @@ def command(
         rooms, facts, told = _rooms(app, planner, subject, least, recipe)
         subject = replace(subject, remarks=(*subject.remarks, *told))
     if purpose is not None:
-        _advise(ctx, planner, subject, rooms, question, cast("Purpose", purpose))
+        return _advise(app, planner, subject, rooms, question, cast("Purpose", purpose))
     plan = planner.plan(subject, rooms, question, facts)
     app.show(plan, lambda app, plan: show(app.console, plan))
-    ctx.exit(0 if plan.feasible else 4)
+    return 0 if plan.feasible else 4
 
 
 def _of_recipe(app: App, recipe: Recipe, tp: int | None, *, known: bool) -> Subject:
@@ -214,7 +177,7 @@ def _rooms(
         play = run.open()
         there = {}
         if recipe is not None:
-            there = stored_models(play, recipe, play.nodes).there(recipe.model.name)
+            there = stored_models(play, recipe, play.nodes).gib_present(recipe.model.name)
         rooms, facts = survey(play, subject.node_path, there)
         told = launches.of_recipe(play, recipe, subject.launch.tp) if recipe is not None else None
         first = min(play.nodes, key=lambda node: not node.is_head)
@@ -228,22 +191,20 @@ def _rooms(
 
 
 def _advise(
-    ctx: click.Context,
+    app: App,
     planner: Planner,
     subject: Subject,
     rooms: Sequence[NodeMemory],
     question: Question,
     purpose: Purpose,
-) -> NoReturn:
-    app: App = ctx.obj
-
+) -> int:
     advice = advise(planner, subject, rooms, question, purpose)
-    if app.as_json:
-        app.print_json({"recipe": subject.title, **advice.to_dict()})
-    else:
-        is_recipe = subject.launch.origin == "recipe"
-        show_advice(app.console, subject.title, advice, is_recipe=is_recipe)
-    ctx.exit(0 if advice.best is not None or advice.undecided else 4)
+    is_recipe = subject.launch.origin == "recipe"
+    app.show(
+        {"recipe": subject.title, **advice.to_dict()},
+        lambda app, _: show_advice(app.console, subject.title, advice, is_recipe=is_recipe),
+    )
+    return 0 if advice.best is not None or advice.undecided else 4
 
 
 def _assumed(models: Sequence[ServedModel], available: float | None) -> list[Placed]:
@@ -260,7 +221,7 @@ def _on_nodes(app: App, planner: Planner, models: Sequence[ServedModel]) -> list
     with app.play("plan", app.nodes, change=False) as run:
         play = run.open()
         stored = [stored_models(play, model.recipe, play.nodes) for model in models]
-        there = [s.there(m.recipe.model.name) for s, m in zip(stored, models, strict=True)]
+        there = [s.gib_present(m.recipe.model.name) for s, m in zip(stored, models, strict=True)]
         found = placed_on_nodes(play, models, there)
         for one in found:
             planner.look_up(one.subject, NodeDocuments(play.session(play.head)))

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from rich.table import Table
 from rich.text import Text
 
-from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
+from spark_cluster.cli.console import joined, labelled, mark, painted, plain_table, styled
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.engines import dialect
 from spark_cluster.config.overrides import text
@@ -38,7 +40,7 @@ def show(console: Console, plan: Plan) -> None:
         _bar(console, plan.fit, room)
     console.print(_legend(plan.fit), soft_wrap=True)
     console.print()
-    console.print(_figures(plan))
+    console.print(labelled(_figures(plan)))
     console.print(painted(_basis(plan), "dim"))
     _issues(console, plan)
     if plan.fit.remarks:
@@ -90,63 +92,47 @@ def _legend(fit: Fit) -> Text:
     return line
 
 
-def _figures(plan: Plan) -> Table:
+def _figures(plan: Plan) -> Iterator[tuple[str, Text | str]]:
     fit, speed = plan.fit, plan.speed
-    label = ("label",)
-    table = plain_table(
-        "label", "value", dim=label, whole=label, fold=("value",), header=False, wide=True
-    )
-    table.add_row("memory", _share(fit))
-    table.add_row("KV cache", _cache(fit))
+    yield "memory", _share(fit)
+    yield "KV cache", _cache(fit)
     if fit.reasons:
-        table.add_row("decode", painted("does not fit: no speed", "red"))
-        table.add_row("before", _before(plan))
-        return table
-    if fit.launch.kind == "chat":
-        _speeds(table, speed)
+        yield "decode", painted("does not fit: no speed", "red")
     else:
-        table.add_row("decode", painted(f"none: kind {fit.launch.kind}", "dim"))
-    _first_response(table, speed)
-    table.add_row("before", _before(plan))
-    return table
+        yield from (
+            _speeds(speed)
+            if fit.launch.kind == "chat"
+            else [("decode", painted(f"none: kind {fit.launch.kind}", "dim"))]
+        )
+        first = speed.prefill
+        yield (
+            "prefill",
+            f"{first.tokens_s.expected:,.0f} tok/s, first response after "
+            f"{first.seconds.expected:.2f} s ({first.seconds.low:.2f} to {first.seconds.high:.2f}) "
+            f"for {speed.prompt:,} tokens",
+        )
+    yield "before", _before(plan)
 
 
-def _speeds(table: Table, speed: Speed) -> None:
-    """Add the rows of decoding, and of what was measured."""
-
+def _speeds(speed: Speed) -> Iterator[tuple[str, Text | str]]:
+    """Yield the rows of decoding, and of what was measured."""
     best = speed.best
     each = f" for each of {speed.concurrency}" if speed.concurrency > 1 else ""
     at = f"{each}, at {speed.context:,} tokens of context"
-    table.add_row("decode", styled("{} tok/s{}", _range(best.request), at))
+    yield "decode", styled("{} tok/s{}", _range(best.request), at)
     if speed.concurrency > 1:
-        table.add_row("", styled("{} tok/s in all", _range(best.total)))
+        yield "", styled("{} tok/s in all", _range(best.total))
     if speed.drafted is not None:
-        table.add_row(
-            "",
-            f"{speed.drafted.tokens_per_step:.2f} tokens a step; without drafter "
-            f"{speed.decode.request.expected:.1f} tok/s",
-        )
+        plain = f"without drafter {speed.decode.request.expected:.1f} tok/s"
+        yield "", f"{speed.drafted.tokens_per_step:.2f} tokens a step; {plain}"
     if speed.evidence:
-        line = said(speed.evidence, best.request)
         contradicts = speed.evidence.contradicts(best.request)
-        table.add_row("", painted(line, "yellow" if contradicts else "green"))
+        line = said(speed.evidence, best.request)
+        yield "", painted(line, "yellow" if contradicts else "green")
     roofline = speed.decode.request.roofline
     most = "under 0.1" if roofline < SHOWN_FROM else f"{roofline:,.1f}"
-    bandwidth = (
-        f"{speed.decode.bytes_per_token / 1e9:.2f} GB read for a token; 273 GB/s by itself "
-        f"would give {most}"
-    )
-    table.add_row("", painted(bandwidth, "dim"))
-
-
-def _first_response(table: Table, speed: Speed) -> None:
-    first = speed.prefill
-    table.add_row(
-        "prefill",
-        f"{first.tokens_s.expected:,.0f} tok/s, first response after "
-        f"{first.seconds.expected:.2f} s ({first.seconds.low:.2f} to {first.seconds.high:.2f}) "
-        f"for {speed.prompt:,} tokens",
-    )
+    read = f"{speed.decode.bytes_per_token / 1e9:.2f} GB read for a token"
+    yield "", painted(f"{read}; 273 GB/s by itself would give {most}", "dim")
 
 
 def _share(fit: Fit) -> str | Text:

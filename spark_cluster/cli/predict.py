@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Annotated, Literal
 
 import click
+from rich.table import Table
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.cli.finite import Finite
-from spark_cluster.cli.groups import Group
-from spark_cluster.cli.hub_option import hub, offline_option
+from spark_cluster.cli.console import mark, painted, plain_table, styled
+from spark_cluster.cli.options import Command, Finite, Group, Offline, Positive, hub
 from spark_cluster.cli.predict_calibrate import calibration
 from spark_cluster.cli.predicted_speed import (
     PredictedSpeed,
@@ -19,57 +20,39 @@ from spark_cluster.cli.predicted_speed import (
     too_large,
 )
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.document import Document, Flat
 from spark_cluster.errors import UsageError
+from spark_cluster.models.find import find
+from spark_cluster.models.shape import Geometry
+from spark_cluster.planning import kv
 from spark_cluster.planning.evidence import said
+from spark_cluster.planning.kv import KvCache, KvLayout
 from spark_cluster.planning.speed.constants import Constants, load_constants
-from spark_cluster.planning.speed.decode import decode
+from spark_cluster.planning.speed.decode import Speculative, decode, speculative
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.prefill import prefill
 from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.planning.speed.speculative import Speculative, speculative
 
 GB = 1e9
 ANSWER = 1024
 """Tokens of an answer when --context is not given; half of it is in the cache on average."""
 
-QUANTIZATION = click.option(
-    "--quantization", metavar="Q", help="Quantization of --model (default: as its config says)."
-)
-KV_DTYPE = click.option("--kv-dtype", metavar="D", help="Type of the KV cache of --model.")
+Quantization = Annotated[str | None, "(Q): Quantization of --model (default: as its config says)."]
+KvDtype = Annotated[str | None, "(D): Type of the KV cache of --model."]
 
 
-@click.group(cls=Group, later={"kv": "predict_kv"}, invoke_without_command=True)
-@click.option(
-    "--calibrate",
-    "results",
-    multiple=True,
-    type=click.Path(path_type=Path),
-    metavar="RESULTS",
-    help="Fit the constants to your runs (llama-benchy's JSON, or points), or take the link's from "
-    "the fabric.json of `bench fabric`; repeatable.",
-)
-@click.option("--recipe", metavar="NAME", help="Recipe that was run.")
-@click.option("--model", metavar="NAME|DIR", help="Model that was run.")
-@QUANTIZATION
-@KV_DTYPE
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size (default: 1).")
-@click.option(
-    "--output",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="File to write (default: calibration.json in the project, which predictions read).",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document on standard output.")
-@click.pass_context
+@click.group(cls=Group, later={"kv": "predict:kv_command"}, invoke_without_command=True)
 def command(
     ctx: click.Context,
+    app: App,
+    *,
     results: tuple[Path, ...],
     recipe: str | None,
     model: str | None,
-    quantization: str | None,
-    kv_dtype: str | None,
-    tp: int | None,
-    output: Path | None,
+    quantization: Quantization,
+    kv_dtype: KvDtype,
+    tp: Positive | None,
+    output: Annotated[Path, click.Path(path_type=Path, dir_okay=False)] | None,
     as_json: bool,
 ) -> None:
     """Predict speed and KV cache from a model's shape alone.
@@ -82,8 +65,17 @@ def command(
     all-reduce between two nodes by the measured one, and a server's start-up log (*.log) with
     vLLM's line "Actual usage is ..." the memory that plans reserve beside weights and KV cache;
     each alone, or together with runs.
+
+    Args:
+        results (--calibrate RESULTS): Fit the constants to your runs (llama-benchy's JSON, or
+            points), or take the link's from the fabric.json of `bench fabric`; repeatable.
+        recipe (NAME): Recipe that was run.
+        model (NAME|DIR): Model that was run.
+        tp: Tensor-parallel size (default: 1).
+        output (FILE): File to write (default: calibration.json in the project, which predictions
+            read).
+        as_json (--json): Print one JSON document on standard output.
     """
-    app: App = ctx.obj
     app.as_json = app.as_json or as_json
     given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}
     if ctx.invoked_subcommand is not None:
@@ -100,73 +92,43 @@ def command(
 
 
 @command.command()
-@click.option("--recipe", metavar="NAME", help="Recipe to predict, with its drafter.")
-@click.option("--model", metavar="NAME|DIR", help="Model to predict.")
-@QUANTIZATION
-@KV_DTYPE
-@click.option("--tp", type=click.IntRange(min=1), default=1, show_default=True, help="Nodes.")
-@click.option(
-    "--prompt",
-    type=click.IntRange(min=1),
-    default=512,
-    show_default=True,
-    help="Tokens of the prompt.",
-)
-@click.option(
-    "--cached",
-    type=click.IntRange(min=0),
-    default=0,
-    help="Tokens before the prompt that are in the cache already.",
-)
-@click.option(
-    "--context",
-    type=click.IntRange(min=0),
-    help="Tokens in the cache while decoding (default: cached, prompt, half an answer of 1024).",
-)
-@click.option(
-    "--concurrency",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    help="Concurrent requests.",
-)
-@click.option(
-    "--draft-tokens", type=click.IntRange(1, 32), help="Tokens that the drafter proposes in a step."
-)
-@click.option(
-    "--acceptance",
-    metavar="A,B,..",
-    help="Share that is accepted at each drafted position, given the ones before: 0.91,0.90,0.89.",
-)
-@click.option(
-    "--accepted-share",
-    type=Finite(0, 1),
-    help="Share of all drafted tokens that is accepted, as vLLM's metrics report it; instead of "
-    "--acceptance.",
-)
-@offline_option
-@click.pass_obj
 def speed(
     app: App,
+    *,
     recipe: str | None,
     model: str | None,
-    quantization: str | None,
-    kv_dtype: str | None,
-    tp: int,
-    prompt: int,
-    cached: int,
-    context: int | None,
-    concurrency: int,
-    draft_tokens: int | None,
+    quantization: Quantization,
+    kv_dtype: KvDtype,
+    tp: Positive = 1,
+    prompt: Positive = 512,
+    cached: Annotated[int, click.IntRange(min=0)] = 0,
+    context: Annotated[int, click.IntRange(min=0)] | None,
+    concurrency: Positive = 1,
+    draft_tokens: Annotated[int, click.IntRange(1, 32)] | None,
     acceptance: str | None,
-    accepted_share: float | None,
-    offline: bool,
+    accepted_share: Annotated[float, Finite(0, 1)] | None,
+    offline: Offline,
 ) -> None:
     """Predict tokens/s and the time to the first response, with ranges.
 
     The roofline is what the memory's 273 GB/s alone would give; nothing reaches it. Without
     a measured acceptance a drafter's range is wide. The constants are those of calibration.json in
     the project folder, where there is one.
+
+    Args:
+        recipe (NAME): Recipe to predict, with its drafter.
+        model (NAME|DIR): Model to predict.
+        tp: Nodes. [default]
+        prompt: Tokens of the prompt. [default]
+        cached: Tokens before the prompt that are in the cache already.
+        context: Tokens in the cache while decoding (default: cached, prompt, half an answer of
+            1024).
+        concurrency: Concurrent requests. [default]
+        draft_tokens: Tokens that the drafter proposes in a step.
+        acceptance (A,B,..): Share that is accepted at each drafted position, given the ones
+            before: 0.91,0.90,0.89.
+        accepted_share: Share of all drafted tokens that is accepted, as vLLM's metrics report it;
+            instead of --acceptance.
     """
 
     given = {"recipe": recipe, "model": model, "quantization": quantization, "kv_dtype": kv_dtype}
@@ -300,3 +262,117 @@ def _kv(document: PredictedSpeed) -> str:
 
 def _size(count: float) -> str:
     return f"{count / GB:.2f} GB" if count >= GB / 10 else f"{count / 1e6:.2f} MB"
+
+
+@dataclass(frozen=True)
+class KvOnBoth(Document):
+    """The cache of vLLM on a CPU, and that on a Spark."""
+
+    on_a_cpu: Flat[KvCache]
+    on_a_spark: KvCache
+
+
+ROWS = {
+    "max_concurrency": ("requests of that length at once", "{:,.2f}"),
+    "gib_per_request": ("GiB a request", "{:,.2f}"),
+    "tokens": ('tokens, the log\'s "KV cache size"', "{:,}"),
+    "blocks": ("blocks", "{:,}"),
+    "blocks_per_request": ("blocks per request", "{:,}"),
+    "max_model_len": ("tokens of the longest request that fits", "{:,}"),
+}
+
+
+@click.command(name="kv", cls=Command)
+def kv_command(
+    app: App,
+    *,
+    model: str,
+    kv_dtype: str = "auto",
+    kv_gib: Annotated[float, Finite(min=0, min_open=True)],
+    max_model_len: int | None,
+    max_num_batched_tokens: int = 2048,
+    tp: int = 1,
+    vllm_version: str | None,
+    block_size: int | None,
+    prefix_caching: bool | None,
+    gdn_prefill: Literal["flashinfer", "triton"] | None,
+    device: Literal["cpu", "gpu"] | None,
+    offline: Offline,
+) -> None:
+    """Compute how many requests and tokens a KV cache of a given size holds.
+
+    The arithmetic is that of the vLLM version asked for; it gives the figures that its log prints.
+
+    Args:
+        model (NAME|DIR): Model on the hub, or its folder.
+        kv_dtype: As --kv-cache-dtype. [default]
+        kv_gib (G): Size of the cache on each GPU, GiB.
+        max_model_len (L): Tokens of the longest request; default: the model's.
+        max_num_batched_tokens (B): Tokens of one step of the engine, prompts included. [default]
+        tp (N): GPUs. [default]
+        vllm_version (V): Version such as 0.19.0; default: the newest rule.
+        block_size (TOKENS): Tokens of a block, as vLLM's --block-size; default 16.
+        prefix_caching (--prefix-caching/--no-prefix-caching): Prefix caching, which matters for
+            recurrent layers; default: the version's.
+        gdn_prefill: Kernel of the prefill of gated delta nets, as the log names it; default: what
+            vLLM takes on a Spark by its source, flashinfer.
+        device: For --json. cpu: one batch at a time, as vLLM on a CPU, which the rules are tested
+            against; gpu: two batches in flight, as on a Spark since vLLM 0.26. Default: cpu, and
+            next to it `on_a_spark`.
+    """
+
+    geometry = find(model, app.project.folder, hub=hub(offline=offline))
+    length = max_model_len if max_model_len is not None else geometry.max_positions
+    if not length:
+        raise UsageError(f"{model} does not state its context length; give --max-model-len")
+    layout = KvLayout(
+        geometry,
+        kv_dtype=kv_dtype,
+        max_num_batched_tokens=max_num_batched_tokens,
+        tp=tp,
+        vllm=vllm_version,
+        block_size=block_size,
+        prefix_caching=prefix_caching,
+        gdn_prefill=gdn_prefill,
+    )
+    size = int(kv_gib * kv.GIB)
+    spark = kv.cache(layout, size, length)
+    single = kv.cache(replace(layout, device="cpu"), size, length)
+    if app.as_json:
+        asked = {"gpu": spark, "cpu": single, None: KvOnBoth(single, spark)}
+        app.print_json(asked[device])
+        return
+    _show_kv(
+        app, geometry, spark, single, title=f"{kv_gib:g} GiB a GPU, {length:,} tokens a request"
+    )
+    if spark.max_concurrency < 1:
+        longest = spark.max_model_len
+        would = f"--max-model-len {longest} would" if longest else "no length would"
+        why = f"one request of {length:,} tokens does not fit, {would}"
+        app.console.print(styled("{} vLLM does not start: {}", mark("fail"), why))
+
+
+def _show_kv(app: App, geometry: Geometry, spark: KvCache, single: KvCache, *, title: str) -> None:
+
+    console = app.console
+    console.print(styled("[bold]{}[/]  {}", geometry.name, title))
+    differ = spark != single
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=differ)
+    table.add_column("on a Spark", justify="right", style="bold")
+    if differ:
+        table.add_column("on a CPU", justify="right")
+    table.add_column()
+    for field, (meaning, style) in ROWS.items():
+        found = [style.format(getattr(each, field)) for each in (spark, single)]
+        table.add_row(*found[: 2 if differ else 1], meaning)
+    console.print(table)
+    if differ:
+        text = (
+            "a Spark has two batches in flight (async scheduling), a CPU one; the figures of "
+            "a CPU are those that the rules are tested against"
+        )
+        console.print(painted(text, "dim"))
+    console.print(painted(spark.rule, "dim"))
+    if not geometry.known:
+        family = f"the family {geometry.model_type!r} is not known"
+        console.print(painted(f"{family}; its layers were read by their keys alone", "yellow"))

@@ -25,8 +25,7 @@ from spark_cluster.planning.runs import (
     read_runs,
     with_runtime,
 )
-from spark_cluster.planning.speed import allreduce
-from spark_cluster.planning.speed.constants import CALIBRATION, Constants
+from spark_cluster.planning.speed.constants import CALIBRATION, Constants, carried, exchanges
 from spark_cluster.planning.speed.serving import Serving
 
 UNITS = {
@@ -184,12 +183,12 @@ def _link(record: FabricRecord) -> MeasuredLink | None:
     if record.backend != "nccl" or token is None or chunk is None:
         return None
     nodes = len(record.nodes)
-    one = allreduce.exchanges(nodes)
+    one = exchanges(nodes)
     return MeasuredLink(
         latency_us=token.latency_us / one,
         low_us=min(token.values_us, default=token.latency_us) / one,
         high_us=max(token.values_us, default=token.latency_us) / one,
-        bytes_s=allreduce.carried(nodes) * chunk.bytes / chunk.latency_us * 1e6,
+        bytes_s=carried(nodes) * chunk.bytes / chunk.latency_us * 1e6,
     )
 
 

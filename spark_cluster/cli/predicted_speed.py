@@ -21,11 +21,10 @@ from spark_cluster.models.memory import GIB, RESERVE_GIB
 from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
 from spark_cluster.planning.evidence import Comparison, Evidence, by_others
 from spark_cluster.planning.room import assumed
-from spark_cluster.planning.speed.decode import Decode
+from spark_cluster.planning.speed.decode import Decode, Speculative
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.prefill import Prefill
 from spark_cluster.planning.speed.serving import Serving, serving_of
-from spark_cluster.planning.speed.speculative import Speculative
 
 MS = 1e3
 

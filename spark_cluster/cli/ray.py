@@ -12,23 +12,19 @@ import time
 import webbrowser
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing
+from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.cli.down import show
-from spark_cluster.cli.ended_by_signals import ended_by_signals
-from spark_cluster.cli.groups import Group
-from spark_cluster.cli.line_printer import LinePrinter
-from spark_cluster.cli.serving_options import ending_jobs, local_port
-from spark_cluster.cli.visible import coloured, lines_of, visible
+from spark_cluster.cli.options import Allowing, Changing, EndingJobs, Group, Port
+from spark_cluster.cli.served import show_stopped
+from spark_cluster.cli.visible import LinePrinter, coloured, lines_of, visible
 from spark_cluster.cli.vram import table
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.ray import Job, must_be_an_id, must_be_sendable
 from spark_cluster.errors import Interrupted, UsageError
-from spark_cluster.runner.options import Options
 
 if TYPE_CHECKING:
     from spark_cluster.cli.serving_results import RayUpResult
@@ -42,7 +38,7 @@ def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
     return value
 
 
-of_job = click.argument("job_id", metavar="JOB", callback=_job_id)
+JobId = Annotated[str, {"metavar": "JOB", "callback": _job_id}]
 
 
 @click.group(cls=Group)
@@ -54,26 +50,28 @@ def command() -> None:
     """
 
 
+class Given(TypedDict):
+    """What is handed on to `Cluster.ray_up`."""
+
+    recipe: str | None
+    end_jobs: EndingJobs
+    allow: Allowing
+    options: Changing
+
+
 @command.command()
-@click.option(
-    "--recipe",
-    metavar="NAME",
-    help="Recipe whose image Ray and the jobs run in, instead of the inventory's.",
-)
-@ending_jobs
-@allowing
-@changing
-@click.pass_obj
-def up(app: App, /, **given: Any) -> None:
+def up(app: App, **given: Unpack[Given]) -> None:
     """Start Ray on all nodes, over the fabric, in the image of a recipe.
 
     Running it again changes nothing. Jobs that run on it are not ended without --end-jobs.
+
+    Args:
+        recipe (NAME): Recipe whose image Ray and the jobs run in, instead of the inventory's.
     """
     app.show(app.cluster.ray_up(**given), _show_up)
 
 
 @command.command()
-@click.pass_obj
 def status(app: App) -> None:
     """Show Ray's nodes and GPUs, the jobs that run, and each node's GPU memory by process."""
     found = app.cluster.ray_status()
@@ -81,28 +79,24 @@ def status(app: App) -> None:
 
 
 @command.command()
-@click.option(
-    "--working-dir",
-    type=click.Path(exists=True, file_okay=False, path_type=Path),
-    metavar="FOLDER",
-    help="Folder of this machine to run the command in; what .gitignore names is not sent.",
-)
-@click.option(
-    "--env",
-    multiple=True,
-    metavar="NAME[=VALUE]",
-    help="A variable of the job, by default with its value here; repeatable. Ray shows it to "
-    "everyone who has the cluster's token.",
-)
-@click.option("--no-wait", is_flag=True, help="Print the job's id and leave it running.")
-@click.argument("words", nargs=-1, required=True, metavar="-- COMMAND...")
-@click.pass_obj
 def submit(
-    app: App, working_dir: Path | None, env: tuple[str, ...], no_wait: bool, words: tuple[str, ...]
+    app: App,
+    *,
+    working_dir: Annotated[Path, click.Path(exists=True, file_okay=False, path_type=Path)] | None,
+    env: tuple[str, ...],
+    no_wait: bool,
+    words: Annotated[tuple[str, ...], {"metavar": "-- COMMAND...", "required": True}],
 ) -> None:
     """Run a command as a job on the head, show what it prints, and end with its exit status.
 
     It can use all GPUs, by Ray. Ctrl-C, and closing this machine, leave it running.
+
+    Args:
+        working_dir (FOLDER): Folder of this machine to run the command in; what .gitignore names
+            is not sent.
+        env (NAME[=VALUE]): A variable of the job, by default with its value here; repeatable. Ray
+            shows it to everyone who has the cluster's token.
+        no_wait: Print the job's id and leave it running.
     """
 
     variables = _variables(env)
@@ -124,15 +118,13 @@ def submit(
 
 
 @command.command()
-@click.option(
-    "-f", "--follow", is_flag=True, help="Follow it to the job's end, and end as it does."
-)
-@of_job
-@click.pass_obj
-def logs(app: App, follow: bool, job_id: str) -> None:
+def logs(app: App, *, follow: bool, job_id: JobId) -> None:
     """Show what a job has printed, from its beginning.
 
     Colours are kept on a terminal; any other control sequence is shown escaped (\\x1b...).
+
+    Args:
+        follow (-f, --follow): Follow it to the job's end, and end as it does.
     """
     with app.cluster.ray_jobs(command="ray logs") as jobs:
         job = jobs.job(job_id)
@@ -154,49 +146,41 @@ def logs(app: App, follow: bool, job_id: str) -> None:
 
 
 @command.command("list")
-@click.pass_obj
 def list_(app: App) -> None:
     """List the jobs, the newest first."""
     with app.cluster.ray_jobs(command="ray list") as jobs:
         found = jobs.list()
-    if app.as_json:
-        app.print_json({"jobs": found})
-    elif not found:
-        app.console.print("there are no jobs; spark-cluster ray submit -- COMMAND runs one")
+    if found or app.as_json:
+        app.show({"jobs": found}, lambda app, _: _show_jobs(app, found))
     else:
-        _show_jobs(app, found)
+        app.console.print("there are no jobs; spark-cluster ray submit -- COMMAND runs one")
 
 
 @command.command()
-@of_job
-@click.pass_obj
-def stop(app: App, job_id: str) -> None:
+def stop(app: App, *, job_id: JobId) -> None:
     """End a job; Ray asks its processes to end, and kills them after 3 seconds."""
     with app.cluster.ray_jobs(command="ray stop") as jobs:
         changed = jobs.stop(job_id)
-    if app.as_json:
-        app.print_json({"job": job_id, "changed": changed})
-    else:
-        click.echo(visible(f"job {job_id} {'is told to end' if changed else 'has ended already'}"))
+    done = "is told to end" if changed else "has ended already"
+    app.show({"job": job_id, "changed": changed}, f"job {job_id} {done}")
 
 
 @command.command()
-@changing
-@click.pass_obj
-def down(app: App, options: Options) -> None:
+def down(app: App, *, options: Changing) -> None:
     """End Ray on all nodes, with its jobs, and verify that the memory is free again."""
-    app.show(app.cluster.ray_down(options=options), show)
+    app.show(app.cluster.ray_down(options=options), show_stopped)
 
 
 @command.command()
-@local_port("one that is free")
-@click.option("--token", "with_token", is_flag=True, help="Print the token that the page asks for.")
-@click.option("--open", "open_it", is_flag=True, help="Open the page in the browser.")
-@click.pass_obj
-def dashboard(app: App, port: int | None, with_token: bool, open_it: bool) -> None:
+def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -> None:
     """Reach Ray's own page at a port of this machine, over SSH, until Ctrl-C.
 
     The page asks for the token of the cluster once. Who has it can run programs on the nodes.
+
+    Args:
+        port (PORT): Port of this machine (default: one that is free).
+        with_token (--token): Print the token that the page asks for.
+        open_it (--open): Open the page in the browser.
     """
     from spark_cluster.engine.endpoint_tunnel import TunnelEvent, keep_open
     from spark_cluster.engine.job_client import token_of
@@ -230,15 +214,9 @@ def dashboard(app: App, port: int | None, with_token: bool, open_it: bool) -> No
 
 def _tell(app: App, url: str, token: str | None) -> None:
     """Say where Ray's page is, and its token where that is asked for."""
-    if app.as_json:
-        app.print_json({"url": url, **({} if token is None else {"token": token})})
-        return
-    click.echo(visible(url))
-    if token is not None:
-        click.echo(visible(f"token: {token}"))
-    else:
-        click.echo("it asks for the cluster's token, which --token prints")
-    click.echo("Ctrl-C ends it.")
+    given = {} if token is None else {"token": token}
+    asks = f"token: {token}" if given else "it asks for the cluster's token, which --token prints"
+    app.show({"url": url, **given}, f"{url}\n{asks}\nCtrl-C ends it.")
 
 
 def _variables(given: Iterable[str]) -> dict[str, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Annotated, Any
 
 import click
 from rich.table import Table
@@ -12,13 +12,11 @@ from rich.text import Text
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
-from spark_cluster.cli.groups import Group
-from spark_cluster.cli.override_options import overriding
+from spark_cluster.cli.options import Command, Group, Overriding
 from spark_cluster.cli.predicted_speed import too_large
 from spark_cluster.cli.recipes_to_serve import changed
 from spark_cluster.cli.visible import visible
 from spark_cluster.config.launch import of_recipe as launched
-from spark_cluster.config.overrides import Changes
 from spark_cluster.config.overrides import text as overrides_text
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Measured
@@ -36,9 +34,9 @@ from spark_cluster.planning.evidence import Evidence, by_others
 from spark_cluster.planning.planner import Planner
 from spark_cluster.planning.proposal import Verdict, verdicts
 from spark_cluster.planning.speed.constants import load_constants
+from spark_cluster.planning.speed.decode import CONTEXT, request_speed
 from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
 from spark_cluster.planning.speed.serving import Serving, serving_of
-from spark_cluster.planning.speed.speculative import CONTEXT, request_speed
 
 _COMMANDS = {
     "list": "recipes:list_",
@@ -59,8 +57,7 @@ def command() -> None:
     """List, show, search, import and save recipes: shipped ones, your own in recipes/, others'."""
 
 
-@click.command("list")
-@click.pass_obj
+@click.command("list", cls=Command)
 def list_(app: App) -> None:
     """List what can be served, with expected and measured tokens/s.
 
@@ -86,22 +83,21 @@ def list_(app: App) -> None:
             app.console.print(styled("{} {}", mark("fail"), entry.error), soft_wrap=True)
 
 
-@click.command()
-@click.argument("words", nargs=-1, metavar="[WORD]...")
-@click.option(
-    "--limit",
-    "most",
-    type=click.IntRange(1, 1000),
-    default=20,
-    help="Recipes to show at most (default 20).",
-)
-@click.pass_obj
-def search(app: App, words: tuple[str, ...], most: int) -> None:
+@click.command(cls=Command)
+def search(
+    app: App,
+    *,
+    words: Annotated[tuple[str, ...], {"metavar": "[WORD]..."}],
+    most: Annotated[int, click.IntRange(1, 1000)] = 20,
+) -> None:
     """Find recipes by name, model, description, quantization and tags: shipped ones, your own, and
     those of your registries as they were taken last.
 
     All words must occur; the best match comes first. For each: whether it works on one and on two
     idle Sparks, and the expected tokens/s of one request.
+
+    Args:
+        most (--limit): Recipes to show at most (default 20).
     """
     found = search_recipes(words, app.project)
     rows = [(one, _verdicts(app, one)) for one in found[:most]]
@@ -118,18 +114,15 @@ def search(app: App, words: tuple[str, ...], most: int) -> None:
         app.console.print(painted(f"{len(found) - most} more: --limit {len(found)}", "dim"))
 
 
-@click.command()
-@click.argument("name")
-@click.option(
-    "--from", "base", metavar="RECIPE", help="Recipe to start from (default: the inventory's)."
-)
-@click.option("--force", is_flag=True, help="Replace a recipe of this name, or hide a shipped one.")
-@overriding
-@click.pass_obj
-def save(app: App, name: str, base: str | None, force: bool, changes: Changes) -> None:
+@click.command(cls=Command)
+def save(app: App, *, name: str, base: str | None, force: bool, changes: Overriding) -> None:
     """Write recipes/NAME.yaml: another recipe, with the options of `up` as its own values.
 
     What was measured of the other one is left out where something is changed.
+
+    Args:
+        base (--from RECIPE): Recipe to start from (default: the inventory's).
+        force: Replace a recipe of this name, or hide a shipped one.
     """
     origin = base or (None if app.inventory_is_missing else app.inventory.serve.recipe)
     if origin is None:

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 from rich.table import Table
@@ -16,7 +16,7 @@ from rich.text import Text
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
-from spark_cluster.cli.hub_option import hub, offline_option
+from spark_cluster.cli.options import Command, Offline, hub
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.document import ErrorDocument, as_json
 from spark_cluster.errors import SparkClusterError, UsageError
@@ -41,41 +41,7 @@ _SHOWN = 40
 """Names of each kind of change that are shown without --verbose."""
 
 
-@click.command("import")
-@click.argument("file", required=False)
-@click.option("--command", "line", metavar="TEXT", help="A command line instead of a file.")
-@click.option(
-    "-o",
-    "--output",
-    metavar="FILE|DIR",
-    help="File or folder to write to (default: recipes/NAME.yaml).",
-)
-@click.option("--name", metavar="NAME", help="Name of the recipe (default: from what it serves).")
-@click.option(
-    "--variant",
-    metavar="V",
-    help="Variant of a vllm-project/recipes file (default: default), or guide: the command for a "
-    "DGX Spark in its guide.",
-)
-@click.option(
-    "--feature",
-    "features",
-    metavar="F",
-    multiple=True,
-    help="Feature of a vllm-project/recipes file: F on, F=MODE, or no-F off; repeatable.",
-)
-@click.option("--model", metavar="ORG/NAME", help="The repository, when the source has a folder.")
-@click.option("--image", metavar="REF", help="The container image, when the source has none.")
-@click.option(
-    "--mods",
-    metavar="FOLDER",
-    multiple=True,
-    type=click.Path(path_type=Path, exists=True, file_okay=False),
-    help="Folder with the mods that FILE names, such as a checkout of its registry; repeatable.",
-)
-@click.option("--force", is_flag=True, help="Replace an existing recipe.")
-@offline_option
-@click.pass_obj
+@click.command("import", cls=Command)
 def command(
     app: App,
     *,
@@ -87,15 +53,29 @@ def command(
     features: tuple[str, ...],
     model: str | None,
     image: str | None,
-    mods: tuple[Path, ...],
+    mods: tuple[Annotated[Path, click.Path(path_type=Path, exists=True, file_okay=False)], ...],
     force: bool,
-    offline: bool,
+    offline: Offline,
 ) -> None:
     """Make a recipe from FILE ('-' for standard input), or from a command line.
 
     FILE is a recipe of sparkrun or spark-vllm-docker, a model file of vllm-project/recipes (as it
     is for DGX Sparks), a text with `docker run ...` or `vllm serve ...`, or @REGISTRY/RECIPE.
     Nothing in it is executed. What a recipe cannot hold is listed with the reason.
+
+    Args:
+        line (--command TEXT): A command line instead of a file.
+        output (-o, --output FILE|DIR): File or folder to write to (default: recipes/NAME.yaml).
+        name (NAME): Name of the recipe (default: from what it serves).
+        variant (V): Variant of a vllm-project/recipes file (default: default), or guide: the
+            command for a DGX Spark in its guide.
+        features (--feature F): Feature of a vllm-project/recipes file: F on, F=MODE, or no-F off;
+            repeatable.
+        model (ORG/NAME): The repository, when the source has a folder.
+        image (REF): The container image, when the source has none.
+        mods (FOLDER): Folder with the mods that FILE names, such as a checkout of its registry;
+            repeatable.
+        force: Replace an existing recipe.
     """
     folder, name = _target(app, output, name)
     choice = Choice(variant or "default", features)
@@ -227,25 +207,25 @@ def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> No
     app.console.print(table)
 
 
-@click.command("update")
-@click.argument("names", nargs=-1, metavar="[REGISTRY]...")
-@click.option("--check", is_flag=True, help="Show what has changed and take nothing.")
-@click.option("--yes", is_flag=True, help="Take what has changed without asking.")
-@click.option(
-    "--allow-rewritten",
-    is_flag=True,
-    help="Also take a branch whose history no longer has the commit in use.",
-)
-@click.pass_context
+@click.command("update", cls=Command)
 def update_command(
-    ctx: click.Context, names: tuple[str, ...], *, check: bool, yes: bool, allow_rewritten: bool
-) -> None:
+    app: App,
+    *,
+    names: Annotated[tuple[str, ...], {"metavar": "[REGISTRY]..."}],
+    check: bool,
+    yes: bool,
+    allow_rewritten: bool,
+) -> int:
     """Fetch the recipes of the project's registries (default: of all in registries.yaml).
 
     A branch that has moved is shown as the names of recipes that were added, changed and removed,
     and is taken when you agree. Recipes are converted, never run; use them as @REGISTRY/RECIPE.
+
+    Args:
+        check: Show what has changed and take nothing.
+        yes: Take what has changed without asking.
+        allow_rewritten: Also take a branch whose history no longer has the commit in use.
     """
-    app: App = ctx.obj
     folder = app.project.folder
     chosen = [registries.registry_named(name, folder) for name in dict.fromkeys(names)]
     chosen = chosen or list(registries.registries(folder))
@@ -274,7 +254,7 @@ def update_command(
             _say(app, _outcome(found, check=check))
     if app.as_json:
         app.print_json({"ok": status == 0, "registries": rows})
-    ctx.exit(status)
+    return status
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted, plain_table, styled
+from spark_cluster.cli.console import labelled, painted, styled
+from spark_cluster.cli.options import Command, Positive
 from spark_cluster.cli.recipes import evidence, expected
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.model_kind import CHECKS_OF_KIND
@@ -22,14 +23,14 @@ from spark_cluster.planning.evidence import Evidence, said
 from spark_cluster.planning.speed.estimate import Estimate
 
 
-@click.command()
-@click.argument("name")
-@click.option("--tp", type=click.IntRange(min=1), help="Tensor-parallel size (default: fewest).")
-@click.pass_obj
-def command(app: App, name: str, tp: int | None) -> None:
+@click.command(cls=Command)
+def command(app: App, *, name: str, tp: Positive | None) -> None:
     """Show all of a recipe and the command line that it becomes.
 
     NAME is the name of a recipe, a file, or @REGISTRY/RECIPE.
+
+    Args:
+        tp: Tensor-parallel size (default: fewest).
     """
     recipe = load_recipe(name, app.project)
     size = tp or recipe.tensor_parallel.min
@@ -57,13 +58,7 @@ def _show(
 ) -> None:
     """Show the recipe, the command line for `tp` nodes, and what is known of it."""
     console.print(styled("[bold]{}[/]  {}", recipe.name, recipe.description), soft_wrap=True)
-    label = ("label",)
-    table = plain_table(
-        "label", "value", dim=label, whole=label, fold=("value",), header=False, wide=True
-    )
-    for title, text in (*_facts(recipe, speeds), *_evidence(speeds, others)):
-        table.add_row(title, text)
-    console.print(table)
+    console.print(labelled((*_facts(recipe, speeds), *_evidence(speeds, others))))
     console.print(styled("\n[bold]Command line[/] [dim]TP={}, the same on every rank[/]", tp))
     for line in _command(recipe, args):
         console.print(f"  {line}", soft_wrap=True)

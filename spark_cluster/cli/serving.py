@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_cluster.cli.opened import Opened, head_must_be_selected
-from spark_cluster.cli.run_record import keep_plot
 from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.caches import state_folder
 from spark_cluster.engine.memory_phases import MemoryPhases
@@ -81,6 +80,8 @@ class Serving(Opened):
         port = "" if self.port is None else f"--port {self.port}"
         memory = MemoryPhases()
         with self.play(" ".join(filter(None, ["up", what, port])), self.nodes, options) as run:
+            from spark_cluster.cli.run import keep_plot  # while connections are being made
+
             run.bus.add(memory)
             playbook = self.project.load_playbook("up")
             play = run.open()

@@ -1,14 +1,230 @@
-"""`setup`: a guided path from nothing to a verified endpoint."""
+"""`setup`: a guided path from nothing to a verified endpoint; its login."""
 
 from __future__ import annotations
 
+import getpass
+import subprocess
+from collections.abc import Collection
 from dataclasses import replace
+from pathlib import Path
+from typing import Literal
 
 import click
 
-from spark_cluster.cli.setup_choices import Asked, Model, model, nodes, own_answers, write
-from spark_cluster.cli.setup_flow import Asker, Flow, Step, Stopped
-from spark_cluster.cli.setup_login import Login
+from spark_cluster.cli.app import App
+from spark_cluster.cli.console import styled
+from spark_cluster.cli.first_login import FirstLogin, log_in, public_key
+from spark_cluster.cli.options import Command, Port
+from spark_cluster.cli.setup_flow import (
+    Asked,
+    Asker,
+    Flow,
+    Model,
+    Step,
+    Stopped,
+    model,
+    nodes,
+    own_answers,
+    write,
+)
+from spark_cluster.config.inventory import InventoryNode
+from spark_cluster.config.secret import Secret
+from spark_cluster.discovery import Peer
+from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
+from spark_cluster.runner.dialer import Dialer
+from spark_cluster.runner.ssh_errors import KeysRefused
+
+TRIES = 3
+"""Passwords that are tried: sshd drops an address that fails more often for a while."""
+
+
+class Login:
+    """The logins of a run of `setup`.
+
+    Args:
+        variable: environment variable with the password; None asks on the terminal.
+        passwordless_sudo: as the options say; None asks where it matters.
+
+    Attributes:
+        with_password: some node takes no key, or its sudo asks: `provision` needs the password.
+        peers: machines at the other ends of the head's cables.
+    """
+
+    def __init__(self, flow: Flow, variable: str | None, *, passwordless_sudo: bool) -> None:
+        self.flow = flow
+        self.variable = variable
+        self.passwordless_sudo = passwordless_sudo
+        self.with_password = False
+        self._last: str | None = None
+        self.peers: tuple[Peer, ...] = ()
+
+    @property
+    def options(self) -> list[str]:
+        """The options of `provision` for a first contact."""
+        if not self.with_password:
+            return []
+        return ["--password-env", self.variable] if self.variable else ["--ask-password"]
+
+    @property
+    def _dialer(self) -> Dialer:
+        return self.flow.app.cluster.dialer
+
+    def log_in(self, step: Step) -> None:
+        """Log in to every node, and see to what `provision` and `up` need for it.
+
+        Raises:
+            Stopped: a node does not let us in.
+            SparkClusterError: there is no key, and none is to be made.
+        """
+        nodes = [node for node in self.flow.app.nodes if not node.is_local]
+        found = self._all(nodes)
+        asks = [name for name, login in found.items() if login.sudo_asks]
+        for name, login in found.items():
+            sudo = "sudo asks for a password" if login.sudo_asks else "sudo works"
+            self.flow.note("ok", f"{name}: logged in, {sudo}")
+        if asks:
+            self._sudo(step, asks)
+        if self.with_password:
+            self._key(step, nodes)
+        self.peers = next(iter(found.values())).peers if len(found) == 1 else ()
+
+    def _all(self, nodes: list[InventoryNode]) -> dict[str, FirstLogin]:
+        """Log in everywhere, first by key, then with the password."""
+        found, refused = self._logged_in(nodes)
+        self._must(refused, only=KeysRefused)
+        if refused and not self.variable and self.flow.ask.silent:
+            return self._not_asked(found, refused)
+        if refused and self._last is not None:  # of the other node: a user has the same on both
+            more, refused = self._logged_in(*self._with(nodes, refused, self._last))
+            found.update(more)
+        for _ in range(1 if self.variable else TRIES):
+            if not refused:
+                return found
+            self.with_password = True
+            password = None if self.variable else self._asked(nodes, refused)
+            more, refused = self._logged_in(*self._with(nodes, refused, password))
+            found.update(more)
+            if refused and not self.variable:
+                self._show(refused)
+        self._must(refused)
+        return found
+
+    def _not_asked(
+        self, found: dict[str, FirstLogin], refused: dict[str, SparkClusterError]
+    ) -> dict[str, FirstLogin]:
+        """Say that the password would be asked for.
+
+        Raises:
+            Stopped: --yes leaves no one to ask.
+        """
+        if not self.flow.check:
+            self._show(refused)
+            self.flow.text("With --yes the password comes from a variable: --password-env NAME")
+            raise Stopped(Unreachable.exit_code, self.flow.line("setup"))
+        self.with_password = True
+        self.flow.note("info", f"asks for the password: {', '.join(refused)} takes no key of yours")
+        return found
+
+    def _asked(self, nodes: list[InventoryNode], refused: Collection[str]) -> str:
+        missing = [node for node in nodes if node.name in refused]
+        users = ", ".join(f"{node.user or getpass.getuser()}@{node.address}" for node in missing)
+        if self._last is None:
+            self.flow.text("No key of yours is accepted yet: the password is needed once, and kept "
+                           "nowhere.")  # fmt: skip
+        self._last = getpass.getpass(f"Password of {users}: ")
+        return self._last
+
+    def _with(
+        self, nodes: list[InventoryNode], refused: Collection[str], password: str | None
+    ) -> tuple[list[InventoryNode], Secret]:
+        """Return the nodes that are left, and where their password comes from."""
+        missing = [node for node in nodes if node.name in refused]
+        if password is None:
+            return missing, Secret(env=self.variable)
+        for node in missing:
+            self._dialer.remember_password(node.name, password)
+        return missing, Secret(prompt=True)
+
+    def _logged_in(
+        self, nodes: list[InventoryNode], password: Secret | None = None
+    ) -> tuple[dict[str, FirstLogin], dict[str, SparkClusterError]]:
+        """Log in to nodes; return what was found, and who refused and why."""
+        outcomes = log_in(self._dialer, nodes, password)
+        errors = {n: o for n, o in outcomes.items() if isinstance(o, SparkClusterError)}
+        return {n: o for n, o in outcomes.items() if not isinstance(o, SparkClusterError)}, errors
+
+    def _must(
+        self, refused: dict[str, SparkClusterError], only: type[SparkClusterError] | None = None
+    ) -> None:
+        """Raises:
+        Stopped: a node refused for another reason than the one that is expected.
+        """
+        fatal = {n: e for n, e in refused.items() if only is None or not isinstance(e, only)}
+        if fatal:
+            self._show(fatal)
+            raise Stopped(worst(fatal.values()), self.flow.line("setup"))
+
+    def _show(self, refused: dict[str, SparkClusterError]) -> None:
+        for name, error in refused.items():
+            self.flow.note("fail", f"{name}: {error.message}")
+            if error.hint:
+                self.flow.say(f"  {error.hint}")
+
+    def _sudo(self, step: Step, asks: list[str]) -> None:
+        """See to a sudo that asks: the inventory says where its password comes from, or
+        `provision` lets the user do without.
+        """
+        known = all(node.become.password for node in self.flow.app.nodes if node.name in asks)
+        answers = own_answers(self.flow)
+        if not self.with_password and not known and not self.variable and not self.flow.ask.silent:
+            password = getpass.getpass(f"Password for sudo on {', '.join(asks)}: ")
+            for name in asks:
+                self._dialer.remember_password(name, password)
+        if known and not self.with_password:
+            return  # as for every other command
+        self.with_password = True
+        if answers is None or known or answers.passwordless_sudo:
+            return
+        free = self.passwordless_sudo or (
+            not self.flow.ask.silent
+            and self.flow.ask.consent(
+                "May this user use sudo there without a password from now on? Otherwise every "
+                "command asks for it.",
+                default=False,
+            )
+        )
+        source = None if free else (self.variable or "prompt")
+        write(self.flow, step, replace(answers, sudo_password=source, passwordless_sudo=free))
+
+    def _key(self, step: Step, nodes: list[InventoryNode]) -> None:
+        """Have a key that `provision` installs.
+
+        Raises:
+            Failed: there is none.
+        """
+        if all(public_key(node, search=True) for node in nodes):
+            return
+        path = nodes[0].identity_file or Path.home() / ".ssh" / "id_ed25519"
+        argv = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(path)]
+        step.commands.append(f"ssh-keygen -q -t ed25519 -N '' -f {path}")
+        if self.flow.check:
+            self.flow.say(styled("[bold cyan]$ {}[/]", step.commands[-1]))
+            return
+        if path.exists() or not self.flow.ask.consent(
+            "You have no SSH key to log in with from now on. Make one, without a passphrase?"
+        ):
+            raise Failed(
+                "there is no public key that could be installed",
+                hint=f"ssh-keygen -t ed25519 -f {path} makes one (ssh-keygen -y prints that of a "
+                "private key)",
+            )
+        self.flow.say(styled("[bold cyan]$ {}[/]", step.commands[-1]))
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        try:
+            subprocess.run(argv, check=True, timeout=60, stdin=subprocess.DEVNULL)
+        except (OSError, subprocess.SubprocessError) as error:
+            raise Failed(f"ssh-keygen made no key: {error}", hint="make one by hand") from None
+
 
 WOULD_ASK = (
     "the addresses of the Sparks      --nodes ADDRESS[,ADDRESS]",
@@ -19,72 +235,50 @@ WOULD_ASK = (
 )
 
 
-@click.command()
-@click.option(
-    "--nodes",
-    "addresses",
-    metavar="ADDRESS[,ADDRESS]",
-    default="",
-    help="Management addresses of the Sparks, the head first; without it they are looked for.",
-)
-@click.option("--user", metavar="NAME", help="User to log in as (default: as ~/.ssh/config says).")
-@click.option("--identity-file", metavar="FILE", help="Private key (default: agent and ~/.ssh).")
-@click.option("--port", type=click.IntRange(1, 65535), help="Port of the nodes' sshd.")
-@click.option(
-    "--interface",
-    metavar="ADDRESS",
-    help="Address of the one interface of this machine on which to look for Sparks.",
-)
-@click.option(
-    "--password-env",
-    metavar="NAME",
-    help="Environment variable with the login password, instead of a question.",
-)
-@click.option(
-    "--passwordless-sudo",
-    is_flag=True,
-    help="Have `provision` let the user use sudo without a password.",
-)
-@click.option(
-    "--want",
-    type=click.Choice(["chat", "coding", "vision", "embedding"]),
-    help="What the model is for (with --yes: chat).",
-)
-@click.option(
-    "--for",
-    "speed",
-    type=click.Choice(["latency", "throughput"]),
-    help="Compare recipes for one user, or for 16 at once (with --yes: latency).",
-)
-@click.option("--recipe", metavar="NAME", help="What to serve, instead of a proposal.")
-@click.option("-y", "--yes", is_flag=True, help="Ask nothing: consent to every step.")
-@click.option("--check", is_flag=True, help="Change nothing; show the steps and their commands.")
-@click.pass_context
+@click.command(cls=Command)
 def command(
     ctx: click.Context,
-    addresses: str,
+    app: App,
+    *,
+    addresses: str = "",
     user: str | None,
     identity_file: str | None,
-    port: int | None,
+    port: Port | None,
     interface: str | None,
     password_env: str | None,
     passwordless_sudo: bool,
-    want: str | None,
-    speed: str | None,
+    want: Literal["chat", "coding", "vision", "embedding"] | None,
+    speed: Literal["latency", "throughput"] | None,
     recipe: str | None,
     yes: bool,
     check: bool,
-) -> None:
+) -> int:
     """Go from nothing to a verified endpoint, step by step.
 
     Finds Sparks on the local network, writes inventory.yaml, accepts host keys (trust), logs in
     with the password once, makes the nodes ready (provision), proposes what to serve, and serves
     it (up). Every step shows the command that it runs; run again, setup goes on where it stopped.
     --yes also accepts host keys that are new.
+
+    Args:
+        addresses (--nodes ADDRESS[,ADDRESS]): Management addresses of the Sparks, the head first;
+            without it they are looked for.
+        user (NAME): User to log in as (default: as ~/.ssh/config says).
+        identity_file (FILE): Private key (default: agent and ~/.ssh).
+        port: Port of the nodes' sshd.
+        interface (ADDRESS): Address of the one interface of this machine on which to look for
+            Sparks.
+        password_env (NAME): Environment variable with the login password, instead of a question.
+        passwordless_sudo: Have `provision` let the user use sudo without a password.
+        want: What the model is for (with --yes: chat).
+        speed (--for): Compare recipes for one user, or for 16 at once (with --yes: latency).
+        recipe (NAME): What to serve, instead of a proposal.
+        yes (-y, --yes): Ask nothing: consent to every step.
+        check: Change nothing; show the steps and their commands.
     """
     asker = Asker(yes, check)
     asker.must_be_able(WOULD_ASK)
-    flow = Flow(ctx.find_root().command, ctx.obj, asker)
+    flow = Flow(ctx.find_root().command, app, asker)
     words = tuple(filter(None, (word.strip() for word in addresses.split(","))))
     asked = Asked(words, user, identity_file, port, interface, recipe)
     login = Login(flow, password_env, passwordless_sudo=passwordless_sudo)
@@ -99,7 +293,7 @@ def command(
         flow.app.cluster.prompts.forget()
     if flow.app.as_json:
         flow.app.print_json({"ok": status == 0, "check": check, "steps": flow.steps})
-    ctx.exit(status)
+    return status
 
 
 def _all(

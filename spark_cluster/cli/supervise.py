@@ -7,9 +7,9 @@ from typing import Literal
 
 import click
 
-from spark_cluster.cli.app import App, changing
+from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, styled
-from spark_cluster.cli.groups import Group
+from spark_cluster.cli.options import Changing, Group
 from spark_cluster.engine import supervision
 from spark_cluster.runner.options import Options
 
@@ -23,28 +23,25 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--at-boot", is_flag=True, help="Start the supervision at boot, too.")
-@changing
-@click.pass_obj
-def install(app: App, at_boot: bool, options: Options) -> None:
+def install(app: App, *, at_boot: bool, options: Changing) -> None:
     """Install the supervision on the head, as a systemd unit, and start it.
 
     It asks the server for a real completion, stops a server that gives none, waits until its
     memory is back, and starts it again: after pauses that grow, and five times an hour at most.
+
+    Args:
+        at_boot: Start the supervision at boot, too.
     """
     _apply(app, "present", options, at_boot=at_boot)
 
 
 @command.command()
-@changing
-@click.pass_obj
-def remove(app: App, options: Options) -> None:
+def remove(app: App, *, options: Changing) -> None:
     """Remove the supervision; what serves stays as it is."""
     _apply(app, "absent", options, at_boot=False)
 
 
 @command.command()
-@click.pass_obj
 def status(app: App) -> None:
     """Show what the supervision knows of the server, and what it did last."""
     app.import_meanwhile()

@@ -3,60 +3,56 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing
+from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted
-from spark_cluster.cli.override_options import overriding
+from spark_cluster.cli.options import (
+    Adopting,
+    Allowing,
+    Changing,
+    Command,
+    EndingJobs,
+    Forced,
+    Overriding,
+    Sized,
+    Unloading,
+)
 from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
-from spark_cluster.cli.run_record import keep_plot
-from spark_cluster.cli.serving_options import adopting, ending_jobs, forced, sized, unloading
+from spark_cluster.cli.run import keep_plot
 from spark_cluster.cli.up import show_served
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.overrides import Changes, text
+from spark_cluster.config.overrides import text
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.engine.previous_server import PreviousServer
 from spark_cluster.errors import UsageError
-from spark_cluster.runner.options import Options
 
 
-@click.command()
-@click.argument("recipe_name", metavar="RECIPE")
-@sized
-@forced
-@click.option(
-    "--no-restore",
-    is_flag=True,
-    help="Do not start the old recipe again if the new one fails.",
-)
-@unloading
-@ending_jobs
-@adopting
-@overriding
-@allowing
-@changing
-@click.pass_obj
+@click.command(cls=Command)
 def command(
     app: App,
-    recipe_name: str,
-    tp: int | None,
-    force: bool,
+    *,
+    recipe_name: Annotated[str, {"metavar": "RECIPE"}],
+    tp: Sized,
+    force: Forced,
     no_restore: bool,
-    unload: tuple[str, ...],
-    end_jobs: bool,
-    adopt: bool,
-    changes: Changes,
-    allow: Allowances,
-    options: Options,
+    unload: Unloading,
+    end_jobs: EndingJobs,
+    adopt: Adopting,
+    changes: Overriding,
+    allow: Allowing,
+    options: Changing,
 ) -> None:
     """Serve RECIPE in place of what runs; the old one again if it fails.
 
     Image and model are fetched while the old server still answers. Then it is stopped, its memory
     is waited for on every node, and RECIPE is started and verified as by `up`. If that fails, the
     old recipe is started again, and the exit status is that of the failure.
+
+    Args:
+        no_restore: Do not start the old recipe again if the new one fails.
     """
     options.adopt = adopt
     if options.selection.partial:

@@ -5,15 +5,14 @@ from __future__ import annotations
 import contextlib
 import json
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from spark_cluster.bench.sampling import (
     LiveState,
-    NodeState,
     Sampling,
     Update,
     metrics_url,
@@ -22,9 +21,9 @@ from spark_cluster.bench.sampling import (
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.bench.telemetry_file import JsonLinesWriter, writer
 from spark_cluster.bench.telemetry_flags import size
-from spark_cluster.cli.app import App
+from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import painted
-from spark_cluster.cli.ended_by_signals import ended_by_signals
+from spark_cluster.cli.options import Command, Positive
 from spark_cluster.cli.visible import show_error, visible
 from spark_cluster.errors import SparkClusterError
 
@@ -46,36 +45,57 @@ LOOK_S = 0.5
 """Seconds after which the picture is drawn again, also when nothing comes."""
 
 
-@click.command()
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.2, max=60.0),
-    default=1.0,
-    show_default=True,
-    help="Seconds between two samples of a node.",
+def _number(value: float | None) -> str:
+    return NOT_KNOWN if value is None else f"{value:.0f}"
+
+
+def _percent(share: float | None) -> str:
+    return NOT_KNOWN if share is None else f"{100 * share:.0f}"
+
+
+def _both(received: float | None, sent: float | None) -> str:
+    """Two rates, bytes a second.
+
+    >>> _both(1.2e9, None)
+    '1.2 GB/-'
+    """
+    return "/".join(NOT_KNOWN if rate is None else size(rate) for rate in (received, sent))
+
+
+Figures = tuple[tuple[str, str, Callable[[Row], str]], ...]
+"""The title of a column, empty where there is none; how a line says it; the figure of a sample."""
+
+NODE: Figures = (
+    ("GPU %", "GPU {} %", lambda row: _number(row.utilisation)),
+    ("SM MHz", "{} MHz", lambda row: _number(row.sm_clock_mhz)),
+    ("W", "{} W", lambda row: _number(row.power_w)),
+    ("°C", "{} °C", lambda row: _number(row.temperature_c)),
+    ("free MiB", "free {} MiB", lambda row: _number(row.mem_available_mib)),
+    ("", "GPU memory {} MiB", lambda row: _number(row.gpu_mem_mib)),
+    ("RDMA/s in/out", "RDMA/s {}", lambda row: _both(row.rdma_rx_bytes_s, row.rdma_tx_bytes_s)),
+    ("net/s in/out", "net/s {}", lambda row: _both(row.net_rx_bytes_s, row.net_tx_bytes_s)),
 )
-@click.option(
-    "--count",
-    type=click.IntRange(min=1),
-    help="End after so many samples of each node that answers.",
+ENGINE: Figures = (
+    ("running", "{} running", lambda row: _number(row.running)),
+    ("waiting", "{} waiting", lambda row: _number(row.waiting)),
+    ("KV %", "KV {} %", lambda row: _percent(row.kv_usage)),
+    ("tokens/s", "{} tokens/s", lambda row: _number(row.generation_tps)),
+    ("prompt tokens/s", "prompt {} tokens/s", lambda row: _number(row.prompt_tps)),
+    ("accepted %", "acceptance {} %", lambda row: _percent(row.acceptance)),
 )
-@click.option("--duration", type=click.FloatRange(min=0.0), help="End after so many seconds.")
-@click.option(
-    "--record",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="Also write all samples to a new file: Parquet for .parquet, otherwise JSON lines.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON line for each sample.")
-@click.pass_context
+"""The last one stands in a line only where something was drafted."""
+
+
+@click.command(cls=Command)
 def command(
-    ctx: click.Context,
-    interval: float,
-    count: int | None,
-    duration: float | None,
-    record: Path | None,
+    app: App,
+    *,
+    interval: Annotated[float, click.FloatRange(min=0.2, max=60.0)] = 1.0,
+    count: Positive | None,
+    duration: Annotated[float, click.FloatRange(min=0.0)] | None,
+    record: Annotated[Path, click.Path(path_type=Path, dir_okay=False)] | None,
     as_json: bool,
-) -> None:
+) -> int:
     """Show the nodes live until Ctrl-C: GPU, clocks, power, memory by process, link, tokens.
 
     A small process on each node samples it, and ends with this command. Throttling, low clocks
@@ -83,8 +103,15 @@ def command(
     to again. Without a terminal there is a line for each sample.
 
     With --count or --duration, exit status 3 when a node never answered.
+
+    Args:
+        interval: Seconds between two samples of a node. [default]
+        count: End after so many samples of each node that answers.
+        duration: End after so many seconds.
+        record (FILE): Also write all samples to a new file: Parquet for .parquet, otherwise JSON
+            lines.
+        as_json (--json): Print one JSON line for each sample.
     """
-    app: App = ctx.obj
     app.as_json = app.as_json or as_json
     nodes = app.nodes
     app.import_meanwhile("rich.live")
@@ -105,10 +132,11 @@ def command(
                     raise
                 # Its line is there already: a document of several lines is no JSON line.
                 show_error(error.message, error.hint, node=error.where)
-                ctx.exit(error.exit_code)
+                return error.exit_code
     if (count is not None or duration is not None) and live.never_seen():
         _tell_missing(live)
-        ctx.exit(3)
+        return 3
+    return 0
 
 
 def _updates(
@@ -181,9 +209,8 @@ def picture(live: LiveState) -> RenderableType:
     from spark_cluster.cli.terminal import Group
 
     parts: list[RenderableType] = [_nodes(live)]
-    serving = [n for n in live.nodes.values() if n.row is not None and n.row.running is not None]
-    if serving:
-        parts += ["", _engine(serving)]
+    if (engine := _engine(live)).row_count:
+        parts += ["", engine]
     if any(node.processes for node in live.nodes.values()):
         parts += ["", _memory(live)]
     for node in live.nodes.values():
@@ -196,47 +223,22 @@ def picture(live: LiveState) -> RenderableType:
 
 
 def _nodes(live: LiveState) -> Table:
-    table = _table(
-        "node", "GPU %", "SM MHz", "W", "°C", "free MiB", "RDMA/s in/out", "net/s in/out"
-    )
+    shown = [one for one in NODE if one[0]]
+    table = _table("node", *(title for title, *_ in shown))
     for node in live.nodes.values():
-        table.add_row(*_node(node), style="dim" if live.trouble(node) else "")
+        row = node.row
+        figures = [NOT_KNOWN if row is None else figure(row) for *_, figure in shown]
+        if row is not None and row.throttle:
+            figures[1] += "!"
+        table.add_row(node.name, *figures, style="dim" if live.trouble(node) else "")
     return table
 
 
-def _node(node: NodeState) -> list[str]:
-    row = node.row
-    if row is None:
-        return [node.name, *[NOT_KNOWN] * 7]
-    mark = "!" if row.throttle else ""
-    return [
-        node.name,
-        _number(row.utilisation),
-        f"{_number(row.sm_clock_mhz)}{mark}",
-        _number(row.power_w),
-        _number(row.temperature_c),
-        _number(row.mem_available_mib),
-        _both(row.rdma_rx_bytes_s, row.rdma_tx_bytes_s),
-        _both(row.net_rx_bytes_s, row.net_tx_bytes_s),
-    ]
-
-
-def _engine(serving: list[NodeState]) -> Table:
-    table = _table(
-        "engine on", "running", "waiting", "KV %", "tokens/s", "prompt tokens/s", "accepted %"
-    )
-    for node in serving:
-        row = node.row
-        assert row is not None  # noqa: S101  (who serves has one)
-        table.add_row(
-            node.name,
-            _number(row.running),
-            _number(row.waiting),
-            _percent(row.kv_usage),
-            _number(row.generation_tps),
-            _number(row.prompt_tps),
-            _percent(row.acceptance),
-        )
+def _engine(live: LiveState) -> Table:
+    table = _table("engine on", *(title for title, *_ in ENGINE))
+    for node in live.nodes.values():
+        if node.row is not None and node.row.running is not None:
+            table.add_row(node.name, *(figure(node.row) for *_, figure in ENGINE))
     return table
 
 
@@ -267,44 +269,8 @@ def line(update: Update) -> str:
     """Return one line for a sample or a loss, for scripts and files that people read."""
     if not isinstance(update, Row):
         return f"{update.node}: {update.error.message}"
-    row = update
-    parts = [
-        f"{row.time:%H:%M:%S} {row.node}:",
-        f"GPU {_number(row.utilisation)} %",
-        f"{_number(row.sm_clock_mhz)} MHz",
-        f"{_number(row.power_w)} W",
-        f"{_number(row.temperature_c)} °C",
-        f"free {_number(row.mem_available_mib)} MiB",
-        f"GPU memory {_number(row.gpu_mem_mib)} MiB",
-        f"RDMA/s {_both(row.rdma_rx_bytes_s, row.rdma_tx_bytes_s)}",
-        f"net/s {_both(row.net_rx_bytes_s, row.net_tx_bytes_s)}",
-    ]
-    if row.running is not None:
-        parts += [
-            f"{row.running} running",
-            f"{_number(row.waiting)} waiting",
-            f"KV {_percent(row.kv_usage)} %",
-            f"{_number(row.generation_tps)} tokens/s",
-            f"prompt {_number(row.prompt_tps)} tokens/s",
-        ]
-        if row.acceptance is not None:
-            parts.append(f"acceptance {_percent(row.acceptance)} %")
-    head, *figures = parts
-    return " ".join([head, ", ".join([*figures, *warnings(row)])])
-
-
-def _number(value: float | None) -> str:
-    return NOT_KNOWN if value is None else f"{value:.0f}"
-
-
-def _percent(share: float | None) -> str:
-    return NOT_KNOWN if share is None else f"{100 * share:.0f}"
-
-
-def _both(received: float | None, sent: float | None) -> str:
-    """Two rates, bytes a second.
-
-    >>> _both(1.2e9, None)
-    '1.2 GB/-'
-    """
-    return "/".join(NOT_KNOWN if rate is None else size(rate) for rate in (received, sent))
+    parts = [text.format(figure(update)) for _, text, figure in NODE]
+    if update.running is not None:
+        shown = ENGINE if update.acceptance is not None else ENGINE[:-1]
+        parts += [text.format(figure(update)) for _, text, figure in shown]
+    return f"{update.time:%H:%M:%S} {update.node}: {', '.join([*parts, *warnings(update)])}"

@@ -11,10 +11,10 @@ from typing import Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.options import Command
 from spark_cluster.cli.visible import coloured
-from spark_cluster.errors import Failed, SparkClusterError, Unreachable
-from spark_cluster.runner.known_hosts import HostKey
-from spark_cluster.runner.known_hosts_file import file_of, write
+from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
+from spark_cluster.runner.known_hosts import HostKey, file_of, write
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.ssh import Connection
 from spark_cluster.runner.ssh_errors import REVOKED_HINT
@@ -61,19 +61,19 @@ class UnreadKey:
     hint: str
 
 
-@click.command()
-@click.option("--replace", is_flag=True, help="Also accept a key that differs from the known one.")
-@click.option("-y", "--yes", is_flag=True, help="Accept new keys without asking.")
-@click.pass_context
-def command(ctx: click.Context, replace: bool, yes: bool) -> None:
+@click.command(cls=Command)
+def command(app: App, *, replace: bool, yes: bool) -> int:
     """Show the SSH host key of every node and save those that you accept in known_hosts.
 
     Compare the fingerprints with the nodes' own: on a node,
     ssh-keygen -lf /etc/ssh/ssh_host_ed25519_key.pub prints it. A changed key is only replaced
     with --replace, a revoked one never accepted. Jump hosts come first, then the nodes through
     them.
+
+    Args:
+        replace: Also accept a key that differs from the known one.
+        yes (-y, --yes): Accept new keys without asking.
     """
-    app: App = ctx.obj
     targets = {
         node.name: app.cluster.dialer.target(node) for node in app.nodes if not node.is_local
     }
@@ -89,8 +89,7 @@ def command(ctx: click.Context, replace: bool, yes: bool) -> None:
     if app.as_json:
         rows = [asking.rows[name] for name in targets]
         app.print_json({"nodes": rows, "jump_hosts": asking.jump_rows})
-    if asking.errors:
-        ctx.exit(max(error.exit_code for error in asking.errors))
+    return worst(asking.errors)
 
 
 @dataclass

@@ -3,67 +3,48 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing
+from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
-from spark_cluster.cli.finite import Finite
-from spark_cluster.cli.override_options import overriding
+from spark_cluster.cli.options import Allowing, Changing, Command, Finite, Overriding, Sized
 from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
-from spark_cluster.cli.serving_options import sized
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.overrides import Changes
 from spark_cluster.engine.tuning import SIZES, Tuning
 from spark_cluster.errors import UsageError
-from spark_cluster.runner.options import Options
 
 DEFAULT_H = 24.0
 
 
-@click.command()
-@click.argument("recipe_name", metavar="RECIPE")
-@sized
-@click.option(
-    "--batch-sizes",
-    metavar="N,N",
-    help="Batch sizes to tune, in tokens (default: 1 to 64, 256, 1024, 2048, 4096).",
-)
-@click.option(
-    "--hours",
-    type=Finite(0.01, 168),
-    default=DEFAULT_H,
-    metavar="H",
-    help=f"Limit; what was tuned by then is kept (default {DEFAULT_H:g}).",
-)
-@click.option(
-    "--tuner",
-    type=click.Path(exists=True, dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="vLLM's benchmark_moe.py of the image's version, for an image that lacks it.",
-)
-@click.option("--again", is_flag=True, help="Tune also what is tuned already.")
-@overriding
-@allowing
-@changing
-@click.pass_obj
+@click.command(cls=Command)
 def command(
     app: App,
-    recipe_name: str,
-    tp: int | None,
+    *,
+    recipe_name: Annotated[str, {"metavar": "RECIPE"}],
+    tp: Sized,
     batch_sizes: str | None,
-    hours: float,
-    tuner: Path | None,
+    hours: Annotated[
+        Annotated[float, Finite(0.01, 168)],
+        f"(H): Limit; what was tuned by then is kept (default {DEFAULT_H:g}).",
+    ] = DEFAULT_H,
+    tuner: Annotated[Path, click.Path(exists=True, dir_okay=False, path_type=Path)] | None,
     again: bool,
-    changes: Changes,
-    allow: Allowances,
-    options: Options,
+    changes: Overriding,
+    allow: Allowing,
+    options: Changing,
 ) -> None:
     """Tune vLLM's Triton kernel for the experts of RECIPE's model, on the head's GPU.
 
     vLLM's own tuner runs in its image for the model's shapes, for hours; nothing may serve
     meanwhile. The result is kept beside the caches of the nodes, by image, GPU and shape, and the
     next `up` uses it. `bench run tuned-kernels` shows before and after.
+
+    Args:
+        batch_sizes (N,N): Batch sizes to tune, in tokens (default: 1 to 64, 256, 1024, 2048,
+            4096).
+        tuner (FILE): vLLM's benchmark_moe.py of the image's version, for an image that lacks it.
+        again: Tune also what is tuned already.
     """
     sizes = SIZES if batch_sizes is None else _sizes(batch_sizes)
     recipe = recipe_to_serve(app.cluster, recipe_name, changes, allow)

@@ -4,52 +4,57 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypedDict, Unpack
 
 import click
 
-from spark_cluster.cli.app import App, allowing, changing
+from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
-from spark_cluster.cli.override_options import overriding, with_port
-from spark_cluster.cli.serving_options import adopting, ending_jobs, forced, sized
+from spark_cluster.cli.options import (
+    Adopting,
+    Allowing,
+    Changing,
+    Command,
+    EndingJobs,
+    EndpointPort,
+    Forced,
+    Overriding,
+    Positive,
+    Sized,
+)
 from spark_cluster.cli.vram import table
 from spark_cluster.engine.memory_phases import MemoryOfNode
-from spark_cluster.runner.options import Options
 
 if TYPE_CHECKING:
     from rich.table import Table
 
     from spark_cluster.cli.serving_results import UpResult
-    from spark_cluster.config.overrides import Changes
     from spark_cluster.engine.endpoint import Endpoint
     from spark_cluster.engine.result import Served
 
 
-@click.command()
-@sized
-@click.option(
-    "--replicas",
-    type=click.IntRange(min=1),
-    default=1,
-    show_default=True,
-    metavar="N",
-    help="Number of nodes that each serve the whole model (--tp 1), behind one endpoint.",
-)
-@click.option("--recipe", metavar="NAME", help="Recipe to serve, instead of the inventory's.")
-@forced
-@click.option(
-    "--offline",
-    is_flag=True,
-    help="Ask no hub: serve from what the nodes have; copies between them are made.",
-)
-@ending_jobs
-@adopting
-@overriding
-@with_port
-@allowing
-@changing
-@click.pass_obj
-def command(app: App, /, adopt: bool, changes: Changes, options: Options, **given: Any) -> None:
+class Given(TypedDict):
+    """What is handed on to `Cluster.up`."""
+
+    tp: Sized
+    replicas: Annotated[Positive, {"default": 1}]
+    recipe: str | None
+    force: Forced
+    offline: bool
+    end_jobs: EndingJobs
+
+
+@click.command(cls=Command)
+def command(
+    app: App,
+    *,
+    adopt: Adopting,
+    changes: Overriding,
+    port: EndpointPort,
+    allow: Allowing,
+    options: Changing,
+    **given: Unpack[Given],
+) -> None:
     """Bring the nodes from any state to a verified vLLM endpoint.
 
     Network, Docker, image, model, Ray over the fabric, vLLM; then Ray must show every node and
@@ -57,10 +62,17 @@ def command(app: App, /, adopt: bool, changes: Changes, options: Options, **give
 
     Several recipes of the inventory (`serve: [CHAT, EMBEDDING]`) are served next to each other:
     the endpoint sends a request to the model that it names.
+
+    Args:
+        replicas (N): Number of nodes that each serve the whole model (--tp 1), behind one
+            endpoint. [default]
+        recipe (NAME): Recipe to serve, instead of the inventory's.
+        offline: Ask no hub: serve from what the nodes have; copies between them are made.
     """
+    app.cluster.port = port
     options.adopt = adopt
     with app.cluster.dialer.begun(app.nodes):  # reading a recipe takes as long as a login
-        found = app.cluster.up(overrides=changes, options=options, **given)
+        found = app.cluster.up(overrides=changes, allow=allow, options=options, **given)
     app.show(found, _show)
 
 

@@ -1,4 +1,4 @@
-"""`version`: what a bug report needs to say about this installation."""
+"""The program itself: `version` and `completion`."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ import sys
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Annotated
 
 import click
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from spark_cluster import __version__
 from spark_cluster.cli.app import App
-from spark_cluster.cli.visible import visible
+from spark_cluster.cli.options import Command
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.loader.project import INVENTORY
 
@@ -51,18 +53,14 @@ class Versions:
     inventory_error: str = ""
 
 
-@click.command()
-@click.pass_obj
-def command(app: App) -> None:
+@click.command(cls=Command)
+def version(app: App) -> None:
     """Show the versions, the system and the files in use, for a bug report.
 
     No node is contacted, and the inventory is located but not read.
     """
     found = versions(app)
-    if app.as_json:
-        app.print_json(found)
-    else:
-        click.echo(visible("\n".join(_lines(found))))
+    app.show(found, "\n".join(_lines(found)))
 
 
 def versions(app: App) -> Versions:
@@ -134,3 +132,39 @@ def _lines(found: Versions) -> list[str]:
     }
     width = max(map(len, rows))
     return [f"{name:<{width}}  {value}" for name, value in rows.items()]
+
+
+PROGRAM = "spark-cluster"
+VARIABLE = "_SPARK_CLUSTER_COMPLETE"
+"""The variable in which click looks for a shell's request, derived from the program's name."""
+
+SHELLS: dict[str, type[ShellComplete]] = {
+    "bash": BashComplete,
+    "zsh": ZshComplete,
+    "fish": FishComplete,
+}
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The completion script of one shell."""
+
+    shell: str
+    script: str
+
+
+@click.command(cls=Command)
+def completion(
+    ctx: click.Context, app: App, *, shell: Annotated[str, click.Choice(list(SHELLS))]
+) -> None:
+    """Print the completion script for SHELL, to be loaded by its start-up file.
+
+    \b
+    echo 'eval "$(spark-cluster completion bash)"' >> ~/.bashrc
+    echo 'eval "$(spark-cluster completion zsh)"' >> ~/.zshrc
+    spark-cluster completion fish > ~/.config/fish/completions/spark-cluster.fish
+
+    bash must be 4.4 or newer.
+    """
+    script = SHELLS[shell](ctx.find_root().command, {}, PROGRAM, VARIABLE).source()
+    app.show(Completion(shell, script), script)

@@ -6,6 +6,9 @@ import re
 
 import click
 
+from spark_cluster.errors import SparkClusterError
+from spark_cluster.node.output import LINE_LIMIT
+
 _UNSAFE = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 """C0 (but newline and tab), DEL, C1, overrides of the writing direction, halves of UTF-16 pairs,
 which cannot be printed. See ECMA-48 section 5 and Unicode Technical Report 36 section 2.5."""
@@ -61,6 +64,44 @@ def show_error(message: str, hint: str = "", *, node: str = "") -> None:
         click.echo(before + click.style(f"  {visible(hint)}", fg="cyan"), err=True)
 
 
+def show_failure(error: SparkClusterError) -> None:
+    """Print an error with its place and hint on standard error."""
+    show_error(f"{error.where}: {error.message}" if error.where else error.message, error.hint)
+
+
 def _escaped(found: re.Match[str]) -> str:
     code = ord(found[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+class LinePrinter:
+    """Prints whole lines only, so that several logs do not mix; colours stay.
+
+    Args:
+        prefix: of each line.
+        err: print to standard error.
+    """
+
+    def __init__(self, prefix: str = "", *, err: bool = False) -> None:
+        self.prefix = prefix
+        self.err = err
+        self.rest = ""
+
+    def add(self, text: str) -> None:
+        """Print the lines that are whole with this text."""
+        text = self.rest + text
+        # A carriage return that is the last to have come may be the half of a line end.
+        cut = max(text.rfind("\n"), text.rfind("\r", 0, len(text) - 1)) + 1
+        if len(text) - cut > LINE_LIMIT:
+            cut = len(text)
+        self.rest = text[cut:]
+        self._print(text[:cut])
+
+    def end(self) -> None:
+        """Print the last line, which no line end followed."""
+        self._print(self.rest)
+        self.rest = ""
+
+    def _print(self, text: str) -> None:
+        for line in lines_of(text):
+            click.echo(coloured(self.prefix + line), err=self.err)

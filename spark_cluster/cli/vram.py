@@ -8,13 +8,13 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
-from spark_cluster.cli.app import App
+from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import painted, plain_table, styled
-from spark_cluster.cli.ended_by_signals import ended_by_signals
+from spark_cluster.cli.options import Command, Positive
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -27,38 +27,15 @@ LAST = "last"
 """In place of a run's id: the last run on this machine that read memory."""
 
 
-@click.command()
-@click.option("--watch", is_flag=True, help="Read again and again until Ctrl-C, with the peak.")
-@click.option(
-    "--interval",
-    type=click.FloatRange(min=0.5, max=3600.0),
-    default=2.0,
-    show_default=True,
-    help="With --watch: seconds between two readings.",
-)
-@click.option("--count", type=click.IntRange(min=1), help="With --watch: end after so many.")
-@click.option(
-    "--run",
-    "run_id",
-    metavar="RUN",
-    help="Show the memory of a run that was recorded on this machine, by phase, and ask no node; "
-    "`last` for the last one.",
-)
-@click.option(
-    "--plot",
-    type=click.Path(dir_okay=False, path_type=Path),
-    metavar="FILE",
-    help="Draw the memory of a recorded run over time, as SVG or PNG; without --run that of the "
-    "last one.",
-)
-@click.pass_obj
+@click.command(cls=Command)
 def command(
     app: App,
+    *,
     watch: bool,
-    interval: float,
-    count: int | None,
+    interval: Annotated[float, click.FloatRange(min=0.5, max=3600.0)] = 2.0,
+    count: Positive | None,
     run_id: str | None,
-    plot: Path | None,
+    plot: Annotated[Path, click.Path(dir_okay=False, path_type=Path)] | None,
 ) -> None:
     """Show who holds GPU memory on each node, asked on the host.
 
@@ -66,6 +43,15 @@ def command(
     With --watch the largest sum so far is shown too; --json then prints one line for each reading.
     Each `up`, `swap` and `down` records it by phase (before, loading, ready, under load, stopped):
     --run shows that of a run, --plot draws it.
+
+    Args:
+        watch: Read again and again until Ctrl-C, with the peak.
+        interval: With --watch: seconds between two readings. [default]
+        count: With --watch: end after so many.
+        run_id (--run RUN): Show the memory of a run that was recorded on this machine, by phase,
+            and ask no node; `last` for the last one.
+        plot (FILE): Draw the memory of a recorded run over time, as SVG or PNG; without --run that
+            of the last one.
     """
     if run_id is not None or plot is not None:
         _must_stand_alone(watch)

@@ -13,18 +13,20 @@ from spark_cluster.config.suggest import nearest
 
 _LABEL = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 _NODE_NAME = re.compile(rf"{_LABEL}(\.{_LABEL})*")
-_WORD = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-_USER = re.compile(r"(?!\d+$|\.{1,2}$)[^-+~\s:,/\x00-\x1f\x7f][^\s:,/\x00-\x1f\x7f]{0,255}")
-_JUMP = re.compile(r"([^@:\s]+@)?[^@:\s]+(:\d{1,5})?")
+_WORD = r"[A-Za-z0-9_][A-Za-z0-9_.-]*"
+_USER = r"(?!\d+$|\.{1,2}$)[^-+~\s:,/\x00-\x1f\x7f][^\s:,/\x00-\x1f\x7f]{0,255}"
+_JUMP = r"([^@:\s]+@)?[^@:\s]+(:\d{1,5})?"
 UNMOUNTABLE = re.compile(r'[,:"\x00-\x1f\x7f]')
 """What a path of a mount cannot have: after a comma the next option would begin."""
 
 _ENV = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-def _matching(pattern: re.Pattern[str], expected: str) -> AfterValidator:
+def matching(pattern: str, expected: str) -> AfterValidator:
+    """Return the check of a text against a pattern, which is said in words."""
+
     def check(text: str) -> str:
-        if not pattern.fullmatch(text):
+        if not re.fullmatch(pattern, text):
             raise ValueError(f"found {text!r}, expected {expected}")
         return text
 
@@ -134,9 +136,9 @@ def is_ip(text: str) -> bool:
 
 HostName = Annotated[str, AfterValidator(_host_name)]
 Address = Annotated[str, AfterValidator(_address)]
-Word = Annotated[str, _matching(_WORD, "a name: letters, digits, '_', '-' and '.'")]
-UserName = Annotated[str, _matching(_USER, "a user name")]
-Jump = Annotated[str, _matching(_JUMP, "[user@]host[:port]")]
+Word = Annotated[str, matching(_WORD, "a name: letters, digits, '_', '-' and '.'")]
+UserName = Annotated[str, matching(_USER, "a user name")]
+Jump = Annotated[str, matching(_JUMP, "[user@]host[:port]")]
 Bind = Annotated[str, AfterValidator(_bind)]
 EnvName = Annotated[str, AfterValidator(env_name)]
 NodePath = Annotated[str, AfterValidator(node_path)]

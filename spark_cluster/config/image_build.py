@@ -16,7 +16,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field, model_validator
 
 from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.fields import NodePath
+from spark_cluster.config.fields import NodePath, matching
 from spark_cluster.config.schema import Schema
 from spark_cluster.errors import Refused
 
@@ -24,15 +24,7 @@ MODS = "/workspace/mods"
 """Folder of the steps in the image, as sparkrun (core/mods.py) and spark-vllm-docker have it."""
 
 _RUN = 'export WORKSPACE_DIR="$PWD" && cd "$1" && chmod +x "$2" && exec "./$2"'
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _PART = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*")
-
-
-def digest(text: str) -> str:
-    """Return a digest as registries write it; raise ValueError for another text."""
-    if not _DIGEST.fullmatch(text):
-        raise ValueError(f"found {text!r}, expected sha256: and 64 hexadecimal digits")
-    return text
 
 
 def part_of_folder(text: str) -> str:
@@ -42,7 +34,7 @@ def part_of_folder(text: str) -> str:
     return text
 
 
-Digest = Annotated[str, AfterValidator(digest)]
+Digest = Annotated[str, matching(r"sha256:[0-9a-f]{64}", "sha256: and 64 hexadecimal digits")]
 PartOfFolder = Annotated[str, AfterValidator(part_of_folder)]
 Variable = Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")]
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import tomllib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, get_args
 
 from spark_cluster.errors import Refused
@@ -31,66 +33,20 @@ ReadinessCheck = Literal[
     "transcription",
 ]
 
+_FILE: dict[ModelKind, dict[str, Any]] = tomllib.loads(  # type: ignore[assignment]
+    Path(__file__).with_suffix(".toml").read_text(encoding="utf-8")
+)
 CHECKS_OF_KIND: Mapping[ModelKind, tuple[ReadinessCheck, ...]] = {
-    "chat": (
-        "answer",
-        "short_answers",
-        "coherence",
-        "logprobs",
-        "tool_call",
-        "tool_use",
-        "reasoning",
-        "vision",
-        "structured_output",
-        "concurrency",
-        "context",
-    ),
-    "embedding": ("embedding",),
-    "reranking": ("reranking",),
-    "transcription": ("transcription",),
+    kind: tuple(_FILE[kind]["checks"]) for kind in KINDS if "checks" in _FILE[kind]
 }
-"""The rungs of readiness that a kind has, its default first; a kind without any is not served."""
+"""The readiness checks that a kind has, its default first; a kind without any is not served."""
 
 NOT_SERVED: Mapping[ModelKind, str] = {
-    "speech": "vllm-omni (docs.vllm.ai/projects/vllm-omni) or the model's own server",
-    "image": "ComfyUI or diffusers, for which NVIDIA has playbooks (build.nvidia.com/spark)",
-    "video": "ComfyUI or diffusers, for which NVIDIA has playbooks (build.nvidia.com/spark)",
+    kind: _FILE[kind]["instead"] for kind in KINDS if "instead" in _FILE[kind]
 }
 """What to use instead for the kinds that are recognised and refused."""
 
-_TASKS: Mapping[str, ModelKind] = {
-    "generate": "chat",
-    "draft": "chat",
-    "embed": "embedding",
-    "embedding": "embedding",
-    "classify": "reranking",
-    "score": "reranking",
-    "reward": "reranking",
-    "transcription": "transcription",
-}
-"""Values of --task (vLLM before 0.13) and of --convert (vLLM 0.10 and later)."""
-
-_ARCHITECTURES: tuple[tuple[str, ModelKind], ...] = (
-    (r"Whisper|ForSpeechSeq2Seq|^Voxtral.*Realtime|ASR|Transcri", "transcription"),
-    (r"For\w*Classification$|ClassificationModel$|ForRewardModel(ing)?$|RewardModel$", "reranking"),
-    (r"EmbeddingModel$|ForTextEncoding$|^(?!.*For[A-Z]).*Bert\w*Model$", "embedding"),
-    (r"TTS|TextToSpeech|ForTextToWaveform", "speech"),
-    (r"(Video|Wan|HunyuanVideo|LTX)\w*Pipeline$", "video"),
-    (r"Pipeline$|UNet2D|Flux\w*Transformer2D", "image"),
-)
-"""What an architecture of a config (or the class of a diffusers pipeline) shows; a *ForCausalLM
-shows nothing: embedding models and rerankers have it too (Qwen3-Embedding, Qwen3-Reranker).
-Source: vLLM's table of automatic conversions, docs.vllm.ai/en/latest/models/pooling_models."""
-
-_NAMES: tuple[tuple[str, ModelKind], ...] = (
-    (r"rerank", "reranking"),
-    (r"embed|(?:^|[-_/])(?:bge|gte|e5)(?:[-_]|$)", "embedding"),
-    (r"whisper|parakeet|canary|(?:^|[-_/])asr(?:[-_]|$)", "transcription"),
-    (r"(?:^|[-_/])tts(?:[-_.]|$)|kokoro|vibevoice", "speech"),
-    (r"(?:^|[-_/])(?:wan-?2|ltx-video|hunyuanvideo|cogvideo)", "video"),
-    (r"(?:^|[-_/])flux[.\d]|stable-diffusion|sdxl|qwen-image|z-image", "image"),
-)
-"""What a repository's name shows where nothing else does."""
+_TASKS = {task: kind for kind, about in _FILE.items() for task in about.get("tasks", ())}
 
 
 def of_flags(flags: Mapping[str, Any]) -> ModelKind | None:
@@ -109,17 +65,19 @@ def of_flags(flags: Mapping[str, Any]) -> ModelKind | None:
 
 def of_architectures(names: Iterable[str]) -> ModelKind | None:
     """Return the kind that the architectures of a model's config show; None when none does."""
-    for name in names:
-        for pattern, kind in _ARCHITECTURES:
-            if re.search(pattern, name):
-                return kind
-    return None
+    return next(filter(None, (_showing("architectures", name) for name in names)), None)
+
+
+def _showing(what: str, text: str) -> ModelKind | None:
+    """Return the first kind whose pattern is in a text."""
+    known = ((kind, about[what]) for kind, about in _FILE.items() if what in about)
+    return next((kind for kind, pattern in known if re.search(pattern, text)), None)
 
 
 def of_name(name: str) -> ModelKind | None:
     """Return the kind that the last part of a repository's name shows; None when it does not."""
     last = name.rstrip("/").rpartition("/")[2].lower()
-    return next((kind for pattern, kind in _NAMES if re.search(pattern, last)), None)
+    return _showing("names", last)
 
 
 def inferred(flags: Mapping[str, Any], model: str, architectures: Iterable[str] = ()) -> ModelKind:

@@ -8,54 +8,20 @@ from the laptop.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 from spark_cluster.node import paths
 
-_SYSTEM = {
-    "/etc": "the node's configuration, with its accounts and keys",
-    "/root": "root's home, with its keys",
-    "/boot": "what the node boots",
-    "/proc": "the kernel's own view of all processes",
-    "/sys": "the kernel's devices",
-    "/dev": "all devices, the disks too",
-    "/run": "the sockets of Docker and systemd, and secrets",
-    "/var/run": "the sockets of Docker and systemd, and secrets",
-    "/var/lib/docker": "all images and containers",
-    "/var/lib/containerd": "all images and containers",
-    "/var/lib/cloud": "settings of the first boot: passwords, and commands that root runs",
-    "/var/lib/kubelet": "the secrets of Kubernetes",
-    "/var/lib/NetworkManager": "keys of networks",
-    "/var/lib/systemd": "what systemd keeps, credentials too",
-    "/var/backups": "copies of the node's accounts",
-    "/var/spool/cron": "commands that root runs",
-}
-"""Folders that are refused with all in them, and what they hold."""
-
+_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _OWN = "what spark-cluster itself keeps and runs"
 
 _READABLE = (paths.DROP_CACHES, paths.FORMER_ENVIRONMENTS)
 """Of our own paths those that are no reason against reading a folder above them."""
 
-_PROGRAMS = (
-    *("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32"),
-    *("/var/lib/dpkg", "/var/lib/apt", "/var/cache/apt", "/var/lib/snapd", "/snap"),
-    *("/opt/cni", "/opt/containerd", paths.MODELS_FOLDER),
-)
+_PROGRAMS = (*_FILE["read_only"]["programs"], paths.MODELS_FOLDER)
 """Folders of programs, of what installs them, and of models: to be read only."""
-
-_HARMLESS_READ_ONLY = {
-    "/etc/localtime",
-    "/etc/timezone",
-    "/etc/hosts",
-    "/etc/ssl/certs",
-    "/etc/ca-certificates",
-    "/etc/nccl.conf",
-    "/sys/class/infiniband",
-    "/sys/class/net",
-}
-_HARMLESS = {"/dev/shm", "/dev/infiniband"}  # noqa: S108  (of the node, looked for)
 
 
 def why_refused(path: str, *, read_only: bool) -> str:
@@ -66,7 +32,7 @@ def why_refused(path: str, *, read_only: bool) -> str:
         read_only: whether it could only be read.
     """
     pure = _normal(path)
-    if str(pure) in _HARMLESS or (read_only and str(pure) in _HARMLESS_READ_ONLY):
+    if _is_harmless(pure, "writable") or (read_only and _is_harmless(pure, "read_only")):
         return ""
     if str(pure) == "/":
         return "it is the whole node"
@@ -87,7 +53,9 @@ def why_not_writable(path: str, named: Iterable[str] = ()) -> str:
         return "it has '..' in it"
     if own := _own(pure):
         return own
-    if str(pure) in _HARMLESS or any(pure.is_relative_to(_normal(folder)) for folder in named):
+    if _is_harmless(pure, "writable") or any(
+        pure.is_relative_to(_normal(folder)) for folder in named
+    ):
         return ""
     return "what a container writes there, others may run or follow"
 
@@ -116,6 +84,10 @@ def _normal(path: str) -> PurePosixPath:
     return PurePosixPath("/", *(part for part in path.split("/") if part not in ("", ".")))
 
 
+def _is_harmless(path: PurePosixPath, to_be: str) -> bool:
+    return str(path) in _FILE[to_be]["harmless"]
+
+
 def _own(path: PurePosixPath) -> str:
     for folder in paths.OWN:
         if path.is_relative_to(folder):
@@ -135,7 +107,7 @@ def _by_place(path: PurePosixPath, *, read_only: bool) -> str:
 
 
 def _system(path: PurePosixPath, *, read_only: bool) -> str:
-    for folder, holds in _SYSTEM.items():
+    for folder, holds in _FILE["refused"].items():
         if path.is_relative_to(folder):
             return f"{folder} holds {holds}"
         if PurePosixPath(folder).is_relative_to(path):

@@ -16,14 +16,14 @@ from pydantic import (
     model_validator,
 )
 
-from spark_cluster.config.fields import NodePath, Pattern, Port
+from spark_cluster.config.fields import NodePath, Pattern, Port, matching
 from spark_cluster.config.model_kind import ReadinessCheck
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.schema import Schema
 from spark_cluster.config.secret_text import looks_secret
 from spark_cluster.config.yamlfile import described
 from spark_cluster.node import paths
-from spark_cluster.node.requirements import PINNED
+from spark_cluster.node.values import PINNED
 
 MOST_NODES = 64
 
@@ -119,12 +119,6 @@ def _engine_value(value: Any) -> Any:
     return value
 
 
-def _variable(text: str) -> str:
-    if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", text):
-        raise ValueError(f"found {text!r}, expected the name of an environment variable")
-    return text
-
-
 class FromLaptop(Schema):
     """A secret that a recipe refers to: the value is a variable of the laptop's environment."""
 
@@ -157,7 +151,9 @@ def _environment_value(value: Any) -> Any:
 
 Flag = Annotated[str, AfterValidator(_flag)]
 EngineArg = Annotated[EngineValue, BeforeValidator(_engine_value)]
-Variable = Annotated[str, AfterValidator(_variable)]
+Variable = Annotated[
+    str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable")
+]
 EnvironmentValue = Annotated[
     str | FromLaptop,
     BeforeValidator(_environment_value, json_schema_input_type=str | int | float | FromLaptop),

@@ -9,11 +9,12 @@ from __future__ import annotations
 import ast
 import inspect
 import textwrap
+import tomllib
 import types
-from collections.abc import Callable
 from contextlib import suppress
 from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Annotated, Any, ClassVar, TypeVar, Union, get_args, get_origin
 
 from pydantic import (
@@ -165,8 +166,9 @@ def _message(model: type[BaseModel], detail: ErrorDetails, key: Key) -> str:
     found = _found(kind, detail["input"])
     if kind in ("literal_error", "enum"):
         return f"found {found}, expected {context['expected']}{_typo(detail)}"
-    expected = _EXPECTED.get(kind)
-    wanted = expected(context) if expected else detail["msg"].removeprefix("Input should be ")
+    entries = _entries(context.get("min_length") or context.get("max_length") or 0)
+    expected = _expected().get(kind, "").format(**context, entries=entries)
+    wanted = expected or detail["msg"].removeprefix("Input should be ")
     quote = "; put it in quotes" if kind == "string_type" and _is_scalar(detail["input"]) else ""
     return f"found {found}, expected {wanted}{quote}"
 
@@ -192,35 +194,9 @@ def _entries(count: int) -> str:
     return f"{count} {'entry' if count == 1 else 'entries'}"
 
 
-_EXPECTED: dict[str, Callable[[dict[str, Any]], str]] = {
-    "string_type": lambda _: "text",
-    "int_type": lambda _: "a whole number",
-    "int_parsing": lambda _: "a whole number",
-    "int_from_float": lambda _: "a whole number",
-    "float_type": lambda _: "a number",
-    "finite_number": lambda _: "a finite number",
-    "bool_type": lambda _: "true or false",
-    "list_type": lambda _: "a list",
-    "tuple_type": lambda _: "a list",
-    "set_type": lambda _: "a list",
-    "frozen_set_type": lambda _: "a list",
-    "dict_type": lambda _: "a mapping",
-    "model_type": lambda _: "a mapping",
-    "model_attributes_type": lambda _: "a mapping",
-    "path_type": lambda _: "a path",
-    "greater_than": lambda c: f"more than {c['gt']}",
-    "greater_than_equal": lambda c: f"at least {c['ge']}",
-    "less_than": lambda c: f"less than {c['lt']}",
-    "less_than_equal": lambda c: f"at most {c['le']}",
-    "too_short": lambda c: f"at least {_entries(c['min_length'])}",
-    "too_long": lambda c: f"at most {_entries(c['max_length'])}",
-    "string_too_short": lambda c: f"at least {c['min_length']} characters",
-    "string_too_long": lambda c: f"at most {c['max_length']} characters",
-    "string_pattern_mismatch": lambda c: f"text that matches {c['pattern']}",
-    "ip_v4_address": lambda _: "an IPv4 address such as 192.168.177.11",
-    "ip_v4_interface": lambda _: "an address with its prefix such as 192.168.177.11/24",
-    "ip_v4_network": lambda _: "a subnet such as 192.168.177.0/24",
-}
+@cache
+def _expected() -> dict[str, str]:
+    return tomllib.loads(Path(__file__).with_name("expected.toml").read_text(encoding="utf-8"))
 
 
 def _fields_at(model: type[BaseModel], key: Key) -> set[str]:

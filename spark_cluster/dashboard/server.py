@@ -28,9 +28,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.dashboard.feed import Feed, Source
-from spark_cluster.dashboard.questions import QUESTIONS, Questions
-from spark_cluster.dashboard.reports import BenchRuns
+from spark_cluster.dashboard.sources import QUESTIONS, BenchRuns, Feed, Questions, Source
 from spark_cluster.errors import Failed, UsageError, install_extra
 
 # The pages: the dashboard itself, the samples, answers of commands, reports.

@@ -117,7 +117,8 @@ def sources(context: Context) -> dict[str, NodeSource]:
     """Return all sources by name: of the project, of the facts, of `sources.toml`, and those that
     follow from what other modules know.
     """
-    return {**context.own, **_of_facts(), **_listed(context), **_of_modules(context)}
+    facts = {name: _source(name, given, {}) for name, given in gather.SOURCES.items()}
+    return {**context.own, **facts, **_listed(context), **_of_modules(context)}
 
 
 @cache
@@ -143,26 +144,6 @@ def kernel_words() -> tuple[str, ...]:
     return tuple(dict.fromkeys([*(sign.has for issue in about for sign in issue.log), *OF_FAULTS]))
 
 
-def _of_facts() -> dict[str, NodeSource]:
-    """The question whose answer makes the facts."""
-    labels = {
-        "gpu": "nvidia-smi",
-        "ip": "ip addr",
-        "hcas": "ibdev2netdev, rdma link",
-        "docker": "docker version",
-        "dpkg": "dpkg-query",
-    }
-    tools = {"gpu": "nvidia-smi", "docker": "docker", "dpkg": "dpkg-query"}
-    asked = {
-        name: NodeSource(labels.get(name, str(argv[0])), argv=argv, tool=tools.get(name, ""))
-        for name, argv in gather.COMMANDS.items()
-    }
-    files = {name: NodeSource(path, path=path) for name, path in gather.FILES.items()}
-    return (
-        asked | files | {name: NodeSource(glob, tree=glob) for name, glob in gather.TREES.items()}
-    )
-
-
 @cache
 def _file() -> dict[str, dict[str, Any]]:
     return tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8"))
@@ -179,11 +160,12 @@ def _listed(context: Context) -> dict[str, NodeSource]:
         "{unit_folder}": (FOLDER,),
         "{versions_code}": (VERSIONS_CODE,),
     }
-    return {name: _source(given, known) for name, given in _file().items()}
+    return {name: _source(name, given, known) for name, given in _file().items()}
 
 
-def _source(given: Mapping[str, Any], known: Mapping[str, Sequence[str]]) -> NodeSource:
-    argv = tuple(word for each in given.get("argv", ()) for word in known.get(each, (each,)))
+def _source(name: str, given: Mapping[str, Any], known: Mapping[Any, Sequence[str]]) -> NodeSource:
+    words: Sequence[Any] = gather.COMMANDS.get(name) or given.get("argv", ())
+    argv = tuple(word for each in words for word in known.get(each, (each,)))
     if "script" in given:
         argv = shell(script(given["script"]), *argv)
     path, tree = given.get("path", ""), given.get("tree", "")

@@ -18,7 +18,7 @@ from spark_cluster.node.containers import FIREWALL
 from spark_cluster.topology import Node
 
 if TYPE_CHECKING:
-    from spark_cluster.planning.subject import Subject
+    from spark_cluster.planning.planner import Subject
 
 
 Key = tuple[str, str]
@@ -165,7 +165,7 @@ class Server:
     def subject(self) -> Subject:
         """The subject for the planner."""
         # Late: formulas and rules are not read for looking that all is up.
-        from spark_cluster.planning.subject import of_a_recipe
+        from spark_cluster.planning.planner import of_a_recipe
 
         return of_a_recipe(self.recipe, self.launch)
 

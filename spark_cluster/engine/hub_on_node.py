@@ -8,15 +8,15 @@ large files' readers on, of its own stores; nothing else.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from http import HTTPStatus
+from collections.abc import Mapping, Sequence
 from typing import Any
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import urljoin, urlsplit
 
 from spark_cluster.models.hub.documents import (
+    GIVEN,
+    Asked,
+    HubDocuments,
     HubError,
-    Listing,
-    listing_of,
     unreachable,
     wrong_answer,
 )
@@ -35,7 +35,7 @@ TIMEOUT_S = 30.0
 MOVED = (301, 302, 303, 307, 308)
 
 
-class NodeDocuments:
+class NodeDocuments(HubDocuments):
     """The hub as a node reaches it.
 
     Args:
@@ -48,88 +48,52 @@ class NodeDocuments:
         named = (endpoint or os.environ.get("HF_ENDPOINT") or HUB).rstrip("/")
         self._endpoint = _without_password(named)
 
-    def listing(self, repository: str, revision: str) -> Listing:
-        """The files of a revision.
-
-        Raises:
-            HubError: there is no such repository, or it cannot be asked.
-        """
-        path = f"/api/models/{repository}/revision/{quote(revision, safe='')}?blobs=true"
-        (reply,) = self._answers(repository, revision, [(path, "")])
-        return listing_of(_body(reply), repository)
-
-    def read(
-        self, repository: str, commit: str, name: str, *, begin: int = 0, most: int
-    ) -> tuple[bytes, bool]:
-        """Bytes of a file from a place on, `most` at most, and whether the file ends there.
-
-        Raises:
-            HubError: it cannot be read.
-        """
-        path = _path(repository, commit, name)
-        (reply,) = self._answers(repository, commit, [(path, _range(begin, most))])
-        if reply["status"] == HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE:
-            return b"", True
-        if begin and reply["status"] == HTTPStatus.OK:
-            raise wrong_answer("it does not give parts of files")
-        body = _body(reply)
-        total = str(reply["headers"].get("Content-Range", "")).rpartition("/")[2]
-        ended = int(total) <= begin + len(body) if total.isdecimal() else len(body) <= most
-        return body[:most], ended
-
-    def beginnings(
-        self, repository: str, commit: str, names: Sequence[str], most: int
-    ) -> list[bytes]:
-        """The first bytes of several files, `most` of each at most.
-
-        Raises:
-            HubError: one of them cannot be read.
-        """
-        found: list[bytes] = []
-        wanted = [(_path(repository, commit, name), _range(0, most)) for name in names]
-        for place in range(0, len(wanted), AT_A_TIME):
-            replies = self._answers(repository, commit, wanted[place : place + AT_A_TIME])
-            found += [_body(reply)[:most] for reply in replies]
+    def _answers(
+        self, repository: str, revision: str, asked: Sequence[Asked]
+    ) -> list[tuple[bytes, bool]]:
+        """Ask AT_A_TIME in one exchange, and in one more for each time that they are sent on."""
+        found: list[tuple[bytes, bool]] = []
+        for place in range(0, len(asked), AT_A_TIME):
+            some = asked[place : place + AT_A_TIME]
+            for one, reply in zip(some, self._replies(some), strict=True):
+                _must_be_an_answer(reply, repository, revision)
+                body = str(reply["body"]).encode("latin-1", errors="replace")
+                content_range = str(reply["headers"].get("Content-Range", ""))
+                found.append(one.answered(reply["status"], content_range, body))
         return found
 
-    def _answers(
-        self, repository: str, revision: str, wanted: Sequence[tuple[str, str]]
-    ) -> list[dict[str, Any]]:
-        """The answers to paths of the hub, each with a range or none; all in one exchange, and one
-        more for each time that they are sent on.
-        """
+    def _replies(self, asked: Sequence[Asked]) -> list[dict[str, Any]]:
+        """Return the last reply to each; one that is sent on without end has one that says so."""
         replies: dict[int, dict[str, Any]] = {}
-        asked = {i: self._endpoint + path for i, (path, _) in enumerate(wanted)}
+        urls = {i: self._endpoint + one.path for i, one in enumerate(asked)}
         for _ in range(REDIRECTS + 1):
-            replies |= self._exchange(asked, wanted)
-            asked = {
-                i: self._sent_on(asked[i], reply)
-                for i, reply in replies.items()
-                if i in asked and reply["status"] in MOVED
+            replies |= self._exchange(urls, asked)
+            urls = {
+                i: self._sent_on(url, replies[i])
+                for i, url in urls.items()
+                if replies[i]["status"] in MOVED
             }
-            if not asked:
+            if not urls:
                 break
-        for reply in replies.values():
-            _must_be_an_answer(reply, repository, revision)
-        return [replies[i] for i in range(len(wanted))]
+        return [replies[i] for i in range(len(asked))]
 
     def _exchange(
-        self, asked: dict[int, str], wanted: Sequence[tuple[str, str]]
+        self, urls: Mapping[int, str], asked: Sequence[Asked]
     ) -> dict[int, dict[str, Any]]:
-        requests = {}
-        for i, url in asked.items():
-            headers = {"Range": wanted[i][1]} if wanted[i][1] else {}
-            requests[str(i)] = {
+        requests = {
+            str(i): {
                 "url": url,
-                "headers": {**headers, "User-Agent": "spark-cluster"},
+                "headers": {**asked[i].headers, "User-Agent": "spark-cluster"},
                 "timeout": TIMEOUT_S,
                 "encoding": "latin-1",
                 "keep": KEPT,
             }
+            for i, url in urls.items()
+        }
         answer = self._session.request("gather", requests=requests, timeout=TIMEOUT_S)
         found = answer.get("requests", {})
         silent = {"status": 0, "body": "", "reason": "the node gave no answer"}
-        return {i: {"headers": {}, **found.get(str(i), silent)} for i in asked}
+        return {i: {"headers": {}, **found.get(str(i), silent)} for i in urls}
 
     def _sent_on(self, url: str, reply: dict[str, Any]) -> str:
         """Where an answer sends its reader.
@@ -151,28 +115,12 @@ def _without_password(url: str) -> str:
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
-def _path(repository: str, commit: str, name: str) -> str:
-    return f"/{repository}/resolve/{commit}/{quote(name)}"
-
-
-def _range(begin: int, most: int) -> str:
-    return f"bytes={begin}-{begin + most - 1}"
-
-
-def _body(reply: dict[str, Any]) -> bytes:
-    return str(reply["body"]).encode("latin-1", errors="replace")
-
-
 def _must_be_an_answer(reply: dict[str, Any], repository: str, revision: str) -> None:
     """Raises:
     HubError: it is a refusal, or none came.
     """
     status = reply["status"]
-    if status in (
-        HTTPStatus.OK,
-        HTTPStatus.PARTIAL_CONTENT,
-        HTTPStatus.REQUESTED_RANGE_NOT_SATISFIABLE,
-    ):
+    if status in GIVEN:
         return
     if status == 0:
         raise unreachable(f"from the node: {str(reply.get('reason', ''))[:200]}")

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 from spark_cluster.engine import launches, vram
 from spark_cluster.engine.admission import stays
-from spark_cluster.engine.copies.fetch import must_be_there
+from spark_cluster.engine.copies.fetch import must_be_present
 from spark_cluster.engine.copies.state import Stored, stored
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.members import Member, behind, members, with_servers
 from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas_of
 from spark_cluster.engine.ray import Job
 from spark_cluster.engine.ray_cluster import running_jobs
-from spark_cluster.engine.start import obsolete_programs
+from spark_cluster.engine.start import obsolete_programs, token
 from spark_cluster.runner.play import Play
 
 
@@ -30,6 +30,7 @@ class Found:
         stores: recipe to what its nodes have of image and models.
         kernels: recipe to what is tuned for it.
         jobs: of users that are running on Ray.
+        ray_token: of the head's Ray, or a new one; None for a server without Ray.
         replicas, models: what the endpoint has now.
     """
 
@@ -39,6 +40,7 @@ class Found:
     stores: Mapping[str, Stored]
     kernels: Mapping[str, launches.TunedOn]
     jobs: Sequence[Job]
+    ray_token: str | None = field(default=None, repr=False)
     replicas: Sequence[Replica] = ()
     models: Sequence[ModelServer] = ()
 
@@ -61,7 +63,7 @@ class Found:
     def downloaded(self) -> list[Mapping[str, float]]:
         """For each server, GiB of its model that nodes have in the hub cache; infinite: all."""
         recipes = [one.server.recipe for one in self.members]
-        return [self.stores[recipe.name].there(recipe.model.name) for recipe in recipes]
+        return [self.stores[recipe.name].gib_present(recipe.model.name) for recipe in recipes]
 
 
 def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
@@ -75,11 +77,12 @@ def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
     """
     recipes = deployment.recipes
     count = len(recipes)
-    found, before, text, jobs, *rest = play.together(
+    found, before, text, jobs, ray_token, *rest = play.together(
         lambda: members(play, deployment),
         lambda: [] if play.check else vram.sample(play.sessions),
         lambda: behind(play),
         lambda: running_jobs(play),
+        lambda: token(play.session(play.head)) if deployment.first.on_ray else None,
         *[partial(stored, play, server.recipe, server.nodes) for server in recipes],
         *[partial(launches.tuned_on, play, server, server.nodes) for server in recipes],
     )
@@ -87,11 +90,19 @@ def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
     stores: dict[str, Stored] = dict(zip(names, rest[:count], strict=True))
     kernels: dict[str, launches.TunedOn] = dict(zip(names, rest[count:], strict=True))
     for server in recipes if offline else ():
-        must_be_there(server.recipe, stores[server.recipe.name], adopt=play.options.may_adopt)
+        must_be_present(server.recipe, stores[server.recipe.name], adopt=play.options.may_adopt)
     for store in stores.values():
         deployment = deployment.located(store.folders())
     vram.record(play.bus, "before", before)
     found = with_servers(found, deployment)
     return Found(
-        deployment, found, before, stores, kernels, jobs, replicas_of(text), models_of(text)
+        deployment,
+        found,
+        before,
+        stores,
+        kernels,
+        jobs,
+        ray_token,
+        replicas_of(text),
+        models_of(text),
     )

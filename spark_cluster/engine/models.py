@@ -15,7 +15,7 @@ from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine.names import server_name
 from spark_cluster.errors import Refused
-from spark_cluster.planning.subject import Subject, of_a_recipe
+from spark_cluster.planning.planner import Subject, of_a_recipe
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
 

@@ -18,7 +18,7 @@ from spark_cluster.config.model_kind import CHECKS_OF_KIND, ReadinessCheck
 from spark_cluster.config.ports import Span
 from spark_cluster.engine.engine import Engine, Process, base_environment, needs_rdma
 from spark_cluster.errors import Failed
-from spark_cluster.logs import start_patterns
+from spark_cluster.logs import startup
 
 if TYPE_CHECKING:
     from spark_cluster.config.recipe_schema import Drafter, EngineValue
@@ -98,7 +98,7 @@ class Sglang:
     loading: int | None = 503
     models = "/v1/models"
     version = ("/get_server_info", "version")
-    started = start_patterns.SGLANG.up
+    started = startup.SGLANG.up
     rungs: frozenset[ReadinessCheck] = frozenset(
         (*CHECKS_OF_KIND["chat"], "embedding", "reranking")
     )

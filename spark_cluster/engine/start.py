@@ -145,6 +145,7 @@ class Starting:
         members: its servers as they were found, in the same order.
         guarded: whether there is a firewall (`present`, `absent`), for the containers' label.
         admitted: what the plan gives each server.
+        ray_token: of the head's Ray; None for a server without Ray.
         begun: what `readiness.healthy` may start again, of each server that was begun.
     """
 
@@ -152,6 +153,7 @@ class Starting:
     members: Sequence[Member]
     guarded: str
     admitted: Admitted
+    ray_token: str | None = field(default=None, repr=False)
     begun: dict[Key, Again] = field(default_factory=dict)
 
 
@@ -206,15 +208,14 @@ def begin_one(now: Starting, one: Member, front: Sequence[RoleCall] = ()) -> Non
             readiness.prepare_memory(play, [one.node])
     else:
         share = admission.share(play, server, one.running, planned)
-    begin = partial(_begin, play, server, share, guarded, front)
+    made = server.starting(share=share, guarded=guarded, ray_token=now.ray_token)
+    begin = partial(_begin, play, made, front)
     started = begin()
     left = not started and not play.options.selection.partial
     now.begun[server.key] = Again(begin if left else None)
 
 
-def _begin(
-    play: Play, server: Server, share: float | None, guarded: str, front: Sequence[RoleCall]
-) -> bool:
+def _begin(play: Play, server: Server, front: Sequence[RoleCall]) -> bool:
     """Start a server, the proxy in front of it, and Ray's nodes below it; or end Ray that it does
     not need.
 
@@ -222,17 +223,15 @@ def _begin(
         Whether the server was started; else it ran as it should.
     """
     nodes = server.nodes
-    ray_token = token(play.session(nodes[0])) if server.on_ray else None
-    made = server.starting(share=share, guarded=guarded, ray_token=ray_token)
-    role = play.role("vllm", server=made)
+    role = play.role("vllm", server=server)
     # Who has the port gives it up before the other takes it.
     order = (role, *front) if server.endpoint.engine_port is not None else (*front, role)
     if server.on_ray and "data-parallel-size" in server.flags:
-        start_ray(play, made)  # its ranks are placed on the nodes that Ray has by then
+        start_ray(play, server)  # its ranks are placed on the nodes that Ray has by then
     if server.on_ray:
-        return bool(start_ray(play, made, *order))
+        return bool(start_ray(play, server, *order))
     # Of several models Ray was ended before.
-    ray = () if server.instance else (play.role("ray", server=made),)
+    ray = () if server.instance else (play.role("ray", server=server),)
     with logs.explained():
         done = play.apply(nodes, *ray, *order)
         changed = [n for n in nodes if runtime.changed(done.changes(n.name), server.program)]
@@ -392,13 +391,20 @@ def _end_what_was_left(play: Play, server: Server, made: Applied, started: set[s
 def _wait(play: Play, server: Server, *, began: bool) -> None:
     """Wait until all nodes have joined; else stop a server that `began` in this run."""
     ray = server.ray
+    open_to_all = partial(readiness.ray_asks_for_its_token, play, ray.dashboard_port)
+    joined = partial(
+        readiness.ray_cluster, play, server.size, ray.dashboard_port, ray.join_timeout_s
+    )
     try:
-        readiness.ray_cluster(play, server.size, ray.dashboard_port, ray.join_timeout_s)
+        if not began:
+            play.together(joined, open_to_all)
+            return
+        joined()
     except SparkClusterError:
         if began:  # it would wait for the node that is missing, and be started again and again
             play.session(server.nodes[0]).run(stop(server.program, server.runtime))
         raise
-    readiness.ray_asks_for_its_token(play, ray.dashboard_port)
+    open_to_all()
 
 
 def start_ray_alone(

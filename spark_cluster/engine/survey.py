@@ -13,9 +13,8 @@ from spark_cluster.facts import gather
 from spark_cluster.facts.model import Facts
 from spark_cluster.models.find import known_models
 from spark_cluster.models.hub.lookup import Hub, cached, online
-from spark_cluster.planning.planner import Planner
+from spark_cluster.planning.planner import Planner, Subject
 from spark_cluster.planning.room import NodeMemory, of_facts
-from spark_cluster.planning.subject import Subject
 from spark_cluster.runner.play import Play
 
 DONE = ".complete"

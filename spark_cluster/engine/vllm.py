@@ -17,7 +17,7 @@ from spark_cluster.config.ports import Span
 from spark_cluster.engine.engine import Engine, Process, base_environment, needs_rdma
 from spark_cluster.engine.ray import RAY_HOME, authentication
 from spark_cluster.errors import Failed
-from spark_cluster.logs import start_patterns
+from spark_cluster.logs import startup
 
 if TYPE_CHECKING:
     from spark_cluster.engine.deployment import Server
@@ -39,7 +39,7 @@ class Vllm:
     loading: int | None = None  # nothing listens then (source: make gpu, vLLM 0.26.0)
     models = "/v1/models"
     version = ("/version", "version")
-    started = start_patterns.VLLM.up
+    started = startup.VLLM.up
     rungs: frozenset[ReadinessCheck] = frozenset(
         (*CHECKS_OF_KIND["chat"], "embedding", "reranking", "transcription")
     )

@@ -10,7 +10,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import NotRequired, TypeVar
 
 from typing_extensions import TypedDict
@@ -179,39 +178,20 @@ def until_free(
         time.sleep(0.5)
 
 
-def peak_until(
-    sessions: Mapping[str, Session],
-    ended: threading.Event,
-    on_error: Callable[[str], None],
-    every_s: float = UNDER_LOAD_S,
-    on_reading: Callable[[list[NodeVram]], None] = lambda _readings: None,
-) -> list[NodeVram]:
-    """Return the largest reading of each node until `ended` is set.
-
-    Args:
-        on_error: is refusal why there are no further readings; what goes on meanwhile is not ended
-            by it.
-        every_s: seconds between two readings.
-        on_reading: is given each reading.
-    """
-    found: list[NodeVram] = []
-    try:
-        while not ended.wait(every_s):
-            now = sample(sessions)
-            on_reading(now)
-            found = peak(found, now)
-    except SparkClusterError as error:
-        on_error(f"no further readings of GPU memory: {error.message}")
-    return found
-
-
 def peak_while(
     play: Play,
     job: Callable[[], T],
     every_s: float = UNDER_LOAD_S,
     on_reading: Callable[[list[NodeVram]], None] = lambda _readings: None,
 ) -> tuple[T, list[NodeVram]]:
-    """Return what a job returns, and the largest VRAM of each node while it runs."""
+    """Return what a job returns, and the largest VRAM of each node while it runs.
+
+    A fault in reading is told, and does not end the job.
+
+    Args:
+        every_s: seconds between two readings.
+        on_reading: is given each reading.
+    """
     ended = threading.Event()
 
     def done() -> T:
@@ -220,8 +200,17 @@ def peak_while(
         finally:
             ended.set()
 
-    note = partial(play.note, warning=True)
-    read = partial(peak_until, play.sessions, ended, note, every_s, on_reading)
+    def read() -> list[NodeVram]:
+        found: list[NodeVram] = []
+        try:
+            while not ended.wait(every_s):
+                now = sample(play.sessions)
+                on_reading(now)
+                found = peak(found, now)
+        except SparkClusterError as error:
+            play.note(f"no further readings of GPU memory: {error.message}", warning=True)
+        return found
+
     found, readings = play.together(done, read)
     return found, readings
 

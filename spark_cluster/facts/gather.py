@@ -9,6 +9,7 @@ last one counts.
 from __future__ import annotations
 
 import contextlib
+import tomllib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import fnmatchcase
@@ -191,68 +192,25 @@ def _is_true(value: object) -> bool:
     return value is True or str(value).lower() in _TRUE
 
 
-GPU_QUERY = (
-    "name,compute_cap,driver_version,temperature.gpu,power.draw,clocks.sm,memory.used,memory.free"
-)
 COMPUTE_APPS = nvidia_smi.APPS
-
-PACKAGES = (
-    "docker-ce",
-    "docker.io",
-    "nvidia-container-toolkit",
-    "nvidia-driver-*",
-    "linux-image-*",
-    "cuda-toolkit-*",
-    "nvidia-spark-*",
-    "mlnx-fw-updater",
-    "fwupd",
-    "rdma-core",
-    "perftest",
-    "chrony",
-    "systemd-timesyncd",
-    "avahi-daemon",
-)
-"""Packages (or patterns) that roles decide by."""
-
-MESH_KEY = paths.MESH_KEY
-"""The key with which a node logs in to the others, made by the role `ssh_mesh`."""
-
-COMMANDS: dict[str, tuple[str, ...] | tuple[tuple[str, ...], ...]] = {
-    "gpu": ("nvidia-smi", f"--query-gpu={GPU_QUERY}", "--format=csv,noheader,nounits"),
-    "ip": ("ip", "-j", "addr"),
-    "hcas": (("ibdev2netdev",), ("rdma", "link")),  # the first that is there
-    "sshd": ("sshd", "-T"),
-    "ssh_sockets": ("systemctl", "show", "--property=Listen", "ssh.socket", "sshd.socket"),
-    "docker": ("docker", "version", "--format", "{{.Server.Version}}"),
-    "dpkg": (
-        "dpkg-query",
-        "-W",
-        "-f",
-        "${Package}\t${Version}\t${db:Status-Status}\t${db:Status-Want}\n",
-        *PACKAGES,
-    ),
-}
-FILES = {
-    "os": "/etc/os-release",
-    "dgx": "/etc/dgx-release",
-    "meminfo": "/proc/meminfo",
-    "boot_id": "/proc/sys/kernel/random/boot_id",
-    "machine_id": "/etc/machine-id",
-    "cmdline": "/proc/cmdline",
-    "reboot_required": "/var/run/reboot-required",
-    "mesh_key": f"{MESH_KEY}.pub",
-    "local_ports": "/proc/sys/net/ipv4/ip_local_port_range",
-}
 NETPLAN = {f"netplan {folder}": f"{folder}/*.yaml" for folder in NETPLAN_FOLDERS}
-TREES = {
-    "host_keys": "/etc/ssh/ssh_host_*_key.pub",
-    **NETPLAN,
-    **{
-        f"{what}{digits}": f"/sys/class/infiniband/*/ports/1/{folder}/{digits}"
-        for what, folder in (("gids", "gids"), ("types", "gid_attrs/types"))
-        for digits in ("?", "1?")  # a table has 128 entries and more, nearly all of them empty
-    },
+
+SOURCES: Mapping[str, Mapping[str, Any]] = {
+    **tomllib.loads(Path(__file__).with_name("sources.toml").read_text(encoding="utf-8")),
+    "mesh_key": {"path": f"{paths.MESH_KEY}.pub"},
+    **{name: {"tree": glob} for name, glob in NETPLAN.items()},
 }
+"""What the facts are made of, by name; see the file."""
+
+COMMANDS = {
+    name: tuple(tuple(each) if isinstance(each, list) else each for each in source["argv"])
+    for name, source in SOURCES.items()
+    if "argv" in source
+}
+FILES, TREES = (
+    {name: str(source[kind]) for name, source in SOURCES.items() if kind in source}
+    for kind in ("path", "tree")
+)
 MEMORY = {"commands": {"apps": COMPUTE_APPS}, "files": {"meminfo": "/proc/meminfo"}}
 """The question for `vram`: who holds GPU memory, and what the whole node has."""
 

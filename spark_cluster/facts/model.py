@@ -176,7 +176,7 @@ class Facts:
         dgx_version: last OTA (or software build) version of DGX OS; None on another system.
         nvml_error: what nvidia-smi said instead of answering, or that it hangs.
         docker: version of the running daemon; None when there is none (or it may not be asked).
-        packages: installed packages that roles decide by (`gather.PACKAGES`), name to version.
+        packages: installed packages that roles decide by (`sources.toml`), name to version.
         held: those of them that apt must not change (`apt-mark hold`).
         cmdline: how the kernel was started.
         reboot_required: a package has asked for a reboot.

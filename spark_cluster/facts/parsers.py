@@ -104,7 +104,7 @@ def compute_apps(text: str) -> tuple[Process, ...]:
 
 
 def gpu(text: str) -> Gpu | None:
-    """Return the GPU in a bare line of `--query-gpu` with the fields of `gather.GPU_QUERY`.
+    """Return the GPU in a bare line of `--query-gpu` with the fields that `sources.toml` asks for.
 
     The last two, of its memory, may be missing.
     """

@@ -7,9 +7,10 @@ SHA-256 and where they come from. Nothing of it is run here. It is looked for wh
 
 from __future__ import annotations
 
-import configparser
 import hashlib
+import os
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -21,8 +22,8 @@ from spark_cluster.config.secret_text import is_secret_setting, looks_secret
 from spark_cluster.importers.importer import Left, Source
 from spark_cluster.importers.places import Parts
 
-LARGEST_GIT_FILE = 1 << 20
-"""Bytes of a file of git's that are read; packed-refs of a large repository has a tenth of it."""
+GIT_S = 10.0
+"""Seconds that git may take to say where a checkout comes from."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _SCP = re.compile(r"(?:[\w.-]+@)?([\w.-]+):(?!/)(.+)")
@@ -42,12 +43,23 @@ class Checkout:
 
 
 def checkout_of(folder: Path) -> Checkout:
-    """Return the checkout that a folder lies in; an empty one where it lies in none."""
-    for place in (folder, *folder.parents):
-        git = place / ".git"
-        if git.is_dir():
-            return Checkout(_url(_text(git / "config")), _commit(git))
-    return Checkout()
+    """Return the checkout that a folder lies in; an empty one where it lies in none, or where there
+    is no git on this machine.
+    """
+    commit = _git(folder, "rev-parse", "--verify", "HEAD")
+    url = _git(folder, "config", "--get", "remote.origin.url")
+    return Checkout(plain_url(url), commit if _COMMIT.fullmatch(commit) else "")
+
+
+def _git(folder: Path, *words: str) -> str:
+    """Return what git says of a checkout, whoever owns it; nothing of it is run by these words."""
+    env = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    argv = ["git", "-c", "safe.directory=*", "-C", str(folder), *words]
+    try:
+        done = subprocess.run(argv, env=env, check=False, capture_output=True, timeout=GIT_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return ""
+    return done.stdout.decode("utf-8", "replace").strip() if done.returncode == 0 else ""
 
 
 def plain_url(url: str) -> str:
@@ -61,48 +73,13 @@ def plain_url(url: str) -> str:
     short = _SCP.fullmatch(url) if "://" not in url else None
     if short:
         return f"https://{short[1]}/{short[2]}".removesuffix(".git")
-    parts = urlsplit(url)
+    try:
+        parts = urlsplit(url)
+    except ValueError:
+        return ""
     if parts.scheme not in ("http", "https", "ssh", "git") or not parts.hostname:
         return ""  # a folder of this machine, which says nothing to others
     return f"https://{parts.hostname}{parts.path}".removesuffix(".git")
-
-
-def _url(config: str) -> str:
-    parser = configparser.RawConfigParser(strict=False, allow_no_value=True)
-    try:
-        parser.read_string(config)
-        found = parser.get('remote "origin"', "url", fallback="") or ""
-    except configparser.Error:
-        return ""
-    try:
-        return plain_url(found)
-    except ValueError:
-        return ""
-
-
-def _commit(git: Path) -> str:
-    head = _text(git / "HEAD").strip()
-    name = head.removeprefix("ref:").strip()
-    if name == head:
-        return head if _COMMIT.fullmatch(head) else ""
-    if ".." in name.split("/") or name.startswith("/"):
-        return ""
-    loose = _text(git / name).strip()
-    if _COMMIT.fullmatch(loose):
-        return loose
-    for line in _text(git / "packed-refs").splitlines():
-        commit, _, ref = line.partition(" ")
-        if ref == name and _COMMIT.fullmatch(commit):
-            return commit
-    return ""
-
-
-def _text(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            return file.read(LARGEST_GIT_FILE).decode("utf-8", errors="replace")
-    except OSError:
-        return ""
 
 
 SCRIPT = "run.sh"

@@ -32,9 +32,6 @@ _TYPES: Mapping[str, tuple[type, str]] = {
 }
 """Fields that are used here, their types and these in words."""
 
-_USED = {*_TYPES, "model_revision", "cluster_only", "solo_only"} - {"metadata"}
-"""Fields that go into the launch or into the recipe's head."""
-
 LONGEST = 9
 """Digits of a number of nodes that is written as text."""
 
@@ -157,9 +154,9 @@ def _rest(data: dict[str, Any]) -> list[Left]:
         data = {**data, "metadata": {k: v for k, v in about.items() if k != "description"}}
     left = []
     for name, value in data.items():
-        if name in _USED or value in (None, [], {}, "", False):
-            continue
         why = reasons.get(name, "this field is not known here")
+        if not why or value in (None, [], {}, "", False):
+            continue
         for one in value if isinstance(value, list) else [value]:
             left.append(Left(f"{name}: {_short(one)}", why, consequences.get(name, "")))
     return left

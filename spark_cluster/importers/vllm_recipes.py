@@ -49,13 +49,6 @@ be split in as many ways as its length squared."""
 LONGEST = 20_000
 """Characters of a code block that is looked at."""
 
-GENERATES = {
-    **dict.fromkeys(("tts", "t2a"), "speech"),
-    **dict.fromkeys(("t2i", "i2i"), "images"),
-    **dict.fromkeys(("t2v", "i2v", "ti2v"), "video"),
-}
-"""Tasks in that project's words (taxonomy.yaml, and `omni.tasks` of its files)."""
-
 
 def names_guide(variant: str) -> bool:
     """Return whether a variant stands for a command of the guide: `guide`, `guide-2`."""
@@ -161,8 +154,8 @@ def generates(data: Mapping[str, Any]) -> str:
     omni, meta = data.get("omni"), data.get("meta")
     asked = omni.get("tasks") if isinstance(omni, dict) else None
     named = meta.get("tasks") if isinstance(meta, dict) else None
-    found = (GENERATES[task] for task in (*_names(asked), *_names(named)) if task in GENERATES)
-    return next(found, "")
+    known: Mapping[str, str] = table("foreign_fields", "importers")["vllm_generates"]
+    return next((known[task] for task in (*_names(asked), *_names(named)) if task in known), "")
 
 
 def _names(tasks: object) -> list[str]:
@@ -178,15 +171,6 @@ _TYPES: Mapping[str, tuple[type, str]] = {
     **dict.fromkeys(("variants", "features", "hardware_overrides", "meta"), (dict, "a mapping")),
     "opt_in_features": (list, "a list"),
 }
-
-_USED = {
-    "vllm": {"model", "variants", "features", "opt_in_features", "compatible_strategies"}
-    | {"hardware_overrides", "dependencies"},
-    "vllm_model": {"model_id", "base_args", "base_env", "min_vllm_version", "docker_image"},
-    "vllm_variant": {"model_id", "extra_args", "extra_env", "hardware_overrides", "tp"}
-    | {"min_vllm_version", "docker_image", "default_modes"},
-}
-"""Fields that go into the recipe, or are listed one by one."""
 
 
 @dataclass(slots=True)
@@ -454,14 +438,13 @@ def _warnings(data: dict[str, Any], variant: dict[str, Any], name: str) -> list[
 
 
 def _dependencies(data: dict[str, Any]) -> list[Left]:
-    tables = table("foreign_fields", "importers")
-    why, missing = tables["vllm"]["dependencies"], tables["vllm_dependency"]
+    texts = table("foreign_fields", "importers")["vllm_dependency"]
     rows = data.get("dependencies")
     return [
         Left(
             f"dependencies: {row.get('command') or row.get('note')}",
-            why,
-            "" if row.get("optional") is True else missing,
+            texts["why"],
+            "" if row.get("optional") is True else texts["missing"],
         )
         for row in (rows if isinstance(rows, list) else [])
         if isinstance(row, dict)
@@ -487,9 +470,8 @@ def _rest(data: dict[str, Any], variants: dict[str, Any], chosen: str) -> list[L
         (f"variants.{chosen}", variants[chosen], "vllm_variant"),
     ):
         for name, value in block.items():
-            if name in _USED[group] or value in (None, [], {}, ""):
-                continue
-            what = f"{place}.{name}".lstrip(".")
-            left.append(Left(what, reasons[group].get(name, "this field is not known here")))
+            why = reasons[group].get(name, "this field is not known here")
+            if why and value not in (None, [], {}, ""):
+                left.append(Left(f"{place}.{name}".lstrip("."), why))
     others = [str(name) for name in data.get("hardware_overrides") or {} if name not in HARDWARE]
     return left + [Left(f"hardware_overrides.{name}", "for other hardware") for name in others]

@@ -68,6 +68,14 @@ class When(Schema):
     """more than one machine"""
     on_gpu: bool = True
     """not for the CPU build of vLLM"""
+    by_hand: bool = False
+    """only a command line that someone runs"""
+    in_docker: bool = False
+    """only a `docker run` by hand"""
+    docker: dict[str, list[str]] = Field(default={})
+    """options of `docker run` and patterns, one of which a value fits"""
+    not_docker: dict[str, list[str]] = Field(default={})
+    """options of `docker run` of which no value may fit"""
 
 
 class Change(Schema):
@@ -121,7 +129,9 @@ class Issue(Schema):
     when: When | None = None
     """how a plan has it"""
     rule: bool = False
-    """whether a function finds it in a plan"""
+    """whether a function finds it in a plan, where `when` holds"""
+    missing: str = ""
+    """what a launch lacks, as it is shown"""
     lint_severity: Severity | None = None
     """in a plan, where it may but need not happen"""
     edit: Change | None = None
@@ -189,8 +199,6 @@ class Issue(Schema):
 
     @model_validator(mode="after")
     def _whole(self) -> Issue:
-        if self.when and self.rule:
-            raise ValueError("found both `when` and `rule`, expected one of them")
         if self.log and not self.samples:
             raise ValueError("found `log` without `samples`, expected a line that was seen")
         if self.evidence and not self.log:

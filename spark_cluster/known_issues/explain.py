@@ -9,10 +9,8 @@ from dataclasses import dataclass, field, replace
 from spark_cluster.document import Document, Hidden, derived, printed
 from spark_cluster.known_issues.log_matching import (
     LONGEST,
-    cleared,
-    confirmed,
-    evidence_in,
     literals,
+    marks_in,
     recognise,
 )
 from spark_cluster.known_issues.match import KnownIssueMatch
@@ -26,8 +24,7 @@ from spark_cluster.known_issues.seen import (
 )
 from spark_cluster.logs import lines
 from spark_cluster.logs.reading import Candidate, LogSource, Reader
-from spark_cluster.logs.start_patterns import ENGINES, SGLANG
-from spark_cluster.logs.startup import ANCHORS, RAY, Start
+from spark_cluster.logs.startup import ANCHORS, ENGINES, RAY, SGLANG, Start
 
 MOST = 200
 """Different errors that are kept; the later ones follow from them."""
@@ -118,9 +115,7 @@ class _Log:
         self._names: dict[str, tuple[str, ...]] = {}
         self._more: dict[str, int] = {}
         self._past: list[Seen] = []
-        self._cleared: set[str] = set()
-        self._confirmed: set[str] = set()
-        self._evident: set[str] = set()
+        self._marks: set[tuple[str, str]] = set()
         self._traces = 0
         self._weak = 0
         self._up = False
@@ -145,9 +140,13 @@ class _Log:
             if self.start.says_up(candidate.text):
                 self._came_up()
             self._up = self._up or self.start.says_served(candidate.text)
-        cleared_names = self._cleared - self._confirmed
-        kept = [name for name in self._kept if name not in cleared_names]
+        cleared = self._marked("cleared_by") - self._marked("confirmed_by")
+        kept = [name for name in self._kept if name not in cleared]
         return [*self._past, *(self._counted(name) for name in kept)]
+
+    def _marked(self, kind: str) -> set[str]:
+        """Return the issues that a mark was seen of."""
+        return {id for marked, id in self._marks if marked == kind}
 
     def _drop_workers(self, text: str) -> None:
         """Look no more for the rank that a line is of."""
@@ -177,9 +176,7 @@ class _Log:
             self._hear(line)
         if CHAINED in line.text:
             self._chained = self._error
-        self._cleared |= cleared(line.text)
-        self._confirmed |= confirmed(line.text)
-        self._evident |= evidence_in(line.text)
+        self._marks |= marks_in(line.text)
         key = line.text[:SHOWN]
         names = self._names.get(key)
         if names is None:
@@ -201,7 +198,9 @@ class _Log:
         if line.text.startswith("raise "):  # of a traceback: the error itself comes at its end
             return
         error = lines.error_in(line, lambda: candidate.following)
-        issues = recognise(f"{line.text} {error}" if error else line.text, trace, self._evident)
+        issues = recognise(
+            f"{line.text} {error}" if error else line.text, trace, self._marked("evidence")
+        )
         echo = bool(error) and lines.is_echo(error)
         for issue in issues:
             said, name = error or line.text, self.reader.source.name

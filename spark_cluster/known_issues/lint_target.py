@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -21,6 +20,7 @@ from spark_cluster.known_issues import fix_command, fix_recipe
 from spark_cluster.known_issues.match import Edit, KnownIssueMatch, ordered
 from spark_cluster.known_issues.rules import lint
 from spark_cluster.models.shape import Geometry
+from spark_cluster.node.durable import write_file
 
 if TYPE_CHECKING:
     from spark_cluster.loader.project import Project
@@ -196,20 +196,15 @@ def fix(target: LintTarget, project: Project, hub: Hub | None = None) -> Fixed:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a temporary file and rename it to `path`.
+    """Write a text in place of a file, with its mode.
 
     Raises:
         InvalidFile: it cannot be written.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        temporary.write_text(text, encoding="utf-8")
-        if path.exists():
-            temporary.chmod(path.stat().st_mode & 0o7777)
-        temporary.replace(path)
+        mode = path.stat().st_mode & 0o7777 if path.exists() else 0o644
+        write_file(path, text.encode(), mode)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            temporary.unlink(missing_ok=True)
         raise InvalidFile(f"cannot be written: {error.strerror}", where=shown(path)) from None
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from functools import lru_cache
 
 from spark_cluster.known_issues.entries import Issue, catalogue, per_project
@@ -17,62 +16,30 @@ LONGEST = 4000
 """Characters of a line that are looked at closely; what matters stands at its beginning."""
 
 
-@dataclass(frozen=True)
-class Sign:
-    """A text that shows an issue: the literal, the expression, what must not be in the line, what
-    must stand before."""
+Sign = tuple[Issue, LogPattern]
+"""An issue and a text that shows it."""
 
-    issue: Issue
-    words: LogPattern
-    has: str
-    pattern: re.Pattern[str]
-    unless: re.Pattern[str] | None
-    trace: re.Pattern[str] | None
-
-    def is_in(self, text: str) -> bool:
-        """Return True when a line shows it; what stands before is not looked at."""
-        if self.has not in text or not self.pattern.search(text):
-            return False
-        if self.unless is not None and self.unless.search(text):
-            return False
-        return self.words.holder_as_wanted(text)
-
-
-def _compiled(expression: str | None) -> re.Pattern[str] | None:
-    return re.compile(expression) if expression else None
+MARKS = ("evidence", "cleared_by", "confirmed_by")
+"""Patterns of an issue that say in other lines of the same log what its signs are worth."""
 
 
 @per_project
 def signs() -> tuple[Sign, ...]:
     """Return all signs of the catalogue; causes before what follows from them."""
-    found = [
-        Sign(issue, words, words.has, words.regex, _compiled(words.unless), _compiled(words.trace))
-        for issue in catalogue().values()
-        for words in issue.log
-    ]
-    return tuple(sorted(found, key=lambda sign: (sign.issue.follows, sign.issue.broad)))
+    found = [(issue, words) for issue in catalogue().values() for words in issue.log]
+    return tuple(sorted(found, key=lambda sign: (sign[0].follows, sign[0].broad)))
 
 
 @per_project
-def clearing() -> dict[str, LogPattern]:
-    """Return, by issue, the pattern that shows that it came to nothing."""
-    return {i.id: i.cleared_by for i in catalogue().values() if i.cleared_by is not None}
+def _marks() -> tuple[tuple[str, str, LogPattern], ...]:
+    """Return the kind and pattern of every mark, with the issue's id."""
+    found = ((k, i.id, getattr(i, k)) for i in catalogue().values() for k in MARKS)
+    return tuple(mark for mark in found if mark[2] is not None)
 
 
-def cleared(text: str) -> set[str]:
-    """Return the issues that a line shows to have come to nothing in this log."""
-    return {id for id, p in clearing().items() if p.has in text and p.regex.search(text)}
-
-
-@per_project
-def confirming() -> dict[str, LogPattern]:
-    """Return, by issue, the pattern that shows that it did not come to nothing."""
-    return {i.id: i.confirmed_by for i in catalogue().values() if i.confirmed_by is not None}
-
-
-def confirmed(text: str) -> set[str]:
-    """Return the issues that a line shows to be there, whatever clears them in this log."""
-    return {id for id, p in confirming().items() if p.has in text and p.regex.search(text)}
+def marks_in(text: str) -> set[tuple[str, str]]:
+    """Return the marks in a line: one of MARKS, and the id of the issue."""
+    return {(kind, id) for kind, id, pattern in _marks() if pattern.is_in(text)}
 
 
 @per_project
@@ -82,7 +49,7 @@ def _possible() -> Callable[[str], tuple[Sign, ...]]:
     A shape is a text without its digits. The lines of a flood of errors differ in numbers, so that
     they have few shapes, and what holds for one need not be looked for in each.
     """
-    literals = [(sign, _DIGITS.sub("", sign.has)) for sign in signs()]
+    literals = [(sign, _DIGITS.sub("", sign[1].has)) for sign in signs()]
 
     @lru_cache(maxsize=1024)
     def possible(shape: str) -> tuple[Sign, ...]:
@@ -91,21 +58,9 @@ def _possible() -> Callable[[str], tuple[Sign, ...]]:
     return possible
 
 
-@per_project
-def _evidence() -> dict[str, LogPattern]:
-    """Return, by issue, what must have stood earlier in the log."""
-    return {i.id: i.evidence for i in catalogue().values() if i.evidence is not None}
-
-
-def evidence_in(text: str) -> set[str]:
-    """Return the issues for which a line is evidence."""
-    return {id for id, p in _evidence().items() if p.has in text and p.regex.search(text)}
-
-
 def literals() -> set[str]:
     """Return a literal of every pattern of the catalogue."""
-    others = [*clearing().values(), *confirming().values(), *_evidence().values()]
-    return {sign.has for sign in signs()} | {pattern.has for pattern in others}
+    return {words.has for _, words in signs()} | {pattern.has for *_, pattern in _marks()}
 
 
 def recognise(
@@ -122,13 +77,13 @@ def recognise(
     """
     text = text[:LONGEST]
     found: dict[str, Issue] = {}
-    for sign in _possible()(_DIGITS.sub("", text)):
-        if sign.issue.id in found or not sign.is_in(text):
+    for issue, words in _possible()(_DIGITS.sub("", text)):
+        if issue.id in found or not words.is_in(text):
             continue
-        if sign.issue.evidence is not None and sign.issue.id not in evident:
+        if issue.evidence is not None and issue.id not in evident:
             continue
-        if sign.trace is None or sign.trace.search(before()):
-            found[sign.issue.id] = sign.issue
+        if words.trace is None or re.search(words.trace, before()):
+            found[issue.id] = issue
     return list(found.values())
 
 

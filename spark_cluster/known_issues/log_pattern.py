@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 from pydantic import Field
@@ -35,9 +36,15 @@ class LogPattern(Schema):
     """the cause where a line matches this; `{name}` is what the pattern's group of that name
     matched"""
 
-    @property
+    @cached_property
     def regex(self) -> re.Pattern[str]:
         return re.compile(self.pattern if self.pattern is not None else re.escape(self.has))
+
+    def is_in(self, line: str) -> bool:
+        """Return True when a line shows it; what stands before is not looked at."""
+        shown = self.has in line and self.regex.search(line)
+        excluded = self.unless is not None and re.search(self.unless, line)
+        return bool(shown and not excluded) and self.holder_as_wanted(line)
 
     def cause_in(self, line: str) -> str:
         """Return the cause that a line tells; empty where it tells none."""

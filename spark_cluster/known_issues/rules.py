@@ -1,49 +1,151 @@
-"""The rules that need more than a comparison, and `lint` with all of them."""
+"""The known issues of a launch: by the conditions of an entry, and by rules that need more."""
 
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+from functools import cache, cached_property
+from itertools import chain
 
 from packaging.specifiers import SpecifierSet
+from packaging.version import InvalidVersion, Version
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.facts.model import Facts
-from spark_cluster.known_issues.case import Case
 from spark_cluster.known_issues.entries import Expected, Issue, When, catalogue
 from spark_cluster.known_issues.match import Edit, KnownIssueMatch, Severity, ordered
+from spark_cluster.models import naming
 from spark_cluster.models.shape import Geometry
+
+_MOE = re.compile(r"-A\d+(?:\.\d+)?B\b", re.IGNORECASE)
+_FAMILY = re.compile(r"(?i)gemma-?_?4(?![0-9])")
+
+
+@dataclass(frozen=True)
+class Case:
+    """A launch with everything else that is known about it."""
+
+    launch: Launch
+    geometry: Geometry | None = None
+    facts: Sequence[Facts] = ()
+
+    @property
+    def flags(self) -> Mapping[str, object]:
+        return self.launch.args
+
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """Everything that may name the model: itself, what it is made of, where it lies."""
+        volumes = [v.source for v in self.launch.volumes if v.target == self.launch.model]
+        served = self.launch.args.get("served-model-name", "")
+        names: list[object] = [self.launch.model, self.launch.base or "", *volumes]
+        names += served if isinstance(served, list) else [served]
+        if self.geometry is not None:
+            names += [self.geometry.name]
+        return tuple(str(name) for name in names if name)
+
+    @cached_property
+    def family(self) -> str:
+        """The model's type as its config says, or as its name lets one think; may be empty."""
+        if self.geometry is not None:
+            return self.geometry.model_type
+        return "gemma4" if any(_FAMILY.search(name) for name in self.names) else ""
+
+    @cached_property
+    def is_moe(self) -> bool | None:
+        """True for a mixture of experts; None when nothing tells."""
+        if self.geometry is not None:
+            return self.geometry.is_moe
+        if any(_MOE.search(name) for name in self.names):
+            return True
+        return False if self.family == "gemma4" and self._named("31b") else None
+
+    @cached_property
+    def quantization(self) -> str | None:
+        """The quantization of the weights; None when nothing tells."""
+        launch = self.launch
+        if launch.quantization is not None:
+            return launch.quantization
+        asked = launch.text("quantization")
+        named = naming.quantization_of(asked, launch.model, launch.base, self.names)
+        found = named or (self.geometry.quantization if self.geometry is not None else None)
+        return None if found == naming.NOT_SAID else found
+
+    @cached_property
+    def version(self) -> Version | None:
+        """vLLM's version, as the recipe gives it, or as the image's tag does."""
+        text = self.launch.vllm or naming.version_in(self.launch.image)
+        try:
+            return Version(text) if text else None
+        except InvalidVersion:
+            return None
+
+    @cached_property
+    def image(self) -> str:
+        """The image without the registry that is meant anyway."""
+        return self.launch.image.removeprefix("docker.io/")
+
+    @property
+    def is_command(self) -> bool:
+        """True for a command line run by hand: what it leaves out is not computed."""
+        return self.launch.origin == "command"
+
+    @property
+    def in_docker(self) -> bool:
+        """True for a `docker run` by hand."""
+        return self.is_command and bool(self.launch.image)
+
+    @property
+    def several_nodes(self) -> bool:
+        """More than one machine; a Spark has one GPU, so TP=2 is two of them."""
+        return self.launch.nodes > 1 or self.launch.tp > 1
+
+    @property
+    def on_gpu(self) -> bool:
+        """False for the CPU build of vLLM, as the lab runs it."""
+        return not any(name.startswith("VLLM_CPU_") for name in self.launch.env)
+
+    def docker(self, option: str) -> list[str]:
+        """The values of an option of `docker run`; a bare one's is empty."""
+        value = self.launch.docker.get(option)
+        if value is None or value is False:
+            return []
+        if isinstance(value, list):
+            return [str(v) for v in value]
+        return ["" if value is True else str(value)]
+
+    def matches(self, patterns: Sequence[str], texts: Sequence[str]) -> bool:
+        """Return True when any pattern (`*`, `?`, any case) matches any text."""
+        return any(fnmatchcase(t.lower(), p.lower()) for p in patterns for t in texts)
+
+    def _named(self, part: str) -> bool:
+        return any(part in name.lower() for name in (self.launch.model, *self.names))
+
 
 MODULES = ("rules_container", "rules_flags", "rules_model")
 """Where rules are, next to this file."""
 
-RuleResult = KnownIssueMatch | None
+
+@dataclass(frozen=True)
+class Found:
+    """What a rule found in a launch; what is not given is the catalogue's.
+
+    Attributes:
+        what: exactly was seen.
+        and_also: what goes on behind the entry's cause.
+    """
+
+    what: str
+    severity: Severity | None = None
+    edit: Edit | None = None
+    fix: str = ""
+    and_also: str = ""
 
 
-class RuleContext:
-    """The input of a rule: its issue, the case, and a way to report what it found."""
-
-    def __init__(self, issue: Issue, case: Case) -> None:
-        self.issue = issue
-        self.case = case
-
-    def found(
-        self,
-        what: str,
-        *,
-        severity: Severity | None = None,
-        edit: Edit | None = None,
-        fix: str = "",
-        cause: str = "",
-    ) -> KnownIssueMatch:
-        """Return a match; what is not given is the catalogue's."""
-        return finding(
-            self.issue, self.case, what, severity=severity, edit=edit, fix=fix, cause=cause
-        )
-
-
-Rule = Callable[[RuleContext, Case], RuleResult]
+Rule = Callable[[Case], Found | None]
 RULES: dict[str, Rule] = {}
 
 
@@ -81,33 +183,19 @@ def lint(
 
 def _each(case: Case, issues: Iterable[Issue]) -> Iterator[KnownIssueMatch]:
     for issue in issues:
-        if case.launch.engine not in issue.engines:
-            continue
-        found = _by_rule(issue, case) if issue.rule else of_plan(issue, case)
-        if found is not None:
+        if case.launch.engine in issue.engines and (found := _look(issue, case)):
             yield found
 
 
-def _by_rule(issue: Issue, case: Case) -> RuleResult:
-    severity = severity_for(issue, case)
-    if severity is None:
+def _look(issue: Issue, case: Case) -> KnownIssueMatch | None:
+    """Return the match of an entry: its `when` holds, and its rule, if it has one, finds it."""
+    severity = severity_for(issue, case) if issue.when or issue.rule else None
+    seen = _seen(issue.when, case) if issue.when else []
+    if severity is None or seen is None:
         return None
-    about = issue if severity == issue.severity else issue.model_copy(update={"severity": severity})
-    return rules()[issue.id](RuleContext(about, case), case)
-
-
-# Matching of a launch against an entry's `when`.
-
-
-def of_plan(issue: Issue, case: Case) -> KnownIssueMatch | None:
-    """Return the match of an entry with `when`; None when the launch is not like that."""
-    if issue.when is None:
-        return None
-    seen = _seen(issue.when, case)
-    if seen is None:
-        return None
-    severity = severity_for(issue, case)
-    return None if severity is None else finding(issue, case, ", ".join(seen), severity=severity)
+    shown = issue.missing or ", ".join(seen)
+    found = rules()[issue.id](case) if issue.rule else Found(shown)
+    return _match(issue, case, found, severity) if found else None
 
 
 def severity_for(issue: Issue, case: Case) -> Severity | None:
@@ -121,33 +209,22 @@ def severity_for(issue: Issue, case: Case) -> Severity | None:
     return severity if has_it else None
 
 
-def finding(
-    issue: Issue,
-    case: Case,
-    found: str,
-    *,
-    severity: Severity | None = None,
-    edit: Edit | None = None,
-    fix: str = "",
-    cause: str = "",
-) -> KnownIssueMatch:
-    """Return a match of an entry; `severity` and so on replace the entry's."""
-    title = issue.title
+def _match(issue: Issue, case: Case, found: Found, severity: Severity) -> KnownIssueMatch:
+    title, what = issue.title, found.what
     if issue.versions:
         if case.version is None:
             title += f" (if its vLLM is {issue.versions.replace('.dev0', '')})"
         else:
-            found += f"{', ' if found else ''}vLLM {case.version}"
+            what += f"{', ' if what else ''}vLLM {case.version}"
     change = issue.edit
-    if edit is None and change is not None:
-        edit = Edit(change.kind, change.name, change.to)
+    edit = found.edit or (Edit(change.kind, change.name, change.to) if change else None)
     return KnownIssueMatch(
         id=issue.id,
-        severity=severity or issue.severity,
+        severity=found.severity or severity,
         title=title,
-        found=found or "in this launch",
-        cause=cause or issue.cause,
-        fix=fix or issue.fix,
+        found=what or "in this launch",
+        cause=issue.cause + found.and_also,
+        fix=found.fix or issue.fix,
         source=issue.source,
         flag=issue.flag or (edit.written if edit else ""),
         edit=edit,
@@ -162,6 +239,8 @@ def _seen(when: When, case: Case) -> list[str] | None:
         when.speculative is None or bool(case.launch.speculative) == when.speculative,
         when.several_nodes is None or case.several_nodes == when.several_nodes,
         not when.on_gpu or case.on_gpu,
+        not when.by_hand or case.is_command,
+        not when.in_docker or case.in_docker,
         not when.quantization or case.quantization in when.quantization,
         not when.family or case.matches(when.family, [case.family]),
         not when.model or case.matches(when.model, case.names),
@@ -173,9 +252,11 @@ def _seen(when: When, case: Case) -> list[str] | None:
         return None
     flags = _values(when.flags, case.flags, "--")
     env = _values(when.env, case.launch.env, "")
-    if flags is None or env is None:
+    docker = [_options(case, *given) for given in when.docker.items()]
+    absent = any(_options(case, *given) for given in when.not_docker.items())
+    if flags is None or env is None or not all(docker) or absent:
         return None
-    words = [*flags, *env]
+    words = [*flags, *env, *chain.from_iterable(docker)]
     words += [f"image {case.image}"] if when.image else []
     named = when.model or (when.family and not words) or (when.moe is not None and not words)
     return [*words, f"model {case.names[0]}"] if named and case.names else words
@@ -194,6 +275,12 @@ def _values(
             return None
         seen.append(written(dashes + name, given[name]))
     return seen
+
+
+def _options(case: Case, name: str, patterns: Sequence[str]) -> list[str]:
+    """Return an option of `docker run` with each of its values that fits a pattern, as written."""
+    values = (value for value in case.docker(name) if case.matches(patterns, [value]))
+    return [f"--{name} {value}".rstrip() for value in values]
 
 
 def _fits(wanted: Expected, value: object) -> bool:

@@ -7,9 +7,8 @@ import re
 from spark_cluster.config.node_paths import is_for_models, why_refused
 from spark_cluster.config.secret_text import is_secret_setting
 from spark_cluster.facts.model import Facts
-from spark_cluster.known_issues.case import Case
 from spark_cluster.known_issues.match import Edit
-from spark_cluster.known_issues.rules import RuleContext, RuleResult, rule
+from spark_cluster.known_issues.rules import Case, Found, rule
 
 CAPABILITIES = ("ALL", "SYS_ADMIN", "SYS_MODULE", "SYS_RAWIO", "SYS_PTRACE", "DAC_READ_SEARCH")
 """With any of them a container is root on the node."""
@@ -26,51 +25,38 @@ LOOPBACK = ("127.0.0.1", "localhost", "[::1]", "::1")
 
 
 @rule("secret-in-sight")
-def secret_in_sight(about: RuleContext, case: Case) -> RuleResult:
+def secret_in_sight(case: Case) -> Found | None:
     """Values that come from the shell are in sight in the end all the same; but written ones are
     in its history too. The value itself is never shown."""
-    if not case.is_command:
-        return None
     env = case.launch.env
     written = [name for name, value in env.items() if value and is_secret_setting(name, value)]
     if written and case.in_docker:
-        return about.found(f"-e {written[0]}=...")
+        return Found(f"-e {written[0]}=...")
     if "api-key" in case.flags and case.launch.text("api-key") != "":
-        return about.found(
-            "--api-key ...", fix="VLLM_API_KEY from an --env-file that only you can read"
-        )
+        return Found("--api-key ...", fix="VLLM_API_KEY from an --env-file that only you can read")
     return None
 
 
 @rule("mount-of-the-system")
-def mount_of_the_system(about: RuleContext, case: Case) -> RuleResult:
+def mount_of_the_system(case: Case) -> Found | None:
     """In a recipe it is no finding: such a recipe is refused as a whole."""
     for volume in case.launch.volumes:
         # Next to a container of one's own, models are data.
         read_only = volume.read_only or is_for_models(f"{volume.source}/model")
         why = why_refused(volume.source, read_only=read_only)
-        if why and case.is_command:
+        if why:
             mode = ":ro" if volume.read_only else ""
-            return about.found(f"-v {volume.source}:{volume.target}{mode}: {why}")
+            return Found(f"-v {volume.source}:{volume.target}{mode}: {why}")
     return None
 
 
 @rule("container-owns-the-node")
-def container_owns_the_node(about: RuleContext, case: Case) -> RuleResult:
-    if not case.in_docker:
-        return None
+def container_owns_the_node(case: Case) -> Found | None:
     wide = [f"--cap-add {c}" for c in case.docker("cap-add") if _capability(c) in CAPABILITIES]
     wide += [f"--security-opt {o}" for o in case.docker("security-opt") if "unconfined" in o]
     wide += ["--pid host"] if "host" in case.docker("pid") else []
     wide += ["--privileged"] if case.docker("privileged") else []
-    return about.found(", ".join(wide)) if wide else None
-
-
-@rule("restart-on-failure")
-def restart_on_failure(about: RuleContext, case: Case) -> RuleResult:
-    policies = case.docker("restart") if case.in_docker else []
-    wrong = next((p for p in policies if p.partition(":")[0] == "on-failure"), None)
-    return about.found(f"--restart {wrong}") if wrong else None
+    return Found(", ".join(wide)) if wide else None
 
 
 def _capability(name: str) -> str:
@@ -78,28 +64,28 @@ def _capability(name: str) -> str:
 
 
 @rule("open-to-the-network")
-def open_to_the_network(about: RuleContext, case: Case) -> RuleResult:
-    if not case.is_command or _has_key(case):
+def open_to_the_network(case: Case) -> Found | None:
+    if _has_key(case):
         return None
     host_network = "host" in case.docker("network")
     if case.in_docker and not host_network:
-        return _published(about, case)
+        return _published(case)
     host = case.launch.text("host")
     if host in LOOPBACK:
         return None
     edit = Edit("flag", "host", "127.0.0.1")
     if host in ANY and host:
-        return about.found(f"--host {host} without a key", edit=edit)
+        return Found(f"--host {host} without a key", edit=edit)
     shown = f"--host {host}" if host else "no --host: every address"
-    return about.found(f"{shown}, without a key", severity="info", edit=edit)
+    return Found(f"{shown}, without a key", severity="info", edit=edit)
 
 
-def _published(about: RuleContext, case: Case) -> RuleResult:
+def _published(case: Case) -> Found | None:
     for port in case.docker("publish"):
         address, inner = _address(port)
         if address in ANY:
             edit = Edit("docker", "publish", f"127.0.0.1:{inner}", replaces=port)
-            return about.found(f"-p {port} without a key", edit=edit)
+            return Found(f"-p {port} without a key", edit=edit)
     return None
 
 
@@ -117,42 +103,17 @@ def _has_key(case: Case) -> bool:
     return in_env or "api-key" in case.flags or bool(case.docker("env-file"))
 
 
-@rule("container-without-gpu")
-def without_gpu(about: RuleContext, case: Case) -> RuleResult:
-    if not case.in_docker or not case.on_gpu:
-        return None
-    devices = any("nvidia" in device for device in case.docker("device"))
-    given = case.docker("gpus") or devices or "nvidia" in case.docker("runtime")
-    return None if given or case.docker("privileged") else about.found("no --gpus")
-
-
-@rule("memory-limit-blind")
-def memory_limit(about: RuleContext, case: Case) -> RuleResult:
-    limit = case.docker("memory")
-    return about.found(f"--memory {limit[0]}") if limit and case.on_gpu else None
-
-
 @rule("pair-without-host-network")
-def without_host_network(about: RuleContext, case: Case) -> RuleResult:
-    if not _of_a_pair(case) or "host" in case.docker("network"):
-        return None
+def without_host_network(case: Case) -> Found | None:
     given = case.docker("network")
-    return about.found(f"--network {given[0]}" if given else "no --network host")
-
-
-@rule("pair-without-ipc")
-def without_ipc(about: RuleContext, case: Case) -> RuleResult:
-    if not _of_a_pair(case) or "host" in case.docker("ipc") or case.docker("shm-size"):
-        return None
-    return about.found("neither --ipc host nor --shm-size")
+    return Found(f"--network {given[0]}" if given else "no --network host")
 
 
 @rule("logind-removes-ipc")
-def removed_ipc(about: RuleContext, case: Case) -> RuleResult:
+def removed_ipc(case: Case) -> Found | None:
     """Only logind knows the node's users: of a name in the image nothing is said."""
-    users = case.docker("user") if "host" in case.docker("ipc") else []
-    wrong = next((user for user in users if _logs_in(user.partition(":")[0])), None)
-    return about.found(f"--user {wrong} with --ipc host") if wrong else None
+    wrong = next((user for user in case.docker("user") if _logs_in(user.partition(":")[0])), None)
+    return Found(f"--user {wrong} with --ipc host") if wrong else None
 
 
 def _logs_in(user: str) -> bool:
@@ -162,29 +123,15 @@ def _logs_in(user: str) -> bool:
     return user in OWN_UID
 
 
-@rule("pair-without-infiniband")
-def without_infiniband(about: RuleContext, case: Case) -> RuleResult:
-    if not _of_a_pair(case) or case.docker("privileged"):
-        return None
-    given = any(device.startswith("/dev/infiniband") for device in case.docker("device"))
-    return None if given else about.found("no --device /dev/infiniband")
-
-
 @rule("pair-without-memlock")
-def without_memlock(about: RuleContext, case: Case) -> RuleResult:
-    if not _of_a_pair(case) or case.docker("privileged"):
-        return None
+def without_memlock(case: Case) -> Found | None:
     limits = [limit.replace(" ", "") for limit in case.docker("ulimit")]
     if any(limit.startswith("memlock=-1") for limit in limits):
         return None
     given = [limit for limit in limits if limit.startswith("memlock=")]
     edit = Edit("docker", "ulimit", "memlock=-1", replaces=given[0] if given else None)
     shown = f"--ulimit {given[0]}" if given else "no --ulimit memlock=-1"
-    return about.found(shown, edit=edit)
-
-
-def _of_a_pair(case: Case) -> bool:
-    return case.in_docker and case.several_nodes
+    return Found(shown, edit=edit)
 
 
 # Rules on two nodes that serve together.
@@ -199,57 +146,51 @@ _NGC = re.compile(r"nvcr\.io/nvidia/vllm:(\d+)\.(\d+)")
 
 
 @rule("tp-without-executor")
-def tp_without_executor(about: RuleContext, case: Case) -> RuleResult:
-    if not case.is_command or case.launch.tp < 2:
-        return None
+def tp_without_executor(case: Case) -> Found | None:
     backend = case.launch.text("distributed-executor-backend")
     nodes = case.launch.number("nnodes") or 1
-    if backend == "ray" or nodes >= case.launch.tp:
+    if case.launch.tp < 2 or backend == "ray" or nodes >= case.launch.tp:
         return None
     shown = f" with {backend}" if backend else ""
-    return about.found(f"--tensor-parallel-size {case.launch.tp}{shown} on one GPU")
+    return Found(f"--tensor-parallel-size {case.launch.tp}{shown} on one GPU")
 
 
 @rule("image-without-ray")
-def image_without_ray(about: RuleContext, case: Case) -> RuleResult:
+def image_without_ray(case: Case) -> Found | None:
     launch = case.launch
     backend = launch.executor or launch.text("distributed-executor-backend")
-    if not case.several_nodes or backend != "ray" or launch.dockerfile:
+    if backend != "ray" or launch.dockerfile:
         return None
     ngc = _NGC.match(case.image)
     since = ngc is not None and (int(ngc[1]), int(ngc[2])) >= (26, 5)
     official = case.image.partition(":")[0] == "vllm/vllm-openai"
-    return about.found(f"image {case.image}, nodes joined by Ray") if since or official else None
+    return Found(f"image {case.image}, nodes joined by Ray") if since or official else None
 
 
 @rule("nccl-one-twin")
-def one_twin(about: RuleContext, case: Case) -> RuleResult:
+def one_twin(case: Case) -> Found | None:
     value = case.launch.env.get("NCCL_IB_HCA", "")
-    if not case.several_nodes or not value or "$" in value or value.startswith("^"):
+    if not value or "$" in value or value.startswith("^"):
         return None
     names = [part.partition(":")[0] for part in value.lstrip("=").split(",") if part]
     if len(names) != 1 or not names[0].startswith(("rocep1", "roceP2")):
         return None
     port = names[0].removeprefix("roceP2p1").removeprefix("rocep1")
     both = f"rocep1{port},roceP2p1{port}"
-    return about.found(
+    return Found(
         f"NCCL_IB_HCA={value}", edit=Edit("env", "NCCL_IB_HCA", both), fix=f"NCCL_IB_HCA={both}"
     )
 
 
 @rule("pair-environment")
-def pair_environment(about: RuleContext, case: Case) -> RuleResult:
-    if not (case.in_docker and case.several_nodes) or case.docker("env-file"):
-        return None
+def pair_environment(case: Case) -> Found | None:
     missing = [name for name in OWN if name not in case.launch.env]
-    return about.found("no " + ", ".join(missing)) if missing else None
+    return Found("no " + ", ".join(missing)) if missing else None
 
 
 @rule("interface-not-found")
-def interface_not_found(about: RuleContext, case: Case) -> RuleResult:
+def interface_not_found(case: Case) -> Found | None:
     """Judge where the nodes' interfaces are known; `spark-cluster up` gives each node its own."""
-    if not case.several_nodes:
-        return None
     serving = case.facts[: max(case.launch.nodes, case.launch.tp)]
     for variable in FIND_OR_FAIL:
         wanted = case.launch.env.get(variable, "")
@@ -260,7 +201,7 @@ def interface_not_found(about: RuleContext, case: Case) -> RuleResult:
                 hca.interface for facts in lacking for hca in facts.hcas if hca.up
             )
             seen = f"; of the link: {', '.join(links)}" if links else ""
-            return about.found(f"{variable}={wanted}, not an interface of {names}{seen}")
+            return Found(f"{variable}={wanted}, not an interface of {names}{seen}")
     return None
 
 

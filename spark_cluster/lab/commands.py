@@ -9,12 +9,12 @@ import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.groups import Group
+from spark_cluster.cli.options import Group
 from spark_cluster.errors import UsageError
 from spark_cluster.lab import Lab, documents
 from spark_cluster.lab.documents import GpuLabStatus
@@ -35,38 +35,28 @@ def command() -> None:
 
 
 @command.command()
-@click.option(
-    "--nodes",
-    type=click.IntRange(1, GPU_NODES),
-    metavar="NUMBER",
-    help="How many nodes to boot. Simulated Sparks: 1 to 4, by default 2; two have a cable "
-    "between them, three and four a switch; their inventories are lab, lab3 and lab4. With "
-    "--gpus: by default one for each GPU; the inventory of one is lab-gpu, that of two lab-gpus.",
-)
-@click.option("--fresh", is_flag=True, help="Boot the nodes as fresh ones, with new disks.")
-@click.option(
-    "--gpus",
-    is_flag=True,
-    help="Make a node of each NVIDIA GPU of this machine, instead of simulated Sparks.",
-)
-@click.option(
-    "--share",
-    "shares",
-    multiple=True,
-    type=click.Path(exists=True, path_type=Path),
-    metavar="PATH",
-    help="With --gpus: a file or folder of this machine that nodes see too, read-only, although "
-    "it is in /tmp, /run or another place of which they have their own. May be repeated.",
-)
-@click.option(
-    "--share-gpu",
-    is_flag=True,
-    help="With --gpus: allow more nodes than GPUs; they share a GPU and its memory.",
-)
 def up(
-    nodes: int | None, fresh: bool, gpus: bool, shares: tuple[Path, ...], share_gpu: bool
+    *,
+    nodes: Annotated[int, click.IntRange(1, GPU_NODES)] | None,
+    fresh: bool,
+    gpus: bool,
+    shares: tuple[Annotated[Path, click.Path(exists=True, path_type=Path)], ...],
+    share_gpu: bool,
 ) -> None:
-    """Boot the nodes; the first time, build what they need."""
+    """Boot the nodes; the first time, build what they need.
+
+    Args:
+        nodes (NUMBER): How many nodes to boot. Simulated Sparks: 1 to 4, by default 2; two have a
+            cable between them, three and four a switch; their inventories are lab, lab3 and lab4.
+            With --gpus: by default one for each GPU; the inventory of one is lab-gpu, that of two
+            lab-gpus.
+        fresh: Boot the nodes as fresh ones, with new disks.
+        gpus: Make a node of each NVIDIA GPU of this machine, instead of simulated Sparks.
+        shares (--share PATH): With --gpus: a file or folder of this machine that nodes see too,
+            read-only, although it is in /tmp, /run or another place of which they have their own.
+            May be repeated.
+        share_gpu: With --gpus: allow more nodes than GPUs; they share a GPU and its memory.
+    """
     clock = Clock()
     if gpus:
         _gpus_up(nodes, shares, clock, share_gpu=share_gpu, fresh=fresh)
@@ -84,10 +74,13 @@ def up(
 
 
 @command.command()
-@click.option("--wipe", is_flag=True, help="Also delete the nodes' disks.")
-@click.option("--gpus", is_flag=True, help="Only the nodes of `lab up --gpus`.")
-def down(wipe: bool, gpus: bool) -> None:
-    """Switch all nodes off, simulated ones and those with a GPU, and remove their networks."""
+def down(*, wipe: bool, gpus: bool) -> None:
+    """Switch all nodes off, simulated ones and those with a GPU, and remove their networks.
+
+    Args:
+        wipe: Also delete the nodes' disks.
+        gpus: Only the nodes of `lab up --gpus`.
+    """
     clock = Clock()
     changed = _gpus_down(clock, wipe=wipe)
     if not gpus:
@@ -97,9 +90,12 @@ def down(wipe: bool, gpus: bool) -> None:
 
 
 @command.command()
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON document.")
-def status(as_json: bool) -> None:
-    """Show what is up."""
+def status(*, as_json: bool) -> None:
+    """Show what is up.
+
+    Args:
+        as_json (--json): Print one JSON document.
+    """
     found = replace(Lab.default().status(), gpus=GpuLab.default().status())
     lines = [f"lab: {found.state}  ({found.directory})"]
     lines += [f"  {node.name}  {node.address}  {node.state}" for node in found.nodes]
@@ -123,10 +119,13 @@ def prepare() -> None:
 
 
 @command.command()
-@click.option("--tests", is_flag=True, help="Include what the project's own tests call.")
-@click.option("--list", "listed", is_flag=True, help="Print all packages; install nothing.")
-def tools(tests: bool, listed: bool) -> None:
-    """Install the programs that the lab calls on this machine; `up` does it by itself."""
+def tools(*, tests: bool, listed: bool) -> None:
+    """Install the programs that the lab calls on this machine; `up` does it by itself.
+
+    Args:
+        tests: Include what the project's own tests call.
+        listed (--list): Print all packages; install nothing.
+    """
     from spark_cluster.lab import machine
 
     wanted = machine.TOOLS | (machine.TEST_TOOLS if tests else {})
@@ -142,27 +141,25 @@ def tools(tests: bool, listed: bool) -> None:
 
 
 @command.command()
-@click.argument("node")
-@click.option(
-    "--new-host-keys",
-    is_flag=True,
-    help="Give the node new SSH host keys, as a reinstallation does.",
-)
-def reset(node: str, new_host_keys: bool) -> None:
-    """Make NODE a fresh Spark again."""
+def reset(*, node: str, new_host_keys: bool) -> None:
+    """Make NODE a fresh Spark again.
+
+    Args:
+        new_host_keys: Give the node new SSH host keys, as a reinstallation does.
+    """
     lab = Lab.default()
     lab.node(node).reset(new_host_keys=new_host_keys)
     say(documents.ResetNode(node, changed=True), f"{node} is fresh")
 
 
 @command.command("break")
-@click.argument("name", required=False)
-@click.argument("node", required=False)
-@click.option("--list", "listed", is_flag=True, help="Show all names, and what is broken now.")
-def break_(name: str | None, node: str | None, listed: bool) -> None:
+def break_(*, name: str | None, node: str | None, listed: bool) -> None:
     """Break a node in the way called NAME, so that `doctor` has something to find.
 
     Without NODE, the usual node for NAME is broken. `lab repair` undoes it.
+
+    Args:
+        listed (--list): Show all names, and what is broken now.
     """
     from spark_cluster.lab import breakage
 
@@ -178,8 +175,7 @@ def break_(name: str | None, node: str | None, listed: bool) -> None:
 
 
 @command.command()
-@click.argument("name", required=False)
-def repair(name: str | None) -> None:
+def repair(*, name: str | None) -> None:
     """Undo what `lab break NAME` did; without NAME, all of it."""
     from spark_cluster.lab import breakage
 
@@ -205,9 +201,7 @@ def _show_breakages(lab: Lab) -> None:
 
 
 @command.command(context_settings={"ignore_unknown_options": True})
-@click.argument("node")
-@click.argument("words", nargs=-1, type=click.UNPROCESSED)
-def ssh(node: str, words: tuple[str, ...]) -> None:
+def ssh(*, node: str, words: Annotated[tuple[str, ...], click.UNPROCESSED]) -> None:
     """Log in to NODE, or run a command there."""
     argv = Lab.default().node(node).ssh_command(" ".join(words) if words else ())
     sys.exit(subprocess.run(argv, check=False).returncode)  # the user's terminal goes along

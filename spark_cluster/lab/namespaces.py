@@ -53,9 +53,6 @@ class NamespacesConnection(LocalConnection):
     def enter(self) -> list[str]:
         return enter(leader(self.node, self.namespaces_of))
 
-    def files_root(self) -> str:
-        return f"/proc/{leader(self.node, self.namespaces_of)}/root"
-
 
 def leader(node: str, file: Path, proc: Path = PROC) -> int:
     """Return the process that a file names: its number and, after it, perhaps its start.

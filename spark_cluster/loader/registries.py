@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
-from spark_cluster.config.fields import Word
+from spark_cluster.config.fields import Word, matching
 from spark_cluster.config.schema import Schema, validate
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import load, shown
@@ -33,27 +33,16 @@ ARCHIVE_SCHEMES = ("https", "http")
 
 Format = Literal["spark-cluster", "sparkrun", "spark-vllm-docker", "vllm-recipes"]
 
-_PATH = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*")
+_PATH = r"[A-Za-z0-9_][A-Za-z0-9_.+-]*(/[A-Za-z0-9_][A-Za-z0-9_.+-]*)*"
 
 
 def _hexadecimal(length: int) -> AfterValidator:
-    def check(text: str) -> str:
-        if not re.fullmatch(rf"[0-9a-f]{{{length}}}", text):
-            raise ValueError(f"found {text!r}, expected {length} hexadecimal digits, all of them")
-        return text
-
-    return AfterValidator(check)
+    return matching(rf"[0-9a-f]{{{length}}}", f"{length} hexadecimal digits, all of them")
 
 
 def _branch(text: str) -> str:
-    if not _PATH.fullmatch(text) or ".." in text or text.endswith(".lock"):
+    if not re.fullmatch(_PATH, text) or ".." in text or text.endswith(".lock"):
         raise ValueError(f"found {text!r}, expected the name of a branch or tag")
-    return text
-
-
-def _folder(text: str) -> str:
-    if not _PATH.fullmatch(text):
-        raise ValueError(f"found {text!r}, expected a folder of the registry, such as recipes")
     return text
 
 
@@ -83,7 +72,9 @@ class Registry(Schema):
     """commit of a git repository: no other one is ever used"""
     sha256: Annotated[str, _hexadecimal(64)] | None = None
     """checksum of an archive"""
-    folders: list[Annotated[str, AfterValidator(_folder)]] = Field(default=[])
+    folders: list[Annotated[str, matching(_PATH, "a folder of the registry, such as recipes")]] = (
+        Field(default=[])
+    )
     """folders that are looked into (default: all)"""
 
     @property

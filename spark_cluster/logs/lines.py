@@ -1,44 +1,39 @@
 """A line of a log: its process, time, level and error.
 
 Prefixes come in layers, of which any may be missing: `spark1 vllm: ` of `spark-cluster logs`,
-`name | ` of Compose, `[pod/NAME/CONTAINER] ` of kubectl, Docker's time stamp, the journal's (see
-`prefixes.py`), Ray's `(RayWorkerProc pid=112, ip=10.77.0.2) `, vLLM's `(EngineCore pid=518) ERROR
-11-20 14:14:29 [core.py:1512] `, SGLang's `[2025-03-29 18:18:34 TP0] `.
+`name | ` of Compose, `[pod/NAME/CONTAINER] ` of kubectl, Docker's time stamp, the journal's, Ray's
+`(RayWorkerProc pid=112, ip=10.77.0.2) `, vLLM's `(EngineCore pid=518) ERROR 11-20 14:14:29
+[core.py:1512] `, SGLang's `[2025-03-29 18:18:34 TP0] `. They are patterns of `lines.toml`.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+import tomllib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 ANSI = re.compile(r"\x1b(?:\[[0-9;?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)|[@-Z\\-_])")
 _SPEAKER = re.compile(r"^\(([A-Za-z_][\w:.-]*(?: [^()]{0,80})?)\) ?")
-_VLLM = re.compile(
-    r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL) +(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d+))?"
-    r"(?: +(?:\[[^\]]{1,120}\]|[\w./-]{1,80}\.py:\d{1,6}\]))? ?"
-)
-_PYTHON = re.compile(
-    r"^\d{4}-(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:[,.](\d+))?[\s-]+"
-    r"(?:(DEBUG|INFO|WARNING|ERROR|CRITICAL)\b[\s:-]*)?"
-)
 _SGLANG = re.compile(
-    r"^\[\d{4}-(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d+))?((?: [A-Z]{2,4}\d{1,4}){0,6})\] ?"
+    r"^\[\d{4}-(?P<day>\d\d-\d\d) (?P<time>\d\d:\d\d:\d\d)(?:\.(?P<fraction>\d+))?"
+    r"(?P<ranks>(?: [A-Z]{2,4}\d{1,4}){0,6})\] ?"
 )
 """`[2025-03-29 18:18:34 TP0] `, with the ranks of the process; uvicorn's lines have none."""
-_TORCH = re.compile(r"^\[?(?:rank\d+\]:\[?)?([DIWEF])(\d\d)(\d\d) (\d\d:\d\d:\d\d)\.(\d+) ")
-_RAY = re.compile(
-    r"^\[(?:\([\w ]{1,40}\) )?\d{4}-(\d\d-\d\d) (\d\d:\d\d:\d\d)[,.](\d+) ([DIWECF]) \d+ \d+\] "
+_FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
+_KEEPERS, _LOGGERS = (tuple(map(re.compile, _FILE[name])) for name in ("keepers", "loggers"))
+_ECHO, _COMPLAINT, _FAINT, _NOISE = (
+    re.compile("|".join(_FILE[name])) for name in ("echo", "complaint", "faint", "noise")
 )
-"""`[2025-06-13 01:49:41,730 E 1 1] `, of Ray's own processes, which are written in C++."""
-_LEVEL = re.compile(r"^(DEBUG|INFO|WARNING|ERROR|CRITICAL):? ")
-_FIRST = frozenset("DIWECF[r")
-"""How lines of loggers begin, besides with a digit: most lines of a traceback do not."""
+ANCHORS: tuple[str, ...] = tuple(_FILE["anchors"])
+"""Literals of which every line has one that looks like an error without being an exception."""
 
-_LETTERS = {
+_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
+_LETTERS: Mapping[str | None, str] = {
     "D": "DEBUG",
     "I": "INFO",
     "W": "WARNING",
@@ -56,25 +51,6 @@ _ERROR = re.compile(
 )
 _BARE = re.compile(r"(?:^|>>> |\] )((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception))$")
 """An exception without a text, alone on its line, as a traceback ends with it."""
-
-_ECHO = re.compile(
-    r"Engine core initialization failed|root cause above|EngineDead|EngineCore encountered|"
-    r"died unexpectedly|RayTaskError|ActorDiedError|WorkerCrashedError|Failed core proc|"
-    r"CancelledError|Executor failed|Worker failed with error|root cause for the error|"
-    r"ConnectionResetError|BrokenPipeError|RuntimeError: cancelled\b|"
-    r"WorkerProc initialization failed|See stack trace for root cause|root cause\b.{0,20}\babove|"
-    r"remote process exited or there was a network error|Connection closed by (?:remote )?peer|"
-    r"recv\w*, i=\d|failed to recv, got 0 bytes|Connection was likely closed|"
-    r"ninja: build stopped|Ninja build failed|subprocess\.CalledProcessError|"
-    r"StopIteration\b|SystemExit|KeyboardInterrupt|Exception ignored in|"
-    r"TensorRT-LLM version|EOFError: Ran out of input|engine process failed to start|"
-    r"output_handler failed|Error in completion stream generator|check the stack trace above|"
-    r"'NCCLCommunicator' object has no attribute|DistBackendError: NCCL error in|"
-    r"A worker died or was killed|Set TORCHDYNAMO_VERBOSE|^TimeoutError$|"
-    r"Error raised in subprocess:$|failed to be inspected\. Please check the logs|"
-    r"Error in sys\.excepthook|Exception raised from|ActorUnavailable|RayActorError"
-)
-"""What follows from an earlier error in another process, and is never its cause."""
 
 _GOES_ON = re.compile(r"validation errors? for \w+$|cluster was started with:$")
 """pydantic says in the next line what is wrong, and Ray which version the head has."""
@@ -127,7 +103,7 @@ def read(raw: str) -> ParsedLine:
     level, own, rest = _stamped(rest.strip())
     indented = indented or rest[:1] == " "
     if not own and rest[:2] == "[2" and (found := _SGLANG.match(rest)):
-        own, speakers = moment(found[1], found[2], found[3]), [*speakers, *found[4].split()]
+        own, speakers = _moment(found.groupdict()), [*speakers, *found["ranks"].split()]
         level, _, rest = _stamped(rest[found.end() :])
     repeats = 0
     if "[repeated " in rest and (repeated := _REPEATED.search(rest)):
@@ -138,22 +114,12 @@ def read(raw: str) -> ParsedLine:
 
 def _stamped(rest: str) -> tuple[str, str, str]:
     """Return level, time and text of a line as a logger writes it."""
-    if not rest[:1].isdigit() and rest[:1] not in _FIRST:  # none of them can match
-        return "", "", rest
-    if found := _VLLM.match(rest):
-        return found[1], moment(found[2], found[3], found[4]), rest[found.end() :]
-    if found := _PYTHON.match(rest):
-        return found[4] or "", moment(found[1], found[2], found[3]), rest[found.end() :]
-    if found := _TORCH.match(rest):
-        at = moment(f"{found[2]}-{found[3]}", found[4], found[5])
-        letter = found[1]
-    elif found := _RAY.match(rest):
-        at, letter = moment(found[1], found[2], found[3]), found[4]
-    elif found := _LEVEL.match(rest):
-        return found[1], "", rest[found.end() :]
-    else:
-        return "", "", rest
-    return _LETTERS[letter], at, rest[found.end() :]
+    for pattern in _LOGGERS:
+        if found := pattern.match(rest):
+            told = found.groupdict()
+            level = told.get("level") or _LETTERS.get(told.get("letter"), "")
+            return level, _moment(told), rest[found.end() :]
+    return "", "", rest
 
 
 def error_in(line: ParsedLine, following: Callable[[], str] = str) -> str:
@@ -210,45 +176,6 @@ def trace(passed: list[ParsedLine], speaker: str) -> str:
     return "\n".join(line.text for line in passed[-TRACE:] if line.speaker == speaker)
 
 
-# Lines that look like an error without being an exception: of shells, compilers, NCCL and Docker.
-#
-# They are weaker signs than an exception: what a program logs as an error need not end it.
-
-ANCHORS = (
-    *("rror", "ERROR", "CRITICAL", "atal", "FATAL", "FAILED", "NCCL WARN", "Killed", "Abort"),
-    *("command not found", "ermission denied", "No space left", "cannot open shared"),
-    *("ailed", "killed", "died", " dead", "annot ", "nable to", "exceeds"),
-    *("undefined symbol", "No such file", "terminate called", " E ", " C ", " F ", "oom", "OOM"),
-)
-"""Literals of which every such line has one."""
-
-_NOISE = re.compile(
-    r"^(?:Traceback \(most|File \"|\^+$|~|Dumping |The above exception|During handling of|"
-    r"EngineCore (?:failed|encountered|hit)|WorkerProc (?:hit|failed)|Error executing method|"
-    r"Invocation of \w+ method failed|CUDA kernel errors might|For debugging consider|"
-    r"Compile with `|Search for `|Device-side assert|frame #\d|Exception raised from|Exception in|"
-    r"Possible solutions|\d+\. |`ptxas` stderr|Repro command|Parent process exited|<frozen |"
-    r"Stack dump|C\+\+ CapturedTraceback|\[?rank\d+\]?: ?(?:Traceback|File|frame)|#\d+ 0x)"
-)
-"""What surrounds an error, and is none itself."""
-
-_COMPLAINT = re.compile(
-    r"^(?:Error|error|ERROR|fatal|Fatal|FATAL|FAILED)\b ?[:\]]"
-    r"|^[^\"'{]{0,80}?\b(?:fatal )?[Ee]rror {0,4}: "
-    r"|\b(?:fatal|FATAL)\b(?: error)? {0,4}: |; error {1,4}: "
-    r"|\bNCCL WARN |Error response from daemon|command not found$|[Pp]ermission denied"
-    r"|No space left on device|cannot open shared object|undefined symbol: |No such file or dir"
-    r"|Out of memory: Killed process|^Killed$|^Aborted\b|terminate called after throwing"
-    r"|^Hunk #\d+ FAILED|\b(?:oom|OOM)[-_ ]?(?:kill|KILL)|\bsending SIG(?:TERM|KILL) to process\b"
-)
-
-_FAINT = re.compile(
-    r"\b(?:[Ff]ailed|FAILED|killed|died|dead|[Cc]annot|[Uu]nable to|exceeds)\b|"
-    r'"level": ?"(?:error|fatal)"'
-)
-"""Words that may mean an error where no line is plainer."""
-
-
 def faint_complaint_in(line: ParsedLine) -> str:
     """Return what a line may complain of, where nothing else is found."""
     text = line.text
@@ -270,43 +197,29 @@ def complaint_in(line: ParsedLine) -> str:
 # What programs that keep logs put before a line: Compose, kubectl, Docker and the journal.
 
 _OURS = re.compile(r"^(?:[\w.-]+ (?:vllm|ray): |[\w.@/-]+ +\| ?|\[pod/[\w./-]{1,200}\] )")
-_ISO = re.compile(r"^(\d{4}-(\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:[.,](\d+))?(?:Z|[+-]\d\d:?\d\d))(?: |$)")
-"""Docker's, Podman's, Kubernetes', and that of `journalctl -o short-iso`."""
-_SHORT = re.compile(r"^([A-Z][a-z]{2}) ([ \d]\d) (\d\d:\d\d:\d\d)(?:\.(\d+))? ")
-"""`journalctl`, also with `-o short-precise`."""
-_FULL = re.compile(r"^[A-Z][a-z]{2} \d{4}-(\d\d-\d\d) (\d\d:\d\d:\d\d)(?:\.(\d+))? [A-Z]\w{1,5} ")
-"""`journalctl -o short-full`: `Fri 2026-11-20 14:14:29 CET `."""
-_MONOTONIC = re.compile(r"^\[ *\d{1,9}\.\d{6}\] (?=[\w.-]+ [\w./@-]+(?:\[\d+\])?: )")
-"""`journalctl -o short-monotonic`; it has no time of day."""
-_UNIT = re.compile(r"^[\w.-]+ [\w./@-]+(?:\[\d+\])?: ")
-_UNIT_OF_ISO = re.compile(r"^[\w.-]+ (?:[\w./@-]+\[\d+\]|kernel|systemd|earlyoom): ")
-"""Stricter: after such a time stamp may as well stand what a program says (`vllm serve: error`)."""
-_MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-def moment(day: str, time: str, fraction: str | None) -> str:
-    """Return `11-20 14:14:29.000000`, which sorts by time within a year."""
-    return f"{day} {time}.{(fraction or '')[:6].ljust(6, '0')}"
+def _moment(told: Mapping[str, str | None]) -> str:
+    """Return `11-20 14:14:29.000000`, which sorts by time within a year; empty without a time."""
+    if not told.get("time"):
+        return ""
+    month, date = told.get("month") or "", told.get("date") or "0"
+    number = _MONTHS.index(month) + 1 if month in _MONTHS else month
+    day = told.get("day") or f"{number:>02}-{int(date):02}"
+    return f"{day} {told['time']}.{(told.get('fraction') or '')[:6].ljust(6, '0')}"
 
 
 def take_stamp(rest: str) -> tuple[str, str, str]:
-    """Return the time stamp as it stands, the time as `moment`, and the line without both.
+    """Return the time stamp as it stands, the time as `_moment`, and the line without both.
 
     The stamp is empty for the journal's own forms, which cannot be passed to `docker logs`.
     """
     if prefix := _OURS.match(rest):
         rest = rest[prefix.end() :]
-    if rest[:1].isdigit() and (iso := _ISO.match(rest)):
-        plain = rest[iso.end() :]
-        return iso[1], moment(iso[2], iso[3], iso[4]), _UNIT_OF_ISO.sub("", plain, count=1)
-    if rest[:3] in _MONTHS and (short := _SHORT.match(rest)):
-        month = _MONTHS.index(short[1]) + 1
-        at = moment(f"{month:02}-{int(short[2]):02}", short[3], short[4])
-        return "", at, _UNIT.sub("", rest[short.end() :], count=1)
-    if rest[3:4] == " " and (full := _FULL.match(rest)):
-        return "", moment(full[1], full[2], full[3]), _UNIT.sub("", rest[full.end() :], count=1)
-    if rest[:1] == "[" and (monotonic := _MONOTONIC.match(rest)):
-        return "", "", _UNIT.sub("", rest[monotonic.end() :], count=1)
+    for pattern in _KEEPERS:
+        if found := pattern.match(rest):
+            told = found.groupdict()
+            return told.get("stamp") or "", _moment(told), rest[found.end() :]
     return "", "", rest
 
 

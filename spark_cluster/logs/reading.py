@@ -2,7 +2,7 @@
 
 A log is read in pieces, and each piece is searched for literals ("anchors") before any line of it
 is looked at, because almost all lines of a long log are routine; those that differ in digits only
-are searched once (`shapes.py`). Giant lines are cut, bytes that are no text are replaced.
+are searched once. Giant lines are cut, bytes that are no text are replaced.
 """
 
 from __future__ import annotations

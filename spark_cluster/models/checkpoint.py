@@ -6,8 +6,10 @@ One reader for the hub, a node that reaches it, and a folder of this machine.
 from __future__ import annotations
 
 import re
+import tomllib
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from spark_cluster.errors import InvalidFile
@@ -26,16 +28,16 @@ from spark_cluster.models.safetensors_header import (
     tensors,
     weight_files,
 )
-from spark_cluster.models.shape import Geometry
-from spark_cluster.models.stored_tensors import (
+from spark_cluster.models.shape import (
     MATRICES,
     PARTS,
     REPLICATED,
+    Geometry,
     Part,
     StoredPart,
     StoredWeights,
 )
-from spark_cluster.models.tables import json_object
+from spark_cluster.models.tables import has_trait, json_object
 from spark_cluster.node.store.hub_problems import HubProblem
 
 # The bytes of a model's parts, counted from the tensors of its checkpoint.
@@ -48,10 +50,6 @@ FORMATS: Mapping[str, str] = {
 """Types of tensors whose elements are weights; packed ones are told apart by their scales."""
 
 KNOWN = ("bf16", "fp8", "nvfp4", "mxfp4", "awq-int4", "gptq-int4")
-
-TOWER_HELD_WHOLE = ("gemma3n", "gemma4")
-"""Families whose towers vLLM takes from `transformers`, undivided."""
-
 
 _SHARED_WITH_MODEL = re.compile(r"(embed_tokens|shared_head\.head|lm_head)\.")
 """Copies that MTP layers have in the checkpoint; vLLM takes the model's."""
@@ -101,7 +99,7 @@ def count(
             found.packed, FORMATS.get(tensor.dtype, "bf16")
         )
         whole = part in REPLICATED or bool(WHOLE.search(f".{tensor.name}."))
-        whole = whole or (part == "other" and geometry.model_type.startswith(TOWER_HELD_WHOLE))
+        whole = whole or (part == "other" and has_trait(geometry.model_type, "tower_held_whole"))
         as_stored = part == "router"  # routers are computed in 32 bits where they are stored so
         size = float(tensor.size * tensor.count) if as_stored else found.loaded
         sums[part].add(found.parameters, size, label, whole=whole)
@@ -155,26 +153,9 @@ def _whole_model(sums: Mapping[Part, _Sum]) -> str:
     return most if most in KNOWN else "fp8"
 
 
-# The part of a model that a tensor belongs to, by its name, and what its numbers are.
-#
-# Names are those of published checkpoints: Llama, Qwen, Gemma, gpt-oss, DeepSeek, GLM, Mistral,
-# Granite, Nemotron-H and LFM2 as `transformers` writes them. What is in a layer and has a name that
-# is not known counts as read for every token, so that nothing is left out.
-
-_TOWER = re.compile(
-    r"(vision|visual|vit|image|audio|speech|sound|video|talker|token2wav|code2wav|radio_model"
-    r"|multi_modal|multimodal|mm_|embed_vision|embed_audio|resampler|aligner|mlp1$"
-    r"|patch_merg|patch_embed|img_|perceiver|connector$)"
+_PARTS_BY_NAME: Mapping[str, Mapping[Part, str]] = tomllib.loads(
+    Path(__file__).with_name("tensor_names.toml").read_text(encoding="utf-8")
 )
-_DRAFTER = re.compile(r"(mtp|nextn|eagle|medusa)")
-_SHARED = re.compile(r"shared?_(expert|mlp)")
-_ROUTER = {"gate", "router", "e_score_correction_bias", "expert_bias", "moe_gate", "gate_weight"}
-_RECURRENT = {"linear_attn", "mamba", "ssm", "conv", "short_conv", "gated_delta_net", "kda"}
-_MIXER_STATE = {"in_proj", "out_proj", "conv1d", "a_log", "d", "dt_bias", "norm"}
-"""What a `mixer` of Nemotron-H has where it is a Mamba 2 layer."""
-_MIXER_HEADS = {"q_proj", "k_proj", "v_proj", "o_proj"}
-_EMBEDDING = re.compile(r"(embed_tokens|embeddings?|wte|tok_embeddings|word_embeddings|embed_in)$")
-_OUTPUT = {"lm_head", "output", "embed_out", "score", "classifier", "head"}
 _LONGEST_NUMBER = 6
 
 WHOLE = re.compile(
@@ -197,51 +178,23 @@ def part_of(name: str, layers: int) -> Part:
         layers: of the model; those from there on are MTP layers (DeepSeek, GLM).
     """
     words = name.lower().split(".")
-    if any(_TOWER.match(word) for word in words):
-        return "other"
-    if any(_DRAFTER.match(word) for word in words):
-        return "drafter"
     numbers = (i for i, w in enumerate(words) if w.isdecimal() and len(w) <= _LONGEST_NUMBER)
     place = next(numbers, None)
+    if found := _found("anywhere", f".{name.lower()}."):
+        return found
     if place is None:
-        return _outside(words)
+        *names, last = words
+        text = f".{'.'.join(names or words)}. {last}"
+        return _found("outside", text) or _found("positions", text) or "mlp"
     if int(words[place]) >= layers:
         return "drafter"
-    return _in_a_layer(words[place + 1 :])
+    return _found("in_a_layer", f".{'.'.join(words[place + 1 :])}.") or "mlp"
 
 
-def _outside(words: list[str]) -> Part:
-    """Outside of the layers."""
-    names = words[:-1] if len(words) > 1 else words
-    if any(word.endswith("per_layer") and word.startswith("embed") for word in names):
-        return "lookup"
-    if _OUTPUT & set(names):
-        return "output"
-    if any(_EMBEDDING.match(word) for word in names):
-        return "embedding"
-    if any("norm" in word for word in words):
-        return "norms"
-    if any("pos" in word and "embed" in word for word in names):
-        return "lookup"
-    return "mlp"
-
-
-def _in_a_layer(words: list[str]) -> Part:
-    found = set(words)
-    recurrent = bool(found & _RECURRENT)
-    experts = any(word.endswith("experts") or word == "switch_mlp" for word in words)
-    stacked = "block_sparse_moe" in found and bool(found & {"input_linear", "output_linear"})
-    norm = any(word.endswith("norm") for word in words[:-1])
-    attention = any("attn" in word or "attention" in word for word in words)
-    holds: tuple[tuple[Part, bool], ...] = (
-        ("shared", any(_SHARED.match(word) for word in words)),
-        ("router", bool(found & _ROUTER)),
-        ("experts", experts or stacked),
-        ("norms", norm and not recurrent and "mixer" not in found),
-        ("recurrent", recurrent or ("mixer" in found and bool(found & _MIXER_STATE))),
-        ("attention", attention or bool(found & _MIXER_HEADS)),
-    )
-    return next((part for part, is_so in holds if is_so), "mlp")
+def _found(place: str, text: str) -> Part | None:
+    """Return the first part of a place whose pattern is in a text."""
+    parts = _PARTS_BY_NAME[place].items()
+    return next((part for part, pattern in parts if re.search(pattern, text)), None)
 
 
 @dataclass(frozen=True)

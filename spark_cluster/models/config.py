@@ -19,13 +19,7 @@ from spark_cluster.models.layers import (
 )
 from spark_cluster.models.quantization import kv_dtype, quantization
 from spark_cluster.models.shape import Attention, Geometry, Latent
-from spark_cluster.models.tables import table
-
-OTHER_FULL_HEADS = ("gemma4_text", "gemma4_unified_text", "gemma4_assistant")
-"""Families whose full layers have heads of another size and number."""
-
-GATED = ("qwen3_next", "qwen3_5")
-"""Families whose attention has an output gate, also where the config does not say it."""
+from spark_cluster.models.tables import has_trait, table
 
 VISION = ("vision_config", "vit_config", "visual")
 
@@ -104,7 +98,7 @@ def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> A
     kv_heads = keys.positive("num_key_value_heads", "num_kv_heads", "n_head_kv", default=usual_kv)
     value_dim = keys.positive("v_head_dim", default=head_dim)
     same = False
-    if kind == FULL and keys.model_type in OTHER_FULL_HEADS:
+    if kind == FULL and has_trait(keys.model_type, "other_full_heads"):
         head_dim = value_dim = keys.positive("global_head_dim", default=head_dim)
         same = keys.says("attention_k_eq_v")
         if same:
@@ -129,7 +123,7 @@ def _one_kind(keys: Keys, kind: str, count: int, borrowed: int, heads: int) -> A
         window=window,
         k_is_v=same,
         borrowed=borrowed,
-        gated=keys.says("attn_output_gate") or keys.model_type.startswith(GATED),
+        gated=keys.says("attn_output_gate") or has_trait(keys.model_type, "gated_attention"),
     )
 
 
@@ -183,30 +177,20 @@ def _per_layer_embeddings(keys: Keys, layers: int) -> int:
 
 # The tables of rotary positions, which engines load next to a model's tensors.
 
-WITHOUT = ("nemotron_h", "jamba", "gpt2", "opt", "bert", "roberta", "xlm-roberta", "bloom", "mpt")
-"""Beginnings of families without rotary positions."""
-
-TABLE_OF_EACH_KIND = ("gemma3", "gemma4", "olmo3")
-"""Beginnings of families whose sliding layers rotate by another base than the others."""
-
-WHOLE_HEADS = ("gemma4",)
-"""Beginnings of families whose tables have all of a head, although only a part of it is rotated
-(vLLM: `Gemma4RotaryEmbedding`)."""
-
-USUAL_FACTOR = {"qwen3_next": 0.25, "qwen3_5": 0.25, "glm4": 0.5}
-"""The part of a head that is rotated, by beginnings of families, where the config does not say."""
-
 
 def rotary_width(keys: Keys, attention: Sequence[Attention], latent: Latent | None) -> int:
     """Return the elements that the tables have for each position, all tables together."""
     family = keys.model_type
-    if family.startswith(WITHOUT) or keys.get("position_embedding_type") in ("nope", "absolute"):
+    if has_trait(family, "no_rotary_positions") or keys.get("position_embedding_type") in (
+        "nope",
+        "absolute",
+    ):
         return 0
     if latent is not None:
         return latent.rope_dim
-    factor = 1.0 if family.startswith(WHOLE_HEADS) else _factor(keys)
+    factor = 1.0 if has_trait(family, "whole_heads") else _factor(keys)
     widths = [int(part.head_dim * factor) for part in attention]
-    return sum(widths if family.startswith(TABLE_OF_EACH_KIND) else set(widths))
+    return sum(widths if has_trait(family, "table_of_each_kind") else set(widths))
 
 
 def _factor(keys: Keys) -> float:
@@ -216,5 +200,5 @@ def _factor(keys: Keys) -> float:
         said = parameters.get("partial_rotary_factor")
     if isinstance(said, int | float) and not isinstance(said, bool) and 0 < said <= 1:
         return float(said)
-    usual = (USUAL_FACTOR[begin] for begin in USUAL_FACTOR if keys.model_type.startswith(begin))
-    return next(usual, 1.0)
+    usual: dict[str, float] = table("families")["rotary_factor"]
+    return next((usual[begin] for begin in usual if keys.model_type.startswith(begin)), 1.0)

@@ -7,7 +7,7 @@ from typing import Any
 from spark_cluster.config.yamlfile import described
 from spark_cluster.models.keys import Keys
 from spark_cluster.models.shape import Experts, Recurrent
-from spark_cluster.models.tables import table
+from spark_cluster.models.tables import has_trait, table
 
 FULL, SLIDING, CHUNKED = "full", "sliding", "chunked"
 RECURRENT = "recurrent"
@@ -91,10 +91,6 @@ def _alternating(keys: Keys, layers: int) -> list[str] | None:
     if isinstance(pattern, int) and pattern > 1:
         found = [SLIDING if (i + 1) % pattern else FULL for i in range(layers)]
         return [*found[:-1], FULL] if keys.model_type.startswith("gemma4") else found
-    if keys.model_type == "gemma2":
-        return [FULL if i % 2 else SLIDING for i in range(layers)]
-    if keys.model_type == "gpt_oss":
-        return [FULL if i % 2 else SLIDING for i in range(layers)]
     if keys.says("use_sliding_window") and keys.says("sliding_window"):  # Qwen 2, Qwen 3
         first = keys.number("max_window_layers", default=0)
         return [SLIDING if i >= first else FULL for i in range(layers)]
@@ -118,8 +114,6 @@ TOP_K = (
     "moe_k",
     "moe_topk",
 )
-SIDE_BY_SIDE = ("gemma4_text",)
-"""Families whose layers have a dense network and experts both."""
 
 
 def experts(keys: Keys, layers: int) -> tuple[Experts | None, int]:
@@ -141,7 +135,7 @@ def experts(keys: Keys, layers: int) -> tuple[Experts | None, int]:
         shared_intermediate=_shared(keys, intermediate),
         latent=keys.number("moe_latent_size", default=0),
     )
-    if keys.model_type in SIDE_BY_SIDE:
+    if has_trait(keys.model_type, "dense_beside_experts"):
         return found, layers
     return found, _written(keys, "-", "mlp", default=layers - with_experts)
 
@@ -198,9 +192,6 @@ def _written(keys: Keys, letter: str, word: str, default: int) -> int:
 # Layers with a state of constant size, as configs describe them.
 #
 # Shapes of the states are those of vLLM's `MambaStateShapeCalculator` (read in 0.19 and 0.32).
-
-FLOAT32_STATE = {"nemotron_h", "nemotron_h_puzzle"}
-"""vLLM keeps their recurrent state in float32 when the config does not say otherwise."""
 
 STATE_KEYS = {"mamba_ssm_dtype": ("qwen3_5", "qwen4"), "mamba_ssm_cache_dtype": ("nemotron_h",)}
 """The key for the type of the recurrent state, and beginnings of the families whose class reads it
@@ -317,7 +308,7 @@ def _short_convolution(keys: Keys, layers: int) -> Recurrent:
 
 
 def _state_dtype(keys: Keys) -> str | None:
-    usual = "float32" if keys.model_type in FLOAT32_STATE else None
+    usual = "float32" if has_trait(keys.model_type, "float32_state") else None
     for key, families in STATE_KEYS.items():
         found = keys.get(key)
         if found is not None and keys.model_type.startswith(families):

@@ -18,6 +18,11 @@ def table(name: str, room: str = "models") -> dict[str, Any]:
     return data
 
 
+def has_trait(family: str, trait: str) -> bool:
+    """Return whether models of a family, by their model_type, have a trait of `families.json`."""
+    return family.startswith(tuple(table("families")["traits"][trait]["families"]))
+
+
 def json_object(text: bytes | str, where: str) -> dict[str, Any]:
     """Return the object that a text holds.
 

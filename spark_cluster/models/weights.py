@@ -13,15 +13,15 @@ from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.models.naming import NOT_SAID
-from spark_cluster.models.shape import Geometry
-from spark_cluster.models.stored_tensors import (
+from spark_cluster.models.shape import (
     MATRICES,
     REPLICATED,
+    Geometry,
     Part,
     StoredPart,
     StoredWeights,
 )
-from spark_cluster.models.tables import table
+from spark_cluster.models.tables import has_trait, table
 
 BYTES: Mapping[Quantization, float] = MappingProxyType(
     {
@@ -38,9 +38,6 @@ BYTES: Mapping[Quantization, float] = MappingProxyType(
 
 SHOWN_KEYS = 3
 
-UNGATED: Mapping[str, int] = MappingProxyType({"nemotron_h": 2})
-"""Families whose feed-forward layers are two matrices; in the others a gate is the third."""
-
 
 def parameters(geometry: Geometry) -> dict[Part, int]:
     """Return the parameters of each part, from a model's shape.
@@ -48,7 +45,7 @@ def parameters(geometry: Geometry) -> dict[Part, int]:
     Norms and biases, below 0.1 % of any model, are left out.
     """
     hidden, experts = geometry.hidden, geometry.experts
-    matrices = UNGATED.get(geometry.model_type, 3)
+    matrices = 2 if has_trait(geometry.model_type, "ungated_mlp") else 3
     attention = 0
     for part in geometry.attention:
         values = 0 if part.k_is_v else part.value_dim

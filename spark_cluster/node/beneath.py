@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spark_cluster.node import safe_paths
-from spark_cluster.node.durable import write_at
+from spark_cluster.node.durable import temporary_name, write_at
 from spark_cluster.node.open_files import is_own, pieces
-from spark_cluster.node.temporary_names import temporary_name
 from spark_cluster.node.values import ResourceError
 
 DEEPEST = 32

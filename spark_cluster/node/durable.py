@@ -1,20 +1,56 @@
-"""Writes that survive a power cut: synced files and folders, lists to which lines are added."""
+"""Writes that survive a power cut: synced files and folders, lists to which lines are added.
+
+The names of our temporary files tell them from all others: see `temporary`.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import re
 import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import locks
-from spark_cluster.node.temporary_names import becomes, temporary_name
+from spark_cluster.node import locks, safe_paths
+from spark_cluster.node.values import ResourceError
+
+_NAME = re.compile(r"\.(?P<stem>.+)\.spark-cluster-(?P<random>[0-9a-f]{8})(?P<check>[0-9a-f]{8})")
+_STEM = 200
+"""Bytes of the name that are kept: file systems allow 255 for all of it."""
+
+
+def temporary_name(name: str) -> str:
+    """Return a fresh name for a temporary file that will become `name`."""
+    stem, random = _stem(name), os.urandom(4).hex()
+    return f".{stem}.spark-cluster-{random}{_check(stem, random)}"
+
+
+def is_temporary(name: str) -> bool:
+    """Return whether a file of this name is one of our temporary files."""
+    found = _NAME.fullmatch(name)
+    return found is not None and found["check"] == _check(found["stem"], found["random"])
+
+
+def becomes(name: str, temporary: str) -> bool:
+    """Return whether a file is one of our temporary files that was to become `name`."""
+    return temporary.startswith(f".{_stem(name)}.spark-cluster-") and is_temporary(temporary)
+
+
+def _stem(name: str) -> str:
+    return os.fsdecode(os.fsencode(name)[:_STEM])
+
+
+def _check(stem: str, random: str) -> str:
+    text = b"spark-cluster temporary file\0" + os.fsencode(stem) + b"\0" + random.encode()
+    return hashlib.sha256(text).hexdigest()[:8]
+
 
 MOST_STALE = 1000
 """Temporary files that one write removes; in a folder that others write there may be any number."""
@@ -122,6 +158,22 @@ def is_being_written(path: Path | str, folder: int | None = None) -> bool:
         return locks.is_held(handle)
     finally:
         os.close(handle)
+
+
+LARGEST_OBJECT = 64 << 20
+"""Bytes of a file that `read_object` reads; the manifest of a large model has some."""
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file of our own; empty where it is missing, damaged, too large
+    for any of ours, or no regular file: a link is not followed."""
+    try:
+        with safe_paths.file_in(path) as file:
+            data = file.read(LARGEST_OBJECT + 1)
+        found = json.loads(data) if len(data) <= LARGEST_OBJECT else {}
+    except (OSError, ValueError, RecursionError, ResourceError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 def append_line(path: Path, entry: Any) -> None:

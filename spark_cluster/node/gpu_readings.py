@@ -4,14 +4,18 @@ memory of processes.
 A call of nvidia-smi takes 17 ms of a core (driver 580.159 on an H100), once a second would be more
 than all else together; one that loops takes under 1 ms a round. In a loop `--query-compute-apps`
 prints nothing while no process holds memory, which a hang would look like: it is asked again.
+
+Each is read in a thread of its own, so that what hangs in the driver holds up this thread only, and
+none is started next to one that the kernel does not let go of.
 """
 
 from __future__ import annotations
 
 import contextlib
-import os
 import subprocess
+import threading
 import time
+from abc import ABC, abstractmethod
 from typing import Any
 
 from spark_cluster.node.nvidia_smi import APPS, FIGURES, THROTTLE, invalid, number, processes
@@ -29,131 +33,122 @@ END_S = 1.0
 is left."""
 
 READ = 64 * 1024
-"""Bytes read at once, and the most that is kept."""
+"""Characters of a line, and of the output, that are kept."""
 
 
-class Child:
-    """A program whose output is read as it comes, and that never is waited for.
+class Reader(ABC):
+    """Reads nvidia-smi in a thread, and starts it again with growing pauses.
 
-    Args:
-        argv: the command.
-        limit_s: seconds without a word after which it is ended.
+    Attributes:
+        note: why there is no answer; empty while there is one.
     """
 
-    def __init__(self, argv: tuple[str, ...], limit_s: float) -> None:
-        self.limit_s = limit_s
-        self.text = ""
-        self._heard = time.monotonic()
-        self._process = subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-        )
-        assert self._process.stdout is not None  # noqa: S101
-        self.handle = self._process.stdout.fileno()
-        os.set_blocking(self.handle, False)
+    silent: str
+    """What is noted of one that hangs."""
 
-    def read(self) -> bool:
-        """Take what it has printed; False when its output has ended."""
-        try:
-            data = os.read(self.handle, READ)
-        except BlockingIOError:
-            return True
-        if data:
-            self._heard = time.monotonic()
-            self.text = (self.text + data.decode(errors="replace"))[-READ:]
-        return bool(data)
+    def __init__(self, limit_s: float) -> None:
+        self.note = ""
+        self.limit_s = limit_s
+        self._pause = FIRST_PAUSE_S
+        self._process: subprocess.Popen[str] | None = None
+        self._heard = 0.0
+        self._hangs_since: float | None = None
+        self._over = threading.Event()
+        self._starting = threading.Lock()
+        threading.Thread(target=self._run, name="nvidia-smi", daemon=True).start()
 
     @property
-    def hangs(self) -> bool:
-        """True if it has said nothing for too long."""
-        return time.monotonic() - self._heard > self.limit_s
+    @abstractmethod
+    def argv(self) -> tuple[str, ...]:
+        """The command."""
 
-    def status(self) -> int | None:
-        """The exit status, once it has ended."""
-        return self._process.poll()
+    @abstractmethod
+    def take(self, line: str) -> bool:
+        """Take a line; False for one that is no answer, which may say why it ends."""
 
-    def end(self, wait_s: float = 0.0) -> bool:
-        """End it, and wait so many seconds at most for each signal; False when it goes on."""
-        for stop in (self._process.terminate, self._process.kill):
-            if self._process.poll() is not None:
-                break
-            stop()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(wait_s)
-        return self._process.poll() is not None
+    @abstractmethod
+    def ended(self, status: int, said: str) -> float | None:
+        """Note the end of one that did not hang; return the seconds to the next start, or None for
+        one that failed, after which the pauses grow."""
 
-    def close(self) -> None:
-        """Let go of its output."""
-        if self._process.stdout is not None:
-            self._process.stdout.close()
+    def look(self) -> None:
+        """Note one that hangs and have it ended; never waits."""
+        process, now = self._process, time.monotonic()
+        if process is None or now - self._heard <= self.limit_s:
+            return
+        self.note = self.silent.format(self.limit_s)
+        if self._hangs_since is None:
+            self._hangs_since = now
+            process.terminate()
+        elif now - self._hangs_since > END_S:
+            process.kill()
 
-
-class Restarting:
-    """A child that is started again with growing pauses, but never next to one that goes on."""
-
-    def __init__(self) -> None:
-        self.child: Child | None = None
-        self.note = ""
-        self._left: Child | None = None
-        self._pause = FIRST_PAUSE_S
-        self._next = 0.0
-
-    def due(self) -> bool:
-        """Return whether it is time to start it."""
-        if self._left is not None and not self._left.end():
-            return False
-        self._left = None
-        return self.child is None and time.monotonic() >= self._next
-
-    def start(self, argv: tuple[str, ...], limit_s: float) -> None:
-        """Start it; a program that is not there is noted."""
-        try:
-            self.child = Child(argv, limit_s)
-        except OSError as error:
-            self.failed(f"{argv[0]}: {error.strerror or error}")
-
-    def failed(self, note: str) -> None:
-        """Note why there is no answer, end what runs, and wait before the next start."""
-        self.note = note
-        self.drop()
-        self._next = time.monotonic() + self._pause
-        self._pause = min(2 * self._pause, LONGEST_PAUSE_S)
-
-    def worked(self, again_in_s: float = 0.0) -> None:
-        """Note that it answered; the next start comes in so many seconds."""
-        self.note = ""
-        self._pause = FIRST_PAUSE_S
-        self._next = time.monotonic() + again_in_s
-
-    def drop(self) -> None:
-        """End the child; one that goes on is looked after later."""
-        if self.child is not None:
-            self.child.close()
-            if not self.child.end(0.05):
-                self._left = self.child
-            self.child = None
+    def worked(self) -> None:
+        """Note that it answered."""
+        self.note, self._pause = "", FIRST_PAUSE_S
 
     def end(self) -> None:
         """End it for good."""
-        for child in (self.child, self._left):
-            if child is not None:
-                child.end(END_S)
+        self._over.set()
+        if self._starting.acquire(timeout=END_S):
+            self._starting.release()
+        if (process := self._process) is not None:
+            for stop in (process.terminate, process.kill):
+                stop()
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(END_S)
+                    return
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            again_in_s = self._read()
+            if again_in_s is None:
+                again_in_s, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE_S)
+            self._over.wait(again_in_s)
+
+    def _read(self) -> float | None:
+        """Start it, and hand on what it prints until it ends."""
+        with self._starting:
+            if self._over.is_set():
+                return None
+            try:
+                process = subprocess.Popen(
+                    self.argv,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                    errors="replace",
+                )
+            except OSError as error:
+                self.note = f"{self.argv[0]}: {error.strerror or error}"
+                return None
+            self._heard, self._hangs_since = time.monotonic(), None
+            self._process = process
+        said = ""
+        with process:
+            assert process.stdout is not None  # noqa: S101  (a pipe)
+            while line := process.stdout.readline(READ):
+                self._heard = time.monotonic()
+                said = said if self.take(line) else (said + line)[-READ:]
+        self._process = None
+        return self.ended(process.returncode, said) if self._hangs_since is None else None
 
 
-class GpuReader:
+class GpuReader(Reader):
     """The GPU's figures from one nvidia-smi that prints a line every interval.
 
     Args:
         every: seconds between two lines.
     """
 
+    silent = "nvidia-smi has printed nothing for {:g} s"
+
     def __init__(self, every: float) -> None:
         self._every = every
         self._fields = list(FIELDS)
-        self._state = Restarting()
-        self._figures: dict[str, Any] | None = None
-        self._at = 0.0
-        self._said = ""
-        """What it has printed that is no line of figures: why it ends."""
+        self._latest: tuple[float, dict[str, Any] | None] = (0.0, None)
+        super().__init__(max(SILENT_S, 2 * every))
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -164,44 +159,14 @@ class GpuReader:
 
     def now(self) -> dict[str, Any] | None:
         """Return the latest figures; None when there are none of the last seconds."""
-        self._serve()
-        fresh = time.monotonic() - self._at < 2.5 * self._every + 0.5
-        return self._figures if fresh else None
+        self.look()
+        at, figures = self._latest
+        return figures if time.monotonic() - at < 2.5 * self._every + 0.5 else None
 
-    @property
-    def note(self) -> str:
-        """The reason why there are none."""
-        return self._state.note
-
-    def handles(self) -> list[int]:
-        """The descriptors on which something may come."""
-        return [self._state.child.handle] if self._state.child else []
-
-    def end(self) -> None:
-        """End nvidia-smi."""
-        self._state.end()
-
-    def _serve(self) -> None:
-        if self._state.due():
-            self._state.start(self.argv, max(SILENT_S, 2 * self._every))
-        child = self._state.child
-        if child is None:
-            return
-        goes_on = child.read()
-        *lines, child.text = child.text.split("\n")
-        for line in lines:
-            self._take(line)
-        if not goes_on or child.status() is not None:
-            output, self._said = f"{self._said}\n{child.text}", ""
-            self._ended(child, output)
-        elif child.hangs:
-            self._state.failed(f"nvidia-smi has printed nothing for {child.limit_s:g} s")
-
-    def _take(self, line: str) -> None:
+    def take(self, line: str) -> bool:
         cells = [cell.strip() for cell in line.split(",")]
         if len(cells) != len(self._fields):
-            self._said = f"{self._said}\n{line}"[-READ:]
-            return
+            return False
         values = dict(zip(self._fields, cells, strict=True))
         figures: dict[str, Any] = {
             name: number(values.get(field, "")) for field, name in FIGURES.items()
@@ -209,60 +174,47 @@ class GpuReader:
         reasons = {reason: values.get(field, "") for reason, field in THROTTLE.items()}
         known = [r for r, state in reasons.items() if state in ("Active", "Not Active")]
         figures["throttle"] = [r for r in known if reasons[r] == "Active"] if known else None
-        self._figures, self._at = figures, time.monotonic()
-        self._state.worked()
+        self._latest = (time.monotonic(), figures)
+        self.worked()
+        return True
 
-    def _ended(self, child: Child, output: str) -> None:
-        unknown = invalid(output) & set(self._fields)
+    def ended(self, status: int, said: str) -> float | None:
+        unknown = invalid(said) & set(self._fields)
         if unknown and len(unknown) < len(self._fields):  # a driver that does not have the field
             self._fields = [field for field in self._fields if field not in unknown]
-            self._state.drop()
-            return
-        text = " ".join(output.split())[:200]
-        self._state.failed(f"nvidia-smi ended: {text or f'status {child.status()}'}")
+            return 0.0
+        self.note = f"nvidia-smi ended: {' '.join(said.split())[:200] or f'status {status}'}"
+        return None
 
 
-class AppsReader:
+class AppsReader(Reader):
     """The memory of processes, by a nvidia-smi every so many seconds.
 
     Args:
         every: seconds.
     """
 
+    silent = "nvidia-smi has not answered for {:g} s"
+    argv = APPS
+
     def __init__(self, every: float) -> None:
         self._every = every
-        self._state = Restarting()
+        self._answer: list[tuple[int, str, int | None]] | None = None
+        super().__init__(SILENT_S)
 
     def now(self) -> list[tuple[int, str, int | None]] | None:
         """Return (pid, name, MiB) of each process when there is a new answer, otherwise None."""
-        if self._state.due():
-            self._state.start(APPS, SILENT_S)
-            return None
-        child = self._state.child
-        if child is None:
-            return None
-        goes_on = child.read()
-        status = child.status()
-        if status is None and child.hangs:
-            self._state.failed(f"nvidia-smi has not answered for {SILENT_S:g} s")
-        if status is None:
-            return None
-        while goes_on:
-            goes_on = child.read() and len(child.text) < READ
-        text = child.text
-        if status != 0:
-            output = " ".join(text.split())[:200]
-            self._state.failed(f"nvidia-smi: {output or f'status {status}'}")
-            return None
-        self._state.drop()
-        self._state.worked(self._every)
-        return processes(text)
+        self.look()
+        answer, self._answer = self._answer, None
+        return answer
 
-    @property
-    def note(self) -> str:
-        """The reason why there is no answer."""
-        return self._state.note
+    def take(self, _line: str) -> bool:
+        return False
 
-    def end(self) -> None:
-        """End nvidia-smi."""
-        self._state.end()
+    def ended(self, status: int, said: str) -> float | None:
+        if status:
+            self.note = f"nvidia-smi: {' '.join(said.split())[:200] or f'status {status}'}"
+            return None
+        self._answer = processes(said)
+        self.worked()
+        return self._every

@@ -24,6 +24,7 @@ from spark_cluster.node.durable import (
     make_folder,
     naming,
     read_lines,
+    read_object,
     sync_folder,
     write_file,
 )
@@ -278,8 +279,8 @@ def runs_in_order(folder: Path) -> list[Path]:
 def _number(run: Path) -> int:
     """A run's number; 0 of one of before they had numbers."""
     try:
-        return int(json.loads((run / "run.json").read_text()).get("number", 0))
-    except (OSError, ValueError, AttributeError, TypeError):
+        return int(read_object(run / "run.json").get("number", 0))
+    except (ValueError, TypeError):
         return 0
 
 

@@ -7,9 +7,12 @@ a folder that is 0700; either is enough. The kernel releases a lock when its hol
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from spark_cluster.node import paths
 
@@ -60,3 +63,55 @@ def opened(path: Path) -> int:
     handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
     os.fchmod(handle, 0o600)
     return handle
+
+
+class Locked(Exception):
+    """Another run holds the lock; `owner` is what it wrote about itself."""
+
+    def __init__(self, owner: dict[str, Any]) -> None:
+        super().__init__("locked")
+        self.owner = owner
+
+
+class NodeLock:
+    """The node's run lock: one run at a time; it names its holder, and is released by the kernel
+    when that ends, however it ends."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.owner: dict[str, Any] = {}
+        """What its holder, this process, said of itself; empty without the lock."""
+        self._handle: int | None = None
+
+    def take(self, owner: Mapping[str, Any], within_s: float = 0.0) -> None:
+        """Take the lock, or raise Locked with what its holder wrote.
+
+        Args:
+            owner: what is told to those that find it taken.
+            within_s: seconds for which it is tried again.
+        """
+        if self._handle is not None:
+            return
+        handle = opened(self.path)
+        if not take(handle, within_s):
+            text = os.read(handle, 65536).decode(errors="replace")
+            os.close(handle)
+            raise Locked(_parse(text))
+        os.ftruncate(handle, 0)
+        os.write(handle, json.dumps({**owner, "pid": os.getpid()}).encode())
+        self._handle = handle
+        self.owner = dict(owner)
+
+    def release(self) -> None:
+        if self._handle is not None:
+            os.ftruncate(self._handle, 0)
+            os.close(self._handle)
+            self._handle = None
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        owner = json.loads(text)
+    except ValueError:
+        return {}
+    return owner if isinstance(owner, dict) else {}

@@ -18,15 +18,14 @@ def is_own(about: os.stat_result) -> bool:
     return stat.S_ISREG(about.st_mode) and about.st_uid == os.geteuid() and about.st_nlink == 1
 
 
-def pieces(handle: int, size: int, piece: int = _PIECE) -> Iterator[bytes]:
-    """Yield the bytes of an open file from its beginning, at most `size`, piece by piece."""
-    at = 0
+def pieces(handle: int, size: int, piece: int = _PIECE, at: int = 0) -> Iterator[bytes]:
+    """Yield the bytes of an open file from byte `at` to byte `size`, piece by piece."""
     while at < size and (data := os.pread(handle, min(piece, size - at), at)):
         yield data
         at += len(data)
 
 
-def write_whole(handle: int, data: bytes | memoryview) -> None:
+def write_all(handle: int, data: bytes | memoryview) -> None:
     """Write all of it where the file is."""
     left = memoryview(data)
     while left:

@@ -87,3 +87,8 @@ def _said(size: int) -> str:
         if size >= length:
             return f"{size / length:.1f} {unit}"
     return f"{size} bytes"
+
+
+def gigabytes(size: int) -> str:
+    """Return a number of bytes as GB, or MB where it is less than one."""
+    return f"{size / 1e9:.1f} GB" if size >= 1e9 else f"{size / 1e6:.1f} MB"

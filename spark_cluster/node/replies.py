@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
 from typing import Any
 
 SHOWN = 200
 """Characters of a reply that are quoted."""
-
-MOST_CALLS = 64
-"""Tool calls of one answer that are read."""
 
 
 class NotACompletion(ValueError):
@@ -72,6 +68,11 @@ def texts_of(value: Any) -> tuple[str, ...]:
     return tuple(map(str, value)) if isinstance(value, list) else ()
 
 
+def objects_of(value: Any) -> list[dict[str, Any]]:
+    """The objects among the items of a list; none where it is anything else."""
+    return [one for one in value if isinstance(one, dict)] if isinstance(value, list) else []
+
+
 def mapping_of(value: Any) -> dict[str, str]:
     """The values of an object as texts; none where it is anything else."""
     return {key: str(one) for key, one in value.items()} if isinstance(value, dict) else {}
@@ -108,33 +109,3 @@ def error(body: str) -> str:
     """The message of an OpenAI error, or the beginning of what came."""
     found = decoded(body)
     return text_of(at(found, "error", "message")) or text_of(at(found, "message")) or short(body)
-
-
-@dataclass
-class MessageParts:
-    """A message that is put together from its parts: one, or the deltas of a stream."""
-
-    content: str = ""
-    reasoning: str = ""
-    calls: list[dict[str, Any]] = field(default_factory=list)
-
-    def add(self, part: dict[str, Any]) -> None:
-        """Add a part; what is not as it should be in it is left out."""
-        self.content += text_of(part.get("content"))
-        self.reasoning += reasoning(part)
-        found = part.get("tool_calls")
-        for place, call in enumerate(found if isinstance(found, list) else ()):
-            if isinstance(call, dict):
-                self._call(call, place)
-
-    def _call(self, part: dict[str, Any], place: int) -> None:
-        index = part.get("index")
-        number = index if isinstance(index, int) and 0 <= index < MOST_CALLS else place
-        while len(self.calls) <= min(number, MOST_CALLS - 1):
-            function = {"name": "", "arguments": ""}
-            made = {"id": f"call-{len(self.calls)}", "type": "function", "function": function}
-            self.calls.append(made)
-        call = self.calls[min(number, MOST_CALLS - 1)]
-        call["id"] = text_of(part.get("id")) or call["id"]
-        for name in ("name", "arguments"):
-            call["function"][name] += text_of(at(part, "function", name))

@@ -20,12 +20,16 @@ from typing import Any, NoReturn, Protocol
 from spark_cluster.node import own_program
 from spark_cluster.node.engine_metrics import EngineReader
 from spark_cluster.node.gpu_readings import AppsReader, GpuReader
+from spark_cluster.node.output import TEXT_LIMIT
 
 FORMAT = 1
 """Of a line; a reader refuses others."""
 
-FILE_LIMIT = 64 * 1024 * 1024
-"""Bytes of a file after which it is kept as FILE.1, and a new one is begun: more than a day."""
+FILE_LIMIT = TEXT_LIMIT
+"""Bytes of a file after which it is kept as FILE.1, and a new one is begun: three hours."""
+
+KEPT_FILES = 8
+"""Files that are kept, the newest and FILE.1 to FILE.7: a day."""
 
 LEAST_EVERY_S = 0.1
 
@@ -172,7 +176,8 @@ class Pipe:
 
 
 class File:
-    """A file of lines and the one before it, FILE.1; with a full disk lines are dropped."""
+    """A file of lines and those before it, the last one FILE.1; with a full disk lines are
+    dropped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -182,11 +187,18 @@ class File:
         data = ("\n" if self._torn else "") + line
         with contextlib.suppress(OSError):
             if self._size() + len(data) > FILE_LIMIT:
-                self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+                self._begin_new()
             self._torn = True  # until all of it is there
             with self._path.open("a", encoding="utf-8") as out:
                 out.write(data)
             self._torn = False
+
+    def _begin_new(self) -> None:
+        older = (self._path.with_name(f"{self._path.name}.{n}") for n in range(1, KEPT_FILES))
+        files = [self._path, *older]
+        for number in range(KEPT_FILES - 1, 0, -1):
+            with contextlib.suppress(FileNotFoundError):
+                files[number - 1].replace(files[number])
 
     def _size(self) -> int:
         try:
@@ -221,9 +233,6 @@ RESCAN_S = 30.0
 VIRTUAL = ("lo", "veth", "docker", "br-", "virbr", "cni", "flannel", "tap", "tun", "wg", "dummy")
 """Beginnings of names of interfaces that are no link to another machine."""
 
-BLOCK = 64 * 1024
-"""Bytes read at once."""
-
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 ERRORS = (
@@ -239,72 +248,30 @@ receiver that was not ready (rnr_nak_retry_err). The choice is this project's; t
 nvidia-docs-rdma-counters."""
 
 
-class Counter:
-    """A small file that is read again and again."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._handle: int | None = None
-
-    def text(self) -> bytes | None:
-        """Return its content; None when it cannot be read."""
-        data = b""
-        try:
-            if self._handle is None:
-                self._handle = os.open(self._path, os.O_RDONLY | os.O_CLOEXEC)
-            while part := os.pread(self._handle, BLOCK, len(data)):  # /proc gives a page at a time
-                data += part
-        except OSError:
-            self.close()
-            return None
-        return data
-
-    def value(self) -> int | None:
-        """Return it as a number."""
-        try:
-            return int(self.text() or b"")
-        except ValueError:
-            return None
-
-    def close(self) -> None:
-        """Close it; the next reading opens it again."""
-        if self._handle is not None:
-            with contextlib.suppress(OSError):
-                os.close(self._handle)
-            self._handle = None
-
-
+@dataclass(frozen=True)
 class Hca:
     """The counters of an RDMA device's first port.
 
-    Args:
+    Attributes:
         folder: its folder in /sys/class/infiniband.
+        interface: its network interface; None without one.
     """
 
-    def __init__(self, folder: Path) -> None:
-        counters = folder / "ports/1/counters"
-        self._received = Counter(counters / "port_rcv_data")
-        self._sent = Counter(counters / "port_xmit_data")
-        self._errors = [Counter(folder / "ports/1/hw_counters" / name) for name in ERRORS]
-        self.interface = next(iter(_names(folder / "device/net")), None)
+    folder: Path
+    interface: str | None
 
     def read(self) -> dict[str, Any]:
         """Return its interface, and the bytes received and sent."""
-        received, sent = self._received.value(), self._sent.value()
-        return {
-            "interface": self.interface,
-            "rx": None if received is None else received * WORD,
-            "tx": None if sent is None else sent * WORD,
-        }
+        names = {"rx": "port_rcv_data", "tx": "port_xmit_data"}
+        found = {way: _value(self.folder / "ports/1/counters" / n) for way, n in names.items()}
+        moved = {way: None if words is None else words * WORD for way, words in found.items()}
+        return {"interface": self.interface, **moved}
 
     def errors(self) -> int | None:
         """Return the sum of ERRORS; None without any of them."""
-        values = [value for counter in self._errors if (value := counter.value()) is not None]
+        found = (_value(self.folder / "ports/1/hw_counters" / name) for name in ERRORS)
+        values = [value for value in found if value is not None]
         return sum(values) if values else None
-
-    def close(self) -> None:
-        for counter in (self._received, self._sent, *self._errors):
-            counter.close()
 
 
 class SystemReader:
@@ -315,18 +282,16 @@ class SystemReader:
     """
 
     def __init__(self, root: Path) -> None:
-        self._meminfo = Counter(root / "proc/meminfo")
-        self._vmstat = Counter(root / "proc/vmstat")
-        self._network = Counter(root / "proc/net/dev")
+        self._proc = root / "proc"
         self._folder = root / "sys/class/infiniband"
         self._hcas: dict[str, Hca] = {}
         self._scanned = float("-inf")
 
     def memory(self) -> dict[str, int | None]:
         """Return MemTotal, MemAvailable and swap in use, KiB, and bytes swapped since boot."""
-        found = _fields(self._meminfo.text() or b"")
+        found = _fields(_content(self._proc / "meminfo") or b"")
         total, free = found.get(b"SwapTotal:"), found.get(b"SwapFree:")
-        moved = _fields(self._vmstat.text() or b"", (b"pswpin", b"pswpout"))
+        moved = _fields(_content(self._proc / "vmstat") or b"", (b"pswpin", b"pswpout"))
         return {
             "total_kib": found.get(b"MemTotal:"),
             "available_kib": found.get(b"MemAvailable:"),
@@ -336,7 +301,7 @@ class SystemReader:
 
     def network(self) -> dict[str, tuple[int, int]] | None:
         """Return the bytes received and sent of each interface that is no virtual one."""
-        text = self._network.text()
+        text = _content(self._proc / "net/dev")
         if text is None:
             return None
         found = {}
@@ -360,9 +325,27 @@ class SystemReader:
 
     def _scan(self) -> None:
         self._scanned = time.monotonic()
-        for hca in self._hcas.values():
-            hca.close()
-        self._hcas = {name: Hca(self._folder / name) for name in _names(self._folder)}
+        folders = {name: self._folder / name for name in _names(self._folder)}
+        self._hcas = {
+            name: Hca(folder, next(iter(_names(folder / "device/net")), None))
+            for name, folder in folders.items()
+        }
+
+
+def _content(path: Path) -> bytes | None:
+    """Return the content of a small file; None when it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError:
+        return None
+
+
+def _value(path: Path) -> int | None:
+    """Return a file's content as a number; None where it is none."""
+    try:
+        return int(_content(path) or b"")
+    except ValueError:
+        return None
 
 
 def _names(folder: Path) -> list[str]:

@@ -19,9 +19,15 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from spark_cluster.node import safe_paths
-from spark_cluster.node.durable import append_line, is_being_written, make_folder, read_lines
+from spark_cluster.node.durable import (
+    append_line,
+    is_being_written,
+    is_temporary,
+    make_folder,
+    read_lines,
+    temporary_name,
+)
 from spark_cluster.node.faults import explain
-from spark_cluster.node.temporary_names import is_temporary, temporary_name
 from spark_cluster.node.values import ResourceError
 
 LIST = "temporary-folders"

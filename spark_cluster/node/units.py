@@ -18,12 +18,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spark_cluster.node import locks, moment, own_program, paths, processes
+from spark_cluster.node import locks, own_program, paths, processes, worker
+from spark_cluster.node.durable import read_object
 from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
+from spark_cluster.node.own_program import answer_of
 from spark_cluster.node.processes import Cancelled, Completed
-from spark_cluster.node.unit_output import Tail, text_of
 from spark_cluster.node.values import ResourceError
+from spark_cluster.node.worker import Tail, text_of
 
 FOLDER = paths.UNITS
 BOOTED = "/run/systemd/system"
@@ -144,13 +146,13 @@ class _Unit:
         return _running(self.folder)
 
     def since(self) -> str:
-        begun = _read(self.folder / "begun") or moment.now()
+        begun = read_object(self.folder / "begun") or worker.now()
         return time.strftime("%H:%M:%S", time.localtime(begun["time"]))
 
     def unwatched(self) -> Completed | None:
         """Take the result of work that ended while no run watched, when that is wanted."""
-        result = _read(self.folder / "status")
-        if result is None or moment.age(result) > STALE_S:
+        result = read_object(self.folder / "status")
+        if not result or worker.age(result) > STALE_S:
             return None
         when = time.strftime("%H:%M:%S", time.localtime(result["time"]))
         what = f"{self.work.key}: {self.work.argv[0]} ended at {when} while no run watched"
@@ -185,7 +187,7 @@ class _Unit:
             "user": work.user,
             "timeout": work.timeout,
         }
-        (self.folder / "asked").write_text(json.dumps(moment.now()))
+        (self.folder / "asked").write_text(json.dumps(worker.now()))
         handle = os.open(self.folder / "work", os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(handle, "w") as out:
             json.dump(document, out)
@@ -232,8 +234,8 @@ class _Unit:
             contextlib.closing(Tail(self.folder / "err", on_output)) as err,
         ):
             self._until_ended((out, err))
-        result = _read(self.folder / "status")
-        if result is None:
+        result = read_object(self.folder / "status")
+        if not result:
             raise ResourceError(
                 f"{self.work.key}: {self.work.argv[0]} was ended from outside "
                 "(killed, or the node ran out of memory)",
@@ -244,7 +246,7 @@ class _Unit:
     # -- inside --------------------------------------------------------------------------------
 
     def _until_ended(self, tails: tuple[Tail, ...]) -> None:
-        begun = _read(self.folder / "begun") or moment.now()
+        begun = read_object(self.folder / "begun") or worker.now()
         graces = processes.TERM_GRACE + processes.KILL_GRACE + processes.DRAIN_S
         limit = self.work.timeout + graces + ENDING_S
         wait = 0.02
@@ -253,7 +255,7 @@ class _Unit:
             wait = 0.02 if moved else min(wait * 1.5, 0.5)
             if self.host.processes.cancelled.wait(wait):
                 self._abandon()
-            if moment.age(begun) > limit:
+            if worker.age(begun) > limit:
                 self._stop()
                 raise processes.TooLong(
                     f"{self.work.argv[0]}: not done after {self.work.timeout:g} s"
@@ -332,15 +334,6 @@ def _running(folder: Path) -> bool:
         os.close(handle)
 
 
-def _read(path: Path) -> dict[str, Any] | None:
-    """Return what the worker wrote in one of its files; None when it wrote nothing."""
-    try:
-        document = json.loads(path.read_text())
-    except (OSError, ValueError):
-        return None
-    return document if isinstance(document, dict) else None
-
-
 def _forget_old(folder: Path) -> None:
     """Remove what ended long ago and was not asked for, and what never began: it holds secrets."""
     if not folder.is_dir():
@@ -348,12 +341,34 @@ def _forget_old(folder: Path) -> None:
     for old in folder.iterdir():
         if _running(old):
             continue
-        status, asked = _read(old / "status"), _read(old / "asked") or {}
-        if status is not None:
-            forgotten = moment.age(status) > 7 * STALE_S
+        status, asked = read_object(old / "status"), read_object(old / "asked")
+        if status:
+            forgotten = worker.age(status) > 7 * STALE_S
         elif (old / "begun").exists():
-            forgotten = moment.age(asked) > 7 * STALE_S
+            forgotten = worker.age(asked) > 7 * STALE_S
         else:
-            forgotten = moment.age(asked) > 2 * BEGIN_S
+            forgotten = worker.age(asked) > 2 * BEGIN_S
         if forgotten:
             shutil.rmtree(old, ignore_errors=True)
+
+
+# Programs of ours (`own_program`) in units.
+
+
+def result_of(
+    host: Host, key: str, argv: Sequence[str], *, stdin: bytes = b"", timeout: float
+) -> dict[str, Any]:
+    """Run it, or join the one that runs, and return its result; lines before it are progress.
+
+    Raises:
+        ResourceError: it failed, with its own words, or ended without a result.
+    """
+    done = run(
+        host,
+        key,
+        argv,
+        stdin=stdin,
+        timeout=timeout,
+        on_output=lambda line: None if line.startswith("{") else host.progress(line),
+    ).check(key)
+    return answer_of(done.stdout, done.stderr, key)

@@ -6,6 +6,7 @@ Used on the laptop and on the node, so it imports the standard library only (Pyt
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -97,3 +98,7 @@ class LaptopFile:
                 found.update(piece)
                 size += len(piece)
         return Blob(found.hexdigest(), size)
+
+
+PINNED = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*(\[[A-Za-z0-9,._-]+\])?(==[^\s*,;]+| @ \S+)( ;.*)?")
+"""The form of a pinned requirement of Python, for the laptop and for the node."""

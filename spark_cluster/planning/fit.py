@@ -10,14 +10,20 @@ from typing import Annotated
 
 from pydantic import Field
 
+from spark_cluster.config.engines import with_unit
 from spark_cluster.config.launch import Launch, finite
 from spark_cluster.document import Document, Hidden, Rounded, derived, printed
 from spark_cluster.models import memory
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.shape import Geometry
-from spark_cluster.planning import batch, kv, whole_model
+from spark_cluster.planning import kv, whole_model
 from spark_cluster.planning.kv.layers import DrafterLayers, drafter_layers
-from spark_cluster.planning.room import NodeMemory
+from spark_cluster.planning.room import (
+    NodeMemory,
+    batched_tokens,
+    runtime_on,
+    with_default_batch,
+)
 from spark_cluster.planning.speed.serving import Serving, of_launch
 
 SPARE_GIB = 1.0
@@ -113,14 +119,14 @@ def fit(
         UsageError: a quantization or a type of KV cache that is not known, or heads that cannot be
             divided over so many nodes.
     """
-    launch = batch.with_default_batch(launch, rooms)
+    launch = with_default_batch(launch, rooms)
     serving = of_launch(launch, geometry)
     held = whole_model.rank_share(launch, serving)
     whole = whole_model.whole_gib(launch, serving) if weights_gib is None else weights_gib
     weights = held * whole_model.stage_gib(geometry, launch.pp, whole) / launch.tp
     loading = whole_model.stage_gib(geometry, launch.pp, serving.load_peak_bytes / GIB)
     peak = max(weights, held * loading / launch.tp + geometry.tables_bytes / GIB)
-    runtime = batch.runtime_gib(launch, rooms, runtime_gib)
+    runtime = runtime_on(launch, rooms, runtime_gib)
     highest = min(memory.utilization(room.memory) for room in rooms)
     smallest = min(room.total_gib for room in rooms)
     asked = _asked_gib(launch, serving)
@@ -165,8 +171,7 @@ def _asked_gib(launch: Launch, serving: Serving) -> float:
     length = context_length(launch, serving.geometry)
     if length < 1:
         return 0.0
-    held = whole_model.largest_stage(serving.geometry, launch.pp)
-    return kv.bytes_for(held, requests, length, **_rule(launch, serving)) / GIB
+    return kv.bytes_for(_layout(launch, serving), requests, length) / GIB
 
 
 def _share(
@@ -187,31 +192,27 @@ def _share(
 
 def kv_bytes_given(launch: Launch) -> float | None:
     """--kv-cache-memory-bytes: a number, or one with a unit (k, K, m, M, g, G, t, T)."""
-    value = launch.args.get("kv-cache-memory-bytes")
-    if isinstance(value, str) and value[:-1].replace(".", "", 1).isdecimal():
-        # vLLM reads small letters as powers of 1000 and capitals as powers of 1024.
-        unit = value[-1]
-        power = "kmgt".find(unit.lower()) + 1
-        base = 1024 if unit.isupper() else 1000
-        size = float(value[:-1]) * base**power if power else float(value)
-        return finite(size, "--kv-cache-memory-bytes")
-    return launch.number("kv-cache-memory-bytes")
+    flag = "kv-cache-memory-bytes"
+    text = launch.text(flag)
+    plain = float(text) if text.replace(".", "", 1).isdecimal() else None
+    size = with_unit(text) or plain
+    return launch.number(flag) if size is None else finite(size, f"--{flag}")
 
 
 def _cache(launch: Launch, serving: Serving, kv_gib: float) -> kv.KvCache | None:
     length = context_length(launch, serving.geometry)
     if kv_gib <= 0 or length < 1:
         return None
-    held = whole_model.largest_stage(serving.geometry, launch.pp)
-    return kv.cache(held, kv_gib=kv_gib, max_model_len=length, **_rule(launch, serving))
+    return kv.cache(_layout(launch, serving), int(kv_gib * GIB), length)
 
 
-def _rule(launch: Launch, serving: Serving) -> kv.Options:
+def _layout(launch: Launch, serving: Serving) -> kv.KvLayout:
     """Return everything in a launch that its cache depends on."""
-    block = launch.number("block-size")
-    return kv.Options(
+    block, asked = launch.number("block-size"), launch.text("gdn-prefill-backend") or None
+    return kv.KvLayout(
+        whole_model.largest_stage(serving.geometry, launch.pp),
         kv_dtype=serving.kv_dtype,
-        max_num_batched_tokens=batch.batched_tokens(launch),
+        max_num_batched_tokens=batched_tokens(launch),
         tp=launch.tp,
         vllm=launch.vllm,
         block_size=int(block) if block is not None else None,
@@ -219,16 +220,10 @@ def _rule(launch: Launch, serving: Serving) -> kv.Options:
         mamba_cache_mode=launch.text("mamba-cache-mode") or None,
         drafted_tokens=launch.drafted_tokens,
         drafter=_drafter(launch, serving.geometry),
-        gdn_prefill=_gdn_prefill(launch),
+        gdn_prefill=asked if asked != "auto" else None,
         async_scheduling=_switch(launch, "async-scheduling") is not False,
         device="cpu" if _on_cpu(launch) else "gpu",
     )
-
-
-def _gdn_prefill(launch: Launch) -> str | None:
-    """The kernel that was asked for; None where vLLM chooses."""
-    asked = launch.text("gdn-prefill-backend")
-    return None if asked in ("", "auto") else asked
 
 
 def _switch(launch: Launch, flag: str) -> bool | None:
@@ -247,7 +242,7 @@ def _shape(fitted: Fit) -> list[str]:
     """Return the problems that more memory cannot solve."""
     found, launch, geometry = [], fitted.launch, fitted.serving.geometry
     if len(fitted.rooms) < launch.ranks:
-        found.append(f"{_layout(launch)} needs {launch.ranks} nodes, one GPU each")
+        found.append(f"{_parallel_sizes(launch)} needs {launch.ranks} nodes, one GPU each")
     for flag in ("max-num-seqs", "max-num-batched-tokens", "max-model-len"):
         value = launch.number(flag)
         if value is not None and value < 1 and not (value == -1 and takes_what_fits(launch)):
@@ -261,7 +256,7 @@ def _shape(fitted: Fit) -> list[str]:
     return found
 
 
-def _layout(launch: Launch) -> str:
+def _parallel_sizes(launch: Launch) -> str:
     """The parallel sizes in words."""
     parts = [f"tensor-parallel size {launch.tp}"]
     parts += [f"{launch.pp} pipeline stages"] if launch.pp > 1 else []

@@ -13,9 +13,8 @@ from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.models.find import known_models
 from spark_cluster.models.naming import base_of
 from spark_cluster.models.shape import Geometry
-from spark_cluster.planning.batch import batched_tokens, for_batch_gib, has_own_memory
 from spark_cluster.planning.fit import Fit, fit
-from spark_cluster.planning.room import NodeMemory
+from spark_cluster.planning.room import NodeMemory, batched_tokens, for_batch_gib, has_own_memory
 from spark_cluster.planning.speed.serving import BATCHED_TOKENS
 
 SHARE = "gpu-memory-utilization"

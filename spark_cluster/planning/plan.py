@@ -18,10 +18,9 @@ from spark_cluster.planning.fit import Fit, kv_knob_bytes
 from spark_cluster.planning.nearest import Nearest
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.constants import Constants
-from spark_cluster.planning.speed.decode import Decode, decode
+from spark_cluster.planning.speed.decode import Decode, Speculative, decode, speculative
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.prefill import Prefill, prefill
-from spark_cluster.planning.speed.speculative import Speculative, speculative
 
 COPY_GB_S = 0.8
 """Node to node over the fabric, GB/s (parallel plain streams, a 16 GiB file)."""

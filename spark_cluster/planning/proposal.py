@@ -10,11 +10,10 @@ from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.document import Document, Hidden, derived
 from spark_cluster.errors import Refused, SparkClusterError, UsageError
-from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.planner import Planner, Question, Subject, of_a_recipe
 from spark_cluster.planning.purpose import Topology, advise
 from spark_cluster.planning.room import assumed
 from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
-from spark_cluster.planning.subject import Subject, of_a_recipe
 
 Want = Literal["chat", "coding", "vision", "embedding"]
 Speed = Literal["latency", "throughput"]

@@ -15,11 +15,10 @@ from spark_cluster.document import Document, Hidden, PrintedAs, Rounded, derived
 from spark_cluster.planning.evidence import Evidence
 from spark_cluster.planning.fit import Fit, fit
 from spark_cluster.planning.plan import speed
-from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.planner import Planner, Question, Subject, must_generate
 from spark_cluster.planning.room import NodeMemory
 from spark_cluster.planning.speed.estimate import range_text
 from spark_cluster.planning.speed.serving import of_launch
-from spark_cluster.planning.subject import Subject, must_generate
 from spark_cluster.planning.whole_model import whole_gib
 
 Purpose = Literal["latency", "throughput", "capacity"]

@@ -27,8 +27,8 @@ from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.logs.memory_account import MemoryAccount
-from spark_cluster.planning.batch import for_batch_gib
 from spark_cluster.planning.calibrate import Calibration, Point, calibrate
+from spark_cluster.planning.room import for_batch_gib
 from spark_cluster.planning.speed.constants import LIMITS, Constants
 from spark_cluster.planning.speed.serving import BATCHED_TOKENS, Serving
 

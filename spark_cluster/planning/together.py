@@ -14,9 +14,8 @@ from spark_cluster.facts.model import Facts
 from spark_cluster.models.memory import GIB_KIB, Margins, margins
 from spark_cluster.planning.fit import Fit, kv_bytes_given
 from spark_cluster.planning.plan import Plan
-from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.planner import Planner, Question, Subject
 from spark_cluster.planning.room import NodeMemory
-from spark_cluster.planning.subject import Subject
 
 IDLE = Question()
 """The usual load, where only memory is asked for."""

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from spark_cluster.node import safe_paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import InvalidResource, Missing, ResourceError
-from spark_cluster.resources.base import Resource, State
+from spark_cluster.resources.base import PRESENCE, Resource, State, checks, like
 from spark_cluster.resources.file import unified
-from spark_cluster.resources.group import valid_name
+from spark_cluster.resources.group import account_name
 
 _OPTION = re.compile(r'[A-Za-z0-9-]+(="[^"\\\x00-\x1f\x7f]*")?')
 _LINES = re.compile(rb"[^\n]*\n|[^\n]+")
@@ -58,6 +58,12 @@ class AuthorizedKey(Resource):
 
     reverts = ""
 
+    valid = checks(
+        user=account_name,
+        state=PRESENCE,
+        options=like(_OPTION, 'a word like no-port-forwarding or from="10.0.0.1"'),
+    )
+
     user: str
     key: str
     state: str = field(default="present", kw_only=True)
@@ -66,26 +72,13 @@ class AuthorizedKey(Resource):
     options: tuple[str, ...] | None = field(default=None, kw_only=True)
 
     def validate(self) -> None:
-        valid_name("AuthorizedKey: user", self.user)
         parse_key(self.key)
-        if self.state not in ("present", "absent"):
-            raise InvalidResource(f"AuthorizedKey of {self.user}: state {self.state!r} is unknown")
-        if self.sole and (self.state == "absent" or not comment_of(self.key)):
-            raise InvalidResource(
-                f"AuthorizedKey of {self.user}: sole needs state present and a comment"
-            )
-        fits = self.sole and self.options is not None
-        if self.own_comments and not (fits and comment_of(self.key).startswith(self.own_comments)):
-            raise InvalidResource(
-                f"AuthorizedKey of {self.user}: own_comments needs sole, options and a comment "
-                "that begins so"
-            )
-        for option in self.options or ():
-            if isinstance(self.options, str) or not _OPTION.fullmatch(option):
-                raise InvalidResource(
-                    f"AuthorizedKey of {self.user}: option {option!r}: give a list of words like "
-                    'no-port-forwarding or from="10.0.0.1"'
-                )
+        comment, present = comment_of(self.key), self.state == "present"
+        named = not self.sole or (present and comment)
+        self.must(named, "sole needs state present and a comment")
+        fits = self.sole and self.options is not None and comment.startswith(self.own_comments)
+        needs = "own_comments needs sole, options and a comment that begins so"
+        self.must(fits or not self.own_comments, needs)
 
     @property
     def name(self) -> str:

@@ -10,8 +10,9 @@ import base64
 import dataclasses
 import importlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from spark_cluster.node.project_code import PROJECT_RESOURCES
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 State = dict[str, Any]
 """Attribute to JSON value: what is true (`observe`) or shall be true (`desired`)."""
 
+Fault = Callable[[Any], str]
+"""Returns what is wrong with a value (`'x' is not an absolute path`); empty for a valid one."""
+
 
 @dataclass(frozen=True)
 class Resource:
@@ -37,20 +41,34 @@ class Resource:
     reverts: ClassVar[str] = "what it did stays"
     """What `revert` does not undo; empty when the files that it changed are all there is."""
 
+    valid: ClassVar[Mapping[str, Fault]] = MappingProxyType({})
+    """Field to the check of its value, or of each value of a tuple; its default is not checked."""
+
     tags: tuple[str, ...] = field(default=(), kw_only=True)
 
     def __post_init__(self) -> None:
         for item in dataclasses.fields(self):
             value = getattr(self, item.name)
             if isinstance(value, list):
-                object.__setattr__(self, item.name, tuple(value))
+                object.__setattr__(self, item.name, value := tuple(value))
+            if isinstance(value, str) and str(item.type).startswith("tuple["):
+                raise self.invalid(f"{item.name} is a list of strings, not one string")
+            if item.name not in self.valid or value == item.default:
+                continue
+            for one in value if isinstance(value, tuple) else (value,):
+                if fault := self.valid[item.name](one):
+                    raise self.invalid(fault, item)
         self.validate()
 
     @property
     def name(self) -> str:
         """The subject of this resource: its first own field, e.g. a path."""
-        first = next(f for f in dataclasses.fields(self) if f.name != "tags")
-        return str(getattr(self, first.name))
+        return str(getattr(self, self._subject.name))
+
+    @property
+    def _subject(self) -> dataclasses.Field[Any]:
+        own = [item for item in dataclasses.fields(self) if item.name != "tags"]
+        return next((item for item in own if not item.kw_only), own[0])
 
     @property
     def id(self) -> str:
@@ -58,15 +76,33 @@ class Resource:
         return f"{type(self).__name__}:{self.name}"
 
     def validate(self) -> None:
-        """Raise InvalidResource when the declared values can never work."""
+        """Raise InvalidResource when the declared values can never work together."""
+
+    def invalid(self, fault: str, item: dataclasses.Field[Any] | None = None) -> InvalidResource:
+        """Return the error that says what is wrong, and of which resource.
+
+        Args:
+            item: the field whose value the fault names; the fault then begins with that value.
+        """
+        kind, subject = type(self).__name__, self._subject
+        if item is subject:
+            return InvalidResource(f"{kind}: {fault}")
+        of_field = "" if item is None else f"{item.name} "
+        return InvalidResource(f"{kind} {getattr(self, subject.name)}: {of_field}{fault}")
+
+    def must(self, holds: object, otherwise: str) -> None:
+        """Raise InvalidResource with a fault unless something holds."""
+        if not holds:
+            raise self.invalid(otherwise)
 
     def provides(self) -> tuple[str, ...]:
         """Return what will exist after this resource, for the overlay of check mode."""
         return ()
 
     def triggers(self) -> tuple[str, ...]:
-        """Ids of the resources whose change makes this one act again."""
-        return ()
+        """Ids of the resources whose change makes this one act again: those of its fields
+        `when_changed` and `restart_when`, where it has one."""
+        return ids((*getattr(self, "when_changed", ()), *getattr(self, "restart_when", ())))
 
     def desired(self) -> State:
         """The state to reach; only the attributes that this resource manages."""
@@ -137,27 +173,55 @@ def lines_of(text: str) -> list[str]:
     return text.removesuffix("\n").split("\n") if text else []
 
 
-def absolute(path: str, what: str) -> None:
-    """Raise InvalidResource unless `path` is absolute, has no `..` and is written the short way."""
+def absolute(path: str) -> str:
+    """Return the fault of a path that is not absolute, has a `..` or is not written the short way.
+
+    >>> absolute("/srv/models"), absolute("/srv//models")
+    ('', "write '/srv/models' for '/srv//models'")
+    """
     if not path.startswith("/") or ".." in path.split("/") or "\0" in path:
-        raise InvalidResource(f"{what}: {path!r} is not an absolute path without '..'")
+        return f"{path!r} is not an absolute path without '..'"
     short = "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
-    if path != short:
-        raise InvalidResource(f"{what}: write {short!r} for {path!r}")
+    return "" if path == short else f"write {short!r} for {path!r}"
+
+
+def one_of(*words: str) -> Fault:
+    """Return the check of a value that is one of some words.
+
+    >>> one_of("present", "absent")("gone")
+    "'gone' is not present or absent"
+    """
+    known = " or ".join(words) if len(words) < 3 else f"one of {', '.join(words)}"
+    return lambda value: "" if value in words else f"{value!r} is not {known}"
+
+
+def like(pattern: str | re.Pattern[str], noun: str) -> Fault:
+    """Return the check of a text that matches a whole pattern.
+
+    >>> like("[a-z]+", "a word")("A 1")
+    "'A 1' is not a word"
+    """
+    return lambda value: "" if re.fullmatch(pattern, value) else f"{value!r} is not {noun}"
+
+
+def checks(**faults: Fault) -> Mapping[str, Fault]:
+    """Return the checks of a resource's fields, by their names; see `Resource.valid`."""
+    return faults
+
+
+PRESENCE = one_of("present", "absent")
 
 
 _SLIPS = (600, 640, 644, 660, 664, 666, 700, 750, 755, 775, 777, 1777, 2775)
 """Modes written without `0o`; as bits they make no sense."""
 
 
-def valid_mode(mode: int | None, what: str) -> None:
-    """Raise InvalidResource unless `mode` is permission bits; 644 is taken for the slip it is."""
-    if mode is None:
-        return
+def permissions(mode: object) -> str:
+    """Return the fault of a mode that is not permission bits; 644 is taken for the slip it is."""
     if isinstance(mode, bool) or not isinstance(mode, int):
-        raise InvalidResource(f"{what}: mode {mode!r} is not a number like 0o644")
-    if mode in _SLIPS or not 0 <= mode <= 0o7777:
-        raise InvalidResource(f"{what}: mode {mode} is decimal; did you mean 0o{mode}?")
+        return f"{mode!r} is not a number like 0o644"
+    is_slip = mode in _SLIPS or not 0 <= mode <= 0o7777
+    return f"{mode} is decimal; did you mean 0o{mode}?" if is_slip else ""
 
 
 def resource_class(name: str) -> type[Resource] | None:

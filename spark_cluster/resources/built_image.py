@@ -9,10 +9,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Completed, Host
-from spark_cluster.node.values import InvalidResource, Missing, ResourceError
-from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.node.values import Missing, ResourceError
+from spark_cluster.resources.base import Resource, State, absolute, checks, like, one_of
 from spark_cluster.resources.docker import docker, image
 from spark_cluster.resources.image import REF
+from spark_cluster.resources.program import end_of
 
 LABEL = "spark-cluster.dockerfile"
 BUILD_S = 4 * 3600.0
@@ -62,6 +63,12 @@ class BuiltImage(Resource):
         BuiltImage("local/vllm:fixed", "FROM vllm/vllm-openai:v0.20.1\\nRUN ...")
     """
 
+    valid = checks(
+        ref=like(rf"(?!.*@){REF.pattern}", "an image name like name:tag"),
+        network=one_of("host", "none"),
+        context=absolute,
+    )
+
     ref: str
     dockerfile: str = field(default="")
     context: str = field(default="", kw_only=True)
@@ -70,18 +77,9 @@ class BuiltImage(Resource):
     timeout_s: float = field(default=BUILD_S, kw_only=True)
 
     def validate(self) -> None:
-        if not REF.fullmatch(self.ref) or "@" in self.ref:
-            raise InvalidResource(f"BuiltImage: {self.ref!r} is not an image name like name:tag")
-        if not re.search(r"^\s*FROM\s", self.dockerfile, re.MULTILINE | re.IGNORECASE):
-            raise InvalidResource(f"BuiltImage {self.ref}: the Dockerfile has no FROM")
-        if self.network not in ("host", "none"):
-            raise InvalidResource(
-                f"BuiltImage {self.ref}: network {self.network!r} is not host or none"
-            )
-        if bool(self.files) != bool(self.context):
-            raise InvalidResource(f"BuiltImage {self.ref}: files and context belong together")
-        if self.context:
-            absolute(self.context, f"BuiltImage {self.ref}: context")
+        base = re.search(r"^\s*FROM\s", self.dockerfile, re.MULTILINE | re.IGNORECASE)
+        self.must(base, "the Dockerfile has no FROM")
+        self.must(bool(self.files) == bool(self.context), "files and context belong together")
 
     def provides(self) -> tuple[str, ...]:
         return (f"image:{self.ref}",)
@@ -140,6 +138,5 @@ class BuiltImage(Resource):
 
     def _failed(self, done: Completed) -> ResourceError:
         output = [line for line in (done.stdout + done.stderr).splitlines() if line.strip()]
-        end = "".join(f"\n    {line}" for line in output[-8:])
         hint = next(hint for pattern, hint in _WHY if re.search(pattern, "\n".join(output)))
-        return ResourceError(f"building {self.ref} failed; it ends:{end or ' (nothing)'}", hint)
+        return ResourceError(f"building {self.ref} failed; it ends:{end_of(output[-8:])}", hint)

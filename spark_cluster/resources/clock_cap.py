@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource
 from spark_cluster.resources.base import Resource, State
 
 QUERY = ("nvidia-smi", "--query-gpu=clocks.sm", "--format=csv,noheader,nounits")
@@ -42,8 +41,7 @@ class ClockCap(Resource):
     max_mhz: int = field(kw_only=True)
 
     def validate(self) -> None:
-        if self.max_mhz <= 0:
-            raise InvalidResource(f"ClockCap {self.unit}: max_mhz {self.max_mhz}")
+        self.must(self.max_mhz > 0, f"max_mhz {self.max_mhz}")
 
     def desired(self) -> State:
         return {"in_force": True}

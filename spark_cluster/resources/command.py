@@ -7,11 +7,20 @@ from dataclasses import dataclass, field
 
 from spark_cluster.node import units
 from spark_cluster.node.host import Completed, Host
-from spark_cluster.node.values import InvalidResource, ResourceError, Secret, Unknown
-from spark_cluster.resources.base import Resource, State, absolute, ids
+from spark_cluster.node.values import ResourceError, Secret, Unknown
+from spark_cluster.resources.base import Resource, State, absolute, checks
 
 RETRY_S = 2.0
 """Seconds before the first further try; each next one waits twice as long, a minute at most."""
+
+
+def _word(word: object) -> str:
+    if isinstance(word, Secret):
+        return (
+            "has a secret in it: an argument list is visible to every user of the node; "
+            "give it in env or stdin"
+        )
+    return "" if isinstance(word, str) else f"is a list of strings, and {word!r} is none"
 
 
 @dataclass(frozen=True)
@@ -46,6 +55,8 @@ class Command(Resource):
         Command("apply netplan", ("netplan", "apply"), when_changed=(fabric_file,))
     """
 
+    valid = checks(argv=_word, creates=absolute)
+
     title: str
     argv: tuple[str, ...]
     creates: str | None = field(default=None, kw_only=True)
@@ -64,45 +75,20 @@ class Command(Resource):
     makes: tuple[str, ...] = field(default=(), kw_only=True)
 
     def validate(self) -> None:
-        words = not isinstance(self.argv, str) and all(isinstance(a, str) for a in self.argv)
-        if not self.argv or not words:
-            raise InvalidResource(f"Command {self.title!r}: argv is a list of strings, not a line")
-        if any(isinstance(a, Secret) for a in self.argv):
-            raise InvalidResource(
-                f"Command {self.title!r}: a secret in an argument list is visible to every user "
-                "of the node; give it in env or stdin"
-            )
-        if (
-            sum((self.creates is not None, bool(self.unless), self.reads, bool(self.when_changed)))
-            > 1
-        ):
-            raise InvalidResource(
-                f"Command {self.title!r}: only one of creates, unless, reads and when_changed"
-            )
-        if self.creates is not None:
-            absolute(self.creates, f"Command {self.title!r}")
-        self._validate_running()
-
-    def _validate_running(self) -> None:
-        if self.long and (self.reads or self.must_finish):
-            raise InvalidResource(
-                f"Command {self.title!r}: long cannot be combined with reads or must_finish"
-            )
-        if not self.detach and not self.long:
-            raise InvalidResource(f"Command {self.title!r}: detach=False needs long=True")
-        if self.retries is None:
-            return
-        if not _is_reasoned(self.retries):
-            raise InvalidResource(
-                f"Command {self.title!r}: retries is a count (1 to 20) and the reason why trying "
-                f"again is right, e.g. (3, 'the mirror is slow to wake up'), not {self.retries!r}"
-            )
+        self.must(self.argv, "argv is a list of strings, not an empty one")
+        when = (self.creates is not None, bool(self.unless), self.reads, bool(self.when_changed))
+        self.must(sum(when) < 2, "only one of creates, unless, reads and when_changed")
+        fits = not self.long or not (self.reads or self.must_finish)
+        self.must(fits, "long cannot be combined with reads or must_finish")
+        self.must(self.detach or self.long, "detach=False needs long=True")
+        self.must(
+            self.retries is None or _is_reasoned(self.retries),
+            "retries is a count (1 to 20) and the reason why trying again is right, "
+            f"e.g. (3, 'the mirror is slow to wake up'), not {self.retries!r}",
+        )
 
     def provides(self) -> tuple[str, ...]:
         return (*self.makes, *((f"path:{self.creates}",) if self.creates else ()))
-
-    def triggers(self) -> tuple[str, ...]:
-        return ids(self.when_changed)
 
     def desired(self) -> State:
         return {"done": True}

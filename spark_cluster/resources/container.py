@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
-import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,11 +12,11 @@ from spark_cluster.node import container_gpu
 from spark_cluster.node.containers import ContainerState, rights
 from spark_cluster.node.engine_caches import folder_of, prepare, short
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret, Unknown
-from spark_cluster.resources import secret_files
-from spark_cluster.resources.base import Resource, State, absolute, differences, ids
+from spark_cluster.node.values import Missing, ResourceError, Unknown
+from spark_cluster.resources.base import State, absolute, checks, differences, like, one_of
 from spark_cluster.resources.docker import container, docker, image
-from spark_cluster.resources.program import check_program, need_paths, split_mount
+from spark_cluster.resources.file import unified
+from spark_cluster.resources.program import Program, end_of, must_stay, secret_path, split_mount
 from spark_cluster.resources.unit import FOLDER
 
 ID = "IMAGE-ID"
@@ -27,8 +25,6 @@ SPEC, ARGV = "spark-cluster.spec", "spark-cluster.argv"
 STAYS_S = 2.0
 """Seconds of `stays_s`: what cannot start ends within them."""
 
-LOOK_EVERY_S = 0.2
-
 MADE = ("created", "running", "restarting", "paused", "exited")
 """States in which a container of the state `created` is left."""
 
@@ -36,7 +32,7 @@ RESTARTS = ("no", "always", "unless-stopped", "on-failure")
 
 
 @dataclass(frozen=True)
-class Container(Resource):
+class Container(Program):
     """A container, created again whenever something of it is not as declared.
 
     It is converged when it runs, was made by the same arguments, and its image is the one that
@@ -87,20 +83,25 @@ class Container(Resource):
     """
 
     reverts = "the container stays as it is"
+    kind, shown_by, variable = "container", "docker inspect", "[A-Za-z_][A-Za-z0-9_.-]*"
+    sources = "declare a Directory or File for it"
+    valid = checks(
+        container=like("[a-zA-Z0-9][a-zA-Z0-9_.-]+", "a name that Docker takes"),
+        restart=like(f"({'|'.join(RESTARTS)})(:.*)?", f"one of {', '.join(RESTARTS)}"),
+        devices=lambda device: absolute(device.partition(":")[0]),
+        caches=absolute,
+        state=one_of("running", "created", "absent"),
+    )
 
     container: str
     image: str = ""
     command: tuple[str, ...] = ()
     entrypoint: str | None = field(default=None, kw_only=True)
-    env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    secret_files: Mapping[str, Secret] = field(default_factory=dict, kw_only=True)
-    mounts: tuple[str, ...] = field(default=(), kw_only=True)
     caches: str = field(default="", kw_only=True)
     network: str | None = field(default="host", kw_only=True)
     ipc: str | None = field(default=None, kw_only=True)
     pid: str | None = field(default=None, kw_only=True)
     gpus: str | None = field(default=None, kw_only=True)
-    devices: tuple[str, ...] = field(default=(), kw_only=True)
     cap_add: tuple[str, ...] = field(default=(), kw_only=True)
     cap_drop: tuple[str, ...] = field(default=(), kw_only=True)
     security_opt: tuple[str, ...] = field(default=(), kw_only=True)
@@ -110,60 +111,38 @@ class Container(Resource):
     workdir: str | None = field(default=None, kw_only=True)
     init: bool = field(default=True, kw_only=True)
     restart: str = field(default="unless-stopped", kw_only=True)
-    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     stays_s: float = field(default=STAYS_S, kw_only=True)
-    stop_timeout_s: int = field(default=10, kw_only=True)
-    restart_when: tuple[Resource | str, ...] = field(default=(), kw_only=True)
     only_labelled: str = field(default="", kw_only=True)
-    state: str = field(default="running", kw_only=True)
 
     def validate(self) -> None:
-        if not re.fullmatch(r"[a-zA-Z0-9][a-zA-Z0-9_.-]+", self.container):
-            raise InvalidResource(f"Container: {self.container!r} is not a name that Docker takes")
-        if self.state not in ("running", "created", "absent"):
-            raise self._invalid(f"state {self.state!r} is not running, created or absent")
-        if self.state != "absent" and not self.image:
-            raise self._invalid("no image is given")
-        if self.restart.partition(":")[0] not in RESTARTS:
-            raise self._invalid(f"restart {self.restart!r} is not one of {', '.join(RESTARTS)}")
-        if self.only_labelled and self.state != "absent":
-            raise self._invalid(f"only_labelled has no effect with state={self.state!r}")
-        if self.shm_size and self.ipc == "host":
-            raise self._invalid("shm_size has no effect with ipc='host'")
-        for what in ("devices", "cap_add", "cap_drop", "security_opt"):
-            if isinstance(getattr(self, what), str):
-                raise self._invalid(f"{what} is a list of strings, not one string")
-        names = r"[A-Za-z_][A-Za-z0-9_.-]*"
-        who = f"Container {self.container}"
-        check_program(self, who, shown_by="docker inspect", variable=names)
-        if self.caches:
-            absolute(self.caches, f"{who}: caches")
+        self.must(self.state == "absent" or self.image, "no image is given")
+        idle = self.only_labelled and self.state != "absent"
+        self.must(not idle, f"only_labelled has no effect with state={self.state!r}")
+        unused = self.shm_size and self.ipc == "host"
+        self.must(not unused, "shm_size has no effect with ipc='host'")
+        super().validate()
         for path in (*self.mounts, *self.secret_files, self.caches):
-            if "," in path or '"' in path:
-                raise self._invalid(f"Docker takes no comma or quote in a mount: {path!r}")
-        for device in self.devices:
-            absolute(device.partition(":")[0], f"{who}: device")
+            plain = "," not in path and '"' not in path
+            self.must(plain, f"Docker takes no comma or quote in a mount: {path!r}")
 
     def provides(self) -> tuple[str, ...]:
         return (f"container:{self.container}",) if self.state != "absent" else ()
 
-    def triggers(self) -> tuple[str, ...]:
-        return ids(self.restart_when)
+    @property
+    def also(self) -> State:
+        return {"image": "current", "rights": "as declared"}
 
-    def desired(self) -> State:
-        if self.state == "absent":
-            return {"state": "absent", "secrets": "none"}
-        secrets = "as declared" if self.secret_files else "none"
-        same = {"image": "current", "rights": "as declared", "secrets": secrets}
-        return {"state": self.state, "spec": self.spec[:12], **same}
+    @property
+    def needs(self) -> list[str]:
+        return [device.partition(":")[0] for device in self.devices]
 
     def observe(self, host: Host) -> State:
         if self.state == "absent" and host.which("docker") is None:
-            return {"state": "absent", "secrets": self._secrets(host)}
+            return {"state": "absent", "secrets": self.secrets(host)}
         found = container(host, self.container)
         if self.only_labelled and found is not None and self.only_labelled not in found.labels:
             found = None
-        state = {**_state_of(found), "secrets": self._secrets(host)}
+        state = {**_state_of(found), "secrets": self.secrets(host)}
         if self.state == "absent":
             return state
         if self.state == "created" and state["state"] in MADE:
@@ -178,33 +157,14 @@ class Container(Resource):
         if maker is not None:
             raise Unknown(f"after: {maker}")
         if differences(state, self.desired()):
-            self._need_sources(host)
+            self.need_sources(host)
         return state
-
-    def converge(self, host: Host, actual: State) -> None:
-        if self.state != "absent":
-            self._need_sources(host)
-        if actual["state"] != "absent":
-            self._remove(host)
-        # Only now, with no container left: otherwise a run that dies in between would leave one
-        # that still reads the old secret while the file has the new one.
-        if self.state != "absent":
-            secret_files.write(host, self.container, self.secret_files)
-        elif not self._units(host):
-            secret_files.write(host, self.container, {})
-        if self.state != "absent":
-            self._start(host)
 
     def diff(self, host: Host, actual: State) -> str:
         before = json.loads(actual.get("argv") or "[]")
         after = self.argv if self.state != "absent" else ()
-        lines = difflib.unified_diff(
-            [f"{word}\n" for word in before],
-            [f"{word}\n" for word in after],
-            f"docker run {self.container} (now)",
-            f"docker run {self.container} (then)",
-        )
-        return "".join(lines)
+        texts = ("".join(f"{word}\n" for word in words).encode() for words in (before, after))
+        return unified(f"docker run {self.container}", *texts)
 
     @property
     def argv(self) -> tuple[str, ...]:
@@ -239,7 +199,7 @@ class Container(Resource):
             words += ["--mount", _mount(f"{own}:{self.caches}")]
         words += [w for m in self.mounts for w in ("--mount", _mount(m))]
         for path in sorted(self.secret_files):
-            source = secret_files.secret_path(self.container, path)
+            source = secret_path(self.container, path)
             words += ["--mount", _mount(f"{source}:{path}:ro")]
         words += [w for k, v in sorted(self.labels.items()) for w in ("--label", f"{k}={v}")]
         words += [w for k, v in sorted(self.env.items()) for w in ("--env", f"{k}={v}")]
@@ -247,23 +207,19 @@ class Container(Resource):
 
     @property
     def spec(self) -> str:
-        """Digest of all that makes this container what it is (secrets are compared on the node)."""
         return hashlib.sha256(json.dumps(self.argv).encode()).hexdigest()
-
-    # -- declaration ---------------------------------------------------------------------------
-
-    def _invalid(self, text: str) -> InvalidResource:
-        return InvalidResource(f"Container {self.container}: {text}")
 
     # -- node ----------------------------------------------------------------------------------
 
-    def _secrets(self, host: Host) -> str:
-        if self.state == "absent" and self._units(host):
-            return "none"
-        return secret_files.compare(host, self.container, self.secret_files)
+    def secrets(self, host: Host) -> str:
+        return (
+            "none"
+            if self.state == "absent" and self.shares_secrets(host)
+            else super().secrets(host)
+        )
 
-    def _units(self, host: Host) -> bool:
-        """Return whether the secrets of this name are those of a unit, which may still run."""
+    def shares_secrets(self, host: Host) -> bool:
+        """Return whether there is a unit of this name, which may still run."""
         return host.read(f"{FOLDER}/{self.container}.service") is not None
 
     def _rights(self, host: Host, found: str) -> str:
@@ -296,14 +252,7 @@ class Container(Resource):
             )
         return found.id
 
-    def _need_sources(self, host: Host) -> None:
-        """Mount sources and devices are there: Docker itself would only fail later."""
-        sources = [split_mount(m)[0] for m in self.mounts]
-        sources += [device.partition(":")[0] for device in self.devices]
-        hint = "declare a Directory or File for it"
-        need_paths(host, f"container {self.container}", sources, hint)
-
-    def _remove(self, host: Host) -> None:
+    def end(self, host: Host) -> None:
         seconds = str(self.stop_timeout_s)
         host.progress(f"stopping {self.container}")
         patience = self.stop_timeout_s + 60.0
@@ -316,7 +265,7 @@ class Container(Resource):
                 raise ResourceError(f"container {self.container} is still there after its removal")
             time.sleep(0.5)
 
-    def _start(self, host: Host) -> None:
+    def start(self, host: Host) -> None:
         labels = ("--label", f"{SPEC}={self.spec}", "--label", f"{ARGV}={json.dumps(self.argv)}")
         host.progress(f"starting {self.container}")
         verb = ("run", "-d") if self.state == "running" else ("create",)
@@ -326,14 +275,15 @@ class Container(Resource):
             done.check(f"starting container {self.container}")
         if self.state == "created":
             return
-        until = time.monotonic() + self.stays_s
-        while True:
-            time.sleep(LOOK_EVERY_S)
-            found = _state_of(container(host, self.container))
-            if found["state"] != "running" or found.get("restarts"):
-                raise self._ended(host, found)
-            if time.monotonic() >= until:
-                return
+        must_stay(lambda: self._fault(host), self.stays_s)
+
+    def _fault(self, host: Host) -> ResourceError | None:
+        found = self._found(host)
+        is_up = found["state"] == "running" and not found.get("restarts")
+        return None if is_up else self._ended(host, found)
+
+    def _found(self, host: Host) -> State:
+        return _state_of(container(host, self.container))
 
     def _argv_here(self, host: Host) -> tuple[str, ...]:
         """Return the arguments with the folder of this image's caches, which is made, and rules
@@ -354,9 +304,8 @@ class Container(Resource):
         log = docker(host, "logs", "--tail", "20", self.container)
         docker(host, "stop", "-t", "0", self.container)
         if found["state"] == "running":  # again: how it ended is known only now
-            found = _state_of(container(host, self.container))
-        lines = (log.stdout + log.stderr).strip().splitlines()[-20:]
-        tail = "".join(f"\n    {line}" for line in lines) or " (nothing)"
+            found = self._found(host)
+        tail = end_of((log.stdout + log.stderr).strip().splitlines()[-20:])
         status = f" with status {found['exit_code']}" if "exit_code" in found else ""
         return ResourceError(
             f"container {self.container} ended right after its start{status}; its log ends:{tail}",

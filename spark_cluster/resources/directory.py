@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, Unknown
-from spark_cluster.resources.base import Resource, State, absolute, valid_mode
+from spark_cluster.node.values import Unknown
+from spark_cluster.resources.base import PRESENCE, Resource, State, absolute, checks, permissions
 from spark_cluster.resources.file import access_of, expect_kind, observe_path, owner_ids
 
 
@@ -29,6 +29,7 @@ class Directory(Resource):
     """
 
     reverts = ""
+    valid = checks(path=absolute, mode=permissions, state=PRESENCE)
 
     path: str
     mode: int | None = field(default=None, kw_only=True)
@@ -38,12 +39,8 @@ class Directory(Resource):
     keep: bool = field(default=True, kw_only=True)
 
     def validate(self) -> None:
-        absolute(self.path, "Directory")
-        valid_mode(self.mode, f"Directory {self.path}")
-        if self.state not in ("present", "absent"):
-            raise InvalidResource(f"Directory {self.path}: state {self.state!r} is unknown")
-        if self.state == "absent" and self.path.count("/") < 2:
-            raise InvalidResource(f"Directory {self.path}: a top-level directory is never removed")
+        top = self.state == "absent" and self.path.count("/") < 2
+        self.must(not top, "a top-level directory is never removed")
 
     def provides(self) -> tuple[str, ...]:
         if self.state == "absent":

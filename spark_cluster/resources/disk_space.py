@@ -6,10 +6,15 @@ import os
 from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, ResourceError
-from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.node.values import ResourceError
+from spark_cluster.resources.base import Resource, State, absolute, checks
 
 GIB = 1024**3
+
+
+def _gib(size: float) -> str:
+    fits = not isinstance(size, bool) and 0 < size < 1e6
+    return "" if fits else f"{size!r} is not a number of GiB"
 
 
 @dataclass(frozen=True)
@@ -28,16 +33,11 @@ class DiskSpace(Resource):
         DiskSpace("/var/lib/docker", 40, purpose="container images")
     """
 
+    valid = checks(path=absolute, free_gib=_gib)
+
     path: str
     free_gib: float
     purpose: str = field(default="", kw_only=True)
-
-    def validate(self) -> None:
-        absolute(self.path, "DiskSpace")
-        if isinstance(self.free_gib, bool) or not 0 < self.free_gib < 1e6:
-            raise InvalidResource(
-                f"DiskSpace {self.path}: {self.free_gib!r} is not a number of GiB"
-            )
 
     def desired(self) -> State:
         return {"enough": True}

@@ -10,23 +10,30 @@ import re
 import shutil
 import stat
 import tempfile
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from spark_cluster.node.host import Completed, Host
 from spark_cluster.node.values import (
     Blob,
-    InvalidResource,
     LaptopFile,
     Missing,
     ResourceError,
     Secret,
     Unknown,
 )
-from spark_cluster.resources.base import Resource, State, absolute, valid_mode
+from spark_cluster.resources.base import (
+    PRESENCE,
+    Resource,
+    State,
+    absolute,
+    checks,
+    lines_of,
+    permissions,
+)
 
 DIFF_INPUT_LIMIT = 4 * 1024 * 1024
 """Bytes of a file, before and after, up to which a diff is made: it takes memory many times over.
@@ -58,6 +65,7 @@ class File(Resource):
     """
 
     reverts = ""
+    valid = checks(path=absolute, mode=permissions, state=PRESENCE)
 
     path: str
     content: str | bytes | Blob | LaptopFile | None = field(default=None, kw_only=True)
@@ -68,18 +76,11 @@ class File(Resource):
     validate_with: tuple[str, ...] = field(default=(), kw_only=True)
 
     def validate(self) -> None:
-        absolute(self.path, "File")
-        valid_mode(self.mode, f"File {self.path}")
-        if self.state not in ("present", "absent"):
-            raise InvalidResource(
-                f"File {self.path}: state {self.state!r} is not present or absent"
-            )
-        if (self.content is None) == (self.state == "present"):
-            raise InvalidResource(
-                f"File {self.path}: content is required with state present, and only there"
-            )
-        if self.validate_with and "{}" not in self.validate_with:
-            raise InvalidResource(f"File {self.path}: validate_with has no {{}} for the new file")
+        present = self.state == "present"
+        told = (self.content is not None) == present
+        self.must(told, "content is required with state present, and only there")
+        named = not self.validate_with or "{}" in self.validate_with
+        self.must(named, "validate_with has no {} for the new file")
 
     def provides(self) -> tuple[str, ...]:
         return (f"path:{self.path}",) if self.state == "present" else ()
@@ -186,6 +187,64 @@ class File(Resource):
         return sha256(data or b"")
 
 
+@dataclass(frozen=True)
+class EditedFile(Resource):
+    """Base of resources that edit a text file which others own, too."""
+
+    edits: ClassVar[str] = ""
+    """Path of the file, where it is the same for all; otherwise the field `path` has it."""
+
+    @property
+    def edited(self) -> str:
+        """The file's path."""
+        return self.edits or str(getattr(self, "path"))  # noqa: B009  (of a subclass)
+
+    def text_after(self, host: Host) -> bytes | None:
+        """Return the file's content after the change; None for no file."""
+        raise NotImplementedError
+
+    @property
+    def is_secret(self) -> bool:
+        """True if what it writes is a secret: it is not shown, and what it replaces is not kept."""
+        return False
+
+    def lines(self, host: Host) -> list[str] | None:
+        """Return the file's lines as they are now; None without the file."""
+        content = host.read(self.edited)
+        return None if content is None else lines_of(content.decode(errors="surrogateescape"))
+
+    def converge(self, host: Host, actual: State) -> None:
+        content = self.text_after(host)
+        if content is None:
+            host.remove(self.edited)
+        else:
+            host.write(self.edited, content)
+
+    def plan(self, host: Host, actual: State) -> None:
+        host.overlay.files[self.edited] = self.text_after(host)
+
+    def diff(self, host: Host, actual: State) -> str:
+        if self.is_secret:
+            return f"{self.edited}: secret content, not shown\n"
+        return unified(self.edited, host.read(self.edited) or b"", self.text_after(host) or b"")
+
+
+def joined(lines: Iterable[str]) -> bytes:
+    """Return the content of a file with these lines, as `EditedFile.lines` reads them."""
+    return "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape")
+
+
+def need_folder(host: Host, path: str) -> None:
+    """Raise Missing when the folder of a path does not exist and nothing earlier makes it."""
+    parent = path.rsplit("/", 1)[0] or "/"
+    if not host.path(parent).is_dir() and not host.will_provide(f"path:{parent}"):
+        raise Missing(
+            f"path:{parent}",
+            f"the folder {parent} does not exist",
+            "declare a Directory for it",
+        ) from None
+
+
 def observe_path(host: Host, path: str, *, needs_parent: bool) -> State:
     """Kind, owner, group, mode and (of a file) digest of what is at `path` now.
 
@@ -200,16 +259,8 @@ def observe_path(host: Host, path: str, *, needs_parent: bool) -> State:
         parent = path.rsplit("/", 1)[0] or "/"
         if host.path(parent).is_file():
             raise ResourceError(f"{parent} is a file, so there is no {path} in it") from None
-        if (
-            needs_parent
-            and not host.path(parent).is_dir()
-            and not host.will_provide(f"path:{parent}")
-        ):
-            raise Missing(
-                f"path:{parent}",
-                f"the folder {parent} does not exist",
-                "declare a Directory for it",
-            ) from None
+        if needs_parent:
+            need_folder(host, path)
         digest = host.digest(path)
         return {"kind": "absent"} if digest is None else {"kind": "file", "sha256": digest}
     state: State = {

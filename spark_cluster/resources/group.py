@@ -7,28 +7,28 @@ import re
 from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource
-from spark_cluster.resources.base import Resource, State
+from spark_cluster.resources.base import PRESENCE, Resource, State, checks
 
 
-def valid_name(kind: str, name: str) -> None:
-    """Raise InvalidResource unless `name` can be a user or group on some system.
+def account_name(name: str) -> str:
+    """Return the fault of a name that cannot be a user's or group's on any system.
 
     What may be made is up to useradd and groupadd there; one that exists, perhaps in a directory
     service (`Some.Body`, `who@example.org`, `domain users`), is taken as it is.
     """
     unfit = re.search(r"[:,/\x00-\x1f\x7f]|^[-+~ ]| $", name)
     if unfit or not name or len(name) > 256 or name in (".", "..") or name.isdigit():
-        raise InvalidResource(
-            f"{kind} {name!r}: a name has 1 to 256 characters, none of them : , / or a control "
+        return (
+            f"{name!r}: a name has 1 to 256 characters, none of them : , / or a control "
             "character, the first not - + ~ or a blank, and it is not a number"
         )
+    return ""
 
 
-def valid_number(kind: str, name: str, what: str, number: int | None) -> None:
-    """Raise InvalidResource unless `number` can be a uid or gid."""
-    if number is not None and (isinstance(number, bool) or not 0 <= number < 2**32 - 1):
-        raise InvalidResource(f"{kind} {name}: {what} {number!r} is not from 0 to 4294967294")
+def account_number(number: int) -> str:
+    """Return the fault of a number that cannot be a uid or gid."""
+    fits = not isinstance(number, bool) and 0 <= number < 2**32 - 1
+    return "" if fits else f"{number!r} is not from 0 to 4294967294"
 
 
 @dataclass(frozen=True)
@@ -45,16 +45,12 @@ class Group(Resource):
         Group("docker", system=True)
     """
 
+    valid = checks(group=account_name, gid=account_number, state=PRESENCE)
+
     group: str
     gid: int | None = field(default=None, kw_only=True)
     system: bool = field(default=False, kw_only=True)
     state: str = field(default="present", kw_only=True)
-
-    def validate(self) -> None:
-        valid_name("Group", self.group)
-        valid_number("Group", self.group, "gid", self.gid)
-        if self.state not in ("present", "absent"):
-            raise InvalidResource(f"Group {self.group}: state {self.state!r} is unknown")
 
     def provides(self) -> tuple[str, ...]:
         return (f"group:{self.group}",) if self.state == "present" else ()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, Missing, ResourceError
-from spark_cluster.resources.apt import NAME, explained, patiently, policy
-from spark_cluster.resources.base import Resource, State
+from spark_cluster.node.values import Missing, ResourceError
+from spark_cluster.resources.base import Resource, State, checks
+from spark_cluster.resources.package import PACKAGE, explained, patiently, policy
 
 
 @dataclass(frozen=True)
@@ -27,17 +27,12 @@ class Hold(Resource):
 
     reverts = "what is held stays held"
 
+    valid = checks(package=PACKAGE, also=PACKAGE)
+
     package: str
     also: tuple[str, ...] = field(default=(), kw_only=True)
     held: bool = field(default=True, kw_only=True)
     if_known: bool = field(default=False, kw_only=True)
-
-    def validate(self) -> None:
-        if isinstance(self.also, str):
-            raise InvalidResource(f"Hold {self.package}: also is a list of names")
-        for name in self._names:
-            if not NAME.fullmatch(name):
-                raise InvalidResource(f"Hold: {name!r} is not the name of a Debian package")
 
     def desired(self) -> State:
         return dict.fromkeys(self._names, self._wanted)

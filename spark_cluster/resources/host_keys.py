@@ -15,7 +15,6 @@ from pathlib import Path
 from spark_cluster.node import paths
 from spark_cluster.node.durable import sync, sync_folder
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource
 from spark_cluster.resources.base import Resource, State
 from spark_cluster.resources.ssh_key import KINDS, generate
 
@@ -45,10 +44,6 @@ class HostKeys(Resource):
 
     taken: tuple[str, ...] = field(default=(), kw_only=True)
     prepare: bool = field(default=False, kw_only=True)
-
-    def validate(self) -> None:
-        if isinstance(self.taken, str):
-            raise InvalidResource("HostKeys: taken is a list of public keys")
 
     @property
     def name(self) -> str:

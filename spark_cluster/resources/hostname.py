@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource
-from spark_cluster.resources.base import Resource, State, lines_of
-from spark_cluster.resources.file import unified
+from spark_cluster.resources.base import State, checks, like
+from spark_cluster.resources.file import EditedFile
 
 FILE = "/etc/hostname"
 _LIVE = "/proc/sys/kernel/hostname"
+_LABEL = "[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
 
 
 @dataclass(frozen=True)
-class Hostname(Resource):
+class Hostname(EditedFile):
     """The name, now and after every boot. Its line in /etc/hosts is a `Line`'s to give.
 
     Args:
@@ -26,42 +25,34 @@ class Hostname(Resource):
     """
 
     reverts = "the current name stays until the next boot"
+    edits = FILE
+    valid = checks(
+        hostname=like(
+            rf"(?=.{{1,64}}\Z){_LABEL}(\.{_LABEL})*",
+            "a name of small letters, digits and hyphens (64 characters at most)",
+        ),
+    )
 
     hostname: str
-
-    def validate(self) -> None:
-        label = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
-        if not re.fullmatch(rf"{label}(\.{label})*", self.hostname) or len(self.hostname) > 64:
-            raise InvalidResource(
-                f"Hostname: {self.hostname!r} is not a name of small letters, digits and hyphens "
-                "(64 characters at most)"
-            )
 
     def desired(self) -> State:
         return {"live": self.hostname, "at_boot": self.hostname}
 
     def observe(self, host: Host) -> State:
         live = host.path(_LIVE)
-        content = lines_of((host.read(FILE) or b"").decode(errors="replace"))
-        named = [line.strip() for line in content if line.strip() and not line.startswith("#")]
-        return {
-            "live": live.read_text().strip() if live.exists() else None,
-            "at_boot": named[0] if named else None,
-        }
+        at_boot = self._at_boot(host)
+        return {"live": live.read_text().strip() if live.exists() else None, "at_boot": at_boot}
 
     def converge(self, host: Host, actual: State) -> None:
         if actual["at_boot"] != self.hostname:
-            host.write(FILE, self._content(), mode=0o644)
+            host.write(FILE, self.text_after(host) or b"", mode=0o644)
         if actual["live"] != self.hostname:
             host.run(("hostname", self.hostname)).check("setting the host name")
 
-    def plan(self, host: Host, actual: State) -> None:
-        host.overlay.files[FILE] = self._content()
+    def text_after(self, host: Host) -> bytes | None:
+        is_right = self._at_boot(host) == self.hostname
+        return host.read(FILE) if is_right else f"{self.hostname}\n".encode()
 
-    def diff(self, host: Host, actual: State) -> str:
-        if actual["at_boot"] == self.hostname:
-            return ""
-        return unified(FILE, host.read(FILE) or b"", self._content())
-
-    def _content(self) -> bytes:
-        return f"{self.hostname}\n".encode()
+    def _at_boot(self, host: Host) -> str | None:
+        lines = [line.strip() for line in self.lines(host) or [] if not line.startswith("#")]
+        return next(filter(None, lines), None)

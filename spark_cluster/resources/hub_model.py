@@ -10,9 +10,8 @@ from spark_cluster.node import own_program, units
 from spark_cluster.node.host import Host
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import LIBRARY, OURS, is_commit, is_repository
-from spark_cluster.node.store.records import Records, held
-from spark_cluster.node.values import InvalidResource, Secret
-from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.node.values import Secret
+from spark_cluster.resources.base import Resource, State, absolute, checks
 
 PROGRAM = "spark_cluster.node.store.download"
 
@@ -44,7 +43,7 @@ class HubModel(Resource):
         HubModel("Qwen/Qwen3-0.6B", "c1899de289a04d12100db370d81485cdf75e47ca", "/srv/hub")
     """
 
-    noun = "model"
+    valid = checks(cache=absolute, library=absolute)
 
     repository: str
     revision: str
@@ -56,13 +55,9 @@ class HubModel(Resource):
     timeout_s: float = field(default=24 * 3600.0, kw_only=True)
 
     def validate(self) -> None:
-        what = f"HubModel {self.repository}"
-        absolute(self.cache, what)
-        absolute(self.library, what)
-        if not is_repository(self.repository):
-            raise InvalidResource(f"{what}: it is not ORG/NAME")
-        if not self.revision or self.revision.startswith("-"):
-            raise InvalidResource(f"{what}: {self.revision!r} is not a revision")
+        self.must(is_repository(self.repository), "it is not ORG/NAME")
+        named = self.revision and not self.revision.startswith("-")
+        self.must(named, f"{self.revision!r} is not a revision")
 
     def desired(self) -> State:
         return {"complete": True}
@@ -70,10 +65,10 @@ class HubModel(Resource):
     def observe(self, host: Host) -> State:
         if not is_commit(self.revision):  # it may have moved
             return {"complete": False}
-        cache, records = HubCache(host.path(self.cache)), Records(host.path(OURS))
-        _, lacking, _ = held(cache, records, self.repository, self.revision)
+        cache = HubCache(host.path(self.cache), host.path(OURS))
+        _, missing, _ = cache.held(self.repository, self.revision)
         # Where that cannot be told, the pull says what is in its way.
-        return {"complete": lacking is not None and lacking.nothing}
+        return {"complete": missing is not None and missing.nothing}
 
     def converge(self, host: Host, actual: State) -> None:
         result = self._pull(host)

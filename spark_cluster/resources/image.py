@@ -7,11 +7,11 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from spark_cluster.node import image_digests
+from spark_cluster.node import images
 from spark_cluster.node.host import Completed, Host
 from spark_cluster.node.images import DockerImage
-from spark_cluster.node.values import InvalidResource, Missing, ResourceError
-from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.node.values import Missing, ResourceError
+from spark_cluster.resources.base import Resource, State, absolute, checks, like
 from spark_cluster.resources.docker import docker, image
 
 PULL_S = 4 * 3600.0
@@ -21,7 +21,6 @@ REF = re.compile(
     r"(?:[A-Za-z0-9.-]+(?::\d+)?/)?[a-z0-9]+(?:[._/-]+[a-z0-9]+)*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9_.-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
-_DIGEST = re.compile(r"sha256:[0-9a-f]{64}")
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 _WHY = (
@@ -59,27 +58,22 @@ class Image(Resource):
         Image("vllm/vllm-openai:v0.12.0", digest="sha256:6f5e...")
     """
 
+    valid = checks(
+        ref=like(REF, "an image reference like name:tag"),
+        archive=absolute,
+        digest=like("sha256:[0-9a-f]{64}", "sha256: and 64 hex digits"),
+        platform=like(r"\w+/\w+(/\w+)?", "os/arch"),
+    )
+
     ref: str
     archive: str | None = field(default=None, kw_only=True)
     digest: str | None = field(default=None, kw_only=True)
     platform: str | None = field(default=None, kw_only=True)
 
     def validate(self) -> None:
-        if not REF.fullmatch(self.ref):
-            raise InvalidResource(f"Image: {self.ref!r} is not an image reference like name:tag")
-        if self.archive is not None:
-            absolute(self.archive, f"Image {self.ref}: archive")
-        if self.digest is not None and not _DIGEST.fullmatch(self.digest):
-            raise InvalidResource(
-                f"Image {self.ref}: digest {self.digest!r} is not sha256: and 64 hex digits"
-            )
-        if self.platform is not None and not re.fullmatch(r"\w+/\w+(/\w+)?", self.platform):
-            raise InvalidResource(f"Image {self.ref}: platform {self.platform!r} is not os/arch")
         pinned = self.ref.partition("@")[2]
-        if pinned and self.digest not in (None, pinned):
-            raise InvalidResource(
-                f"Image {self.ref}: digest {self.digest} contradicts the reference"
-            )
+        fits = not pinned or self.digest in (None, pinned)
+        self.must(fits, f"digest {self.digest} contradicts the reference")
 
     def provides(self) -> tuple[str, ...]:
         return (f"image:{self.ref}",)
@@ -119,7 +113,7 @@ class Image(Resource):
         digests = [d.partition("@")[2] for d in found.digests]
         digests.append(found.id)
         if self._pin and self._pin not in digests:  # it may have come by copy
-            digests += image_digests.remembered(host.path(image_digests.FILE), found.id)
+            digests += images.remembered(host.path(images.FILE), found.id)
         return {
             "image": "present",
             "architecture": self._misfit(found) or "fits",

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
-from spark_cluster.resources.base import Resource, State, absolute
-from spark_cluster.resources.file import unified
+from spark_cluster.node.values import ResourceError, Secret
+from spark_cluster.resources.base import State, absolute, checks
+from spark_cluster.resources.file import EditedFile, joined, need_folder
 
 _UNSET = "(unset)"
 
 
 @dataclass(frozen=True)
-class JsonKeys(Resource):
+class JsonKeys(EditedFile):
     """Keys of a JSON object in a file; every other key stays, with its value and its place.
 
     A file that does not exist is made; one that is not valid JSON is left alone and is an error.
@@ -32,18 +32,17 @@ class JsonKeys(Resource):
     """
 
     reverts = ""
+    valid = checks(path=absolute)
 
     path: str
     keys: Mapping[str, Any] = field(kw_only=True)
 
     def validate(self) -> None:
-        absolute(self.path, "JsonKeys")
         try:
             json.dumps(_plain(self.keys))
         except TypeError as error:
-            raise InvalidResource(f"JsonKeys {self.path}: {error}") from None
-        if not list(self._wanted()):
-            raise InvalidResource(f"JsonKeys {self.path}: it asks for nothing")
+            raise self.invalid(str(error)) from None
+        self.must(list(self._wanted()), "it asks for nothing")
 
     def provides(self) -> tuple[str, ...]:
         return (f"path:{self.path}",)
@@ -56,35 +55,23 @@ class JsonKeys(Resource):
         return {".".join(key): _told(value, _at(there, key)) for key, value in self._wanted()}
 
     def converge(self, host: Host, actual: State) -> None:
-        secret = _holds_secret(self.keys)
-        mode = 0o600 if secret and not host.path(self.path).exists() else None
-        host.write(self.path, self._after(host), mode=mode, secret=secret)
+        mode = 0o600 if self.is_secret and not host.path(self.path).exists() else None
+        host.write(self.path, self.text_after(host), mode=mode, secret=self.is_secret)
 
-    def plan(self, host: Host, actual: State) -> None:
-        host.overlay.files[self.path] = self._after(host)
-
-    def diff(self, host: Host, actual: State) -> str:
-        if _holds_secret(self.keys):
-            return f"{self.path}: secret content, not shown\n"
-        return unified(self.path, host.read(self.path) or b"", self._after(host))
+    @property
+    def is_secret(self) -> bool:
+        return _holds_secret(self.keys)
 
     def _wanted(self) -> Iterator[tuple[tuple[str, ...], Any]]:
         return _leaves(_plain(self.keys), ())
 
     def _read(self, host: Host) -> dict[str, Any]:
-        content = host.read(self.path)
-        if content is None:
-            parent = self.path.rsplit("/", 1)[0] or "/"
-            if not host.path(parent).is_dir() and not host.will_provide(f"path:{parent}"):
-                raise Missing(
-                    f"path:{parent}",
-                    f"the folder {parent} does not exist",
-                    "declare a Directory for it",
-                )
-        if not (content or b"").strip():
+        need_folder(host, self.path)
+        content = joined(self.lines(host) or [])
+        if not content.strip():
             return {}
         try:
-            found = json.loads(content or b"")
+            found = json.loads(content)
         except ValueError as error:
             raise ResourceError(
                 f"{self.path} is not valid JSON: {error}",
@@ -94,7 +81,7 @@ class JsonKeys(Resource):
             raise ResourceError(f"{self.path} holds a {type(found).__name__}, not a JSON object")
         return found
 
-    def _after(self, host: Host) -> bytes:
+    def text_after(self, host: Host) -> bytes:
         there = self._read(host)
         _lay(there, _plain(self.keys))
         return (json.dumps(there, indent=2, ensure_ascii=False) + "\n").encode()

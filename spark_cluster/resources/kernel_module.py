@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 
 from spark_cluster.node import paths
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, ResourceError
-from spark_cluster.resources.base import Resource, State
+from spark_cluster.node.values import ResourceError
+from spark_cluster.resources.base import Resource, State, checks, like
 
 
 @dataclass(frozen=True)
@@ -31,16 +30,15 @@ class KernelModule(Resource):
 
     reverts = "the module stays as it is until the next boot"
 
+    valid = checks(module=like("[A-Za-z0-9_-]+", "the name of a module"))
+
     module: str
     loaded: bool | None = field(default=True, kw_only=True)
     persistent: bool | None = field(default=True, kw_only=True)
     makes: tuple[str, ...] = field(default=(), kw_only=True)
 
     def validate(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", self.module):
-            raise InvalidResource(f"KernelModule: {self.module!r} is not the name of a module")
-        if self.loaded is None and self.persistent is None:
-            raise InvalidResource(f"KernelModule {self.module}: it asks for nothing")
+        self.must((self.loaded, self.persistent) != (None, None), "it asks for nothing")
 
     def provides(self) -> tuple[str, ...]:
         own = (f"module:{self._name}", f"path:/sys/module/{self._name}")

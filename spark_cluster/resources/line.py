@@ -7,13 +7,13 @@ import re
 from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
-from spark_cluster.resources.base import Resource, State, absolute, valid_mode
-from spark_cluster.resources.file import unified
+from spark_cluster.node.values import Missing, ResourceError, Secret
+from spark_cluster.resources.base import PRESENCE, State, absolute, checks, permissions
+from spark_cluster.resources.file import EditedFile, joined, need_folder
 
 
 @dataclass(frozen=True)
-class Line(Resource):
+class Line(EditedFile):
     """A line in an existing file: present once at the place of the last match, or absent.
 
     Args:
@@ -32,6 +32,7 @@ class Line(Resource):
     """
 
     reverts = ""
+    valid = checks(path=absolute, mode=permissions, state=PRESENCE)
 
     path: str
     line: str = field(kw_only=True)
@@ -42,25 +43,19 @@ class Line(Resource):
     mode: int = field(default=0o644, kw_only=True)
 
     def validate(self) -> None:
-        absolute(self.path, "Line")
-        valid_mode(self.mode, f"Line in {self.path}")
-        if not self.line:
-            raise InvalidResource(f"Line in {self.path}: the line is empty")
-        if "\n" in self.line:
-            raise InvalidResource(f"Line in {self.path}: {self.line!r} is more than one line")
-        if self.state not in ("present", "absent"):
-            raise InvalidResource(f"Line in {self.path}: state {self.state!r} is unknown")
+        self.must(self.line, "the line is empty")
+        self.must("\n" not in self.line, f"{self.line!r} is more than one line")
         for name, expression in (("match", self.match), ("after", self.after)):
             try:
                 re.compile(expression or "")
             except re.error as error:
-                text = f"Line in {self.path}: {name} {expression!r}: {error}"
-                raise InvalidResource(text) from None
-        if self.state == "present" and self.match and not re.search(self.match, self.line):
-            raise InvalidResource(
-                f"Line in {self.path}: {self.line!r} does not match its own {self.match!r}, "
-                "so it would be added again on every run"
-            )
+                raise self.invalid(f"{name} {expression!r}: {error}") from None
+        found = self.state == "absent" or not self.match or re.search(self.match, self.line)
+        self.must(
+            found,
+            f"{self.line!r} does not match its own {self.match!r}, "
+            "so it would be added again on every run",
+        )
 
     @property
     def name(self) -> str:
@@ -80,57 +75,49 @@ class Line(Resource):
             raise ResourceError(
                 f"{self.path} is a link to {target}, which would be lost", "name the file itself"
             )
-        found = [_shown(text) for text in self._lines(host) if self._matches(text)]
+        found = [_shown(text) for text in self.lines(host) if self._matches(text)]
         if not found:
             return {"line": None}
         return {"line": self._told(found[0]) if len(found) == 1 else list(map(self._told, found))}
 
     def converge(self, host: Host, actual: State) -> None:
         mode = None if host.path(self.path).exists() else self.mode
-        host.write(self.path, self._after(host), mode=mode, secret=isinstance(self.line, Secret))
+        host.write(self.path, self.text_after(host), mode=mode, secret=self.is_secret)
 
-    def plan(self, host: Host, actual: State) -> None:
-        host.overlay.files[self.path] = self._after(host)
-
-    def diff(self, host: Host, actual: State) -> str:
-        if isinstance(self.line, Secret):
-            return f"{self.path}: a secret line, not shown\n"
-        return unified(self.path, host.read(self.path) or b"", self._after(host))
+    @property
+    def is_secret(self) -> bool:
+        return isinstance(self.line, Secret)
 
     def _told(self, text: str) -> str:
         """A line as it may be shown: in the place of a secret one there may be an older secret."""
-        if not isinstance(self.line, Secret):
+        if not self.is_secret:
             return text
         return "as declared" if text == _shown(self.line) else "another"
 
     def _matches(self, text: str) -> bool:
         return text == self.line or bool(self.match and re.search(self.match, text))
 
-    def _lines(self, host: Host) -> list[str]:
-        content = host.read(self.path)
-        if content is not None:
-            text = content.decode(errors="surrogateescape")
-            return text.removesuffix("\n").split("\n") if text else []
-        parent = self.path.rsplit("/", 1)[0] or "/"
-        there = host.path(parent).is_dir() or host.will_provide(f"path:{parent}")
-        if self.state == "absent" or (self.create and there):
+    def lines(self, host: Host) -> list[str]:
+        if self.state == "absent" and host.read(self.path) is None:
             return []
-        if not there:
-            raise Missing(f"path:{parent}", f"the folder {parent} does not exist")
-        raise Missing(
-            f"path:{self.path}", f"{self.path} does not exist", "declare a File, or create=True"
-        )
+        found = super().lines(host)
+        if found is None:
+            need_folder(host, self.path)
+        if found is None and not self.create:
+            raise Missing(
+                f"path:{self.path}", f"{self.path} does not exist", "declare a File, or create=True"
+            )
+        return found or []
 
-    def _after(self, host: Host) -> bytes:
-        lines = self._lines(host)
+    def text_after(self, host: Host) -> bytes:
+        lines = self.lines(host)
         places = [i for i, text in enumerate(lines) if self._matches(text)]
         if self.state == "present" and places:
             lines[places[-1]] = self.line
             places = places[:-1]
         elif self.state == "present":
             lines.insert(self._place(lines), self.line)
-        kept = [text for i, text in enumerate(lines) if i not in places]
-        return "".join(f"{text}\n" for text in kept).encode(errors="surrogateescape")
+        return joined(text for i, text in enumerate(lines) if i not in places)
 
     def _place(self, lines: list[str]) -> int:
         if self.after is None:

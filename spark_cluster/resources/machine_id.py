@@ -11,7 +11,6 @@ import uuid
 from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource
 from spark_cluster.resources.base import Resource, State
 
 MACHINE_ID = "/etc/machine-id"
@@ -32,10 +31,6 @@ class MachineId(Resource):
     reverts = "the current machine id is used until the next boot"
 
     taken: tuple[str, ...] = field(default=(), kw_only=True)
-
-    def validate(self) -> None:
-        if isinstance(self.taken, str):
-            raise InvalidResource("MachineId: taken is a list of machine ids")
 
     @property
     def name(self) -> str:

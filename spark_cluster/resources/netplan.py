@@ -19,9 +19,9 @@ from typing import Any
 from spark_cluster.node import paths
 from spark_cluster.node.durable import make_folder, sync_folder, write_file
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, ResourceError
-from spark_cluster.resources.base import Resource, State, absolute
-from spark_cluster.resources.file import observe_path, sha256, unified
+from spark_cluster.node.values import ResourceError
+from spark_cluster.resources.base import State, absolute, checks
+from spark_cluster.resources.file import EditedFile, observe_path, sha256
 
 FOLDERS = ("lib/netplan", "run/netplan", "etc/netplan")
 
@@ -45,7 +45,7 @@ agent/main.py), the agent restores it itself: the laptop waits for that, not for
 
 
 @dataclass(frozen=True)
-class Netplan(Resource):
+class Netplan(EditedFile):
     """A file under /etc/netplan (mode 600), applied, with its addresses really there.
 
     The file is validated by netplan itself before it takes its place. When the addresses do not
@@ -73,6 +73,8 @@ class Netplan(Resource):
     reverts = "the old addresses come at the next boot, or with "
     reverts += "`spark-cluster exec -b -l NODE -- netplan apply`"
 
+    valid = checks(path=absolute)
+
     path: str
     content: str | None = field(kw_only=True)
     addresses: Mapping[str, str] = field(kw_only=True)
@@ -81,9 +83,8 @@ class Netplan(Resource):
     confirm_within_s: float = field(default=20.0, kw_only=True)
 
     def validate(self) -> None:
-        absolute(self.path, "Netplan")
-        if not self.path.startswith("/etc/netplan/") or not self.path.endswith(".yaml"):
-            raise InvalidResource(f"Netplan {self.path}: not a .yaml file under /etc/netplan")
+        named = self.path.startswith("/etc/netplan/") and self.path.endswith(".yaml")
+        self.must(named, "not a .yaml file under /etc/netplan")
 
     def provides(self) -> tuple[str, ...]:
         return (f"path:{self.path}",)
@@ -145,8 +146,8 @@ class Netplan(Resource):
             raise
         rollback.disarm()
 
-    def diff(self, host: Host, actual: State) -> str:
-        return unified(self.path, host.read(self.path) or b"", (self.content or "").encode())
+    def text_after(self, host: Host) -> bytes | None:
+        return None if self.content is None else self.content.encode()
 
     def _unreached(self) -> ResourceError:
         return ResourceError(

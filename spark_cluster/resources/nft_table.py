@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,9 +10,9 @@ from typing import Any
 from spark_cluster.node import paths
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, Missing, ResourceError
-from spark_cluster.resources.base import Resource, State
-from spark_cluster.resources.file import sha256, unified
+from spark_cluster.node.values import Missing, ResourceError
+from spark_cluster.resources.base import PRESENCE, State, checks, like
+from spark_cluster.resources.file import EditedFile, sha256
 
 FOLDER = paths.NFTABLES
 LOADED = paths.NFTABLES_SCRIPTS
@@ -22,7 +21,7 @@ PREFIX = "spark_cluster"
 
 
 @dataclass(frozen=True)
-class NftTable(Resource):
+class NftTable(EditedFile):
     """A table of the family `inet`, in force now and written to a file that loads it whole.
 
     The file replaces the table in one transaction, so that there is no moment without rules. What
@@ -45,22 +44,19 @@ class NftTable(Resource):
 
     reverts = "the rules stay in force until the next boot"
 
+    valid = checks(
+        table=like(f"{PREFIX}[a-z0-9_]*", f"a name that begins with {PREFIX}"),
+        state=PRESENCE,
+    )
+
     table: str
     chains: str = ""
     state: str = field(default="present", kw_only=True)
     if_refused: str = field(default="", kw_only=True)
 
     def validate(self) -> None:
-        if not re.fullmatch(rf"{PREFIX}[a-z0-9_]*", self.table):
-            raise InvalidResource(f"NftTable: {self.table!r} does not begin with {PREFIX}")
-        if self.state not in ("present", "absent"):
-            raise InvalidResource(
-                f"NftTable {self.table}: state {self.state!r} is not present or absent"
-            )
-        if (self.state == "present") != bool(self.chains.strip()):
-            raise InvalidResource(
-                f"NftTable {self.table}: chains are required with state present, and only there"
-            )
+        told = (self.state == "present") == bool(self.chains.strip())
+        self.must(told, "chains are required with state present, and only there")
 
     def provides(self) -> tuple[str, ...]:
         return (f"path:{self.file}",) if self.state == "present" else ()
@@ -112,13 +108,12 @@ class NftTable(Resource):
         if live is not None:
             self._keep(host, live)
 
-    def plan(self, host: Host, actual: State) -> None:
-        present = self.state == "present"
-        host.overlay.files[self.file] = self._content() if present else None
+    @property
+    def edited(self) -> str:
+        return self.file
 
-    def diff(self, host: Host, actual: State) -> str:
-        after = self._content() if self.state == "present" else b""
-        return unified(self.file, host.read(self.file) or b"", after)
+    def text_after(self, host: Host) -> bytes | None:
+        return self._content() if self.state == "present" else None
 
     # -- inside ----------------------------------------------------------------------------------
 

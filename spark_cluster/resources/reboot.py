@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, RebootNeeded, ResourceError, Skip
-from spark_cluster.resources.base import Resource, State, absolute, ids
+from spark_cluster.node.values import RebootNeeded, ResourceError, Skip
+from spark_cluster.resources.base import Resource, State, absolute, checks
 
 REQUIRED = "/run/reboot-required"
 """Made by packages that need one (update-notifier-common and others); gone after it."""
@@ -40,6 +40,8 @@ class Reboot(Resource):
 
     reverts = "a reboot cannot be reverted"
 
+    valid = checks(pending_when=absolute)
+
     title: str
     when_changed: tuple[Resource | str, ...] = field(default=(), kw_only=True)
     pending_when: tuple[str, ...] = field(default=(), kw_only=True)
@@ -48,15 +50,7 @@ class Reboot(Resource):
     timeout_s: float = field(default=300.0, kw_only=True)
 
     def validate(self) -> None:
-        if isinstance(self.pending_when, str):
-            raise InvalidResource(f"Reboot {self.title!r}: pending_when is a list of paths")
-        for path in self.pending_when:
-            absolute(path, f"Reboot {self.title!r}: pending_when")
-        if not self.timeout_s > 0:
-            raise InvalidResource(f"Reboot {self.title!r}: timeout_s {self.timeout_s!r}")
-
-    def triggers(self) -> tuple[str, ...]:
-        return ids(self.when_changed)
+        self.must(self.timeout_s > 0, f"timeout_s {self.timeout_s!r}")
 
     def desired(self) -> State:
         return {"asked_for_by": []}

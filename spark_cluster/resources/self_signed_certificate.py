@@ -7,12 +7,18 @@ import re
 from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource
-from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.resources.base import Resource, State, absolute, checks
 from spark_cluster.resources.file import expect_kind, observe_path
 
 DAYS = 3650
 _NAME = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?")
+
+
+def _host(name: str) -> str:
+    """Anything else would be read as a line of openssl's configuration."""
+    fits = _ip(name) is not None or _NAME.fullmatch(name)
+    return "" if fits else f"{name!r} is neither a DNS name nor an IP address"
+
 
 # Not a certificate authority: who trusts it trusts this endpoint, and nothing that it might sign.
 _REQUEST = """[req]
@@ -51,20 +57,13 @@ class SelfSignedCertificate(Resource):
 
     reverts = "a certificate that was replaced is not restored"
 
+    valid = checks(path=absolute, names=_host)
+
     path: str
     names: tuple[str, ...] = field()
 
     def validate(self) -> None:
-        absolute(self.path, "SelfSignedCertificate")
-        if not self.names:
-            raise InvalidResource(f"SelfSignedCertificate {self.path}: no name is given")
-        for name in self.names:
-            # Anything else would be read as a line of openssl's configuration.
-            if _ip(name) is None and not _NAME.fullmatch(name):
-                raise InvalidResource(
-                    f"SelfSignedCertificate {self.path}: {name!r} is neither a DNS name nor an "
-                    "IP address"
-                )
+        self.must(self.names, "no name is given")
 
     def provides(self) -> tuple[str, ...]:
         return (f"path:{self.path}",)

@@ -10,9 +10,10 @@ from typing import Any
 
 from spark_cluster.node import paths
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Skip
+from spark_cluster.node.values import Missing, ResourceError, Skip
 from spark_cluster.resources import unit
-from spark_cluster.resources.base import Resource, State, ids
+from spark_cluster.resources.base import Resource, State, checks, like
+from spark_cluster.resources.program import end_of
 
 _UNIT_TYPES = ("service", "socket", "timer", "target", "mount", "path")
 _FOLDERS = (paths.SYSTEMD_UNITS, "/run/systemd/system", "/usr/lib/systemd/system")
@@ -48,6 +49,8 @@ class Service(Resource):
 
     reverts = "what it started or stopped stays; restart it when its files were reverted"
 
+    valid = checks(unit=like(r"[A-Za-z0-9:_.@\\-]+", "the name of a unit"))
+
     unit: str
     running: bool | None = field(default=True, kw_only=True)
     enabled: bool | None = field(default=None, kw_only=True)
@@ -58,18 +61,13 @@ class Service(Resource):
     timeout_s: float = field(default=180.0, kw_only=True)
 
     def validate(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9:_.@\\-]+", self.unit):
-            raise InvalidResource(f"Service: {self.unit!r} is not the name of a unit")
-        if self.running is None and self.enabled is None and not self.restart_when:
-            raise InvalidResource(f"Service {self.unit}: it asks for nothing")
-        if self.running is False and self.restart_when:
-            raise InvalidResource(f"Service {self.unit}: restart_when with running=False")
+        asks = self.running is not None or self.enabled is not None or self.restart_when
+        self.must(asks, "it asks for nothing")
+        fits = self.running is not False or not self.restart_when
+        self.must(fits, "restart_when with running=False")
 
     def provides(self) -> tuple[str, ...]:
         return (f"running:{self._full}",) if self.running else ()
-
-    def triggers(self) -> tuple[str, ...]:
-        return ids(self.restart_when)
 
     def desired(self) -> State:
         wanted: State = {}
@@ -188,9 +186,9 @@ class Service(Resource):
             raise self._did_not(host, action, f"{known['ActiveState']} ({known['SubState']})")
 
     def _did_not(self, host: Host, action: str, printed: str) -> ResourceError:
-        lines = "".join(f"\n    {line}" for line in unit.end_of_log(host, self._full))
+        tail = end_of(unit.end_of_log(host, self._full))
         return ResourceError(
             f"systemctl {action} {self._full} failed: {printed.splitlines()[0] if printed else ''}"
-            f"; its log ends:{lines or ' (nothing)'}",
+            f"; its log ends:{tail}",
             f"`systemctl status {self._full}` on the node",
         )

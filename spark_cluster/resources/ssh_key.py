@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource
-from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.resources.base import Resource, State, absolute, checks, one_of
 from spark_cluster.resources.file import expect_kind, observe_path, owner_ids
-from spark_cluster.resources.group import valid_name
+from spark_cluster.resources.group import account_name
 
 KINDS = ("ed25519", "ecdsa", "rsa")
 
@@ -36,19 +35,12 @@ class SshKey(Resource):
     """
 
     reverts = ""
+    valid = checks(path=absolute, owner=account_name, kind=one_of(*KINDS))
 
     path: str
     owner: str = field(kw_only=True)
     kind: str = field(default="ed25519", kw_only=True)
     comment: str = field(default="", kw_only=True)
-
-    def validate(self) -> None:
-        absolute(self.path, "SshKey")
-        valid_name(f"SshKey {self.path}: owner", self.owner)
-        if self.kind not in KINDS:
-            raise InvalidResource(
-                f"SshKey {self.path}: {self.kind!r} is not one of {', '.join(KINDS)}"
-            )
 
     def provides(self) -> tuple[str, ...]:
         return (f"path:{self.path}", f"path:{self.path}.pub")

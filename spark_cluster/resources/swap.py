@@ -6,9 +6,8 @@ import re
 from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource
-from spark_cluster.resources.base import Resource, State, lines_of
-from spark_cluster.resources.file import unified
+from spark_cluster.resources.base import State, checks, lines_of, one_of
+from spark_cluster.resources.file import EditedFile, joined
 
 FSTAB = "/etc/fstab"
 _LINE = re.compile(r"^\s*[^#\s]\S*\s+\S+\s+swap\s")
@@ -16,7 +15,7 @@ _MARK = "# switched off by spark-cluster: "
 
 
 @dataclass(frozen=True)
-class Swap(Resource):
+class Swap(EditedFile):
     """Swap switched off: nothing is swapped to now, and /etc/fstab enables none at the next boot.
 
     Lines of /etc/fstab become comments; swap files and partitions stay where they are.
@@ -33,18 +32,17 @@ class Swap(Resource):
 
     reverts = "swap stays off until the next boot, or `swapon -a`"
 
-    state: str = field(default="off", kw_only=True)
+    edits = FSTAB
+    valid = checks(state=one_of("off"))
 
-    def validate(self) -> None:
-        if self.state != "off":
-            raise InvalidResource(f"Swap: state {self.state!r} is not off")
+    state: str = field(default="off", kw_only=True)
 
     def desired(self) -> State:
         return {"in_use": [], "at_boot": []}
 
     def observe(self, host: Host) -> State:
         rows = lines_of((host.read("/proc/swaps") or b"").decode(errors="replace"))[1:]
-        lines = [line for line in self._fstab(host) if _LINE.match(line)]
+        lines = [line for line in self.lines(host) or [] if _LINE.match(line)]
         return {
             "in_use": [row.split()[0] for row in rows if row.split()],
             "at_boot": [line.split()[0] for line in lines],
@@ -52,7 +50,7 @@ class Swap(Resource):
 
     def converge(self, host: Host, actual: State) -> None:
         if actual["at_boot"]:
-            host.write(FSTAB, self._after(host))
+            host.write(FSTAB, self.text_after(host))
             host.run(("systemctl", "daemon-reload"), timeout=120).check("systemctl daemon-reload")
         for device in actual["in_use"]:
             host.progress(f"swapoff {device}")
@@ -60,16 +58,6 @@ class Swap(Resource):
                 f"swapoff {device}", "free memory first: spark-cluster vram shows who holds it"
             )
 
-    def plan(self, host: Host, actual: State) -> None:
-        host.overlay.files[FSTAB] = self._after(host)
-
-    def diff(self, host: Host, actual: State) -> str:
-        return unified(FSTAB, host.read(FSTAB) or b"", self._after(host))
-
-    def _fstab(self, host: Host) -> list[str]:
-        content = host.read(FSTAB) or b""
-        return lines_of(content.decode(errors="surrogateescape"))
-
-    def _after(self, host: Host) -> bytes:
-        lines = [_MARK + line if _LINE.match(line) else line for line in self._fstab(host)]
-        return "".join(f"{line}\n" for line in lines).encode(errors="surrogateescape")
+    def text_after(self, host: Host) -> bytes:
+        lines = self.lines(host) or []
+        return joined(_MARK + line if _LINE.match(line) else line for line in lines)

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from spark_cluster.node import paths
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, Missing, ResourceError
-from spark_cluster.resources.base import Resource, State, lines_of
-from spark_cluster.resources.file import unified
+from spark_cluster.node.values import Missing, ResourceError
+from spark_cluster.resources.base import State, lines_of
+from spark_cluster.resources.file import EditedFile
 
 _FOLDERS = ("/usr/lib/sysctl.d", "/run/sysctl.d", "/etc/sysctl.d")
 _WHY = {
@@ -26,7 +26,7 @@ _WHY = {
 
 
 @dataclass(frozen=True)
-class Sysctl(Resource):
+class Sysctl(EditedFile):
     """A setting under /proc/sys, with a file of its own under /etc/sysctl.d.
 
     Args:
@@ -47,12 +47,11 @@ class Sysctl(Resource):
     value: str
 
     def validate(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9_:@/-]+([.][A-Za-z0-9_:@/.-]+)*", self.key):
-            raise InvalidResource(f"Sysctl: {self.key!r} is not a name like vm.swappiness")
-        if ".." in self._place or "//" in self._place or len(self._place.split("/")) < 2:
-            raise InvalidResource(f"Sysctl: {self.key!r} is not a name like vm.swappiness")
-        if not isinstance(self.value, str) or "\n" in self.value or not self.value.strip():
-            raise InvalidResource(f"Sysctl {self.key}: value {self.value!r} is not a text")
+        usual = re.fullmatch(r"[A-Za-z0-9_:@/-]+([.][A-Za-z0-9_:@/.-]+)*", self.key)
+        odd = ".." in self._place or "//" in self._place or "/" not in self._place
+        self.must(usual and not odd, "it is not a name like vm.swappiness")
+        text = isinstance(self.value, str) and "\n" not in self.value and self.value.strip()
+        self.must(text, f"value {self.value!r} is not a text")
 
     def provides(self) -> tuple[str, ...]:
         return (f"path:{self.file}",)
@@ -83,7 +82,7 @@ class Sysctl(Resource):
                 raise ResourceError(f"{self.key} = {wanted}: {why}", hint) from None
         if actual["at_boot"] != wanted:
             host.directory("/etc/sysctl.d")
-            host.write(self.file, self._content(), mode=0o644)
+            host.write(self.file, self.text_after(host) or b"", mode=0o644)
 
     def state_after(self, host: Host) -> State:
         after = self.observe(host)
@@ -95,14 +94,9 @@ class Sysctl(Resource):
             )
         return after
 
-    def plan(self, host: Host, actual: State) -> None:
-        if actual["at_boot"] != _plain(self.value):
-            host.overlay.files[self.file] = self._content()
-
-    def diff(self, host: Host, actual: State) -> str:
-        if actual["at_boot"] == _plain(self.value):
-            return ""
-        return unified(self.file, host.read(self.file) or b"", self._content())
+    @property
+    def edited(self) -> str:
+        return self.file
 
     @property
     def _place(self) -> str:
@@ -116,7 +110,9 @@ class Sysctl(Resource):
     def _live(self) -> str:
         return f"/proc/sys/{self._place}"
 
-    def _content(self) -> bytes:
+    def text_after(self, host: Host) -> bytes | None:
+        if self._at_boot(host) == _plain(self.value):
+            return host.read(self.file)
         key = self._place if "." in self._place else self._place.replace("/", ".")
         return f"# Written by spark-cluster.\n{key} = {_plain(self.value)}\n".encode()
 

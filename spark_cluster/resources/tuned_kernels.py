@@ -9,8 +9,8 @@ from pathlib import Path
 from spark_cluster.node import kernel_tuner, locks, own_program, tuned_kernels, units
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, Missing, ResourceError
-from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.node.values import Missing, ResourceError
+from spark_cluster.resources.base import Resource, State, absolute, checks
 from spark_cluster.resources.docker import image
 
 SPARE_S = 900.0
@@ -49,8 +49,9 @@ class TunedKernels(Resource):
                      words=("--model", "/srv/models/m", "--tp-size", "1"), sizes=(1, 2, 4))
     """
 
-    noun = "tuned kernels"
     reverts = "the files stay; `caches prune --kind tuned` removes them"
+
+    valid = checks(root=absolute, tuner=absolute)
 
     model: str
     image: str
@@ -65,12 +66,8 @@ class TunedKernels(Resource):
     limit_s: float = field(default=24 * 3600.0, kw_only=True)
 
     def validate(self) -> None:
-        what = f"TunedKernels {self.model}"
-        absolute(self.root, what)
-        if self.tuner:
-            absolute(self.tuner, what)
-        if not self.sizes or any(size < 1 for size in self.sizes):
-            raise InvalidResource(f"{what}: sizes are numbers of tokens from 1")
+        fits = self.sizes and all(size >= 1 for size in self.sizes)
+        self.must(fits, "sizes are numbers of tokens from 1")
 
     def desired(self) -> State:
         return {"sizes": sorted(set(self.sizes))}

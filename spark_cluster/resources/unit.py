@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 import re
-import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,10 +13,10 @@ from spark_cluster.node import paths
 from spark_cluster.node.engine_caches import folder_of, prepare
 from spark_cluster.node.host import Host
 from spark_cluster.node.unit_state import DECLARED, declared
-from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
-from spark_cluster.resources import secret_files
-from spark_cluster.resources.base import Resource, State, differences, ids
-from spark_cluster.resources.program import check_program, need_paths, split_mount
+from spark_cluster.node.values import Missing, ResourceError
+from spark_cluster.resources.base import State, checks, differences, like, one_of
+from spark_cluster.resources.file import unified
+from spark_cluster.resources.program import Program, end_of, must_stay, secret_path, split_mount
 
 # Asking systemd on a node, for the resources that stand on it.
 
@@ -63,8 +61,6 @@ FOLDER = paths.SYSTEMD_UNITS
 STAYS_S = 2.0
 """Seconds that a program must run after its start; it is looked at at least once."""
 
-LOOK_EVERY_S = 0.2
-
 RESOLV_CONF = (
     *("systemd/resolve/stub-resolv.conf", "systemd/resolve/resolv.conf"),
     *("NetworkManager/resolv.conf", "resolvconf/resolv.conf"),
@@ -94,7 +90,7 @@ _PROPERTIES = "LoadState,ActiveState,SubState,UnitFileState,NRestarts,ExecMainSt
 
 
 @dataclass(frozen=True)
-class Unit(Resource):
+class Unit(Program):
     """A long-running program as an installed systemd service, made again when anything changes.
 
     It is converged when it runs, is started at boot, and was made of the same declaration. Its
@@ -131,59 +127,47 @@ class Unit(Resource):
              limits={"MEMLOCK": "infinity"}, restart_when=(venv,))
     """
 
-    noun = "unit"
     reverts = "the program stays as it is; its file is restored"
+    kind, shown_by = "unit", "systemctl show"
+    sources = "declare a Directory, File or VirtualEnvironment before it"
+    valid = checks(
+        unit=like("[A-Za-z0-9][A-Za-z0-9_.-]*", "the name of a service"),
+        devices=like(r"(/dev/|char-|block-)[\w/*.-]+", "/dev/NAME or char-NAME"),
+        restart=like("|".join(RESTARTS), f"one of {', '.join(RESTARTS)}"),
+        state=one_of("running", "absent"),
+    )
 
     unit: str
     command: tuple[str, ...] = ()
     search_path: tuple[str, ...] = field(default=(), kw_only=True)
-    env: Mapping[str, str] = field(default_factory=dict, kw_only=True)
-    secret_files: Mapping[str, Secret] = field(default_factory=dict, kw_only=True)
-    mounts: tuple[str, ...] = field(default=(), kw_only=True)
     caches: tuple[str, str] | None = field(default=None, kw_only=True)
-    devices: tuple[str, ...] = field(default=(), kw_only=True)
     limits: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     user: str = field(default="root", kw_only=True)
     restart: str = field(default="always", kw_only=True)
-    labels: Mapping[str, str] = field(default_factory=dict, kw_only=True)
     description: str = field(default="", kw_only=True)
-    stop_timeout_s: int = field(default=10, kw_only=True)
-    restart_when: tuple[Resource | str, ...] = field(default=(), kw_only=True)
-    state: str = field(default="running", kw_only=True)
 
     def validate(self) -> None:
-        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]*", self.unit):
-            raise InvalidResource(f"Unit: {self.unit!r} is not the name of a service")
-        if self.state not in ("running", "absent"):
-            raise self._invalid(f"state {self.state!r} is not running or absent")
-        if isinstance(self.command, str) or (self.state == "running" and not self.command):
-            raise self._invalid("command is a list of strings: the program and its arguments")
-        if self.restart not in RESTARTS:
-            raise self._invalid(f"restart {self.restart!r} is not one of {', '.join(RESTARTS)}")
-        check_program(self, f"Unit {self.unit}", shown_by="systemctl show")
-        for device in self.devices:
-            if not re.fullmatch(r"(/dev/|char-|block-)[\w/*.-]+", device):
-                raise self._invalid(f"device {device!r} is not /dev/NAME or char-NAME")
+        told = self.state == "absent" or self.command
+        self.must(told, "command is a list of strings: the program and its arguments")
+        super().validate()
         for name, value in self.limits.items():
-            if not re.fullmatch(r"[A-Z]+", name) or not re.fullmatch(r"[0-9A-Za-z:]+", str(value)):
-                raise self._invalid(f"limit {name}: {value!r} is none of systemd's")
+            known = re.fullmatch("[A-Z]+", name) and re.fullmatch("[0-9A-Za-z:]+", str(value))
+            self.must(known, f"limit {name}: {value!r} is none of systemd's")
 
     def provides(self) -> tuple[str, ...]:
         return (f"running:{self._full}",) if self.state == "running" else ()
 
-    def triggers(self) -> tuple[str, ...]:
-        return ids(self.restart_when)
+    @property
+    def also(self) -> State:
+        return {"at_boot": True}
 
-    def desired(self) -> State:
-        if self.state == "absent":
-            return {"state": "absent", "secrets": "none"}
-        secrets = "as declared" if self.secret_files else "none"
-        spec = {"spec": self.spec[:12], "at_boot": True}
-        return {"state": "running", **spec, "secrets": secrets}
+    @property
+    def needs(self) -> tuple[str, ...]:
+        return self.command[:1] if self.command[0].startswith("/") else ()
 
     def observe(self, host: Host) -> State:
         text = host.read(self._file)
-        secrets = secret_files.compare(host, self.unit, self.secret_files)
+        secrets = self.secrets(host)
         if self.state == "absent" and text is None:  # it was ended before its file went
             return {"state": "absent", "secrets": secrets}
         if host.which("systemctl") is None:
@@ -191,34 +175,16 @@ class Unit(Resource):
         known = self._show(host)
         state: State = {**_state_of(known, text), "secrets": secrets}
         if self.state == "running" and differences(state, self.desired()):
-            self._need_sources(host)
+            self.need_sources(host)
         return state
 
-    def converge(self, host: Host, actual: State) -> None:
-        if self.state == "running":
-            self._need_sources(host)
-        if actual["state"] != "absent":
-            self._stop(host)
-        # Only now: a program that still ran would have read the old secret while the file has the
-        # new one.
-        files = self.secret_files if self.state == "running" else {}
-        secret_files.write(host, self.unit, files)
-        if self.state == "running":
-            self._start(host)
-        else:
-            host.remove(self._file)
-            systemctl(host, "daemon-reload")
+    def forget(self, host: Host) -> None:
+        host.remove(self._file)
+        systemctl(host, "daemon-reload")
 
     def diff(self, host: Host, actual: State) -> str:
-        before = (host.read(self._file) or b"").decode(errors="replace")
         after = self.text if self.state == "running" else ""
-        lines = difflib.unified_diff(
-            before.splitlines(keepends=True),
-            after.splitlines(keepends=True),
-            f"{self._file} (now)",
-            f"{self._file} (then)",
-        )
-        return "".join(lines)
+        return unified(self._file, host.read(self._file) or b"", after.encode())
 
     @property
     def text(self) -> str:
@@ -227,7 +193,6 @@ class Unit(Resource):
 
     @property
     def spec(self) -> str:
-        """Digest of all that makes this unit what it is (secrets are compared on the node)."""
         return hashlib.sha256(self._text(self._declaration()).encode()).hexdigest()
 
     # -- the file ------------------------------------------------------------------------------
@@ -287,28 +252,16 @@ class Unit(Resource):
         for folder in sorted(outermost):
             lines.append(f"TemporaryFileSystem={_quoted(f'{folder}:ro')}")
         for path in sorted(self.secret_files):
-            source = secret_files.secret_path(self.unit, path)
+            source = secret_path(self.unit, path)
             lines.append(f"BindReadOnlyPaths={_bound(source, path)}")
         return lines
 
-    # -- declaration ---------------------------------------------------------------------------
-
-    def _invalid(self, text: str) -> InvalidResource:
-        return InvalidResource(f"Unit {self.unit}: {text}")
-
     # -- node ----------------------------------------------------------------------------------
-
-    def _need_sources(self, host: Host) -> None:
-        """Mount sources and the program are there: systemd itself would only fail later."""
-        needed = [split_mount(mount)[0] for mount in self.mounts]
-        needed += [self.command[0]] if self.command[0].startswith("/") else []
-        hint = "declare a Directory, File or VirtualEnvironment before it"
-        need_paths(host, f"unit {self.unit}", needed, hint)
 
     def _show(self, host: Host) -> dict[str, str]:
         return show(host, self._full, _PROPERTIES)
 
-    def _stop(self, host: Host) -> None:
+    def end(self, host: Host) -> None:
         host.progress(f"stopping {self.unit}")
         patience = self.stop_timeout_s + 60.0
         host.run(("systemctl", "disable", "--now", self._full), timeout=patience)
@@ -316,7 +269,7 @@ class Unit(Resource):
         if self._show(host)["ActiveState"] in ("active", "activating", "deactivating", "reloading"):
             raise ResourceError(f"unit {self.unit} is still there after it was stopped")
 
-    def _start(self, host: Host) -> None:
+    def start(self, host: Host) -> None:
         if self.caches is not None:
             prepare(host, *self.caches)
         host.write(self._file, self.text.encode(), mode=0o644)
@@ -324,15 +277,14 @@ class Unit(Resource):
         systemctl(host, "enable", self._full)
         host.progress(f"starting {self.unit}")
         done = host.run(("systemctl", "start", self._full), timeout=120)
-        until = time.monotonic() + STAYS_S
-        while done.status == 0:
-            time.sleep(LOOK_EVERY_S)
-            known = self._show(host)
-            if known["ActiveState"] != "active" or known.get("NRestarts", "0") != "0":
-                break
-            if time.monotonic() >= until:
-                return
-        raise self._ended(host, done.stderr.strip())
+        if done.status:
+            raise self._ended(host, done.stderr.strip())
+        must_stay(lambda: self._fault(host), STAYS_S)
+
+    def _fault(self, host: Host) -> ResourceError | None:
+        known = self._show(host)
+        is_up = known["ActiveState"] == "active" and known.get("NRestarts", "0") == "0"
+        return None if is_up else self._ended(host, "")
 
     def _ended(self, host: Host, output: str) -> ResourceError:
         """Stop the restarts of a program that ended at once, and report its output."""
@@ -342,7 +294,7 @@ class Unit(Resource):
         with_status = f" with status {status}" if status else ""
         return ResourceError(
             f"unit {self.unit} ended right after its start{with_status}; its log ends:"
-            + "".join(f"\n    {line}" for line in lines),
+            + end_of(lines),
             f"`journalctl -u {self.unit}` on the node has all of it",
         )
 

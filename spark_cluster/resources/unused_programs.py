@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from spark_cluster.node import own_program, paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.values import ResourceError
-from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.resources.base import Resource, State, absolute, checks
 
 ARCHIVE = re.compile(r"[0-9a-f]{64}\.pyz")
 FORMER = "start.py"
@@ -30,13 +30,10 @@ class UnusedPrograms(Resource):
         UnusedPrograms("/var/lib/spark-cluster/supervise")
     """
 
-    noun = "programs"
     reverts = ""
+    valid = checks(folder=absolute)
 
     folder: str
-
-    def validate(self) -> None:
-        absolute(self.folder, "UnusedPrograms")
 
     def desired(self) -> State:
         return {"unused": []}

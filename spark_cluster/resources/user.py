@@ -7,9 +7,9 @@ import pwd
 from dataclasses import dataclass, field
 
 from spark_cluster.node.host import Host
-from spark_cluster.node.values import InvalidResource, Missing, ResourceError
-from spark_cluster.resources.base import Resource, State, absolute
-from spark_cluster.resources.group import valid_name, valid_number
+from spark_cluster.node.values import Missing, ResourceError
+from spark_cluster.resources.base import PRESENCE, Resource, State, absolute, checks
+from spark_cluster.resources.group import account_name, account_number
 
 
 @dataclass(frozen=True)
@@ -33,6 +33,15 @@ class User(Resource):
         User("nvidia", groups=("docker",), shell="/bin/bash")
     """
 
+    valid = checks(
+        user=account_name,
+        uid=account_number,
+        groups=account_name,
+        shell=absolute,
+        home=absolute,
+        state=PRESENCE,
+    )
+
     user: str
     uid: int | None = field(default=None, kw_only=True)
     groups: tuple[str, ...] = field(default=(), kw_only=True)
@@ -43,19 +52,7 @@ class User(Resource):
     state: str = field(default="present", kw_only=True)
 
     def validate(self) -> None:
-        valid_name("User", self.user)
-        valid_number("User", self.user, "uid", self.uid)
-        if isinstance(self.groups, str):
-            raise InvalidResource(f"User {self.user}: groups is a list of names")
-        for group in self.groups:
-            valid_name(f"User {self.user}: group", group)
-        for what in ("shell", "home"):
-            if getattr(self, what) is not None:
-                absolute(getattr(self, what), f"User {self.user}: {what}")
-        if self.state not in ("present", "absent"):
-            raise InvalidResource(f"User {self.user}: state {self.state!r} is unknown")
-        if self.state == "absent" and self.user == "root":
-            raise InvalidResource("User root is never removed")
+        self.must((self.user, self.state) != ("root", "absent"), "root is never removed")
 
     def provides(self) -> tuple[str, ...]:
         if self.state == "absent":

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 
 from spark_cluster.node import units
 from spark_cluster.node.host import Host
-from spark_cluster.node.requirements import PINNED
-from spark_cluster.node.values import InvalidResource, Missing, ResourceError, Secret
-from spark_cluster.resources.base import Resource, State, absolute
+from spark_cluster.node.values import PINNED, Missing, ResourceError, Secret
+from spark_cluster.resources.base import Resource, State, absolute, checks
 
 MARKER = ".spark-cluster-requirements"
 """File in an environment of ours: the requirements that it was made of, whole."""
@@ -56,7 +55,7 @@ class VirtualEnvironment(Resource):
         VirtualEnvironment("/opt/vllm", ("vllm==0.19.0", "ray==2.60.0"))
     """
 
-    noun = "virtual environment"
+    valid = checks(path=absolute)
 
     path: str
     requirements: tuple[str, ...] = ()
@@ -64,17 +63,11 @@ class VirtualEnvironment(Resource):
     timeout_s: float = field(default=3600.0, kw_only=True)
 
     def validate(self) -> None:
-        what = f"VirtualEnvironment {self.path}"
-        absolute(self.path, what)
-        if isinstance(self.requirements, str):
-            raise InvalidResource(f"{what}: requirements is a list of lines, not one text")
         for line in self.requirements:
-            if isinstance(line, Secret) or "\n" in line:
-                raise InvalidResource(f"{what}: a requirement is one line, and no secret")
-            if not line.startswith("--") and not PINNED.fullmatch(line):
-                raise InvalidResource(
-                    f"{what}: {line!r} is not pinned; expected NAME==VERSION or NAME @ URL"
-                )
+            plain = not isinstance(line, Secret) and "\n" not in line
+            self.must(plain, "a requirement is one line, and no secret")
+            pinned = line.startswith("--") or PINNED.fullmatch(line)
+            self.must(pinned, f"{line!r} is not pinned; expected NAME==VERSION or NAME @ URL")
 
     def provides(self) -> tuple[str, ...]:
         return (f"path:{self.path}", f"path:{self.path}/bin/python")

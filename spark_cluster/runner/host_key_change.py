@@ -16,8 +16,14 @@ from spark_cluster.errors import SparkClusterError
 from spark_cluster.facts import gather
 from spark_cluster.facts.parsers import public_keys
 from spark_cluster.resources.host_keys import PREPARED
-from spark_cluster.runner.known_hosts import PublicKey, of_host
-from spark_cluster.runner.known_hosts_file import file_of, known_hosts_line, update, without
+from spark_cluster.runner.known_hosts import (
+    PublicKey,
+    file_of,
+    known_hosts_line,
+    of_host,
+    update,
+    without,
+)
 from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.ssh_route import Hop, Target, node_of
 

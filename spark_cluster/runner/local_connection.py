@@ -132,9 +132,5 @@ class LocalConnection(NodeConnection):
         kept = {name: os.environ[name] for name in KEPT if name in os.environ}
         return {**kept, "PATH": SEARCH_PATH}
 
-    def files_root(self) -> str:
-        """Return where the node's file system begins on this machine."""
-        return self.root
-
     def close(self) -> None:
         """Nothing is open but the agents, which their sessions end."""

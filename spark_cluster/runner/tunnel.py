@@ -21,7 +21,7 @@ from typing import IO, Literal
 
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import SparkClusterError, Unreachable, UsageError
-from spark_cluster.runner import ssh_config
+from spark_cluster.runner import ssh_route
 from spark_cluster.runner.ssh_route import Target
 
 KEEPALIVE_S, UNANSWERED = 10, 2
@@ -112,7 +112,7 @@ def carried(target: Target, port: int, host: str, to_port: int) -> Iterator[News
     spec = f"{LOOPBACK}:{port}:{f'[{host}]' if ':' in host else host}:{to_port}"
     mark = f"open-{secrets.token_hex(8)}"  # which no banner of the node's can say
     pipe = subprocess.PIPE
-    with ssh_config.configuration(_strict(target)) as file:
+    with ssh_route.configuration(_strict(target)) as file:
         argv = ["sh", "-c", WITH_US, "sh", *_arguments(target, file, spec, mark)]
         # A session of its own: Ctrl-C on the terminal is for this process, which then ends ssh.
         process = subprocess.Popen(

@@ -14,10 +14,10 @@ import pytest
 from factories import apply
 
 from spark_cluster.agent import bootstrap
-from spark_cluster.node.durable import write_file
+from spark_cluster.node import durable
+from spark_cluster.node.durable import temporary_name, write_file
 from spark_cluster.node.host import Host
 from spark_cluster.node.temporary import TemporaryFiles
-from spark_cluster.node.temporary_names import temporary_name
 from spark_cluster.resources import Command, Directory, File
 from spark_cluster.resources.base import Resource
 
@@ -150,3 +150,16 @@ def test_a_small_file_that_cannot_be_written_leaves_nothing(tmp_path, monkeypatc
     with pytest.raises(OSError, match="No space left"):
         write_file(tmp_path / "f", b"ours")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_only_a_plain_file_of_a_usual_size_is_read_as_an_object(tmp_path, monkeypatch):
+    kept = tmp_path / "kept.json"
+    kept.write_text('{"number": 1}')
+    assert durable.read_object(kept) == {"number": 1}
+    (tmp_path / "link").symlink_to(kept)
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "list").write_text("[1]")
+    for name in ("link", "fifo", "list", "missing"):
+        assert durable.read_object(tmp_path / name) == {}, name
+    monkeypatch.setattr(durable, "LARGEST_OBJECT", 10)
+    assert durable.read_object(kept) == {}

@@ -11,9 +11,8 @@ from factories import apply
 from spark_cluster.agent.history import History
 from spark_cluster.node import journal as journal_module
 from spark_cluster.node import temporary
-from spark_cluster.node.durable import append_line, read_lines
+from spark_cluster.node.durable import append_line, is_temporary, read_lines, temporary_name
 from spark_cluster.node.temporary import TemporaryFiles
-from spark_cluster.node.temporary_names import is_temporary, temporary_name
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Directory, File, JsonKeys, Line
 

@@ -14,7 +14,7 @@ from test_revert import Node
 
 from spark_cluster.agent.history import History
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.node.temporary_names import is_temporary
+from spark_cluster.node.durable import is_temporary
 from spark_cluster.resources import Directory, File, Line
 from spark_cluster.runner import payload
 from spark_cluster.runner.session import Session

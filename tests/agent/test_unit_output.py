@@ -7,8 +7,8 @@ import os
 
 import pytest
 
-from spark_cluster.node import unit_output
-from spark_cluster.node.unit_output import OutputFile, Tail, text_of
+from spark_cluster.node import worker
+from spark_cluster.node.worker import OutputFile, Tail, text_of
 
 ROOM = 10_000
 
@@ -58,15 +58,15 @@ def test_the_end_is_always_there(path, size):
 
 
 def test_a_result_has_no_more_than_its_limit(path, monkeypatch):
-    monkeypatch.setattr(unit_output, "RESULT_LIMIT", 7000)
+    monkeypatch.setattr(worker, "RESULT_LIMIT", 7000)
     out = OutputFile(path, ROOM)
     out.add(b"x" * 8000 + b"end")
     assert text_of(path) == "x" * 6997 + "end"
 
 
 def test_what_grows_faster_than_it_is_read_is_not_read_for_ever(path, monkeypatch):
-    monkeypatch.setattr(unit_output, "BLOCK", 100)
-    monkeypatch.setattr(unit_output, "TOLD_AT_ONCE", 1000)
+    monkeypatch.setattr(worker, "BLOCK", 100)
+    monkeypatch.setattr(worker, "TOLD_AT_ONCE", 1000)
     out = OutputFile(path)
     out.add(b"x\n")
     tail = Tail(path, lambda _: out.add(b"x\n"))
@@ -81,8 +81,8 @@ def test_a_full_disk_keeps_the_end_for_later(path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(unit_output.os, "write", full)
-        patched.setattr(unit_output, "UNWRITTEN_LIMIT", 4)
+        patched.setattr(worker.os, "write", full)
+        patched.setattr(worker, "UNWRITTEN_LIMIT", 4)
         out.add(b"lost end\n")
     out.close()
     assert text_of(path) == "begin\nend\n"
@@ -96,7 +96,7 @@ def test_a_full_disk_in_the_moment_of_a_turn(path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(unit_output.os, "open", full)
+        patched.setattr(worker.os, "open", full)
         out.add(b"one ")
     out.add(b"two")
     out.close()

@@ -15,7 +15,7 @@ from spark_cluster.node import units
 from spark_cluster.node.host import Cancelled, Host
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Package, ResourceError
-from spark_cluster.resources.apt import apt
+from spark_cluster.resources.package import apt
 from spark_cluster.runner.delivery import document
 
 

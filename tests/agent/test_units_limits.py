@@ -13,7 +13,7 @@ import pytest
 from hung_processes import ended, limit_once, pid_in
 from waiting import FAR_S, until, with_a_limit
 
-from spark_cluster.node import moment, unit_output, units
+from spark_cluster.node import units, worker
 from spark_cluster.node.host import Cancelled, Host
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import ResourceError
@@ -39,7 +39,7 @@ def clock(monkeypatch):
     real = time.time
 
     def step(seconds):
-        monkeypatch.setattr(moment.time, "time", lambda: real() + seconds)
+        monkeypatch.setattr(worker.time, "time", lambda: real() + seconds)
 
     return step
 
@@ -100,13 +100,13 @@ def test_a_clock_step_takes_no_result_away(host, systemd, clock, step):
 
 def test_ages_of_an_earlier_boot(clock):
     """The monotonic clock began anew, so the wall's has to do; the future is now."""
-    said = {**moment.now(), "boot": "an earlier one", "monotonic": 1e9}
-    assert moment.age(said) < 60
+    said = {**worker.now(), "boot": "an earlier one", "monotonic": 1e9}
+    assert worker.age(said) < 60
     clock(3600)
-    assert 3599 < moment.age(said) < 3660
+    assert 3599 < worker.age(said) < 3660
     clock(-3600)
-    assert moment.age(said) == 0
-    assert moment.age({}) > 1e9, "of what tells no moment nothing is known: it is old"
+    assert worker.age(said) == 0
+    assert worker.age({}) > 1e9, "of what tells no moment nothing is known: it is old"
 
 
 def test_work_that_was_cut_by_a_reboot_is_begun_again_whatever_its_limit_was(host, systemd):
@@ -219,10 +219,10 @@ def test_what_a_killed_agent_left_of_a_unit_that_never_began_goes(host, systemd)
     folder = systemd.root / "var/lib/spark-cluster/units/0123456789abcdef"
     folder.mkdir(parents=True)
     (folder / "work").write_text("hunter2")
-    (folder / "asked").write_text(json.dumps(moment.now()))
+    (folder / "asked").write_text(json.dumps(worker.now()))
     units.run(host(), "other", ("true",))
     assert folder.exists(), "it may be about to begin"
-    said = moment.now()
+    said = worker.now()
     said["monotonic"] -= 3 * units.BEGIN_S
     (folder / "asked").write_text(json.dumps(said))
     units.run(host(), "other", ("true",))
@@ -239,5 +239,5 @@ def test_the_reason_of_a_failure_is_there_whatever_was_said_before_it(host):
     done = units.run(host(), "key", ("sh", "-c", script), on_output=told.append)
     assert done.status == 7
     assert done.stderr.endswith("xxx\nE: the reason why it failed\n")
-    assert len(done.stderr) == unit_output.RESULT_LIMIT
+    assert len(done.stderr) == worker.RESULT_LIMIT
     assert told[-1] == "E: the reason why it failed"

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -17,11 +18,12 @@ from serve_plans import deployment_for
 
 from spark_cluster.bench import answers, generators, on_node
 from spark_cluster.bench.expansion import PlannedCell, expand
-from spark_cluster.bench.generator import At, Target
+from spark_cluster.bench.generator import At
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.suite import Suite
 from spark_cluster.loader import programs
 from spark_cluster.node.bench import ask
+from spark_cluster.node.bench.measure import PLAN
 
 Handler = Callable[[dict[str, Any]], tuple[int, list[str]]]
 """From a request to a status and the lines of the reply."""
@@ -86,21 +88,22 @@ def measured(
     """Ask a suite's questions with the real program; returns the result, its file, its output."""
     given = {"name": "s", "recipes": ["r"], "kind": kind, "questions": names, "runs": runs}
     suite = Suite.model_validate(given)
-    (cell,) = cells = expand(suite).cells
-    target = Target(url, "paris", "acme/paris", "/srv/models/paris")
+    (cell,) = expand(suite).cells
     nowhere = deployment_for(make_recipe(), make_node("spark1"))
-    asks, at = generators.of(suite), At(suite, nowhere, target, str(tmp_path))
+    asks = generators.of(suite)
+    how = asks.measurement(At(suite, nowhere, url, str(tmp_path)), cell)
     (tmp_path / "raw").mkdir()
-    archive = programs.archive(on_node.MAIN, on_node.ASK)
-    for name, content in {**asks.files(at, cells), on_node.ARCHIVE: archive}.items():
-        (tmp_path / name).write_bytes(content)
-    (program,) = asks.runs(at, cell)
+    plan = {"cells": [{"id": cell.id, **asdict(how)}]}
+    (tmp_path / PLAN).write_text(json.dumps(plan))
+    (tmp_path / on_node.ARCHIVE).write_bytes(programs.archive(on_node.MAIN, on_node.ASK))
+    (program,) = how.runs
     done = subprocess.run(
         [sys.executable, *program.argv[1:]], capture_output=True, text=True, timeout=60,
         env={"http_proxy": "http://127.0.0.1:1", "HTTP_PROXY": "http://127.0.0.1:1"}, check=True,
     )  # fmt: skip
-    (found,) = asks.results(suite, cell, tmp_path / "raw", done.stdout, ("raw/x",))
-    return found, json.loads((tmp_path / f"raw/{cell.id}.json").read_text()), done.stdout
+    text = (tmp_path / f"raw/{cell.id}.json").read_text()
+    (found,) = asks.results(suite, cell, {f"{cell.id}.json": text})
+    return found, json.loads(text), done.stdout
 
 
 def test_pictures(tmp_path, url):
@@ -126,7 +129,7 @@ def test_pictures(tmp_path, url):
     assert "run 2, count:" in printed
     asked = Server.asked[0]
     assert (asked["path"], asked["temperature"], asked["model"]) == (
-        "/v1/chat/completions", 0, "paris",
+        "/v1/chat/completions", 0, "gemma-4-31b",
     )  # fmt: skip
     assert "Authorization" not in asked["headers"]
 
@@ -244,7 +247,8 @@ def test_replies_that_are_too_many_are_not_all_kept(tmp_path, url, capsys):
     work = {"base_url": url, "model": "paris", "answer_s": 30, "runs": 3, "questions": [question],
             "largest_bytes": 16_000}  # fmt: skip
     (tmp_path / "raw").mkdir()
-    (tmp_path / "questions.json").write_text(json.dumps({"cells": {"a": work}}))
+    plan = {"cells": [{"id": "a", "questions": work}]}
+    (tmp_path / PLAN).write_text(json.dumps(plan))
     ask.ask_all(tmp_path, "a")
     text = (tmp_path / "raw/a.json").read_text()
     assert len(text.encode()) <= 16_000, "as much as is copied, and not as many characters"

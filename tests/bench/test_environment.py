@@ -15,12 +15,9 @@ import pytest
 from factories import put
 
 from spark_cluster.bench import describe, sequence
-from spark_cluster.bench.describe import firmware_of
 from spark_cluster.errors import Unreachable
 from spark_cluster.node import own_program
 from spark_cluster.runner.session import Output
-
-ETHTOOL = "driver: mlx5_core\nversion: 6.14.0\nfirmware-version: 28.45.4028 (NVD0000000087)\n"
 
 
 class Local:
@@ -98,28 +95,8 @@ def test_a_node_that_is_lost_costs_no_measurement():
         raise Unreachable("no answer", where="spark2")
 
     session: Any = SimpleNamespace(run=lost, request=lost)
-    node: Any = SimpleNamespace(links=())
-    assert describe.firmware(session, node) == {}
+    assert describe.firmware(session) == {}
     assert describe.round_trip_ms(session, "http://127.0.0.1:8000") is None
-
-
-def test_firmware():
-    infiniband = "/sys/class/infiniband"
-    tree = {f"{infiniband}/{hca}/fw_ver": "28.45.4028\n" for hca in ("rocep1s0f1", "roceP2p1s0f1")}
-    bios = {"vendor": "American Megatrends\n", "version": "5.36_0ACUM018\n", "date": "07/02/2026\n"}
-    answer = {"trees": {"firmware": tree}, "files": bios, "commands": {}}
-    assert firmware_of(answer) == {
-        "firmware": "28.45.4028",
-        "bios": "American Megatrends 5.36_0ACUM018 07/02/2026",
-    }
-
-
-def test_firmware_from_the_driver_where_the_hcas_do_not_tell():
-    done = {"status": 0, "stdout": ETHTOOL, "stderr": ""}
-    none = {"version": None, "vendor": None, "date": None}
-    answer = {"trees": {"firmware": {}}, "files": none, "commands": {"a": done, "b": None}}
-    assert firmware_of(answer) == {"firmware": "28.45.4028", "bios": ""}
-    assert firmware_of({"trees": {}, "files": {}, "commands": {}}) == {"firmware": "", "bios": ""}
 
 
 def test_the_log_of_a_start_is_kept_without_secrets(tmp_path: Path, monkeypatch):
@@ -150,12 +127,16 @@ def test_the_log_of_a_start_is_kept_without_secrets(tmp_path: Path, monkeypatch)
 
 def test_a_real_agent_is_asked(agent, tmp_path: Path):
     root = tmp_path / "spark1"
-    put(root / "sys/class/infiniband/rocep1s0f1/fw_ver", "28.45.4028\n")
-    put(root / "sys/class/dmi/id/bios_version", "5.36_0ACUM018\n")
-    node: Any = SimpleNamespace(links=(SimpleNamespace(interface="no-such-interface"),))
-    found = describe.firmware(agent("spark1"), node)
-    assert found == {"firmware": "28.45.4028", "bios": "5.36_0ACUM018"}
-    assert describe.firmware(agent("spark2"), node) == {"firmware": "", "bios": ""}
+    for hca in ("rocep1s0f1", "roceP2p1s0f1"):
+        put(root / f"sys/class/infiniband/{hca}/fw_ver", "28.45.4028\n")
+    bios = {"vendor": "American Megatrends\n", "version": "5.36_0ACUM018\n", "date": "07/02/2026\n"}
+    for name, text in bios.items():
+        put(root / f"sys/class/dmi/id/bios_{name}", text)
+    assert describe.firmware(agent("spark1")) == {
+        "firmware": "28.45.4028",
+        "bios": "American Megatrends 5.36_0ACUM018 07/02/2026",
+    }
+    assert describe.firmware(agent("spark2")) == {"firmware": "", "bios": ""}
 
 
 def test_the_round_trip_from_a_real_agent(agent, local_server):

@@ -25,8 +25,6 @@ from spark_cluster.bench.fabric_record import (
     all_reduce,
     judged,
     load_fabric,
-    rdma_devices,
-    uses_rdma,
 )
 from spark_cluster.bench.fabric_run import messages, must_be_possible, record_of, result_in
 from spark_cluster.bench.run_folder import save_document
@@ -117,10 +115,17 @@ def test_what_was_seen_comes_first():
     assert ids(found).count("nccl-sockets") == 1
     one = judged(measured(12.1, nodes=(node("spark1", ONE), node("spark2"))))
     assert ids(one) == ["nccl-one-twin"], "what explains it leaves no room for guesses"
-    assert one.issues[0].found == "spark1: NCCL uses rocep1s0f1 only"
+    assert one.issues[0].found == f"spark1: NCCL uses one of the cable's two paths: {ONE[0]}"
     fast = judged(measured(nodes=both))
     assert fast.verdict == "slow"
-    assert fast.reasons == ("spark1: NCCL uses TCP sockets, no RDMA",)
+    assert fast.reasons == (f"spark1: NCCL uses sockets: {SOCKETS[2]}",)
+    listed = (
+        *RDMA,
+        SOCKETS[2],
+        "spark1:1:1 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[0] via NET/IB/0",
+    )
+    cleared = (node("spark1", listed), node("spark2"))
+    assert judged(measured(nodes=cleared)).issues == (), "sockets are listed and RDMA was taken"
 
 
 def test_figures_of_cpus_are_not_judged():
@@ -137,20 +142,6 @@ def test_figures_of_other_gpus_are_not_judged():
     assert found.reasons == ("NVIDIA H100 80GB HBM3: what to expect is known of Sparks only",)
     sparks = measured(nodes=(node("a", device="NVIDIA GB10"), node("b")))
     assert judged(sparks).verdict == "as expected"
-
-
-@pytest.mark.parametrize(
-    ("lines", "rdma", "devices"),
-    [
-        (RDMA, True, ["rocep1s0f1", "roceP2p1s0f1"]),
-        (ONE, True, ["rocep1s0f1"]),
-        (SOCKETS, False, []),
-        ((), None, []),
-    ],
-)
-def test_the_network_that_nccl_took(lines, rdma, devices):
-    assert uses_rdma(lines) is rdma
-    assert rdma_devices(lines) == devices
 
 
 def test_the_document_is_read_again(tmp_path):

@@ -14,17 +14,24 @@ import sys
 from pathlib import Path
 
 import pytest
+from factories import make_node, make_recipe
+from serve_plans import deployment_for
 
 from spark_cluster.bench import benchy, generators, guidellm, vllm_bench
 from spark_cluster.bench.expansion import PlannedCell
-from spark_cluster.bench.generator import Target
+from spark_cluster.bench.generator import At
 from spark_cluster.bench.record import CellKey
 from spark_cluster.bench.suite import MeasurementSettings, Slo, Suite
 
 DATA = Path(__file__).parents[1] / "data" / "benchy"
 SETTINGS = MeasurementSettings()
 CACHED = MeasurementSettings(prefix_caching=True)
-TARGET = Target("http://127.0.0.1:8000/v1", "paris", "lab/paris", "/srv/models/paris")
+
+
+def at(settings: MeasurementSettings = SETTINGS, slo: Slo | None = None) -> At:
+    suite = Suite(name="s", settings=settings, slo=slo)
+    deployment = deployment_for(make_recipe(), make_node("spark1"))
+    return At(suite, deployment, "http://127.0.0.1:8000/v1", "/var/lib/x")
 
 
 def cell(name: str = "ok", runs: int = 3, concurrency: int = 1, depth: int = 0) -> PlannedCell:
@@ -34,9 +41,13 @@ def cell(name: str = "ok", runs: int = 3, concurrency: int = 1, depth: int = 0) 
 
 def sample(name: str, *, concurrency: int = 2, runs: int = 3, depth: int = 0):
     """A sample's results, read as a run reads them."""
-    settings = CACHED if depth else SETTINGS
-    output = (DATA / f"{name}.out").read_text()
-    return benchy.read_cell(cell(name, runs, concurrency, depth), DATA, settings, output=output)
+    suite = Suite(name="s", settings=CACHED if depth else SETTINGS)
+    files = {**texts(DATA), f"{name}.log": (DATA / f"{name}.out").read_text()}
+    return generators.of(suite).results(suite, cell(name, runs, concurrency, depth), files)
+
+
+def texts(folder: Path) -> dict[str, str]:
+    return {path.name: path.read_text() for path in folder.glob("*.json*")}
 
 
 def test_a_good_result():
@@ -125,9 +136,9 @@ def test_requests_of_a_run_are_one_value():
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"a": NaN', "null"])
-def test_a_file_that_was_cut_is_a_failure(tmp_path, text):
-    (tmp_path / "ok.json").write_text(text)
-    (found,) = benchy.read_cell(cell(), tmp_path, SETTINGS)
+def test_a_file_that_was_cut_is_a_failure(text):
+    suite = Suite(name="s")
+    (found,) = generators.of(suite).results(suite, cell(), {"ok.json": text})
     assert found.status == "failed"
 
 
@@ -149,14 +160,14 @@ def test_short_answers_are_a_failure_where_the_length_is_fixed():
 
 
 def test_the_command_line():
-    words = benchy.arguments(cell("c", 5, 4, 4096), TARGET, CACHED, "/var/lib/x")
+    words = benchy.arguments(at(CACHED), cell("c", 5, 4, 4096))
     text = " ".join(words)
     assert "--pp 64 --tg 8 --depth 4096 --concurrency 4 --runs 5" in text
     assert "--enable-prefix-caching --exact-tg --extra-body temperature=0" in text
-    assert "--save-result /var/lib/x/c.json --format json" in text
-    assert "--no-cache" in benchy.arguments(cell(), TARGET, SETTINGS, "/x")
+    assert "--save-result /var/lib/x/raw/c.json --format json" in text
+    assert "--no-cache" in benchy.arguments(at(), cell())
     free = MeasurementSettings(temperature=None, exact_output=False, coherence=False)
-    others = benchy.arguments(cell(), TARGET, free, "/x")
+    others = benchy.arguments(at(free), cell())
     assert "--skip-coherence" in others
     assert not {"--extra-body", "--exact-tg", "--api-key"} & set(others)
 
@@ -219,7 +230,7 @@ def test_what_vllm_writes():
 
     def read(name):
         planned = PlannedCell(name, "s", load, 1, requests=6)
-        (result,) = generators.of(suite).results(suite, planned, folder, "", ())
+        (result,) = generators.of(suite).results(suite, planned, texts(folder))
         return result
 
     found = read("open")
@@ -258,14 +269,14 @@ def test_a_server_that_does_not_keep_up():
 
 
 def test_the_command_line_of_vllm():
-    words = vllm_bench.arguments(RATE, TARGET, SETTINGS, SLO, "/out", run=2)
+    words = vllm_bench.arguments(at(slo=SLO), RATE, "/out", run=2)
     text = " ".join(words)
     assert "--base-url http://127.0.0.1:8000 --endpoint /v1/chat/completions" in text
     assert "--request-rate 2 --ignore-eos --temperature 0" in text
     assert "--goodput ttft:500 tpot:50 --" in text
     assert "--result-dir /out --result-filename open.2.json" in text
     assert "--seed 2" in text
-    closed = vllm_bench.arguments(cell(concurrency=4), TARGET, SETTINGS, None, "/out")
+    closed = vllm_bench.arguments(at(), cell(concurrency=4), "/out")
     assert closed[closed.index("--max-concurrency") + 1] == "4"
 
 
@@ -279,7 +290,8 @@ def guided(name, runs=1, requests=6):
     suite = Suite.model_validate(GUIDE)
     load = CellKey(prompt=64, output=8, concurrency=2)
     planned = PlannedCell(name, "s", load, runs, requests=requests)
-    (found,) = generators.of(suite).results(suite, planned, DATA.parent / "guidellm", "said", ())
+    files = {**texts(DATA.parent / "guidellm"), f"{name}.log": "said"}
+    (found,) = generators.of(suite).results(suite, planned, files)
     return found
 
 
@@ -324,7 +336,7 @@ def test_a_figure_that_nothing_has_counts_as_missing(huge):
 
 
 def test_the_command_line_of_guidellm():
-    words = guidellm.arguments(RATE, TARGET, SETTINGS, "/x/raw", 2)
+    words = guidellm.arguments(at(), RATE, 2)
     given = {
         name.removeprefix("--"): json.loads(value)
         for name, value in zip(words[1::2], words[2::2], strict=False)
@@ -333,8 +345,8 @@ def test_the_command_line_of_guidellm():
     assert given["profile"] == {"kind": "poisson", "rate": [2.0]}
     assert given["constraint"]["count"] == 4
     assert given["seed"]["value"] == 2
-    assert given["output"]["path"] == "/x/raw/open.2.json"
+    assert given["output"]["path"] == "/var/lib/x/raw/open.2.json"
     assert given["backend"]["target"] == "http://127.0.0.1:8000"
     assert given["backend"]["extras"] == {"body": {"ignore_eos": True, "temperature": 0}}
-    closed = guidellm.arguments(cell(concurrency=4), TARGET, SETTINGS, "/x", 1)
+    closed = guidellm.arguments(at(), cell(concurrency=4), 1)
     assert '{"kind": "concurrent", "streams": [4]}' in closed

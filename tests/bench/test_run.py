@@ -16,14 +16,15 @@ from factories import make_node, make_recipe
 from serve_plans import inventory_of
 
 from spark_cluster.bench import benchy, generators
-from spark_cluster.bench.expansion import expand, measurable
+from spark_cluster.bench.expansion import Step, expand, measurable
 from spark_cluster.bench.generator import result
 from spark_cluster.bench.head import job_of, results_of
+from spark_cluster.bench.on_node import EndedCell
 from spark_cluster.bench.planned_speed import predictions
 from spark_cluster.bench.record import NodeRecord, Record, Setup
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import load_record, number, numbers
-from spark_cluster.bench.sequence import left_out, on_loopback
+from spark_cluster.bench.sequence import on_loopback
 from spark_cluster.bench.suite import Suite, canonical
 from spark_cluster.cli import bench_measure
 from spark_cluster.engine.checks import questions
@@ -76,6 +77,11 @@ def test_a_run_is_the_same_after_it_was_read_again(tmp_path):
     assert [step.setup.id for step in again.pending] == [s.setup.id for s in run.expansion.steps]
     folders = [run.on_node(step) for step in run.expansion.steps]
     assert len(set(folders)) == len(folders)
+
+
+def left_out(step: Step) -> dict[str, str]:
+    """The cells that cannot be measured, with the reason."""
+    return {cell.id: cell.skip for cell in step.cells if cell.skip}
 
 
 def test_what_cannot_be_measured_has_a_reason(tmp_path):
@@ -223,7 +229,7 @@ def test_times_that_no_clock_shows(tmp_path, time):
     run = made(tmp_path)
     (step, *_) = run.expansion.steps
     told: dict[str, object] = {"status": 0, "started": time, "finished": time}
-    (found,) = results_of(run, step.cells[0], told, tmp_path, [])
+    (found,) = results_of(run, step.cells[0], EndedCell(told, {}, ()), tmp_path)
     assert (found.started, found.finished) == (None, None)
 
 

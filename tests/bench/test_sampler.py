@@ -190,24 +190,24 @@ def test_one_that_hangs_is_noted_ended_and_never_waited_for(root, monkeypatch):
     until(lambda: not alive(f"{root}/usr/local/bin/nvidia-smi"))
 
 
-def test_none_is_started_next_to_one_that_the_kernel_holds():
-    """A process in uninterruptible sleep does not end, and they must not become many."""
-
-    class Held:
-        ends = False
-
-        def end(self, _wait_s=0.0):
-            return self.ends
-
-        def close(self):
-            return None
-
-    held, state = Held(), gpu_readings.Restarting()
-    state.child = held
-    state.drop()
-    assert not state.due()
-    held.ends = True
-    assert state.due()
+def test_none_is_started_next_to_one_that_does_not_end(root, monkeypatch):
+    """As in uninterruptible sleep, which no signal ends: its output stays open. They must not
+    become many."""
+    monkeypatch.setattr(gpu_readings, "SILENT_S", 0.1)
+    monkeypatch.setattr(gpu_readings, "END_S", 0.1)
+    monkeypatch.setattr(gpu_readings, "FIRST_PAUSE_S", 0.01)
+    held = f"python3 -c 'import time; time.sleep(600)' {root}/held"
+    nvidia_smi(root, apps=f"echo >>{root}/starts; {held} & echo $! >{root}/pid; wait")
+    reader = AppsReader(0.1)
+    try:
+        until(lambda: reader.now() is None and reader.note)
+        until(lambda: not alive(f"{root}/usr/local/bin/nvidia-smi") or reader.now())
+        assert (root / "starts").read_text() == "\n"
+        os.kill(int((root / "pid").read_text()), signal.SIGKILL)
+        until(lambda: len((root / "starts").read_text()) > 1)
+        os.kill(int((root / "pid").read_text()), signal.SIGKILL)
+    finally:
+        reader.end()
 
 
 def test_figures_that_are_old_are_not_of_now(root):
@@ -316,11 +316,13 @@ def test_a_reader_that_does_not_read_costs_lines_and_no_wait():
 def test_a_file_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(telemetry, "FILE_LIMIT", 100)
     out = File(tmp_path / "t.jsonl")
-    for number in range(100):
+    for number in range(200):
         out.write(f"{number:09}\n")
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
-    assert sizes == {"t.jsonl": 100, "t.jsonl.1": 100}
-    assert (tmp_path / "t.jsonl").read_text().endswith("000000099\n")
+    older = {f"t.jsonl.{number}" for number in range(1, telemetry.KEPT_FILES)}
+    assert sizes == dict.fromkeys({"t.jsonl", *older}, 100)
+    assert (tmp_path / "t.jsonl").read_text().endswith("000000199\n")
+    assert (tmp_path / "t.jsonl.1").read_text().endswith("000000189\n")
 
 
 def test_a_file_that_cannot_be_written_ends_nothing(tmp_path):

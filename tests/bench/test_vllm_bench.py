@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,7 @@ from serve_plans import bare_server, deployment_for
 
 from spark_cluster.bench import generators, vllm_bench
 from spark_cluster.bench.expansion import expand
-from spark_cluster.bench.generator import At, Run, Target
+from spark_cluster.bench.generator import At, Measurement
 from spark_cluster.bench.suite import Suite
 
 SUITE = Suite.model_validate(
@@ -25,7 +25,7 @@ SUITE = Suite.model_validate(
     }
 )  # fmt: skip
 (CELL,) = expand(SUITE).cells
-TARGET = Target("http://127.0.0.1:8000/v1", "paris", "acme/paris", "/srv/models/paris")
+URL = "http://127.0.0.1:8000/v1"
 FOLDER = "/var/lib/spark-cluster/bench/r/000-s"
 SECRET = "sesame-1234"
 BENCH = generators.of(SUITE)
@@ -40,15 +40,15 @@ def at(**changed: Any) -> At:
     }  # fmt: skip
     server = bare_server("spark1", **{**about, **changed})
     one = deployment_for(make_recipe(), make_node("spark1"))
-    return At(SUITE, replace(one, servers=(server,)), TARGET, FOLDER)
+    return At(SUITE, replace(one, servers=(server,)), URL, FOLDER)
 
 
-def runs(**changed: Any) -> list[Run]:
-    return BENCH.runs(at(**changed), CELL)
+def how(**changed: Any) -> Measurement:
+    return BENCH.measurement(at(**changed), CELL)
 
 
 def test_each_run_has_a_seed_and_a_result_of_its_own():
-    found = runs()
+    found = how().runs
     assert [run.argv[run.argv.index("--seed") + 1] for run in found] == ["1", "2", "3"]
     assert [run.prints for run in found] == [f"{CELL.id}.{n}.json" for n in (1, 2, 3)]
     text = " ".join(found[0].argv)
@@ -60,7 +60,8 @@ def test_each_run_has_a_seed_and_a_result_of_its_own():
 
 
 def test_the_container_reads_files_and_writes_none():
-    words = runs()[0].argv
+    measured = how()
+    words = measured.runs[0].argv
     text = " ".join(words)
     mounts = [words[i + 1] for i, word in enumerate(words) if word == "--mount"]
     assert mounts == [
@@ -74,29 +75,27 @@ def test_the_container_reads_files_and_writes_none():
     assert "--privileged" not in text
     assert words[words.index("vllm:1") + 1 :][:2] == ("python3", "-c")
     assert words[words.index("--entrypoint") + 1] == ""
-    assert BENCH.as_root(at())
+    assert measured.as_root
 
 
 def test_no_secret_is_sent():
     for changed in ({}, {"runtime": "venv", "venv": "/opt/venv"}):
-        given = at(**changed)
-        sent = [*(run.argv for run in BENCH.runs(given, CELL)), BENCH.env(given)]
-        assert SECRET not in json.dumps(sent)
+        assert SECRET not in json.dumps(asdict(how(**changed)))
 
 
 def test_an_environment_runs_its_own_vllm_as_the_login_user():
-    given = at(runtime="venv", venv="/opt/venv")
-    assert not BENCH.as_root(given)
-    argv = BENCH.runs(given, CELL)[0].argv
+    measured = how(runtime="venv", venv="/opt/venv")
+    assert not measured.as_root
+    argv = measured.runs[0].argv
     assert argv[:2] == ("/opt/venv/bin/python", "-c")
     assert argv[argv.index("bench") - 1] == "/opt/venv/bin/vllm"
     assert f"--result-dir {FOLDER}/home" in " ".join(argv)
-    assert BENCH.env(given)["VIRTUAL_ENV"] == "/opt/venv"
+    assert measured.env["VIRTUAL_ENV"] == "/opt/venv"
 
 
-def test_what_the_program_said_is_in_the_reason(tmp_path):
+def test_what_the_program_said_is_in_the_reason():
     output = "run 1 of 3\nValueError: no such tokenizer\nended\n"
-    (found,) = BENCH.results(SUITE, CELL, tmp_path, output, ())
+    (found,) = BENCH.results(SUITE, CELL, {f"{CELL.id}.log": output})
     assert found.status == "failed"
     assert "it said: ValueError: no such tokenizer" in found.reason
 

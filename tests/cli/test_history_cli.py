@@ -123,7 +123,7 @@ def test_a_node_that_is_away(run, changed, away):
 
 
 def test_step_by_step(run, tmp_path, monkeypatch):
-    monkeypatch.setattr("spark_cluster.cli.app._can_ask", lambda *_args, **_options: None)
+    monkeypatch.setattr("spark_cluster.cli.options._can_ask", lambda *_args, **_options: None)
     monkeypatch.setattr("sys.stdin", io.StringIO("y\nn\n"))
     status, out, _ = run("playbook", "play.py", "--step", "--limit", "spark1")
     assert status == 0

@@ -15,7 +15,7 @@ from spark_cluster.lab.hub import Conduct, LabHub, serve
 from spark_cluster.models.checkpoint import count
 from spark_cluster.models.config import from_config
 from spark_cluster.models.hub import lookup
-from spark_cluster.models.hub.library import HubLibrary
+from spark_cluster.models.hub.documents import HubLibrary
 from spark_cluster.models.memory import GIB
 
 Run = Callable[..., tuple[int, str, str]]

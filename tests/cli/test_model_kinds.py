@@ -11,7 +11,7 @@ from program import invoke
 
 from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.suite import load_suite
-from spark_cluster.cli import status as status_command
+from spark_cluster.cli import served as status_command
 from spark_cluster.cli.terminal import Console
 from spark_cluster.engine.status import Status
 from spark_cluster.errors import Refused
@@ -121,5 +121,5 @@ def test_an_import_writes_the_kind_that_it_sees(folder: Path) -> None:
 def test_status_names_the_kind(capsys: pytest.CaptureFixture[str]) -> None:
     found = Status("serving", [], [], "http://h/v1", None, "m", 1, (), "embedding")
     assert found.to_dict()["kind"] == "embedding"
-    status_command._show(SimpleNamespace(console=Console()), found)  # type: ignore[arg-type]
+    status_command._show_status(SimpleNamespace(console=Console()), found)  # type: ignore[arg-type]
     assert "embedding, tp 1" in capsys.readouterr().out

@@ -11,12 +11,11 @@ import pytest
 from factories import load_inventory
 
 from spark_cluster import Cluster
-from spark_cluster.cli import cli, setup, setup_login
+from spark_cluster.cli import cli, setup
 from spark_cluster.cli.app import App
 from spark_cluster.cli.first_login import FirstLogin
-from spark_cluster.cli.setup_choices import chosen, own_answers, write
-from spark_cluster.cli.setup_flow import Asker, Flow, Stopped
-from spark_cluster.cli.setup_login import Login
+from spark_cluster.cli.setup import Login
+from spark_cluster.cli.setup_flow import Asker, Flow, Stopped, chosen, own_answers, write
 from spark_cluster.discovery import Candidate, Peer
 from spark_cluster.errors import UsageError
 from spark_cluster.loader.new_inventory import Answers
@@ -85,7 +84,7 @@ def logins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
 
     def prepare(accepts: dict[str, str], *, sudo_asks: bool, typed: list[str]) -> list[str]:
         offered: list[str] = []
-        monkeypatch.setattr(setup_login.getpass, "getpass", lambda _: typed.pop(0))
+        monkeypatch.setattr(setup.getpass, "getpass", lambda _: typed.pop(0))
 
         def log_in(dialer, nodes, password=None):
             found = {}
@@ -100,7 +99,7 @@ def logins(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[str]]:
                 )
             return found
 
-        monkeypatch.setattr(setup_login, "log_in", log_in)
+        monkeypatch.setattr(setup, "log_in", log_in)
         return offered
 
     monkeypatch.setattr("sys.stdin.isatty", lambda: True)

@@ -241,7 +241,7 @@ def test_logs_keep_colours_only(run, project):
 
 def test_exec_passes_on_what_a_command_prints(run, monkeypatch):
     said = Output(0, "\x1b[2Ja\r\x1b]0;t\x07b\u2028c\nd\n", "")
-    monkeypatch.setattr("spark_cluster.cli.exec._run", lambda *_: said)
+    monkeypatch.setattr("spark_cluster.cli.nodes._run_on", lambda *_: said)
     assert run("exec", "x")[1] == "spark1: \x1b[2Ja\r\x1b]0;t\x07b\u2028c\nspark1: d\n"
     assert json.loads(run("exec", "--json", "x")[1])["nodes"][0]["stdout"] == said.stdout
 
@@ -343,7 +343,7 @@ def test_templates_are_literals():
 
 
 RAW = {
-    "cli/exec.py": 3,  # passes on, as ssh does; a status; a count of bytes
+    "cli/nodes.py": 3,  # passes on, as ssh does; a status; a count of bytes
     "cli/init.py": 2,  # what its user typed
     "cli/predict.py": 1,  # the help
     "cli/lint.py": 1,  # a file's text, escaped where standard output is a terminal

@@ -11,8 +11,8 @@ import pytest
 from json_schema import document as fits
 
 from spark_cluster.bench.report import drawing, plot_run
-from spark_cluster.cli import run_record as record_module
-from spark_cluster.cli.run_record import RunRecord, keep_plot
+from spark_cluster.cli import run as record_module
+from spark_cluster.cli.run import RunRecord, keep_plot
 from spark_cluster.engine import memory_record
 from spark_cluster.runner.events import Event, MemoryHeld, MemoryPlanned, RunStarted
 

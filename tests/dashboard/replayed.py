@@ -14,9 +14,8 @@ from pathlib import Path
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.sampling import Lost, Update
 from spark_cluster.bench.telemetry import Row
-from spark_cluster.dashboard.feed import Feed
-from spark_cluster.dashboard.questions import Questions
 from spark_cluster.dashboard.server import listen, serve
+from spark_cluster.dashboard.sources import Feed, Questions
 from spark_cluster.errors import Unreachable
 
 BEGAN = datetime(2026, 11, 1, 12, tzinfo=UTC)

@@ -17,11 +17,9 @@ from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.sampling import Lost
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.dashboard import feed as feed_module
-from spark_cluster.dashboard.feed import Feed
-from spark_cluster.dashboard.questions import QUESTIONS, Questions
-from spark_cluster.dashboard.reports import BenchRuns
+from spark_cluster.dashboard import sources as feed_module
 from spark_cluster.dashboard.server import listen, make_site
+from spark_cluster.dashboard.sources import QUESTIONS, BenchRuns, Feed, Questions
 from spark_cluster.errors import Unreachable
 
 HOST = "127.0.0.1:8800"

@@ -14,11 +14,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.config.model_kind import CHECKS_OF_KIND
-from spark_cluster.engine import client, readiness_checks
+from spark_cluster.engine import readiness_checks
 from spark_cluster.engine.checks import context, logprobs, questions, texts
-from spark_cluster.engine.client import Client, Completion, NotApplicable
+from spark_cluster.engine.client import Client, NotApplicable
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
+from spark_cluster.node.bench.completions import Completion, streamed
 from spark_cluster.runner.session import Answer
 
 CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
@@ -361,7 +362,7 @@ def test_an_error_inside_of_a_stream(server: ChatServer) -> None:
 def test_a_call_with_an_index_beyond_all_reason() -> None:
     part = {"index": 10**9, "function": {"name": "x", "arguments": "{}"}}
     event = {"model": "m", "choices": [{"delta": {"tool_calls": [part]}}]}
-    found = client.streamed(f"data: {json.dumps(event)}\n\ndata: [DONE]\n")
+    found = streamed(f"data: {json.dumps(event)}\n\ndata: [DONE]\n")
     assert len(found.calls) == 1
 
 

@@ -173,7 +173,7 @@ def test_a_plain_folder_goes_to_all_also_where_an_old_file_is(laptop, nodes):
             assert (there / name).read_bytes() == (here / name).read_bytes()
     again = copy_folder(laptop, "/srv/model", nodes[0], nodes[1:])
     assert [one.moved for one in again] == [0, 0]
-    assert [what["what"] for what in laptop.asked][-3:] == ["folder", "lacking", "lacking"]
+    assert [what["what"] for what in laptop.asked][-3:] == ["folder", "missing", "missing"]
 
 
 def test_a_folder_of_the_laptop_goes_to_the_first_node_and_on(linked, tmp_path):
@@ -208,7 +208,7 @@ def test_the_ports_are_closed_to_strangers_before_a_sender_listens(laptop, nodes
         "ports": ((copying.COPIES[0], copying.COPIES[-1]),),
         "endpoint_port": None,
     }
-    asked = [one for one in laptop.asked if one["what"] != "lacking"]
+    asked = [one for one in laptop.asked if one["what"] != "missing"]
     assert asked[0] == guarded
     assert {one["what"] for one in asked[1:]} == {"begin", "work"}
 
@@ -237,7 +237,7 @@ def test_a_second_copy_starts_nothing(laptop, nodes):
     laptop.asked.clear()
     (done,) = copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
     assert (done.moved, done.kept, done.sender) == (0, manifest.size, "")
-    assert [what["what"] for what in laptop.asked] == ["lacking"]
+    assert [what["what"] for what in laptop.asked] == ["missing"]
 
 
 def test_the_secrets_are_gone_after_the_copy_and_never_in_an_argument(laptop, nodes):
@@ -286,7 +286,7 @@ def test_check_mode_copies_nothing(laptop, nodes):
     manifest = model(laptop.root(nodes[0]) / "hub")
     laptop.check = True
     copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
-    assert [what["what"] for what in laptop.asked] == ["lacking"]
+    assert [what["what"] for what in laptop.asked] == ["missing"]
 
 
 def test_a_node_cannot_copy_to_itself(laptop, nodes):

@@ -78,10 +78,10 @@ class Cluster:
         return fetch.bring(self, self.nodes, self.stored)  # type: ignore[arg-type]
 
 
-def must_be_there(stored: Stored, *, adopt: bool) -> None:
+def must_be_present(stored: Stored, *, adopt: bool) -> None:
     recipe = make_recipe()
     image = recipe.image.model_copy(update={"archive": "/image.tar"})  # of which none is asked for
-    fetch.must_be_there(recipe.model_copy(update={"image": image}), stored, adopt=adopt)
+    fetch.must_be_present(recipe.model_copy(update={"image": image}), stored, adopt=adopt)
 
 
 @pytest.fixture
@@ -169,7 +169,7 @@ def test_of_two_commits_the_heads_serves(cluster):
 def test_what_another_tool_has_downloaded_is_taken_over_where_that_is_wanted(cluster, options):
     two = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD)))
     two.options = options
-    must_be_there(two.stored, adopt=options.may_adopt)
+    must_be_present(two.stored, adopt=options.may_adopt)
     assert two.bring()["org/model"].endswith(OLD)
     assert two.done == [("adopt", "spark2", "a"), ("copy", "spark2", "spark1", "a")]
     assert two.compared == [("spark2", "spark2"), ("spark2", "spark1")]
@@ -197,9 +197,9 @@ def test_a_person_is_asked_what_and_where(cluster):
 def test_offline_other_caches_count_with_adopt_only(cluster):
     stored = cluster(spark1=have(), spark2=have(adoptable=manifest(OLD))).stored
     with pytest.raises(Refused, match="no node has") as caught:
-        must_be_there(stored, adopt=False)
+        must_be_present(stored, adopt=False)
     assert "--adopt" in caught.value.hint
-    must_be_there(stored, adopt=True)
+    must_be_present(stored, adopt=True)
 
 
 def test_a_disk_that_is_too_small_is_named_before_the_first_byte(cluster):
@@ -226,7 +226,7 @@ def test_the_pulls_reason_is_the_one_that_is_told(cluster):
 def test_without_the_hub_each_nodes_lack_is_told(cluster):
     two = cluster(spark1=have(), spark2=have(NEW, missing=2_000_000_000))
     with pytest.raises(Refused, match=r"spark1: not there; spark2: 2\.0 GB are missing"):
-        must_be_there(two.stored, adopt=True)
+        must_be_present(two.stored, adopt=True)
 
 
 def test_what_is_wanted_in_the_hub_cache():
@@ -240,8 +240,8 @@ def test_what_is_wanted_in_the_hub_cache():
 def test_what_is_there_counts_for_the_plan():
     on = {"spark1": have(NEW), "spark2": have(NEW, missing=SIZE // 2), "spark3": have()}
     stored = Stored(HUB, {WANTED: on})
-    assert stored.there("org/drafter") == {}
-    there = stored.there("org/model")
+    assert stored.gib_present("org/drafter") == {}
+    there = stored.gib_present("org/model")
     assert there["spark1"] == float("inf")
     assert there["spark2"] == pytest.approx(SIZE / 2 / 2**30)
     assert there["spark3"] == 0

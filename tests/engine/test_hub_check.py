@@ -13,7 +13,7 @@ from factories import make_inventory, make_node
 from spark_cluster.engine.copies.pull import must_be_the_hubs
 from spark_cluster.errors import Failed
 from spark_cluster.lab.hub import LabHub
-from spark_cluster.models.hub.library import HubLibrary
+from spark_cluster.models.hub.documents import HubLibrary
 from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, Manifest
 
 NODES = "nodes: {spark1: {address: 10.0.0.1, roles: [head]}, spark2: {address: 10.0.0.2}}\n"

@@ -11,8 +11,7 @@ from spark_cluster.agent.gathering import Gathering
 from spark_cluster.engine.hub_on_node import NodeDocuments
 from spark_cluster.lab.hub import Conduct, LabHub
 from spark_cluster.models.find import find
-from spark_cluster.models.hub.documents import HubError
-from spark_cluster.models.hub.library import HubLibrary
+from spark_cluster.models.hub.documents import HubError, HubLibrary
 from spark_cluster.models.hub.lookup import Hub, ModelStore
 
 

@@ -196,9 +196,9 @@ def test_an_image_that_was_built_anew_is_copied(cluster):
 def test_offline_it_has_to_be_there():
     recipe = make_recipe().image
     with pytest.raises(Refused, match="no node has the image"):
-        module.must_be_there(recipe, {"spark1": None})
+        module.must_be_present(recipe, {"spark1": None})
     has = ImageOnNode(f"sha256:{'1' * 64}", frozenset([recipe.digest or ""]), 5_000_000_000)
-    module.must_be_there(recipe, {"spark1": None, "spark2": has})
+    module.must_be_present(recipe, {"spark1": None, "spark2": has})
 
 
 @pytest.mark.parametrize("said", ["x", None])

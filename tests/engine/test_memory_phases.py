@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from types import SimpleNamespace
 
-from spark_cluster.cli.run_record import RunRecord
+from spark_cluster.cli.run import RunRecord
 from spark_cluster.document import as_json
 from spark_cluster.engine import vram
 from spark_cluster.engine.memory_phases import MemoryOfNode, MemoryPhases

@@ -2,8 +2,7 @@
 
 `recipe.py` writes hostile recipes, `container.py` leaves behind what a container could write,
 `unit.py` is a program of an engine that looks for a way to the node, `user.py` runs programs as a
-user of the node without rights, `agent.py` plays the agent's side of a session, `sftp.py` that of
-an SFTP server.
+user of the node without rights, and `agent.py` plays the agent's side of a session.
 """
 
 from __future__ import annotations

@@ -44,6 +44,7 @@ def tool(tmp_path: Path) -> Path:
     put(folder / "mods/fix-wren/__pycache__/x.pyc", "x")
     put(folder / "mods/fix-net/run.sh", "curl -fsL https://example.org/1.diff | git apply\n")
     put(folder / "mods/drop-caches/run.sh", "nohup bash -c 'sleep 1' >/dev/null 2>&1 &\n")
+    (folder / ".git/objects").mkdir(parents=True)
     put(folder / ".git/HEAD", "ref: refs/heads/main\n")
     put(folder / ".git/refs/heads/main", COMMIT + "\n")
     put(folder / ".git/config", '[remote "origin"]\n\turl = https://me:pw@example.org/t/m.git\n')
@@ -196,6 +197,14 @@ def test_the_origin_of_a_real_checkout(tmp_path: Path) -> None:
     assert mods.checkout_of(tmp_path / "mods/m") == expected
     git("checkout", "-q", "--detach")
     assert mods.checkout_of(tmp_path / "mods/m") == expected
+
+
+def test_nothing_that_a_checkout_names_is_run(tool: Path, tmp_path: Path) -> None:
+    program = put(tmp_path / "program", f"#!/bin/sh\ntouch {tmp_path}/ran\n", 0o755)
+    named = "".join(f"\t{key} = {program}\n" for key in ("fsmonitor", "pager", "sshCommand"))
+    put(tool / ".git/config", f"[core]\n{named}\thooksPath = {tmp_path}\n")
+    assert mods.checkout_of(tool) == mods.Checkout("", COMMIT)
+    assert not (tmp_path / "ran").exists()
 
 
 def test_odd_checkouts_have_no_origin(tmp_path: Path) -> None:

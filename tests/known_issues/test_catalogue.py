@@ -147,7 +147,6 @@ WRONG = [
     (GOOD + 'log = [{ has = "abcde", pattern = "(" }]', "expected a regular expression"),
     (GOOD + 'log = [{ has = "abcde" }]', "without `samples`"),
     (GOOD + 'versions = "0.19"', "expected versions such as"),
-    (GOOD + "rule = true\nwhen = { moe = true }", "both `when` and `rule`"),
     (GOOD + GOOD, "defined twice"),
     ("[[issue", "not TOML"),
     ("x = 1", "x: "),

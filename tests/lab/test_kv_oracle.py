@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import sys
 
+import kv_figures
 import pytest
 
 from benchmarks.kv_oracle.questions import questions
 from benchmarks.kv_oracle.start import VLLM, ask
 from spark_cluster.lab import Lab
 from spark_cluster.models.config import from_config
-from spark_cluster.planning import kv
 
 pytestmark = [
     pytest.mark.lab,
@@ -34,7 +34,7 @@ def test_a_hybrid_with_sliding_windows() -> None:
         "max_num_batched_tokens": engine["max_num_batched_tokens"],
     }
     for said in ({**started, **answer["started"]}, *answer["more"]):
-        found = kv.cache(
+        found = kv_figures.cache(
             from_config(question.config, question.name),
             **{key: said[key] for key in started},
             block_size=engine["block_size"],

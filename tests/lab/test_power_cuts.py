@@ -18,7 +18,7 @@ import pytest
 from commandline import CommandLine, Started, until
 
 from spark_cluster.lab import Lab, LabNode, disk
-from spark_cluster.node.temporary_names import is_temporary
+from spark_cluster.node.durable import is_temporary
 
 pytestmark = [
     pytest.mark.lab,

@@ -10,7 +10,7 @@ import pytest
 from checkpoints import SMALL
 
 from spark_cluster.lab.hub import LabHub, serve
-from spark_cluster.models.hub.library import HubLibrary
+from spark_cluster.models.hub.documents import HubLibrary
 from spark_cluster.models.hub.lookup import Hub, ModelStore
 
 

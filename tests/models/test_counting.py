@@ -12,8 +12,7 @@ from checkpoints import LLAMA_70B, NEMOTRON_SUPER
 from spark_cluster.models.checkpoint import count, part_of
 from spark_cluster.models.config import from_config
 from spark_cluster.models.quantization import bits, quantization
-from spark_cluster.models.shape import Geometry
-from spark_cluster.models.stored_tensors import StoredWeights
+from spark_cluster.models.shape import Geometry, StoredWeights
 from spark_cluster.models.tables import table
 from spark_cluster.models.weights import load_peak_bytes, memory_bytes, weights_of
 

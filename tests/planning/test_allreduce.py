@@ -9,14 +9,12 @@ import pytest
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.planner import Planner, Question, of_a_recipe
 from spark_cluster.planning.room import assumed
 from spark_cluster.planning.speed.constants import Constants
-from spark_cluster.planning.speed.decode import decode, step
+from spark_cluster.planning.speed.decode import decode, speculative, step
 from spark_cluster.planning.speed.prefill import work
 from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.planning.speed.speculative import speculative
-from spark_cluster.planning.subject import of_a_recipe
 
 
 @pytest.fixture(scope="module")

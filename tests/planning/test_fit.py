@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import kv_figures
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -14,7 +15,6 @@ from spark_cluster.facts.model import Memory, Process
 from spark_cluster.models.find import find
 from spark_cluster.models.memory import GIB, GIB_KIB
 from spark_cluster.models.weights import memory_bytes
-from spark_cluster.planning import kv
 from spark_cluster.planning.fit import fit, kv_bytes_given, kv_knob_bytes
 from spark_cluster.planning.nearest import nearest
 from spark_cluster.planning.room import NodeMemory, assumed
@@ -123,7 +123,9 @@ def test_the_cache_is_that_of_the_flags(geometry, args, more):
     shared = {"max-model-len": 32768, "kv-cache-memory-bytes": 8 * GIB}
     one = Launch(geometry.name, quantization="fp8", vllm="0.32.0", args={**shared, **args})
     found = fit(one, geometry, assumed(1), 20.0)
-    assert found.cache == kv.cache(geometry, kv_gib=8, max_model_len=32768, vllm="0.32.0", **more)
+    assert found.cache == kv_figures.cache(
+        geometry, kv_gib=8, max_model_len=32768, vllm="0.32.0", **more
+    )
 
 
 @pytest.mark.parametrize("auto", ["auto", -1])

@@ -8,6 +8,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import kv_figures
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -17,7 +18,6 @@ from spark_cluster.models.checkpoint import stored_tensors
 from spark_cluster.models.config import from_config
 from spark_cluster.models.find import Folders, _table, find
 from spark_cluster.models.weights import weights_of
-from spark_cluster.planning import kv
 
 CONFIGS = [entry["config"] for entry in _table()]
 MOE = next(c for c in CONFIGS if c.get("num_experts") and "decoder_sparse_step" in c)
@@ -90,7 +90,7 @@ def test_any_config(config: dict[str, Any], tp: int, vllm: str | None) -> None:
     try:
         shape = from_config(config, "org/model")
         weights_of(shape, "bf16").step_bytes()
-        kv.cache(shape, kv_gib=4.0, max_model_len=4096, tp=tp, vllm=vllm)
+        kv_figures.cache(shape, kv_gib=4.0, max_model_len=4096, tp=tp, vllm=vllm)
     except SparkClusterError as error:
         assert len(str(error)) < 2000
 

@@ -20,9 +20,8 @@ from spark_cluster.known_issues.rules import lint
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.planning import nearest
-from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.planner import Planner, Question, Subject, of_a_command
 from spark_cluster.planning.room import assumed
-from spark_cluster.planning.subject import Subject, of_a_command
 
 RECIPE = """\
 name: r

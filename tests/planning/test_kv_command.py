@@ -11,7 +11,7 @@ from json_schema import document as fits
 
 from spark_cluster import Cluster
 from spark_cluster.cli.app import App
-from spark_cluster.cli.predict_kv import command
+from spark_cluster.cli.predict import kv_command as command
 from spark_cluster.errors import UsageError
 
 KEYS = ["blocks", "blocks_per_request", "tokens", "max_concurrency", "gib_per_request"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import kv_figures
 import pytest
 
 from spark_cluster.models.find import find
-from spark_cluster.planning import kv
 from spark_cluster.planning.kv.layers import DrafterLayers, drafter_layers, is_mtp
 
 QWEN = replace(find("nvidia/Qwen3.6-35B-A3B-NVFP4"), mtp_layers=1)
@@ -18,7 +18,7 @@ MTP = {"method": "mtp", "num_speculative_tokens": 2}
 
 
 def cache(geometry, **options):
-    return kv.cache(geometry, kv_gib=22, max_model_len=262_144, vllm="0.26.0", **options)
+    return kv_figures.cache(geometry, kv_gib=22, max_model_len=262_144, vllm="0.26.0", **options)
 
 
 def test_an_mtp_layer_takes_its_share_of_the_pool():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import kv_figures
 import pytest
 from gpu_runs import GpuRun, runs
 
@@ -14,7 +15,7 @@ RUNS = {run.name: run for run in runs()}
 
 
 def predicted(run: GpuRun, kv_gib: float, **options: str) -> kv.KvCache:
-    return kv.cache(
+    return kv_figures.cache(
         run.geometry, kv_gib=kv_gib, max_model_len=run.max_model_len, **run.options, **options
     )
 

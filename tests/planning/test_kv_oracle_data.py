@@ -11,19 +11,19 @@ import json
 from pathlib import Path
 from typing import Any
 
+import kv_figures
 import pytest
 
 from benchmarks.kv_oracle.questions import questions
 from spark_cluster.models.config import from_config
 from spark_cluster.models.shape import Geometry
-from spark_cluster.planning import kv
 
 CASES: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[1] / "data" / "kv_oracle.json").read_text()
 )
 
 
-def options(case: dict[str, Any]) -> kv.Options:
+def options(case: dict[str, Any]) -> dict[str, Any]:
     """How that engine was started, in our words."""
     engine = case["engine"]
     return {
@@ -51,7 +51,7 @@ def test_every_question_has_its_answer() -> None:
 def test_a_started_engine(name: str) -> None:
     case, geometry = read(name)
     engine, said = case["engine"], case["answer"]["started"]
-    found = kv.cache(
+    found = kv_figures.cache(
         geometry,
         kv_bytes=engine["kv_cache_memory_bytes"],
         max_model_len=engine["max_model_len"],
@@ -75,7 +75,7 @@ def test_other_sizes(name: str) -> None:
     case, geometry = read(name)
     assert len(case["answer"]["more"]) >= 2
     for said in case["answer"]["more"]:
-        found = kv.cache(
+        found = kv_figures.cache(
             geometry,
             kv_bytes=said["kv_bytes"],
             max_model_len=said["max_model_len"],

@@ -10,13 +10,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import kv_figures
 import pytest
 
 from benchmarks.kv_oracle.older import LONGEST
 from benchmarks.kv_oracle.questions import questions
 from spark_cluster.models.config import from_config
 from spark_cluster.models.shape import Geometry
-from spark_cluster.planning import kv
 from spark_cluster.planning.kv.rules import NEWEST_READ, RULES
 
 SAID: dict[str, list[list[Any]]] = json.loads(
@@ -40,7 +40,7 @@ def test_a_version(version: str, geometries: dict[str, Geometry]) -> None:
     assert len(SAID[version]) > 100
     for row in SAID[version]:
         model, fp8, size, length, batch, flying, blocks, concurrency, block, longest = row
-        found = kv.cache(
+        found = kv_figures.cache(
             geometries[model],
             kv_bytes=size,
             max_model_len=length,

@@ -15,9 +15,8 @@ from spark_cluster.loader.project import Project
 from spark_cluster.models.find import find
 from spark_cluster.planning import whole_model
 from spark_cluster.planning.plan import Plan
-from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.planner import Planner, Question, Subject, of_a_command, of_a_recipe
 from spark_cluster.planning.room import assumed
-from spark_cluster.planning.subject import Subject, of_a_command, of_a_recipe
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 

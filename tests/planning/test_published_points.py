@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 from speed_samples import MODELS, published
 
-from spark_cluster.planning.speed.decode import decode
+from spark_cluster.planning.speed.decode import decode, speculative
 from spark_cluster.planning.speed.estimate import Estimate
 from spark_cluster.planning.speed.prefill import prefill
 from spark_cluster.planning.speed.serving import Serving
-from spark_cluster.planning.speed.speculative import speculative
 
 PROMPT, GENERATED = 100, 500
 """Tokens where a source does not say them; they move a figure by less than 1 %."""

@@ -11,10 +11,9 @@ from hypothesis import strategies as st
 from spark_cluster.config.launch import Launch
 from spark_cluster.loader.project import Project
 from spark_cluster.planning.evidence import of_own
-from spark_cluster.planning.planner import Planner, Question
+from spark_cluster.planning.planner import Planner, Question, Subject
 from spark_cluster.planning.purpose import advise, replica_gain
 from spark_cluster.planning.room import assumed
-from spark_cluster.planning.subject import Subject
 
 LLAMA = "meta-llama/Llama-3.3-70B-Instruct"
 

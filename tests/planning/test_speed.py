@@ -17,10 +17,15 @@ from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.models.find import find
 from spark_cluster.models.weights import BYTES
 from spark_cluster.planning.speed.constants import Constants, load_constants
-from spark_cluster.planning.speed.decode import decode, step
+from spark_cluster.planning.speed.decode import (
+    decode,
+    request_speed,
+    speculative,
+    step,
+    tokens_per_step,
+)
 from spark_cluster.planning.speed.prefill import prefill, work
 from spark_cluster.planning.speed.serving import Serving, of_launch, serving_of
-from spark_cluster.planning.speed.speculative import request_speed, speculative, tokens_per_step
 
 contexts = st.integers(0, 200_000)
 requests = st.integers(1, 128)

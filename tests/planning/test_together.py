@@ -8,9 +8,8 @@ from factories import make_recipe
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.loader.project import Project
 from spark_cluster.models.memory import OUTSIDE_GIB, RESERVE_GIB
-from spark_cluster.planning.planner import Planner
+from spark_cluster.planning.planner import Planner, Subject, of_a_recipe
 from spark_cluster.planning.room import assumed
-from spark_cluster.planning.subject import Subject, of_a_recipe
 from spark_cluster.planning.together import Placed, PlanTogether, plan_together
 
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"

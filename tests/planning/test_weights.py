@@ -11,7 +11,7 @@ from speed_samples import DEEPSEEK_LITE, EVERY, GEMMA_26B, GEMMA_31B, LLAMA_70B
 
 from spark_cluster.errors import UsageError
 from spark_cluster.models.find import find
-from spark_cluster.models.stored_tensors import MATRICES
+from spark_cluster.models.shape import MATRICES
 from spark_cluster.models.weights import (
     BYTES,
     formats,

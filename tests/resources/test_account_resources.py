@@ -129,7 +129,7 @@ class TestUser:
         [
             ({"user": "a/b"}, "a name has"),
             ({"user": "x", "uid": 2**32}, "uid"),
-            ({"user": "x", "groups": "docker"}, "list of names"),
+            ({"user": "x", "groups": "docker"}, "list of strings"),
             ({"user": "x", "groups": ("a,b",)}, "a name has"),
             ({"user": "x", "shell": "bash"}, "absolute"),
             ({"user": "root", "state": "absent"}, "never removed"),

@@ -128,7 +128,7 @@ def test_secrets_travel_by_stdin_and_env(node):
     ("arguments", "text"),
     [
         ({"argv": ()}, "list of strings"),
-        ({"argv": "echo hello"}, "list of strings, not a line"),
+        ({"argv": "echo hello"}, "list of strings, not one string"),
         ({"argv": ("echo", Secret("x"))}, "visible to every user"),
         ({"argv": ("true",), "reads": True, "creates": "/x"}, "only one of"),
         ({"argv": ("true",), "creates": "x"}, "absolute"),

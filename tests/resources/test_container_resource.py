@@ -393,7 +393,7 @@ class TestSecrets:
         ({"mounts": ("/a",)}, "target"),
         ({"devices": ("infiniband",)}, "absolute"),
         ({"restart": "sometimes"}, "not one of no, always"),
-        ({"state": "stopped"}, "not running, created or absent"),
+        ({"state": "stopped"}, "not one of running, created, absent"),
         ({"only_labelled": "a"}, "no effect with state='running'"),
         ({"ipc": "host", "shm_size": "16g"}, "no effect"),
     ],

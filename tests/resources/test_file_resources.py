@@ -355,7 +355,7 @@ def test_a_secret_line_shows_neither_itself_nor_what_was_in_its_place(node):
     line = Line("/env", line=Secret("KEY=new-secret"), match="^KEY=")
     for result in (node.check(line), node.apply(line)):
         assert result.event["changes"] == {"line": ["another", "as declared"]}
-        assert result.diff == "/env: a secret line, not shown\n"
+        assert result.diff == "/env: secret content, not shown\n"
     assert node.path("/env").read_text() == "A=1\nKEY=new-secret\n"
     assert node.apply(line).verdict == "ok"
 

@@ -3,7 +3,7 @@
 import pytest
 
 from spark_cluster.resources import Hold, InvalidResource, Package
-from spark_cluster.resources import apt as module
+from spark_cluster.resources import package as module
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from spark_cluster.resources import InvalidResource, Package
-from spark_cluster.resources import apt as module
+from spark_cluster.resources import package as module
 
 DOCKER = Package("docker.io", also=("docker-cli",), makes=("command:docker", "unit:docker.service"))
 
@@ -204,7 +204,7 @@ def test_not_debian(node):
     [
         ({"package": "Docker"}, "not the name"),
         ({"package": "docker.io; rm"}, "not the name"),
-        ({"package": "docker.io", "also": "docker-cli"}, "list of names"),
+        ({"package": "docker.io", "also": "docker-cli"}, "list of strings"),
         ({"package": "docker.io", "version": "latest"}, "not a version"),
         ({"package": "docker.io", "version": "1", "state": "absent"}, "needs state present"),
         ({"package": "docker.io", "state": "latest"}, "'latest'"),

@@ -18,10 +18,10 @@ import pytest
 from waiting import HANG_S
 
 from spark_cluster.agent import bootstrap, frames
-from spark_cluster.cli import run_record as record
+from spark_cluster.cli import run as record
 from spark_cluster.cli.opened import new_run
 from spark_cluster.cli.recap import Recap
-from spark_cluster.cli.run_record import RunRecord
+from spark_cluster.cli.run import RunRecord
 from spark_cluster.config import caches
 from spark_cluster.errors import Failed
 from spark_cluster.loader import programs

@@ -19,8 +19,7 @@ from spark_cluster.runner import host_key_change
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.dialer import SshConnection, Target
 from spark_cluster.runner.events import Bus
-from spark_cluster.runner.known_hosts import PublicKey
-from spark_cluster.runner.known_hosts_file import known_hosts_line
+from spark_cluster.runner.known_hosts import PublicKey, known_hosts_line
 
 ME = getpass.getuser()
 KEY = PublicKey(b"\0\0\0\x0bssh-ed25519")

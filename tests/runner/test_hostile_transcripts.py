@@ -18,7 +18,7 @@ from waiting import HANG_S
 
 from spark_cluster.agent import messages
 from spark_cluster.cli import history
-from spark_cluster.cli.revert import revert
+from spark_cluster.cli.history import revert
 from spark_cluster.engine import cache_parts
 from spark_cluster.engine.copies import images, upkeep
 from spark_cluster.engine.copies.state import Nodes, Wanted, all_models_on

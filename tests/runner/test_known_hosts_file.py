@@ -8,9 +8,8 @@ import os
 import pytest
 
 from spark_cluster.errors import Failed
-from spark_cluster.runner import known_hosts_file
-from spark_cluster.runner.known_hosts import HostKey, Line
-from spark_cluster.runner.known_hosts_file import write
+from spark_cluster.runner import known_hosts
+from spark_cluster.runner.known_hosts import HostKey, Line, write
 
 KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "E" * 43
 NEW = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAI" + "F" * 43
@@ -98,7 +97,7 @@ def test_what_another_program_appends_meanwhile_is_kept(known):
                 out.write(f"b {KEY}\n")
         return [*lines, b"c"]
 
-    known_hosts_file.update(known, change)
+    known_hosts.update(known, change)
     assert known.read_text() == f"a {KEY}\nb {KEY}\nc\n"
 
 
@@ -109,7 +108,7 @@ def test_no_file_that_others_write_for_ever(known):
         return [*lines, b"c"]
 
     with pytest.raises(Failed, match="keep on changing"):
-        known_hosts_file.update(known, change)
+        known_hosts.update(known, change)
     assert list(known.parent.iterdir()) == [known], "nothing is left behind"
 
 

@@ -14,7 +14,7 @@ from example_pages import write_files
 from scratch_nodes import ScratchNode, play_over
 
 from spark_cluster import resources
-from spark_cluster.cli.revert import revert
+from spark_cluster.cli.history import revert
 from spark_cluster.errors import Failed
 from spark_cluster.loader import extension
 from spark_cluster.loader.extension import using

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from spark_cluster.cli import history as history_command
-from spark_cluster.cli.revert import Left, revert
+from spark_cluster.cli.history import Left, revert
 from spark_cluster.errors import Failed
 from spark_cluster.resources import Command, File
 from spark_cluster.runner.options import Options

@@ -21,7 +21,7 @@ from own_sshd import STUBBORN_PROXY, keygen, public, start_sshd
 from waiting import FAR_S, HANG_S, until
 
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner import known_hosts_file, payload
+from spark_cluster.runner import known_hosts, payload
 from spark_cluster.runner import wire as wire_module
 from spark_cluster.runner.dialer import Target
 from spark_cluster.runner.session import Session
@@ -308,7 +308,7 @@ def test_another_kind_of_key_is_known(ssh, sshd, trusted, tmp_path):
     assert "HOST KEY HAS CHANGED" in refusal(connection).message
     shown = Connection(route(connection.target), shared=False).shown_key()
     assert shown.verdict == "changed"
-    known_hosts_file.write(trusted, shown)
+    known_hosts.write(trusted, shown)
     assert run(connection, "echo", "x") == "x\n"
 
 
@@ -362,7 +362,7 @@ def test_the_inventorys_known_hosts_wins_over_an_older_one_of_the_user(
     connection = ssh(known_hosts=tmp_path / "known")
     shown = Connection(route(connection.target), shared=False).shown_key()
     assert shown.verdict == "changed"
-    known_hosts_file.write(known_hosts_file.file_of(node_of(connection.target)), shown)
+    known_hosts.write(known_hosts.file_of(node_of(connection.target)), shown)
     assert run(connection, "echo", "x") == "x\n"
 
 
@@ -448,9 +448,9 @@ def test_trust_of_a_new_host(ssh, sshd, home):
     connection = ssh()
     shown = Connection(route(connection.target), shared=False).shown_key()
     assert (shown.verdict, shown.fingerprint) == ("new", _fingerprint(sshd))
-    path = known_hosts_file.file_of(node_of(connection.target))
+    path = known_hosts.file_of(node_of(connection.target))
     assert path == home / ".ssh/known_hosts"
-    known_hosts_file.write(path, shown)
+    known_hosts.write(path, shown)
     assert path.stat().st_mode & 0o777 == 0o600
     assert Connection(route(connection.target), shared=False).shown_key().verdict == "trusted"
     assert run(connection, "echo", "x") == "x\n"
@@ -469,7 +469,7 @@ def test_trust_of_a_changed_host_keeps_all_else(ssh, sshd, second_sshd, home, tm
     connection = ssh()
     shown = Connection(route(connection.target), shared=False).shown_key()
     assert (shown.verdict, shown.line.fingerprint) == ("changed", _fingerprint(second_sshd))
-    known_hosts_file.write(path, shown)
+    known_hosts.write(path, shown)
     lines = path.read_text().splitlines()
     assert lines[-1] == sshd.host_line.strip()
     assert len(lines) == len(hashed.splitlines()) + 2
@@ -485,8 +485,8 @@ def test_trust_of_a_changed_host_keeps_all_else(ssh, sshd, second_sshd, home, tm
 
 def test_trust_into_the_inventorys_file(ssh, home, tmp_path):
     connection = ssh(known_hosts=tmp_path / "folder" / "known")
-    path = known_hosts_file.file_of(node_of(connection.target))
-    known_hosts_file.write(path, Connection(route(connection.target), shared=False).shown_key())
+    path = known_hosts.file_of(node_of(connection.target))
+    known_hosts.write(path, Connection(route(connection.target), shared=False).shown_key())
     assert run(connection, "echo", "x") == "x\n"
     assert not (home / ".ssh/known_hosts").exists()
 
@@ -497,7 +497,7 @@ def test_trust_through_a_jump_host(ssh, sshd, second_sshd, home):
     connection = ssh(jump=f"{ME}@127.0.0.1:{second_sshd.port}")
     shown = Connection(route(connection.target), shared=False).shown_key()
     assert shown.fingerprint == _fingerprint(sshd)
-    known_hosts_file.write(path, shown)
+    known_hosts.write(path, shown)
     assert run(connection, "echo", "x") == "x\n"
 
 

@@ -193,9 +193,9 @@ def test_a_configuration_that_ssh_takes(call, sshd, home, config):
 
 def test_a_program_of_the_configuration_that_hangs(call, home, monkeypatch):
     """It is ended with all that it started, and said."""
-    from spark_cluster.runner import ssh_config
+    from spark_cluster.runner import ssh_route
 
-    monkeypatch.setattr(ssh_config, "LIMIT_S", 0.5)
+    monkeypatch.setattr(ssh_route, "LIMIT_S", 0.5)
     mark = home / "started"
     (home / ".ssh/config").write_text(f'Match exec "echo $$ >{mark}; sleep 1000 | cat"\n')
     status, document, _ = call("ping")
@@ -216,9 +216,9 @@ def state(pid):
 
 def test_no_ssh_program_here(call, home, monkeypatch, sshd):
     """It reads ssh_config, and ssh-keygen next to it known_hosts: nothing is guessed at."""
-    from spark_cluster.runner import ssh_config
+    from spark_cluster.runner import ssh_route
 
-    monkeypatch.setattr(ssh_config.shutil, "which", lambda name: None)
+    monkeypatch.setattr(ssh_route.shutil, "which", lambda name: None)
     (home / ".ssh/known_hosts").write_text(sshd.host_line)
     status, document, _ = call("ping")
     assert status == 1

@@ -1,23 +1,60 @@
-"""The report of a run: a page, its plots as files, tables in Markdown, Spark Arena's files."""
+"""The report of a run: a page, its plots as files, tables in Markdown, Spark Arena's files.
+
+The page loads nothing: it is for a desk, a phone or paper. The post for a forum is Markdown. Both
+are templates with the same sections, in one order.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import hashlib
+import shlex
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from importlib.resources import files
 from importlib.util import find_spec
+from itertools import chain
 from pathlib import Path
 
-from spark_cluster.bench.report import page
-from spark_cluster.bench.report.arena import submissions
+from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+from markupsafe import Markup
+
+from spark_cluster.bench.record import Record
+from spark_cluster.bench.report import setup_tables, tables
+from spark_cluster.bench.report.arena import engine_command, submissions
 from spark_cluster.bench.report.cells import Results
-from spark_cluster.bench.report.plots_nodes import NodeTelemetry, read_telemetry
-from spark_cluster.bench.report.run_verdict import RunVerdict, headline, verdict
-from spark_cluster.bench.report.sections import sections
+from spark_cluster.bench.report.drawing import Plot, style
+from spark_cluster.bench.report.formats import (
+    Table,
+    elapsed,
+    escape,
+    fenced,
+    moment,
+    number,
+    short,
+)
+from spark_cluster.bench.report.plots import measured_plots, predicted_plot
+from spark_cluster.bench.report.plots_nodes import (
+    NodeTelemetry,
+    from_datetime,
+    read_telemetry,
+    telemetry_plots,
+    vram_plot,
+)
+from spark_cluster.bench.report.run_verdict import RunVerdict, answers, headline, verdict
 from spark_cluster.bench.run_folder import PAGE, TELEMETRY, load_record
 from spark_cluster.errors import UsageError, install_extra
 from spark_cluster.node.durable import make_folder, write_file
 
 POST = "report.md"
+
+OPEN_ROWS = 40
+"""A list of cells longer than this is folded; on paper it is open."""
+
+TELEMETRY_NOTE = (
+    "Shaded: when which setup was under load. Of each short interval the lowest and the highest "
+    "sample are drawn."
+)
 
 
 @dataclass(frozen=True)
@@ -61,10 +98,188 @@ def build(results: Results, telemetry: Sequence[NodeTelemetry]) -> dict[str, str
     """Make the files of a report, by their paths in its folder."""
     parts = sections(results, telemetry)
     found: dict[str, str | bytes] = {
-        PAGE: page.render(page.PAGE, results, parts),
-        POST: page.render(page.POST, results, parts),
+        PAGE: render(f"{PAGE}.j2", results, parts),
+        POST: render(f"{POST}.j2", results, parts),
     }
     for plot in (plot for section in parts for plot in section.plots):
         found[f"plots/{plot.name}.svg"] = plot.svg
         found[f"plots/{plot.name}.png"] = plot.png
     return {**found, **dict(submissions(results))}
+
+
+# -- its sections ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Section:
+    """A part of a report.
+
+    Attributes:
+        name: its anchor on the page, and the class of its tables.
+        link: its name in the page's navigation; empty: it is not there.
+        tables: those that have a row.
+        lines: how it was measured, above the tables; a heading of the post stands above them.
+        note: below the plots.
+        absent: what the page says where there is neither table nor plot; empty: the page is
+            without the section then.
+        pasted: it is part of the tables that are pasted under words of one's own.
+    """
+
+    name: str
+    title: str
+    link: str = ""
+    tables: tuple[Table, ...] = ()
+    plots: tuple[Plot, ...] = ()
+    lines: tuple[str, ...] = ()
+    note: str = ""
+    absent: str = ""
+    pasted: bool = False
+
+    @property
+    def is_empty(self) -> bool:
+        """True where nothing of it was measured."""
+        return not self.tables and not self.plots
+
+
+def sections(results: Results, telemetry: Sequence[NodeTelemetry]) -> tuple[Section, ...]:
+    """Make all sections of a report, the plots drawn."""
+    others = chain(
+        (tables.sweep_table(results), tables.acceptance_table(results)),
+        (tables.served_table(results), tables.answers_table(results)),
+        setup_tables.check_tables(results),
+    )
+    comparison = _filled(tables.comparison_tables(results))
+    flagged = _filled([tables.flagged_table(results)])
+    cells, method = _filled(tables.benchy_tables(results)), how_measured(results.record)
+    memory = _filled((setup_tables.vram_table(results), setup_tables.process_table(results)))
+    environment = _filled(
+        chain(setup_tables.setup_tables(results), setup_tables.node_tables(results))
+    )
+    with style():
+        measured, predicted = tuple(measured_plots(results)), tuple(predicted_plot(results))
+        vram, over_time = tuple(vram_plot(results)), tuple(telemetry_plots(results, telemetry))
+    return (
+        Section("summary", "", tables=_filled([tables.headline_table(results)]), pasted=True),
+        Section("flagged", "Cells to look at", "To look at", flagged),
+        Section("comparison", "TP=1 and TP=2", "TP=1 and TP=2", comparison, pasted=True),
+        Section("measured", "Plots", "Plots", plots=measured, absent="Too few cells for a plot."),
+        Section("others", "Other tables", tables=_filled(others)),
+        Section(
+            "predicted", "Predicted and measured", "", _filled([tables.prediction_table(results)]),
+            predicted,
+        ),
+        Section(
+            "cells", "All cells", "All cells", cells, lines=method, pasted=True,
+            absent="No cell has a result.",
+        ),
+        Section("memory", "Memory", "Memory", memory, vram, absent="GPU memory was not recorded."),
+        Section(
+            "telemetry", "Telemetry", "Telemetry", (), over_time, note=TELEMETRY_NOTE,
+            absent="Telemetry was not recorded.",
+        ),
+        Section("environment", "Environment", "Environment", environment),
+    )  # fmt: skip
+
+
+def _filled(tables: Iterable[Table]) -> tuple[Table, ...]:
+    return tuple(table for table in tables if table.rows)
+
+
+def how_measured(record: Record) -> tuple[str, ...]:
+    """Return how a run was measured, a line each."""
+    tool = record.tool
+    settings = ", ".join(f"{name}={value}" for name, value in sorted(tool.settings.items()))
+    caching = "on" if tool.prefix_caching else "off"
+    mode = f", latency mode {tool.latency_mode}" if tool.latency_mode else ""
+    lines = [f"Load generator: {tool.name} {tool.version}, prefix caching {caching}{mode}"]
+    lines += [f"Settings: {short(settings)}"] if settings else []
+    if record.client:
+        trip = record.round_trip_ms
+        away = f", {number(trip)} ms from the server" if trip is not None else ""
+        lines.append(f"Load from {record.client}{away}")
+    runs = sorted({cell.runs for cell in record.cells})
+    lines.append(f"Runs a cell: {' or '.join(map(str, runs))}; figures: mean ± standard deviation")
+    when = ", ".join(filter(None, (moment(record.started), run_time(record))))
+    return (*lines, f"Measured {when}, spark-cluster {record.spark_cluster}")
+
+
+def run_time(record: Record) -> str:
+    """Return the duration of a run; empty when it has no end."""
+    if record.finished is None:
+        return ""
+    return elapsed(from_datetime(record.finished) - from_datetime(record.started))
+
+
+# -- its texts -------------------------------------------------------------------------------------
+
+
+def render(template: str, results: Results, sections: Sequence[Section]) -> str:
+    """Return the page or the post.
+
+    On the page all text of the record is escaped by Jinja; should something get past it, the
+    page's content policy runs no script but its own and loads nothing.
+    """
+    # Our own files, which hold nothing of the record.
+    script, styles = Markup(_asset("report.js")), Markup(_asset("report.css"))  # noqa: S704
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        _environment()
+        .get_template(template)
+        .render(
+            run=results.record,
+            setups=results.setups,
+            when=moment(results.record.started),
+            took=run_time(results.record),
+            verdict=verdict(results),
+            headline=headline(results),
+            answers=list(answers(results)),
+            sections=sections,
+            repeat=repeat(results.record),
+            labels=results.labels,
+            commands={s.id: engine_command(s) for s in results.record.setups if s.flags},
+            markdown=pasted_tables(sections),
+            open_rows=OPEN_ROWS,
+            script=script,
+            style=styles,
+            script_hash=f"sha256-{digest}",
+        )
+    )
+
+
+def _asset(name: str) -> str:
+    return files(__package__).joinpath("templates", name).read_text(encoding="utf-8")
+
+
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader(__package__, "templates"),
+        undefined=StrictUndefined,
+        autoescape=select_autoescape(("html.j2",)),
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters.update(drawn=_drawn, plain=escape, titled=_titled, fenced=fenced)
+    return environment
+
+
+def _drawn(plot: Plot) -> Markup:
+    return Markup(plot.inline)  # noqa: S704  matplotlib escapes the texts in it
+
+
+def pasted_tables(sections: Sequence[Section]) -> str:
+    """Return the measured tables alone, to be pasted under words of one's own."""
+    tables = (table for section in sections if section.pasted for table in section.tables)
+    return "\n\n".join(_titled(table, "###") for table in tables) + "\n"
+
+
+def _titled(table: Table, level: str) -> str:
+    note = f"\n\n{escape(table.note)}" if table.note else ""
+    return f"{level} {escape(table.title)}\n\n{table.markdown()}{note}"
+
+
+def repeat(record: Record) -> str:
+    """The commands that do it again."""
+    again = f"spark-cluster bench repeat {shlex.quote(record.id)}"
+    if not record.command:
+        return again
+    return f"{shlex.join(record.command)}\n# or, from a copy of this run's folder:\n{again}"

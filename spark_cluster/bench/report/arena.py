@@ -6,6 +6,7 @@ import csv
 import hashlib
 import io
 import json
+import shlex
 from collections.abc import Iterator
 from typing import Any
 
@@ -15,7 +16,6 @@ from ruamel.yaml.scalarstring import LiteralScalarString
 from spark_cluster.bench.record import Setup
 from spark_cluster.bench.report.cells import Results
 from spark_cluster.bench.report.formats import file_name
-from spark_cluster.bench.report.page import engine_command
 from spark_cluster.bench.report.plots_nodes import from_datetime
 from spark_cluster.bench.report.tables import benchy_rows
 
@@ -25,6 +25,8 @@ COLUMNS = ("model", "test_name", *(f"{m}_{part}" for m in METRICS for part in ("
 
 RUNTIMES = {("vllm", "ray"): "vllm-ray", ("vllm", "mp"): "vllm-distributed"}
 """sparkrun's names for an engine and its executor."""
+
+ENGINES = {"vllm": "vllm serve", "sglang": "python -m sglang.launch_server --model-path"}
 
 
 def submissions(results: Results) -> Iterator[tuple[str, str]]:
@@ -136,3 +138,15 @@ def _metadata(results: Results, setup: Setup, recipe: str) -> dict[str, Any]:
         },
         "runtime_info": dict(setup.versions),
     }
+
+
+def engine_command(setup: Setup) -> str:
+    """The engine's command line, an argument a line."""
+    program = ENGINES.get(setup.engine, setup.engine)
+    lines = [f"{program} {shlex.quote(setup.model)}"]
+    for flag in setup.flags:
+        if flag.startswith("--") or len(lines) == 1:
+            lines.append(shlex.quote(flag))
+        else:
+            lines[-1] += f" {shlex.quote(flag)}"
+    return " \\\n  ".join(lines)

@@ -10,9 +10,10 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from spark_cluster.engine.client import Check, Client, Completion, NotApplicable, RequestFailed
+from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.node import replies
+from spark_cluster.node.bench.completions import Completion
 from spark_cluster.runner.parallel import in_parallel
 
 _WHAT = ("lamp", "chair", "mirror", "kettle", "ladder", "bucket", "carpet", "drawer", "basket")

@@ -18,7 +18,7 @@ from spark_cluster.document import Document
 from spark_cluster.engine import firewall
 from spark_cluster.engine.link_check import hops
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
-from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.copy_receiving import MANAGEMENT_MB_S, WARNING
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Progress
@@ -45,7 +45,7 @@ class Copied(Document):
 
     Attributes:
         node: its name.
-        sender: the name of the node that it came from; empty when nothing was lacking.
+        sender: the name of the node that it came from; empty when nothing was missing.
         moved: bytes that came over the network.
         kept: bytes that were there already.
         seconds: of wall time.
@@ -78,9 +78,9 @@ class Route:
     """The way from a node to the next one.
 
     Attributes:
-        addresses: of the sender: its twins, else its management address.
-        fabric: they are twins.
-        spare: of the sender, its management address: for when no byte comes over its twins.
+        addresses: of the sender: those on the fabric, else its management address.
+        fabric: they are on the fabric.
+        spare: of the sender, its management address: for when no byte comes over the fabric.
     """
 
     source: Node
@@ -91,29 +91,29 @@ class Route:
 
 
 def route(source: Node, target: Node) -> Route:
-    """The sender's addresses that the receiver reaches: the twins that have them, else management.
+    """Return the sender's addresses that the receiver reaches: on the fabric, else management.
 
     Raises:
         Refused: there is no address at all.
     """
     found = hops([source, target])
-    twins = tuple(
+    fabric = tuple(
         str(hop.ours.address.ip)
         for hop in found
         if hop.source.name == source.name
         and _present(source, hop.ours)
         and _present(target, hop.theirs)
     )
-    if twins:
-        spare = (source.address,) if source.address and source.address not in twins else ()
-        return Route(source, target, twins, fabric=True, spare=spare)
+    if fabric:
+        spare = (source.address,) if source.address and source.address not in fabric else ()
+        return Route(source, target, fabric, fabric=True, spare=spare)
     if not source.address:
         raise Refused(f"{source.name} has no address that {target.name} could copy from")
     return Route(source, target, (source.address,), fabric=False)
 
 
 def _present(node: Node, link: Link) -> bool:
-    """Return whether a twin is up and already has its address."""
+    """Return whether an interface of the fabric is up and already has its address."""
     interface = node.facts.interface(link.interface)
     return interface is not None and interface.up and link.address in interface.addresses
 
@@ -150,19 +150,19 @@ def copy(
         raise UsageError(f"{source.name} would copy to itself", hint="name other nodes with --to")
     base: dict[str, Any] = {"hub": hub, "folder": folder, "manifest": manifest.document()}
     base["name"] = f"{manifest.repository}@{manifest.commit[:12]}"
-    asked = play.on_each(targets, lambda n: play.session(n).request("copy", what="lacking", **base))
-    lacking = [node for node in targets if not asked[node.name]["nothing"]]
-    if play.check or not lacking:
-        return [Copied(node.name, kept=manifest.size) for node in targets if node not in lacking]
-    routes = [route(a, b) for a, b in pairwise([source, *lacking])]
+    asked = play.on_each(targets, lambda n: play.session(n).request("copy", what="missing", **base))
+    missing = [node for node in targets if not asked[node.name]["nothing"]]
+    if play.check or not missing:
+        return [Copied(node.name, kept=manifest.size) for node in targets if node not in missing]
+    routes = [route(a, b) for a, b in pairwise([source, *missing])]
     for way in routes:
         if not way.fabric:
             _warn(play, way, int(asked[way.target.name]["bytes"]))
     what = folder or manifest.repository
     more = {"revision": revision, "streams": streams}
     done = _Chain(play, base, routes, what, encrypt, more).run()
-    ways = {way.target.name: way for way in routes}
-    return [_copied(node, ways.get(node.name), done.get(node.name), manifest) for node in targets]
+    copied = {way.target.name: _copied(way, done[way.target.name]) for way in routes}
+    return [copied.get(node.name) or Copied(node.name, kept=manifest.size) for node in targets]
 
 
 def copy_image(play: Play, image: Mapping[str, Any], source: Node, target: Node) -> Copied:
@@ -177,9 +177,7 @@ def copy_image(play: Play, image: Mapping[str, Any], source: Node, target: Node)
     ref, way = str(image["ref"]), route(source, target)
     given = {name: image[name] for name in ("id", "digests", "size")}
     base = {**given, "image": ref, "name": f"{image['id']} to {target.name}"}
-    done = _Chain(play, base, [way], ref).run()[target.name]
-    moved, seconds = int(done["moved"]), float(done["seconds"])
-    return Copied(target.name, source.name, moved, 0, seconds, way.fabric)
+    return _copied(way, _Chain(play, base, [way], ref).run()[target.name])
 
 
 def guard(play: Play, senders: Sequence[Node]) -> None:
@@ -200,14 +198,10 @@ def guard(play: Play, senders: Sequence[Node]) -> None:
     play.apply(able, play.role("firewall", state="copies", ports=ports, endpoint_port=endpoint))
 
 
-def _copied(
-    node: Node, way: Route | None, done: Mapping[str, Any] | None, manifest: Manifest
-) -> Copied:
-    if way is None or done is None:
-        return Copied(node.name, kept=manifest.size)
+def _copied(way: Route, done: Mapping[str, Any]) -> Copied:
     fabric = way.fabric and not done.get("switched")
     moved, kept, seconds = int(done["moved"]), int(done["kept"]), float(done["seconds"])
-    return Copied(node.name, way.source.name, moved, kept, seconds, fabric)
+    return Copied(way.target.name, way.source.name, moved, kept, seconds, fabric)
 
 
 def _warn(play: Play, way: Route, size: int) -> None:
@@ -255,7 +249,7 @@ class _Chain:
         known = self.play.on_each(nodes, lambda node: self._begin(node, sends=node in senders))
         failed: list[Failed] = []
 
-        def part(node: Node) -> dict[str, Any]:
+        def work(node: Node) -> dict[str, Any]:
             try:
                 return self._work(node, known)
             except Failed as error:
@@ -265,7 +259,7 @@ class _Chain:
                 raise
 
         try:
-            return self.play.on_each(nodes, part)
+            return self.play.on_each(nodes, work)
         except SparkClusterError as error:
             raise (failed[0] if failed else error) from None
 

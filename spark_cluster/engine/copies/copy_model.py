@@ -8,7 +8,13 @@ from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.copy import Copied, copy
 from spark_cluster.engine.copies.folders import copy_folder
 from spark_cluster.engine.copies.pull import must_be_the_hubs
-from spark_cluster.engine.copies.state import Wanted, hub_folder, models_on, nowhere_whole, whole_on
+from spark_cluster.engine.copies.state import (
+    Wanted,
+    complete_on,
+    hub_folder,
+    models_on,
+    nowhere_complete,
+)
 from spark_cluster.errors import UsageError
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
@@ -45,9 +51,9 @@ def copy_model(
     hub = hub_folder(root_of_all(play.inventory.nodes[name] for name in nodes))
     senders = [nodes[source]] if source else list(nodes.values())
     here = models_on(play, senders, wanted, hub)
-    found = whole_on(here)
+    found = complete_on(here)
     if found is None:
-        raise nowhere_whole(wanted, here, "`spark-cluster models pull` fetches it from the hub")
+        raise nowhere_complete(wanted, here, "`spark-cluster models pull` fetches it from the hub")
     sender, manifest = nodes[found[0]], found[1]
     others = _others(nodes, targets, sender, wanted.repository)
     if not play.check:

@@ -24,11 +24,11 @@ from spark_cluster.engine.copies.pull import (
     pull,
     warning,
 )
-from spark_cluster.engine.copies.state import Have, Stored, Wanted, models_on, nowhere_whole
+from spark_cluster.engine.copies.state import Have, Stored, Wanted, models_on, nowhere_complete
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node import confinement
-from spark_cluster.node.sizes import gigabytes
+from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.manifest import (
     KEPT_FREE,
     Manifest,
@@ -102,7 +102,7 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
     return found
 
 
-def must_be_there(recipe: Recipe, stored: Stored, *, adopt: bool) -> None:
+def must_be_present(recipe: Recipe, stored: Stored, *, adopt: bool) -> None:
     """Refuse to serve without the network what no node has.
 
     Args:
@@ -112,30 +112,30 @@ def must_be_there(recipe: Recipe, stored: Stored, *, adopt: bool) -> None:
         Refused: with what each of them lacks.
     """
     for wanted, found in stored.on.items():
-        if not any(have.whole or (adopt and have.adoptable) for have in found.values()):
+        if not any(have.complete or (adopt and have.adoptable) for have in found.values()):
             hint = "leave --offline out to fetch it from the hub"
             hint += "" if adopt else ", or give --adopt to take it over from where a node has it"
-            raise nowhere_whole(wanted, found, hint)
+            raise nowhere_complete(wanted, found, hint)
     if recipe.venv is None:
-        images.must_be_there(recipe.image, stored.images)
+        images.must_be_present(recipe.image, stored.images)
 
 
 def _hub_models(
     play: Play, nodes: Sequence[Node], stored: Stored, *, offline: bool
 ) -> dict[str, str]:
     """Have the models of the hub cache; repository to folder."""
-    there = stored.folders()
-    names = [] if stored.whole else [node.name for node in nodes]
+    present = stored.folders()
+    names = [] if stored.complete else [node.name for node in nodes]
     if play.options.selection.wants_part(names, ROLE) and names and not play.check:
         return bring(play, nodes, stored, offline=offline)
-    lacking = {
+    missing = {
         one.repository: f"{stored.hub}/{folder_name(one.repository)}/snapshots/{one.revision}"
         for one in stored.on
-        if one.repository not in there
+        if one.repository not in present
     }
-    if lacking:
-        play.note(f"on no node yet: {', '.join(lacking)}")
-    return lacking | there
+    if missing:
+        play.note(f"on no node yet: {', '.join(missing)}")
+    return missing | present
 
 
 def bring(
@@ -180,9 +180,9 @@ class _Model:
         if chosen is None:
             return self._fetch().commit
         name, manifest = chosen
-        lacking = self.stored.lacking(self.wanted, manifest.commit)
+        missing = self.stored.missing(self.wanted, manifest.commit)
         source, others = self._split(name)
-        targets = [node for node in others if node.name in lacking]
+        targets = [node for node in others if node.name in missing]
         if targets:
             self._copy(manifest, source, targets)
         return manifest.commit

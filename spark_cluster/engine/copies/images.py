@@ -173,15 +173,13 @@ class _Image:
         if digest is None or self.offline or self.given.get("dockerfile"):
             return pulls
         name = f"{without_tag(self.ref)}@{digest}"
-        argv = ["docker", "manifest", "inspect", name]
         found = {node.name: self.before.get(node.name) for node in nodes}
         missing = [node for node in nodes if not (one := found[node.name]) or not one.has(digest)]
         session = self.play.session
-        asked = self.play.on_each(missing, lambda n: session(n).run(argv, timeout=REGISTRY_S))
+        asked = self.play.on_each(missing, lambda n: why_not_in_registry(session(n), name))
         for node in missing:
-            done = asked[node.name]
-            why = done.stderr.strip().partition("\n")[0][:200] or "no answer"
-            if done.status == 0:
+            why = asked[node.name]
+            if not why:
                 pulls.append(node)
             else:
                 text = f"{name} is not verified against its registry ({why})"
@@ -233,7 +231,17 @@ def _same(one: ImageOnNode | None, known: ImageOnNode) -> bool:
     return one is not None and one.id == known.id
 
 
-def must_be_there(image: Image, before: Images) -> None:
+def why_not_in_registry(session: Session, image: str) -> str:
+    """Return why a registry does not give an image to a node; empty where it does.
+
+    Only its manifest is asked for: nothing is pulled.
+    """
+    done = session.run(["docker", "manifest", "inspect", image], timeout=REGISTRY_S)
+    why = done.stderr.strip().partition("\n")[0][:200] or "no answer"
+    return why if done.status else ""
+
+
+def must_be_present(image: Image, before: Images) -> None:
     """Refuse to go on without a registry where no node has the image.
 
     Raises:
@@ -365,27 +373,17 @@ def stored_images(
     waiting = {name: session.submit("image", what="list") for name, session in sessions.items()}
     found = []
     for node, pending in waiting.items():
-        try:
-            images = [_image(one, needs) for one in pending.wait()["images"]]
-        except (LookupError, TypeError, ValueError) as error:
-            raise Failed(f"its list of images cannot be read: {error!r}", where=node) from error
+        images = [_image(one, needs) for one in pending.wait()["images"]]
         newest = sorted(images, key=lambda image: image.created, reverse=True)
         found.append(StoredImages(node, newest))
     return found
 
 
 def _image(found: Mapping[str, Any], needs: Mapping[str, Sequence[str]]) -> StoredImage:
-    names = [str(name) for name in found["names"] if UNNAMED not in str(name)]
+    names = [name for name in found["names"] if UNNAMED not in name]
     recipes = sorted({recipe for name in names for recipe in needs.get(name, ())})
-    return StoredImage(
-        str(found["id"]),
-        names,
-        [str(one) for one in found["digests"]],
-        int(found["size"]),
-        str(found["created"]),
-        [str(one) for one in found["used_by"]],
-        recipes,
-    )
+    seen = {key: found[key] for key in ("id", "digests", "size", "created", "used_by")}
+    return StoredImage(**seen, names=names, recipes=recipes)
 
 
 def planned(found: StoredImages, only: Sequence[str] = (), free: int = 0) -> PrunedImages:

@@ -14,8 +14,7 @@ from typing import Any
 from spark_cluster.engine.copies.state import Wanted, models_on
 from spark_cluster.engine.hub_on_node import NodeDocuments
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.models.hub.documents import DocumentSource, HubError, Listing
-from spark_cluster.models.hub.library import HubLibrary
+from spark_cluster.models.hub.documents import DocumentSource, HubError, HubLibrary, Listing
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.values import Secret
 from spark_cluster.resources.base import to_wire
@@ -136,7 +135,7 @@ def present(play: Play, node: Node, wanted: Wanted, *, hub: str) -> Manifest:
         Refused: it lacks some.
     """
     have = models_on(play, [node], wanted, hub)[node.name]
-    if have.manifest is None or not have.whole:
+    if have.manifest is None or not have.complete:
         raise Refused(
             f"{wanted.repository}@{wanted.revision} is not whole: {have.shortfall}",
             where=node.name,

@@ -15,7 +15,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.images import Images, ask_images, read_images
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.node.store.manifest import HUB, BadManifest, Manifest, is_commit, snapshot_folder
+from spark_cluster.node.store.manifest import HUB, Manifest, snapshot_folder
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 from spark_cluster.topology import Node
@@ -104,16 +104,16 @@ class Have:
 
     commit: str | None
     manifest: Manifest | None
-    missing: tuple[str, ...]
+    missing: Sequence[str]
     missing_bytes: int
-    links: tuple[str, ...]
+    links: Sequence[str]
     problem: str
     elsewhere: str
     adoptable: Manifest | None
     free: int
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """True if nothing is missing."""
         return self.manifest is not None and not self.missing and not self.links
 
@@ -133,21 +133,12 @@ class Have:
 
     @classmethod
     def of(cls, found: Mapping[str, Any], free: int) -> Have:
-        """Read the answer of a node. Raises BadManifest, LookupError, TypeError, ValueError."""
-        commit, manifest, adoptable = found["commit"], found["manifest"], found.get("adoptable")
-        if commit is not None and not is_commit(str(commit)):
-            raise BadManifest(f"{str(commit)[:60]!r} is not a commit")
-        return cls(
-            commit,
-            None if manifest is None else Manifest.from_document(manifest),
-            tuple(map(str, found["missing"])),
-            int(found["missing_bytes"]),
-            tuple(map(str, found["links"])),
-            str(found["problem"]),
-            str(found["elsewhere"]),
-            None if adoptable is None else Manifest.from_document(adoptable),
-            free,
-        )
+        """Read the answer of a node."""
+        names = ("commit", "missing", "missing_bytes", "links", "problem", "elsewhere")
+        manifests = (found["manifest"], found.get("adoptable"))
+        manifest, adoptable = (one and Manifest.from_document(one) for one in manifests)
+        seen = {name: found[name] for name in names}
+        return cls(**seen, manifest=manifest, adoptable=adoptable, free=free)
 
 
 def hub_folder(root: str = CACHE_ROOT) -> str:
@@ -170,36 +161,28 @@ def all_models_on(nodes: Nodes, wanted: Sequence[Wanted]) -> dict[Wanted, dict[s
     """
     asked = [{"repository": one.repository, "revision": one.revision} for one in wanted]
     answers = nodes.ask("state", wanted=asked)
-    found = {name: _read(name, answer, len(wanted)) for name, answer in answers.items()}
+    for name, answer in answers.items():
+        if len(answer["models"]) != len(wanted):
+            text = f"asked for {len(wanted)} models, it answered for {len(answer['models'])}"
+            raise Failed(text, where=name)
     return {
-        one: {name: haves[place] for name, haves in found.items()}
+        one: {
+            name: Have.of(answer["models"][place], answer["free"])
+            for name, answer in answers.items()
+        }
         for place, one in enumerate(wanted)
     }
 
 
-def _read(node: str, answer: Mapping[str, Any], count: int) -> list[Have]:
-    try:
-        found = [Have.of(model, int(answer["free"])) for model in answer["models"]]
-    except (BadManifest, LookupError, TypeError, ValueError) as error:
-        raise Failed(
-            f"the list of its models cannot be used: {error}",
-            where=node,
-            hint="`spark-cluster models list` shows what is there",
-        ) from error
-    if len(found) != count:
-        raise Failed(f"asked for {count} models, it answered for {len(found)}", where=node)
-    return found
-
-
-def whole_on(found: Mapping[str, Have]) -> tuple[str, Manifest] | None:
+def complete_on(found: Mapping[str, Have]) -> tuple[str, Manifest] | None:
     """Return the first node that has a model whole, with its files; None where none has."""
     for node, have in found.items():
-        if have.whole and have.manifest is not None:
+        if have.complete and have.manifest is not None:
             return node, have.manifest
     return None
 
 
-def nowhere_whole(wanted: Wanted, found: Mapping[str, Have], hint: str) -> Refused:
+def nowhere_complete(wanted: Wanted, found: Mapping[str, Have], hint: str) -> Refused:
     """Return the error that says what each node lacks of a model."""
     reasons = "; ".join(f"{node}: {have.shortfall}" for node, have in found.items())
     return Refused(
@@ -227,12 +210,12 @@ class Stored:
 
         Where a branch has another commit on other nodes, this node's is the one that serves.
         """
-        return whole_on(self.on[wanted])
+        return complete_on(self.on[wanted])
 
-    def lacking(self, wanted: Wanted, commit: str) -> list[str]:
+    def missing(self, wanted: Wanted, commit: str) -> list[str]:
         """Return the nodes that do not have this commit whole."""
         found = self.on[wanted].items()
-        return [node for node, have in found if not have.whole or have.commit != commit]
+        return [node for node, have in found if not have.complete or have.commit != commit]
 
     def folders(self) -> dict[str, str]:
         """Return repository to the folder of the revision that some node has whole."""
@@ -243,18 +226,18 @@ class Stored:
         }
 
     @property
-    def whole(self) -> bool:
+    def complete(self) -> bool:
         """True if each node has all of it."""
         found = {wanted: self.chosen(wanted) for wanted in self.on}
-        return all(one and not self.lacking(wanted, one[1].commit) for wanted, one in found.items())
+        return all(one and not self.missing(wanted, one[1].commit) for wanted, one in found.items())
 
-    def there(self, repository: str) -> dict[str, float]:
+    def gib_present(self, repository: str) -> dict[str, float]:
         """Return the GiB that each node has of one of them, infinite: all of it; empty for another
         model."""
         for wanted, found in self.on.items():
             if wanted.repository == repository:
                 return {
-                    name: math.inf if have.whole else have.present / 2**30
+                    name: math.inf if have.complete else have.present / 2**30
                     for name, have in found.items()
                 }
         return {}

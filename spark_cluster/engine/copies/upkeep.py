@@ -16,8 +16,7 @@ from spark_cluster.engine.copies.state import Nodes, OnProgress, Wanted, models_
 from spark_cluster.errors import Failed
 from spark_cluster.loader.project import Project
 from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.node.sizes import gigabytes
-from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.usage import Revision
 from spark_cluster.runner.parallel import all_of
 from spark_cluster.runner.play import Play
@@ -181,10 +180,9 @@ def needed(project: Project, served: Iterable[str], allow: Allowances) -> list[N
     """
     found = []
     for recipe in kept_recipes(project, served, allow):
-        if recipe.model.source == "hub":
-            found.append(Need(recipe.name, recipe.model.name, recipe.model.revision))
-        if recipe.drafter is not None and recipe.drafter.name:
-            found.append(Need(recipe.name, recipe.drafter.name, recipe.drafter.revision))
+        model = recipe.model if recipe.model.source == "hub" else None
+        of_hub = (one for one in (model, recipe.drafter) if one is not None and one.name)
+        found += [Need(recipe.name, str(one.name), one.revision) for one in of_hub]
     return list(dict.fromkeys(found))
 
 
@@ -371,22 +369,17 @@ def _repaired(
         removed, links = (int(answer[node.name][key]) for key in ("removed", "links"))
     have = models_on(play, [node], wanted, hub)[node.name]
     source, size = "", have.missing_bytes
-    if not have.whole:
-        manifest = _manifest(play, nodes, sound, wanted)
+    if not have.complete:
+        where = nodes.hubs[sound[0].name] if sound else hub
+        manifest = next(
+            (h.manifest for h in models_on(play, sound[:1], wanted, where).values()), None
+        )
         if manifest is not None:
             must_be_the_hubs(play, manifest, sound[0], node)
-            copy(play, manifest, sound[0], [node], hub=nodes.hubs[sound[0].name])
+            copy(play, manifest, sound[0], [node], hub=where)
             source, size = sound[0].name, size or (0 if have.manifest else manifest.size)
         else:
             pull(play, node, hub_model(play, node, wanted, hub))
             source = "hub"
     names = (node.name, model.repository, model.commit)
     return RepairedModel(*names, removed, links, size, source)
-
-
-def _manifest(play: Play, nodes: Nodes, sound: Sequence[Node], wanted: Wanted) -> Manifest | None:
-    """The files of a revision, as a node has them where it is sound."""
-    if not sound:
-        return None
-    name = sound[0].name
-    return models_on(play, sound[:1], wanted, nodes.hubs[name])[name].manifest

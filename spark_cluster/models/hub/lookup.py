@@ -8,12 +8,14 @@ import os
 import time
 from dataclasses import astuple
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar
+
+from pydantic import TypeAdapter
+from typing_extensions import TypedDict
 
 from spark_cluster.config.caches import laptop_cache
 from spark_cluster.models.checkpoint import Checkpoint, read_checkpoint
-from spark_cluster.models.hub.documents import DocumentSource, HubError, is_repository
-from spark_cluster.models.hub.library import HubLibrary
+from spark_cluster.models.hub.documents import DocumentSource, HubError, HubLibrary, is_repository
 from spark_cluster.models.safetensors_header import Tensor
 from spark_cluster.node.durable import make_folder, write_file
 from spark_cluster.node.store.manifest import is_commit
@@ -24,7 +26,26 @@ SCHEMA = "spark-cluster.model.v1"
 FRESH_S = 24 * 3600.0
 """How long a branch is taken to be at the commit that it was at, seconds."""
 LARGEST = 64 << 20
-FIELDS = 5
+
+
+class KeptModel(TypedDict):
+    """The file of a checkpoint; its tensors by name, type, shape, size and count."""
+
+    schema: Literal["spark-cluster.model.v1"]
+    config: dict[str, Any]
+    generation: dict[str, Any]
+    problem: str
+    tensors: list[tuple[str, str, tuple[int, ...], int, int]] | None
+
+
+class KeptCommit(TypedDict):
+    """The file of a branch or tag: its commit, and when that was seen, seconds since 1970."""
+
+    commit: str
+    seen: float
+
+
+K = TypeVar("K", KeptModel, KeptCommit)
 
 
 class ModelStore:
@@ -41,26 +62,19 @@ class ModelStore:
         """The commit of a revision as last seen, and whether that was within a day."""
         if is_commit(revision):
             return revision, True
-        found = _json(self._reference(repository, revision))
-        commit, seen = found.get("commit"), found.get("seen")
-        if not isinstance(commit, str) or not is_commit(commit):
+        found = _read(self._reference(repository, revision), KeptCommit)
+        if found is None or not is_commit(found["commit"]):
             return None
-        recent = isinstance(seen, int | float) and 0 <= time.time() - seen < FRESH_S
-        return commit, recent
+        return found["commit"], 0 <= time.time() - found["seen"] < FRESH_S
 
     def load(self, repository: str, commit: str) -> Checkpoint | None:
         """A checkpoint that was kept; None when there is none that can be read."""
-        document = _json(self._file(repository, commit))
-        if document.get("schema") != SCHEMA or not isinstance(document.get("config"), dict):
+        kept = _read(self._file(repository, commit), KeptModel)
+        if kept is None:
             return None
-        generation = document.get("generation")
-        return Checkpoint(
-            document["config"],
-            generation if isinstance(generation, dict) else {},
-            _tensors(document.get("tensors")),
-            commit,
-            str(document.get("problem", "")),
-        )
+        listed, problem = kept["tensors"], kept["problem"]
+        tensors = None if listed is None else tuple(Tensor(*one) for one in listed)
+        return Checkpoint(kept["config"], kept["generation"], tensors, commit, problem)
 
     def save(self, repository: str, checkpoint: Checkpoint) -> None:
         """Keep a checkpoint.
@@ -109,27 +123,14 @@ def _write(path: Path, document: dict[str, Any]) -> None:
     write_file(path, json.dumps(document, separators=(",", ":")).encode())
 
 
-def _json(path: Path) -> dict[str, Any]:
-    """An object from a file; empty for anything that is none."""
+def _read(path: Path, kind: type[K]) -> K | None:
+    """What a file holds; None for anything else, which is read again."""
     try:
-        if path.stat().st_size > LARGEST:
-            return {}
-        document = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return document if isinstance(document, dict) else {}
-
-
-def _tensors(listed: Any) -> tuple[Tensor, ...] | None:
-    if not isinstance(listed, list):
-        return None
-    try:
-        return tuple(
-            Tensor(str(n), str(dtype), tuple(map(int, shape)), int(size), int(number))
-            for n, dtype, shape, size, number in listed
-        )
-    except (TypeError, ValueError):
-        return None
+        if path.stat().st_size <= LARGEST:
+            return TypeAdapter(kind).validate_json(path.read_bytes())
+    except (OSError, ValueError):
+        pass
+    return None
 
 
 _TRUE = ("1", "ON", "YES", "TRUE")

@@ -1,6 +1,6 @@
 """Ask a server questions one after the other, on a node: the program `ask FOLDER ID`.
 
-It runs as the login user. `FOLDER/questions.json` has the questions; what was answered, and how
+It runs as the login user. The plan in `FOLDER` has the questions; what was answered, and how
 long that took, goes to `FOLDER/raw/ID.json`. Whether the answers are right is judged on the laptop
 (`answers.py`).
 
@@ -15,14 +15,16 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from spark_cluster.node.replies import MessageParts, at, decoded, error
-
-QUESTIONS = "questions.json"
+from spark_cluster.node.bench.completions import Completion, complete, has_text, streamed
+from spark_cluster.node.bench.measure import PLAN
+from spark_cluster.node.replies import NotACompletion, error
 
 ROUNDS = 4
 """Most requests of a question: the model calls tools, gets their results, and goes on."""
@@ -39,7 +41,8 @@ def main(folder: str, cell: str) -> int:
 
 def ask_all(folder: Path, cell: str) -> int:
     """Ask all questions of a cell, each as often as it has runs; returns the exit status."""
-    work = json.loads((folder / QUESTIONS).read_text(encoding="utf-8"))["cells"][cell]
+    cells = json.loads((folder / PLAN).read_text(encoding="utf-8"))["cells"]
+    work = next(one["questions"] for one in cells if one["id"] == cell)
     answers = []
     for run in range(1, work["runs"] + 1):
         for question in work["questions"]:
@@ -79,17 +82,15 @@ def answer(work: dict[str, Any], question: dict[str, Any]) -> list[dict[str, Any
     messages = list(question["messages"])
     rounds: list[dict[str, Any]] = []
     while len(rounds) < ROUNDS:
-        found = _ask(work, question, messages)
-        rounds.append(found)
-        calls = found["message"].get("tool_calls") or []
-        if found["error"] or not calls or not question.get("results"):
+        asked, found = _ask(work, question, messages)
+        rounds.append(asked)
+        if asked["error"] or not found.calls or not question.get("results"):
             break
-        own = {name: found["message"][name] for name in ("role", "content", "tool_calls")}
-        messages += [own, *_results(calls, question["results"])]
+        messages += [found.as_message, *_results(found.calls, question["results"])]
     return rounds
 
 
-def _results(calls: list[dict[str, Any]], results: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _results(calls: Sequence[Mapping[str, Any]], results: dict[str, str]) -> Iterator[Any]:
     for call in calls:
         text = results.get(call["function"]["name"], '{"error": "there is no such tool"}')
         yield {"role": "tool", "tool_call_id": call["id"], "content": text}
@@ -97,7 +98,8 @@ def _results(calls: list[dict[str, Any]], results: dict[str, str]) -> Iterator[d
 
 def _ask(
     work: dict[str, Any], question: dict[str, Any], messages: list[dict[str, Any]]
-) -> dict[str, Any]:
+) -> tuple[dict[str, Any], Completion]:
+    """Make a request; returns what is kept of it, and the answer."""
     asked: dict[str, Any] = {
         "model": work["model"],
         "messages": messages,
@@ -110,22 +112,36 @@ def _ask(
         asked["stream_options"] = {"include_usage": True}
     if question.get("tools"):
         asked |= {"tools": question["tools"], "tool_choice": "auto"}
-    reply = Reply()
+    reply, found, why = Reply(), Completion(), ""
     started = time.monotonic()
     try:
         _post(work["base_url"], asked, reply, started + work["answer_s"])
-    except (OSError, http.client.HTTPException, ValueError) as error:
-        reply.error = reply.error or str(error) or type(error).__name__
-        reply.status = 0
+        found, why = _read(reply, stream=question["stream"])
+    except (OSError, http.client.HTTPException, ValueError) as failure:
+        reply.status, why = 0, str(failure) or type(failure).__name__
+    reasoning = {"reasoning": found.reasoning} if found.reasoning else {}
     return {
         "status": reply.status,
-        "error": reply.error,
-        "message": reply.message,
-        "usage": reply.usage,
+        "error": why,
+        "message": {**found.as_message, **reasoning},
+        "usage": found.usage,
         "first_ms": None if reply.first is None else (reply.first - started) * 1e3,
         "total_ms": (time.monotonic() - started) * 1e3,
         "body": reply.body.decode("utf-8", "replace"),
-    }
+    }, found
+
+
+@dataclass
+class Reply:
+    """A reply as far as it was read.
+
+    Attributes:
+        first: when the first token came, of a stream; seconds of the monotonic clock.
+    """
+
+    status: int = 0
+    body: bytearray = field(default_factory=bytearray)
+    first: float | None = None
 
 
 def _post(base_url: str, asked: dict[str, Any], reply: Reply, until: float) -> None:
@@ -150,72 +166,28 @@ def _post(base_url: str, asked: dict[str, Any], reply: Reply, until: float) -> N
                 raise TimeoutError("the answer took too long")
             if len(reply.body) > BODY_BYTES:
                 raise OSError(f"the answer has more than {BODY_BYTES >> 20} MiB")
-            if asked["stream"] and answered.status == 200:
-                reply.event(line)
-    if reply.status != 200:
-        reply.error = f"HTTP {reply.status}: {_said(bytes(reply.body))}"
-    elif not asked["stream"]:
-        reply.whole()
-    elif not reply.done:
-        reply.error = "the stream ended before its end"
+            if (
+                asked["stream"]
+                and reply.first is None
+                and has_text(line.decode("utf-8", "replace"))
+            ):
+                reply.first = time.monotonic()
 
 
-class Reply:
-    """A reply as far as it was read.
-
-    Attributes:
-        first: when the first token came, of a stream; seconds of the monotonic clock.
-        done: a stream's own end has come.
-    """
-
-    def __init__(self) -> None:
-        self.status = 0
-        self.error = ""
-        self.body = bytearray()
-        self.first: float | None = None
-        self.done = False
-        self.usage: dict[str, Any] = {}
-        self._parts = MessageParts()
-
-    @property
-    def message(self) -> dict[str, Any]:
-        """The message as it was put together."""
-        parts = self._parts
-        more = {"reasoning": parts.reasoning, "tool_calls": parts.calls}
-        told = {name: value for name, value in more.items() if value}
-        return {"role": "assistant", "content": parts.content, **told}
-
-    def whole(self) -> None:
-        """Read a reply that is no stream."""
-        data = decoded(bytes(self.body))
-        found = at(data, "choices", 0, "message")
-        if not isinstance(found, dict):
-            self.error = f"it is no chat completion: {_said(bytes(self.body))}"
-            return
-        self._usage(data)
-        self._parts.add(found)
-
-    def event(self, line: bytes) -> None:
-        """Take a line of a stream."""
-        text = line.strip().removeprefix(b"data:").strip()
-        if text == b"[DONE]":
-            self.done = True
-        data = decoded(text)
-        if isinstance(at(data, "error"), dict):
-            self.error = f"in the stream: {_said(text)}"
-        self._usage(data)
-        delta = at(data, "choices", 0, "delta")
-        if isinstance(delta, dict):
-            self._parts.add(delta)
-            if self.first is None and self._parts != MessageParts():
-                self.first = time.monotonic()
-
-    def _usage(self, data: Any) -> None:
-        usage = at(data, "usage")
-        if isinstance(usage, dict):
-            self.usage = usage
+def _read(reply: Reply, *, stream: bool) -> tuple[Completion, str]:
+    """Return a reply's completion, and why it is no whole one; empty when it is."""
+    body, cut = reply.body.decode("utf-8", "replace"), "the stream ended before its end"
+    if reply.status != HTTPStatus.OK:
+        return Completion(), f"HTTP {reply.status}: {_said(body)}"
+    try:
+        found = streamed(body) if stream else complete(body)
+    except NotACompletion as failure:
+        return Completion(), cut if stream else str(failure)
+    if found.error:
+        return found, f"in the stream: {found.error}"
+    return found, "" if found.ended else cut
 
 
-def _said(body: bytes) -> str:
+def _said(body: str) -> str:
     """Return the message of an error of the server, or the beginning of what came, in one line."""
-    return " ".join(error(body.decode("utf-8", "replace")).split()) or "nothing"
+    return " ".join(error(body).split()) or "nothing"

@@ -43,6 +43,9 @@ LOCK = f"{paths.BENCH_LOCK}/measuring"
 
 BUSY_TEXT = "another benchmark is running on this node"
 
+PLAN = "plan.json"
+"""File with the cells, and how each is measured."""
+
 COMPLETE = "complete"
 """File that is there when every cell has a result."""
 
@@ -144,7 +147,7 @@ def measure_all(folder: Path, stop: Stop) -> None:
     Raises:
         Ended: the work ends before its last cell.
     """
-    plan = json.loads((folder / "plan.json").read_text(encoding="utf-8"))
+    plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
     step = Step(folder, stop, plan["health"], _make_folders(folder, plan["user"]), plan["user"])
     for number, cell in enumerate(plan["cells"], 1):
         if (folder / "cells" / f"{cell['id']}.json").exists():

@@ -10,9 +10,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
-from spark_cluster.node.open_files import pieces, write_whole
 from spark_cluster.node.store.copy_channel import (
     PIECE,
     Broken,
@@ -105,13 +103,13 @@ class Receiver:
         """
         begun = time.monotonic()
         with alone(self.cache, self.manifest.repository):
-            lacking = make_own(self.cache, self.manifest)
-            kept = self.manifest.size - lacking.size
-            if lacking.blobs:
-                self._must_fit(lacking.size)
+            missing = make_own(self.cache, self.manifest)
+            kept = self.manifest.size - missing.size
+            if missing.blobs:
+                self._must_fit(missing.size)
                 self.cache.files.make(self.cache.blobs(self.manifest.repository))
                 self._progress = Progress(self.manifest.size, f"from {self.sender}", have=kept)
-                self._fetch({file.blob for file in lacking.blobs})
+                self._fetch({file.blob for file in missing.blobs})
             self.cache.publish(self.manifest, self.revision)
         about = {"moved": self._progress.read, "kept": kept, "switched": self.switched}
         return {**about, "seconds": time.monotonic() - begun}
@@ -252,40 +250,25 @@ class Receiver:
     def _receive(self, stream: Stream, number: int, file: StoredFile, memory: memoryview) -> bool:
         """Fetch what is missing of a file; give it its name, or remove it where its hash is wrong,
         and return False."""
-        files, repository = self.cache.files, self.manifest.repository
-        half, hasher = self.cache.incomplete(repository, file.blob), file.hasher()
-        handle = files.resume(half)
-        try:
-            at = self._resumed(handle, file, hasher)
-            stream.request(number, at)
+        with self.cache.half(self.manifest.repository, file, self._hear) as half:
+            stream.request(number, half.size)
             for data in stream.answered(memory):
-                at += len(data)
-                if at > file.size:
+                if half.size + len(data) > file.size:
                     raise Refused(f"{file.path} does not end")
-                hasher.update(data)
-                write_whole(handle, data)
+                half.add(data)
                 self._progress.add(len(data))
-                self._heard = time.monotonic()
-            if at != file.size or not file.fits(hasher):
-                files.remove(half)
-                return False
+                self._hear(len(data))
             self._settling.add(file.blob)
-            os.fchmod(handle, 0o644)
-            files.settle(handle, half, self.cache.blob(repository, file.blob))
-            self._proved(file)
-            return True
-        finally:
-            self._settling.discard(file.blob)
-            os.close(handle)
+            try:
+                sound = half.settle()
+            finally:
+                self._settling.discard(file.blob)
+            if sound:
+                self._proved(file)
+            return sound
 
-    def _resumed(self, handle: int, file: StoredFile, hasher: Any) -> int:
-        """Hash what an earlier copy has left, and go to its end; return its bytes."""
-        if os.fstat(handle).st_size > file.size:
-            os.ftruncate(handle, 0)
-        for piece in pieces(handle, file.size, PIECE):
-            hasher.update(piece)
-            self._heard = time.monotonic()
-        return os.lseek(handle, 0, os.SEEK_END)
+    def _hear(self, _size: int) -> None:
+        self._heard = time.monotonic()
 
     def _proved(self, file: StoredFile) -> None:
         self._heard = self._last_come = time.monotonic()

@@ -25,7 +25,7 @@ from subprocess import DEVNULL, PIPE
 from typing import IO, Any
 
 from spark_cluster.node import own_program
-from spark_cluster.node.open_files import write_whole
+from spark_cluster.node.open_files import write_all
 from spark_cluster.node.store.copy_channel import (
     DATA,
     FAILED,
@@ -265,7 +265,7 @@ def _load(stream: Stream, on_bytes: Callable[[int], None]) -> str:
         threading.Thread(target=_pass_on, args=passing, daemon=True).start()
         with contextlib.suppress(BrokenPipeError), unpacking.stdin:  # Docker says why itself
             for data in stream.answered(memoryview(bytearray(PIECE))):
-                write_whole(unpacking.stdin.fileno(), data)
+                write_all(unpacking.stdin.fileno(), data)
         status, printed = loading.wait(), _text(said)
     if status:
         raise ResourceError(f"docker load: {printed.strip().rpartition(chr(10))[2] or status}")
@@ -276,7 +276,7 @@ def _pass_on(source: IO[bytes], target: IO[bytes], on_bytes: Callable[[int], Non
     """Write all that comes from a pipe into another one, unless that is closed."""
     with contextlib.suppress(BrokenPipeError), source, target:
         while piece := source.read(PIECE):
-            write_whole(target.fileno(), piece)
+            write_all(target.fileno(), piece)
             on_bytes(len(piece))
 
 

@@ -13,22 +13,21 @@ a cut, a crash or a reboot (source: hf-no-resume), and it compares sizes only.
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from http import HTTPStatus
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import Any
 
 from spark_cluster.node import own_program
-from spark_cluster.node.open_files import pieces, write_whole
 from spark_cluster.node.store import hub_problems
-from spark_cluster.node.store.hub_cache import HubCache, Lacking, alone
+from spark_cluster.node.store.hub_cache import HalfBlob, HubCache, MissingFiles, alone
 from spark_cluster.node.store.hub_problems import HubProblem
 from spark_cluster.node.store.manifest import (
     GIT_SHA1,
@@ -39,7 +38,6 @@ from spark_cluster.node.store.manifest import (
     StoredFile,
 )
 from spark_cluster.node.store.progress import Progress
-from spark_cluster.node.store.records import Records
 from spark_cluster.node.store.verify import make_own
 from spark_cluster.node.values import ResourceError
 
@@ -261,39 +259,39 @@ class Download:
         """
         manifest = self._patiently(self.hub.manifest)
         if self.wanted.preview:
-            return self._result(manifest, self.cache.lacking(manifest))
+            return self._result(manifest, self.cache.missing(manifest))
         with alone(self.cache, manifest.repository, OTHER_PULL_S, _print):
             self.cache.files.make(self.cache.blobs(manifest.repository))
-            Records(Path(self.wanted.ours)).keep(manifest)
-            lacking = make_own(self.cache, manifest)
-            self._must_have_room(manifest, lacking)
-            came = self._fetch(manifest, lacking)
+            self.cache.records.keep(manifest)
+            missing = make_own(self.cache, manifest)
+            self._must_have_room(manifest, missing)
+            came = self._fetch(manifest, missing)
             self.cache.publish(manifest, self.wanted.revision)
-            return {**self._result(manifest, self.cache.lacking(manifest)), "came": came}
+            return {**self._result(manifest, self.cache.missing(manifest)), "came": came}
 
-    def _result(self, manifest: Manifest, lacking: Lacking) -> dict[str, Any]:
+    def _result(self, manifest: Manifest, missing: MissingFiles) -> dict[str, Any]:
         return {
             "commit": manifest.commit,
             "size": manifest.size,
-            "missing": lacking.size,
+            "missing": missing.size,
             "free": self.cache.files.free(),
             "unchecked": sum(not file.algorithm for file in manifest.files),
         }
 
-    def _must_have_room(self, manifest: Manifest, lacking: Lacking) -> None:
+    def _must_have_room(self, manifest: Manifest, missing: MissingFiles) -> None:
         free = self.cache.files.free()
-        if lacking.size and lacking.size + self.wanted.room_left > free:
+        if missing.size and missing.size + self.wanted.room_left > free:
             raise HubProblem(
                 "space",
-                f"{manifest.repository} needs {lacking.size / 1e9:.1f} GB more below "
+                f"{manifest.repository} needs {missing.size / 1e9:.1f} GB more below "
                 f"{self.cache.root}, and {self.wanted.room_left / 1e9:.1f} GB that stay free; "
                 f"{free / 1e9:.1f} GB are free",
                 "spark-cluster models prune shows what can be removed",
             )
 
-    def _fetch(self, manifest: Manifest, lacking: Lacking) -> int:
+    def _fetch(self, manifest: Manifest, missing: MissingFiles) -> int:
         """Fetch blobs, several at a time; return the bytes that came."""
-        progress = Progress(manifest.size, "here", manifest.size - lacking.size)
+        progress = Progress(manifest.size, "here", manifest.size - missing.size)
 
         def one(file: StoredFile) -> None:
             if self._stopped.is_set():
@@ -305,69 +303,49 @@ class Download:
                 raise
 
         with ThreadPoolExecutor(FILES_AT_A_TIME) as pool:
-            jobs = [pool.submit(one, file) for file in lacking.blobs]
+            jobs = [pool.submit(one, file) for file in missing.blobs]
         for job in jobs:
             job.result()
         return progress.read
 
     def _fetch_blob(self, file: StoredFile, progress: Progress) -> None:
-        """Have a blob, whole and right, on the disk. A wrong one is fetched once more."""
+        """Have a blob, complete and right, on the disk. A wrong one is fetched once more."""
         repository = self.wanted.repository
-        half = self.cache.incomplete(repository, file.blob)
         for _ in range(2):
-            handle = self.cache.files.resume(half)
-            try:
-                if self._is_filled(handle, file, progress):
-                    self.cache.files.settle(handle, half, self.cache.blob(repository, file.blob))
+            with self.cache.half(repository, file) as half:
+                if half.size < file.size:
+                    self._patiently(partial(self._fill, half, file, progress), half)
+                if half.settle():
                     return
-            finally:
-                os.close(handle)
-            self.cache.files.remove(half)
         raise hub_problems.wrong_content(repository, file.path, file.blob)
 
-    def _is_filled(self, handle: int, file: StoredFile, progress: Progress) -> bool:
-        """Fetch what a half file lacks; return whether the whole is what its hash says."""
-        if os.fstat(handle).st_size > file.size:
-            os.ftruncate(handle, 0)
-        hasher, size = file.hasher(), 0
-        for piece in pieces(handle, file.size):  # what a run before this one has brought
-            hasher.update(piece)
-            size += len(piece)
-        os.lseek(handle, size, os.SEEK_SET)
+    def _fill(self, half: HalfBlob, file: StoredFile, progress: Progress) -> None:
+        """Fetch what a half file lacks. Raises what the hub's library does, HubProblem."""
+        for piece in self.hub.content(file, half.size):
+            if half.size + len(piece) > file.size:
+                break
+            half.add(piece)
+            self._accepted = True  # the bytes of one file show that the token was good
+            progress.add(len(piece))
+        if half.size != file.size:
+            raise hub_problems.wrong_answer(f"{file.path} is not of {file.size} bytes")
 
-        def fetch() -> None:
-            nonlocal size
-            for piece in self.hub.content(file, size):
-                if size + len(piece) > file.size:
-                    break
-                write_whole(handle, piece)
-                hasher.update(piece)
-                size += len(piece)
-                self._accepted = True  # the bytes of one file show that the token was good
-                progress.add(len(piece))
-            if size != file.size:
-                raise hub_problems.wrong_answer(f"{file.path} is not of {file.size} bytes")
-
-        if size < file.size:
-            self._patiently(fetch, lambda: size)
-        return file.fits(hasher)
-
-    def _patiently(self, ask: Callable[[], Any], came: Callable[[], int] = lambda: 0) -> Any:
+    def _patiently(self, ask: Callable[[], Any], half: HalfBlob | None = None) -> Any:
         """Ask the hub, again after each failure that may pass.
 
         Args:
-            came: bytes that have come; a failure after which there are more is the first again.
+            half: where bytes come; a failure after which there are more is the first again.
 
         Raises:
             HubProblem: it does not pass, or TRIES in a row brought nothing.
         """
         failures = 0
         while True:
-            before = came()
+            before = half.size if half else 0
             try:
                 return ask()
             except Exception as error:
-                failures = 1 if came() > before else failures + 1
+                failures = 1 if half and half.size > before else failures + 1
                 problem = self._problem(error)
                 if not problem.passing or failures >= self.wanted.tries:
                     raise problem from error

@@ -11,15 +11,17 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from spark_cluster.node import locks
 from spark_cluster.node.beneath import Folder, NotFollowed
-from spark_cluster.node.open_files import is_own
+from spark_cluster.node.faults import explain
+from spark_cluster.node.open_files import clone, is_own, pieces, write_all
 from spark_cluster.node.store.manifest import (
     INCOMPLETE,
     LOCKS,
@@ -36,11 +38,20 @@ from spark_cluster.node.store.manifest import (
     repository_of,
     trusted,
 )
+from spark_cluster.node.store.records import Records
 from spark_cluster.node.values import ResourceError
 
 INDEXES = ("model.safetensors.index.json", "pytorch_model.bin.index.json")
 LARGEST_INDEX = 64 << 20
 """Bytes; that of the largest public models has about 10 MB."""
+
+_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".nemo")
+_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<end>\.\w+)")
+
+PULL = "`spark-cluster models pull` fetches what is missing"
+
+OnRead = Callable[[int], object]
+"""Gets the bytes of each piece that was read."""
 
 LARGEST_REF = 100
 """Bytes that are read of a file below `refs/`; a commit has 40."""
@@ -53,7 +64,7 @@ TELL_S = 1.0
 
 
 @dataclass(frozen=True)
-class Lacking:
+class MissingFiles:
     """What of a manifest is not there.
 
     Attributes:
@@ -81,6 +92,15 @@ class Lacking:
         return not self.blobs and not self.foreign and not self.links
 
     @property
+    def problem(self) -> str:
+        """What is missing, in words; empty if nothing is."""
+        if self.foreign:
+            return f"others can write {len(self.foreign)} files; `models pull` copies them"
+        if self.blobs:
+            return f"{len(self.blobs)} files with {self.size} bytes are missing"
+        return f"{len(self.links)} links are missing or broken" if self.links else ""
+
+    @property
     def paths(self) -> list[str]:
         """One path of each blob that is not there or not our own."""
         return [file.path for file in (*self.blobs, *self.foreign)]
@@ -91,7 +111,8 @@ class HubCache:
 
     Args:
         root: its folder, which `models--...` lie in.
-        ours: OURS of layout.py, for the locks; without it nothing may be written into the cache.
+        ours: folder of the locks and of our own notes (manifest.OURS); without it nothing may be
+            written into the cache.
         files: where it is another user's: the home that it is in, and who may own what is there.
     """
 
@@ -99,6 +120,13 @@ class HubCache:
         self.root = root
         self.ours = ours
         self.files = files or Folder(trusted(root))
+
+    @property
+    def records(self) -> Records:
+        """Our own notes on its models. Raises ValueError: it is another tool's."""
+        if self.ours is None:
+            raise ValueError(f"{self.root} is another tool's: nothing is written there")
+        return Records(self.ours)
 
     def folder(self, repository: str) -> Path:
         """The folder of a repository.
@@ -117,6 +145,30 @@ class HubCache:
 
     def incomplete(self, repository: str, blob: str) -> Path:
         return self.blobs(repository) / f"{blob}{INCOMPLETE}"
+
+    @contextlib.contextmanager
+    def half(
+        self,
+        repository: str,
+        file: StoredFile,
+        on_read: OnRead = lambda _read: None,
+        source: int = -1,
+    ) -> Iterator[HalfBlob]:
+        """Yield a blob to be completed. Only while the caller has the repository `alone`.
+
+        Args:
+            on_read: gets the bytes of each piece that was there already, as it is hashed.
+            source: handle of a file with this content, whose blocks are shared where the file
+                system can do that.
+
+        Raises:
+            OSError: it cannot be read or written.
+        """
+        half = HalfBlob(self, repository, file, on_read, source)
+        try:
+            yield half
+        finally:
+            half.close()
 
     def snapshot(self, repository: str, commit: str) -> Path:
         return self.folder(repository) / "snapshots" / commit
@@ -153,7 +205,7 @@ class HubCache:
             return revision
         return self.refs(repository).get(revision)
 
-    def lacking(self, manifest: Manifest) -> Lacking:
+    def missing(self, manifest: Manifest) -> MissingFiles:
         """Return what is not there; sizes are compared, contents are not read.
 
         Raises:
@@ -174,7 +226,7 @@ class HubCache:
             half = here.get(f"{file.blob}{INCOMPLETE}")
             begun += 0 if half is None else min(half.st_size, file.size)
         broken = tuple(f.path for f in manifest.files if links.get(f.path) != f.blob)
-        return Lacking(tuple(blobs), tuple(foreign), begun, broken)
+        return MissingFiles(tuple(blobs), tuple(foreign), begun, broken)
 
     def contents(self, repository: str) -> dict[str, os.stat_result]:
         """The regular files below `blobs/`, by name.
@@ -236,15 +288,15 @@ class HubCache:
             OSError: a link has the place of a folder.
         """
         repository, commit = manifest.repository, manifest.commit
-        lacking = self.lacking(manifest)
-        if lacking.paths:
-            raise ResourceError(f"{repository}: {lacking.paths[0]} is not whole yet")
+        missing = self.missing(manifest)
+        if missing.paths:
+            raise ResourceError(f"{repository}: {missing.paths[0]} is not whole yet")
         snapshot = self.snapshot(repository, commit)
         self.files.make(snapshot)
         folders = {snapshot}
         for file in manifest.files:
             link = snapshot / file.path
-            if file.path in lacking.links:
+            if file.path in missing.links:
                 self.files.make(link.parent)
                 folders.add(link.parent)
                 target = os.path.relpath(self.blob(repository, file.blob), link.parent)
@@ -256,11 +308,30 @@ class HubCache:
             self.files.make(ref.parent)
             self.files.write(ref, commit.encode())
 
+    def known(self, repository: str, commit: str) -> Manifest:
+        """Return the manifest that a pull or copy has kept of a revision, else that of a complete
+        snapshot; raises as `found`."""
+        kept = self.records.manifest(repository, commit) if self.ours else None
+        return kept or self.found(repository, commit)
+
+    def held(
+        self, repository: str, commit: str
+    ) -> tuple[Manifest | None, MissingFiles | None, str]:
+        """Return what a revision consists of and what of it is not there, as names and sizes show;
+        or neither, and why it cannot be used."""
+        try:
+            manifest = self.known(repository, commit)
+            return manifest, self.missing(manifest), ""
+        except ResourceError as error:
+            return None, None, error.message
+        except OSError as error:
+            return None, None, explain(error)
+
     def found(self, repository: str, commit: str) -> Manifest:
-        """Return the manifest of a snapshot that is here, whoever fetched it.
+        """Return the manifest of a snapshot that is here, whoever fetched it, from its links.
 
         Raises:
-            ResourceError: there is none, it is not whole, or its index cannot be read.
+            ResourceError: there is none, it is not complete, or its index cannot be read.
             OSError: a link or a file has the place of a folder.
         """
         links, here = self.links(repository, commit), self.contents(repository)
@@ -269,9 +340,23 @@ class HubCache:
         snapshot = self.snapshot(repository, commit)
         files = [self._linked(snapshot / path, path, blob, here) for path, blob in links.items()]
         manifest = Manifest(repository, commit, tuple(sorted(files)))
+        paths = {file.path for file in files}
+        if not any(path.endswith(_WEIGHTS) for path in paths):
+            raise ResourceError(
+                f"{repository}: {len(paths)} files of revision {commit[:12]} are there, and no "
+                "weights",
+                PULL,
+            )
+        shards = _numbered(paths)
         for file in manifest.files:
-            if file.path in INDEXES:
-                self._must_have_shards(manifest, file)
+            shards |= self._indexed(repository, file) if file.path in INDEXES else set()
+        lost = sorted(shards - paths)
+        if lost:
+            raise ResourceError(
+                f"{repository}: {len(lost)} of {len(shards)} weight files are not there "
+                f"({lost[0][:100]})",
+                PULL,
+            )
         return manifest
 
     def _linked(
@@ -300,22 +385,81 @@ class HubCache:
             )
         return StoredFile(name, about.st_size, blob, algorithm_of(blob))
 
-    def _must_have_shards(self, manifest: Manifest, file: StoredFile) -> None:
-        """Raise ResourceError when a file that an index of the weights names is not there."""
-        text = self.files.read(self.blob(manifest.repository, file.blob), LARGEST_INDEX)
+    def _indexed(self, repository: str, file: StoredFile) -> set[str]:
+        """Return the files that an index of the weights names. Raises BadManifest."""
+        text = self.files.read(self.blob(repository, file.blob), LARGEST_INDEX)
         try:
-            shards = set(json.loads(text)["weight_map"].values())
+            return {str(shard) for shard in json.loads(text)["weight_map"].values()}
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise BadManifest(
-                f"{manifest.repository}: {file.path} is damaged", "spark-cluster models repair"
+                f"{repository}: {file.path} is damaged", "spark-cluster models repair"
             ) from error
-        lost = sorted(str(shard) for shard in shards - {one.path for one in manifest.files})
-        if lost:
-            raise ResourceError(
-                f"{manifest.repository}: {len(lost)} of {len(shards)} weight files are not there "
-                f"({lost[0][:100]})",
-                "spark-cluster models pull goes on with it",
-            )
+
+
+def _numbered(paths: Collection[str]) -> set[str]:
+    """Return the weight files that the numbers in the names of some (00001-of-00004) ask for."""
+    wanted = set()
+    for found in filter(None, map(_SHARD.fullmatch, paths)):
+        stem, count, end = found["stem"], int(found["count"]), found["end"]
+        if count <= len(paths) * 1000:
+            numbers = range(1, min(count, 10_000) + 1)
+            wanted |= {f"{stem}-{number:05}-of-{count:05}{end}" for number in numbers}
+    return wanted
+
+
+class HalfBlob:
+    """A blob on its way: what an earlier run has left is hashed, and what comes is added to it.
+
+    It is root's alone until its hash has been checked: what it is copied from may be any file.
+
+    Attributes:
+        size: bytes that are there.
+    """
+
+    def __init__(
+        self, cache: HubCache, repository: str, file: StoredFile, on_read: OnRead, source: int
+    ) -> None:
+        self._files, self._file, self._hasher = cache.files, file, file.hasher()
+        self._path = cache.incomplete(repository, file.blob)
+        self._blob = cache.blob(repository, file.blob)
+        self.size = 0
+        self._handle = self._files.resume(self._path)
+        try:
+            self._begin(on_read, source)
+        except BaseException:
+            self.close()
+            raise
+
+    def _begin(self, on_read: OnRead, source: int) -> None:
+        os.fchmod(self._handle, 0o600)
+        if source >= 0 and not os.fstat(self._handle).st_size:
+            clone(source, self._handle)
+        if os.fstat(self._handle).st_size > self._file.size:
+            os.ftruncate(self._handle, 0)
+        for piece in pieces(self._handle, self._file.size):
+            self._hasher.update(piece)
+            self.size += len(piece)
+            on_read(len(piece))
+        os.lseek(self._handle, self.size, os.SEEK_SET)
+
+    def add(self, piece: bytes | memoryview) -> None:
+        """Write bytes that have come. Raises OSError."""
+        write_all(self._handle, piece)
+        self._hasher.update(piece)
+        self.size += len(piece)
+
+    def settle(self) -> bool:
+        """Give the blob its name if it is complete and what its hash says; else remove it, and
+        return False. Raises OSError."""
+        if self.size != self._file.size or not self._file.fits(self._hasher):
+            self._files.remove(self._path)
+            return False
+        os.fchmod(self._handle, 0o644)
+        self._files.settle(self._handle, self._path, self._blob)
+        return True
+
+    def close(self) -> None:
+        os.close(self._handle)
 
 
 @contextlib.contextmanager
@@ -359,6 +503,4 @@ def is_locked(cache: HubCache, repository: str) -> bool:
 def _lock_of(cache: HubCache, repository: str) -> Path:
     """The lock of a repository, in a folder that only root can open: what containers and users can
     open, they can lock."""
-    if cache.ours is None:
-        raise ValueError(f"{cache.root} is another tool's: nothing is written there")
-    return cache.ours / LOCKS / f"{folder_name(repository)}.lock"
+    return cache.records.folder / LOCKS / f"{folder_name(repository)}.lock"

@@ -14,14 +14,13 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from spark_cluster.node import paths
 from spark_cluster.node.beneath import NotFollowed
-from spark_cluster.node.durable import make_folder, write_file
+from spark_cluster.node.durable import make_folder, read_object, write_file
 from spark_cluster.node.faults import explain
-from spark_cluster.node.open_files import clone, pieces, write_whole
-from spark_cluster.node.store.hub_cache import HubCache, Lacking
+from spark_cluster.node.open_files import clone, pieces, write_all
+from spark_cluster.node.store.hub_cache import HubCache, MissingFiles
 from spark_cluster.node.store.manifest import MOST_FILES, SHA256, Manifest, StoredFile, check_path
 from spark_cluster.node.values import ResourceError
 
@@ -33,8 +32,6 @@ COMPLETE = ".complete"
 """Below the folder: the note of a download, which is of this node."""
 STAGED = ".spark-cluster-new"
 PIECE = 1 << 20
-LARGEST_RECORD = 16 << 20
-"""Bytes; 20,000 files of long names take less."""
 
 
 class PlainFolder(HubCache):
@@ -43,7 +40,7 @@ class PlainFolder(HubCache):
     Args:
         root: the folder; it may be any user's.
         ours: where the hashes are kept.
-        read: a file whose hash is not known is read; otherwise it counts as lacking.
+        read: a file whose hash is not known is read; otherwise it counts as missing.
         exact: its manifest has hidden files and the times of all.
     """
 
@@ -88,7 +85,7 @@ class PlainFolder(HubCache):
         self._exact = any(file.changed for file in manifest.files)
         return manifest
 
-    def lacking(self, manifest: Manifest) -> Lacking:
+    def missing(self, manifest: Manifest) -> MissingFiles:
         """Return the files that are not there or have other content."""
         self.adopt(manifest)
         here = {file.path: self._is_here(file) for file in manifest.files}
@@ -101,7 +98,7 @@ class PlainFolder(HubCache):
         links = tuple(
             file.path for file in manifest.files if not (here[file.path] and self._in_time(file))
         )
-        return Lacking(tuple(blobs), (), sum(begun), links)
+        return MissingFiles(tuple(blobs), (), sum(begun), links)
 
     def publish(self, manifest: Manifest, revision: str = "") -> None:  # noqa: ARG002
         """Give equal files their content, and take note of all hashes.
@@ -112,10 +109,10 @@ class PlainFolder(HubCache):
         Raises:
             ResourceError: a file is not there.
         """
-        lacking = self.lacking(manifest)
-        if lacking.blobs:
-            raise ResourceError(f"{self.root}: {lacking.blobs[0].path} is not whole yet")
-        for file in (file for file in manifest.files if file.path in lacking.links):
+        missing = self.missing(manifest)
+        if missing.blobs:
+            raise ResourceError(f"{self.root}: {missing.blobs[0].path} is not whole yet")
+        for file in (file for file in manifest.files if file.path in missing.links):
             path, source = self.root / file.path, self.blob(manifest.repository, file.blob)
             self.files.make(path.parent)
             if path != source:
@@ -139,7 +136,7 @@ class PlainFolder(HubCache):
             stack.callback(os.close, new)
             if not clone(opened, new):
                 for piece in pieces(opened, file.size):
-                    write_whole(new, piece)
+                    write_all(new, piece)
             self.files.settle(new, staged, target)
 
     def _begun(self, manifest: Manifest, file: StoredFile) -> int:
@@ -232,9 +229,7 @@ class PlainFolder(HubCache):
 
 def _read(record: Path) -> dict[str, tuple[int, int, str]]:
     """Return what is noted of files, by path: bytes, time of change in ns, SHA-256."""
-    try:
-        with record.open("rb") as opened:
-            found: Any = json.loads(opened.read(LARGEST_RECORD))
-        return {str(p): (int(s), int(t), str(d)) for p, (s, t, d) in found.items()}
-    except (OSError, ValueError, TypeError, AttributeError, RecursionError):
-        return {}  # all is read again
+    with contextlib.suppress(TypeError, ValueError):
+        found = read_object(record).items()
+        return {path: (int(size), int(time), str(digest)) for path, (size, time, digest) in found}
+    return {}  # all is read again

@@ -43,20 +43,20 @@ class Progress:
         return line(self._done, self._have + self.read, self._total, self.read, seconds)
 
 
-def line(what: str, there: int, total: int, moved: int, seconds: float) -> str:
+def line(what: str, done: int, total: int, moved: int, seconds: float) -> str:
     """Return how far something is, its mean speed, and the time left.
 
     Args:
         what: was done with the bytes: "read", "from spark1".
-        there: bytes that are done, those of earlier times with them.
+        done: bytes that are done, those of earlier times with them.
         total: bytes; 0 where it is not known.
         moved: bytes that were done in these seconds.
     """
-    size = f"{there / 1e9:.1f} of {total / 1e9:.1f} GB" if total else f"{there / 1e9:.1f} GB"
+    size = f"{done / 1e9:.1f} of {total / 1e9:.1f} GB" if total else f"{done / 1e9:.1f} GB"
     if not moved or seconds <= 0:
         return f"{size} {what}"
     rate = moved / seconds
-    left = f", {_duration(max(0, total - there) / rate)} left" if total else ""
+    left = f", {_duration(max(0, total - done) / rate)} left" if total else ""
     return f"{size} {what}, {rate / 1e6:.0f} MB/s{left}"
 
 

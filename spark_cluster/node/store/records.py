@@ -1,5 +1,4 @@
-"""Our own notes on models, next to the hub cache: manifests and pins; and what a revision consists
-of, whoever fetched it.
+"""Our own notes on models, next to the hub cache: manifests and pins.
 
 They are in a folder of root's; what cannot be read there is said before anything is removed.
 """
@@ -13,21 +12,11 @@ import re
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node.durable import make_folder, sync_folder, write_file
-from spark_cluster.node.faults import explain
-from spark_cluster.node.store.hub_cache import HubCache, Lacking
+from spark_cluster.node.durable import make_folder, read_object, sync_folder, write_file
 from spark_cluster.node.store.manifest import BadManifest, Manifest, is_repository, manifest_path
 from spark_cluster.node.values import ResourceError
 
 PINS = "pins.json"
-
-LARGEST = 64 << 20
-"""Bytes of one of these files; a manifest of 20,000 files has 4 MB."""
-
-_WEIGHTS = (".safetensors", ".bin", ".gguf", ".pt", ".pth", ".nemo")
-_SHARD = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})(?P<end>\.\w+)")
-
-PULL = "`spark-cluster models pull` fetches what is missing"
 
 _NAME = re.compile(r"(?P<repository>[^@]+)(?:@(?P<commit>[0-9a-f]{40}))?")
 
@@ -36,7 +25,7 @@ class Records:
     """The notes on one node.
 
     Args:
-        folder: OURS of layout.py, below the root of the node.
+        folder: manifest.OURS, below the root of the node.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -45,8 +34,8 @@ class Records:
     def manifest(self, repository: str, commit: str) -> Manifest | None:
         """The manifest that a pull or copy has kept; None without one, or if it is damaged."""
         try:
-            found = Manifest.from_document(_json(self._manifest(repository, commit)))
-        except (OSError, ResourceError):
+            found = Manifest.from_document(read_object(self._manifest(repository, commit)))
+        except BadManifest:
             return None
         return found if (found.repository, found.commit) == (repository, commit) else None
 
@@ -97,10 +86,10 @@ class Records:
     def _pins(self) -> dict[str, Any]:
         path = self.folder / PINS
         try:
-            found = _json(path)
+            found = json.loads(path.read_bytes())
         except FileNotFoundError:
             return {}
-        except BadManifest:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise ResourceError(
@@ -108,71 +97,3 @@ class Records:
                 f"look at it; without it (rm {path}) nothing is pinned",
             )
         return found
-
-
-def _json(path: Path) -> Any:
-    with path.open("rb") as opened:
-        data = opened.read(LARGEST + 1)
-    try:
-        return json.loads(data) if len(data) <= LARGEST else None
-    except (ValueError, RecursionError):
-        raise BadManifest(f"{path} is damaged") from None
-
-
-def held(
-    cache: HubCache, records: Records, repository: str, commit: str
-) -> tuple[Manifest | None, Lacking | None, str]:
-    """Return what a revision consists of and what of it is not there, as names and sizes show; or
-    neither, and why it cannot be used."""
-    try:
-        manifest = manifest_of(cache, records, repository, commit)
-        return manifest, cache.lacking(manifest), ""
-    except ResourceError as error:
-        return None, None, error.message
-    except OSError as error:
-        return None, None, explain(error)
-
-
-def manifest_of(cache: HubCache, records: Records, repository: str, commit: str) -> Manifest:
-    """Return the manifest that we keep of a revision, else that of a whole snapshot of another
-    tool.
-
-    Raises:
-        ResourceError: neither is there; with what is wrong with the snapshot.
-    """
-    kept = records.manifest(repository, commit)
-    return kept or adopted(cache, repository, commit)
-
-
-def adopted(cache: HubCache, repository: str, commit: str) -> Manifest:
-    """Return the manifest of a snapshot that another tool has downloaded, from its links.
-
-    Raises:
-        ResourceError: it is not there, not whole, or has a damaged index.
-    """
-    try:
-        found = cache.found(repository, commit)
-    except OSError as error:
-        raise ResourceError(f"{repository}@{commit[:12]}: {explain(error)}") from error
-    names = [Path(file.path).name for file in found.files]
-    if not any(name.endswith(_WEIGHTS) for name in names):
-        raise ResourceError(
-            f"{repository}: {len(names)} files of revision {commit[:12]} are there, and no weights",
-            PULL,
-        )
-    lost = _lost_shards({file.path for file in found.files})
-    if lost:
-        raise ResourceError(f"{repository}: {lost[0]} is not there ({len(lost)} missing)", PULL)
-    return found
-
-
-def _lost_shards(paths: set[str]) -> list[str]:
-    """Return the files that the numbers in the others' names (00001-of-00004) ask for."""
-    wanted = set()
-    for path in paths:
-        found = _SHARD.fullmatch(path)
-        if found and int(found["count"]) <= len(paths) * 1000:
-            stem, count, end = found["stem"], int(found["count"]), found["end"]
-            numbers = range(1, min(count, 10_000) + 1)
-            wanted |= {f"{stem}-{number:05}-of-{count:05}{end}" for number in numbers}
-    return sorted(wanted - paths)

@@ -11,12 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.manifest import INCOMPLETE
-from spark_cluster.node.store.records import Records, held
+from spark_cluster.node.store.manifest import INCOMPLETE, folder_name
 from spark_cluster.node.values import ResourceError
 
-_SEPARATORS = re.compile(rb"[\0\s='\"]+")
-_FOLDER = re.compile(r"models--([\w.-]+)(?:/snapshots/([0-9a-f]{40}))?", re.ASCII)
+_SEPARATORS = re.compile(r"[\0\s='\"]+")
+_FOLDER = re.compile(r"(models--[\w.-]+)(?:/snapshots/([0-9a-f]{40}))?", re.ASCII)
 
 LONGEST_COMMAND = 256 * 1024
 """Bytes of a command line that are read."""
@@ -121,7 +120,7 @@ class Usage:
         )
 
 
-def usage(cache: HubCache, records: Records, used: Mapping[str, float], proc: Path) -> Usage:
+def usage(cache: HubCache, used: Mapping[str, float], proc: Path) -> Usage:
     """Return what is in a hub cache. Names and sizes are read, and no content.
 
     Args:
@@ -132,10 +131,10 @@ def usage(cache: HubCache, records: Records, used: Mapping[str, float], proc: Pa
         ResourceError: our own notes cannot be read.
     """
     repositories = {name: _repository(cache, name) for name in cache.repositories()}
-    pins, busy = records.pins(), in_use(proc, repositories)
+    pins, busy = cache.records.pins(), in_use(proc, repositories)
 
     def revision(repository: RepositoryUsage, commit: str) -> Revision:
-        name, whole = repository.name, f"{repository.name}@{commit}"
+        name, full = repository.name, f"{repository.name}@{commit}"
         own = repository.holders[commit]
         here = [blob for blob in own if blob in repository.blobs]
         seen = [repository.blobs[blob] for blob in here]
@@ -147,11 +146,11 @@ def usage(cache: HubCache, records: Records, used: Mapping[str, float], proc: Pa
             files=len(own),
             size=repository.size(here),
             freed=repository.freed({commit}),
-            last_used=used.get(whole, read),
-            served=whole in used,
-            pinned=bool({name, whole} & pins),
-            in_use=busy.get(whole) or busy.get(name, ""),
-            problem=problem_of(cache, records, name, commit),
+            last_used=used.get(full, read),
+            served=full in used,
+            pinned=bool({name, full} & pins),
+            in_use=busy.get(full) or busy.get(name, ""),
+            problem=_problem(cache, name, commit),
         )
 
     revisions = [revision(one, commit) for one in repositories.values() for commit in one.holders]
@@ -190,16 +189,10 @@ def _repository(cache: HubCache, name: str) -> RepositoryUsage:
     return RepositoryUsage(name, blobs, holders, cache.refs(name))
 
 
-def problem_of(cache: HubCache, records: Records, repository: str, commit: str) -> str:
+def _problem(cache: HubCache, repository: str, commit: str) -> str:
     """Return what is missing or damaged in a revision, as names and sizes show; else nothing."""
-    _, lacking, problem = held(cache, records, repository, commit)
-    if lacking is None:
-        return problem
-    if lacking.foreign:
-        return f"others can write {len(lacking.foreign)} files; `models pull` copies them"
-    if lacking.blobs:
-        return f"{len(lacking.blobs)} files with {lacking.size} bytes are missing"
-    return f"{len(lacking.links)} links are missing or broken" if lacking.links else ""
+    _, missing, problem = cache.held(repository, commit)
+    return problem if missing is None else missing.problem
 
 
 def in_use(proc: Path, repositories: Collection[str]) -> dict[str, str]:
@@ -213,32 +206,23 @@ def in_use(proc: Path, repositories: Collection[str]) -> dict[str, str]:
     Returns:
         ORG/NAME@COMMIT or ORG/NAME to the process's number and name.
     """
-    folders = {name.replace("/", "--"): name for name in repositories}
+    folders = {folder_name(name): name for name in repositories}
     found: dict[str, str] = {}
     for line in sorted(proc.glob("[0-9]*/cmdline")):
         try:
             with line.open("rb") as opened:
-                words = _SEPARATORS.split(opened.read(LONGEST_COMMAND))
+                text = opened.read(LONGEST_COMMAND).decode("utf-8", "replace")
         except OSError:  # it has ended
             continue
-        for name in _named(words, repositories, folders):
-            program = words[0].rpartition(b"/")[2].decode("utf-8", "replace")[:40]
-            found.setdefault(name, f"process {line.parent.name} ({program})")
-    return found
-
-
-def _named(
-    words: Collection[bytes], repositories: Collection[str], folders: dict[str, str]
-) -> set[str]:
-    names = set()
-    for word in words:
-        text = word.decode("utf-8", "replace")
-        if text in repositories:
-            names.add(text)
+        words = _SEPARATORS.split(text)
+        names = set(words) & set(repositories)
         for folder, commit in _FOLDER.findall(text):
             if folder in folders:
                 names.add(folders[folder] + (f"@{commit}" if commit else ""))
-    return names
+        program = words[0].rpartition("/")[2][:40]
+        for name in names:
+            found.setdefault(name, f"process {line.parent.name} ({program})")
+    return found
 
 
 Kept = list[tuple[Revision, str]]
@@ -311,7 +295,7 @@ def _reason(
 
 
 def remove(
-    cache: HubCache, records: Records, found: Usage, chosen: Iterable[Revision]
+    cache: HubCache, found: Usage, chosen: Iterable[Revision]
 ) -> tuple[list[Revision], Kept]:
     """Remove what was chosen; what is being downloaded just now stays.
 
@@ -334,7 +318,7 @@ def remove(
             kept += [(revision, "something is being downloaded there") for revision in group]
             continue
         for revision in group:
-            records.forget(name, revision.commit)
+            cache.records.forget(name, revision.commit)
         removed += group
     return removed, kept
 

@@ -10,7 +10,7 @@ import contextlib
 import json
 import os
 import pwd
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,16 +18,12 @@ from typing import Any
 
 from spark_cluster.node import own_program
 from spark_cluster.node.beneath import Folder
-from spark_cluster.node.open_files import clone, pieces, write_whole
-from spark_cluster.node.store.hub_cache import HubCache, Lacking, alone
+from spark_cluster.node.open_files import pieces
+from spark_cluster.node.store.hub_cache import HubCache, MissingFiles, OnRead, alone
 from spark_cluster.node.store.manifest import Manifest, StoredFile
 from spark_cluster.node.store.plain_folder import PlainFolder
 from spark_cluster.node.store.progress import Progress
-from spark_cluster.node.store.records import Records, adopted, manifest_of
 from spark_cluster.node.values import ResourceError
-
-OnRead = Callable[[int], None]
-"""Gets the bytes of each piece that was read."""
 
 PIECE = 4 << 20
 """Bytes that are read and hashed at a time; hashlib lets other threads run meanwhile."""
@@ -68,8 +64,8 @@ def verify(
     Args:
         progress: gets the bytes of each piece that was read, from several threads.
     """
-    lacking = cache.lacking(manifest)
-    missing = {file.blob for file in (*lacking.blobs, *lacking.foreign)}
+    files = cache.missing(manifest)
+    missing = {file.blob for file in (*files.blobs, *files.foreign)}
     hashed = [f for f in manifest.blobs.values() if f.algorithm and f.blob not in missing]
     with ThreadPoolExecutor(AT_A_TIME) as pool:
         sound = list(pool.map(lambda file: _is_sound(cache, manifest, file, progress), hashed))
@@ -106,7 +102,6 @@ CACHE = Path(".cache/huggingface/hub")
 def adopt(
     other: HubCache,
     cache: HubCache,
-    records: Records,
     repository: str,
     commit: str,
     *,
@@ -125,7 +120,7 @@ def adopt(
         ResourceError: it is not whole there, or a content is not what its hash says.
         OSError: it cannot be read or written.
     """
-    manifest = adopted(other, repository, commit)
+    manifest = other.found(repository, commit)
     with alone(cache, repository):
         cache.files.make(cache.blobs(repository))
         for file in make_own(cache, manifest, progress).blobs:
@@ -136,11 +131,13 @@ def adopt(
                     "it is left as it is; `spark-cluster models pull` fetches the model anew",
                 )
         cache.publish(manifest, revision)
-        records.keep(manifest)
+        cache.records.keep(manifest)
     return manifest
 
 
-def make_own(cache: HubCache, manifest: Manifest, progress: OnRead = lambda _read: None) -> Lacking:
+def make_own(
+    cache: HubCache, manifest: Manifest, progress: OnRead = lambda _read: None
+) -> MissingFiles:
     """Put copies in the place of blobs that someone else can still write: another user's, and hard
     links as earlier versions made them to a user's cache. What is not what its hash says is
     removed. Only while the caller has the repository `alone`.
@@ -151,12 +148,12 @@ def make_own(cache: HubCache, manifest: Manifest, progress: OnRead = lambda _rea
     Raises:
         OSError: it cannot be read or written.
     """
-    lacking = cache.lacking(manifest)
-    for file in lacking.foreign:
+    missing = cache.missing(manifest)
+    for file in missing.foreign:
         blob = cache.blob(manifest.repository, file.blob)
         if not _copied(cache.files.open(blob), cache, manifest.repository, file, progress):
             cache.files.remove(blob)
-    return cache.lacking(manifest) if lacking.foreign else lacking
+    return cache.missing(manifest) if missing.foreign else missing
 
 
 def _copied(
@@ -164,30 +161,17 @@ def _copied(
 ) -> bool:
     """Copy a blob, and return whether the copy is what its hash says; else nothing is left of it.
 
-    The copy is root's alone until then: what a name leads to may be any file.
-
     Args:
         source: handle of it, which is closed.
     """
-    staged = cache.incomplete(repository, f"{file.blob}.adopted")
-    with contextlib.ExitStack() as stack:
-        stack.callback(os.close, source)
-        cache.files.remove(staged)
-        target = cache.files.create(staged, 0o600)
-        stack.callback(os.close, target)
-        stack.callback(cache.files.remove, staged)
-        hasher = file.hasher()
-        cloned = clone(source, target)
-        for piece in pieces(target if cloned else source, file.size):
-            hasher.update(piece)
-            progress(len(piece))
-            if not cloned:
-                write_whole(target, piece)
-        if os.fstat(target).st_size != file.size or not file.fits(hasher):
-            return False
-        os.fchmod(target, 0o644)
-        cache.files.settle(target, staged, cache.blob(repository, file.blob))
-    return True
+    try:
+        with cache.half(repository, file, progress, source) as half:
+            for piece in pieces(source, file.size, at=half.size):
+                half.add(piece)
+                progress(len(piece))
+            return half.settle()
+    finally:
+        os.close(source)
 
 
 def homes(root: Path, user: str) -> dict[str, HubCache]:
@@ -234,7 +218,7 @@ def done(request: Mapping[str, Any]) -> dict[str, Any]:
     if request["what"] == "folder":
         plain = PlainFolder(Path(request["folder"]), ours, exact=bool(request["exact"]))
         return {"manifest": plain.manifest(Progress(0).add).document()}
-    cache, records = HubCache(Path(request["hub"]), ours), Records(ours)
+    cache = HubCache(Path(request["hub"]), ours)
     repository, commit = str(request["repository"]), str(request["commit"])
     if request["what"] == "adopt":
         place = str(request["other"])
@@ -246,12 +230,12 @@ def done(request: Mapping[str, Any]) -> dict[str, Any]:
             )
         revision = str(request.get("revision", ""))
         manifest = adopt(
-            other, cache, records, repository, commit, revision=revision, progress=Progress(0).add
+            other, cache, repository, commit, revision=revision, progress=Progress(0).add
         )
         return {"manifest": manifest.document()}
-    manifest = manifest_of(cache, records, repository, commit)
-    records.keep(manifest)  # what is removed as damaged is still known to belong to it
-    if cache.lacking(manifest).foreign:
+    manifest = cache.known(repository, commit)
+    cache.records.keep(manifest)  # what is removed as damaged is still known to belong to it
+    if cache.missing(manifest).foreign:
         with alone(cache, repository):
             make_own(cache, manifest)
     return asdict(verify(cache, manifest, Progress(manifest.size).add))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import subprocess
 import time
 from collections.abc import Iterator, Mapping
@@ -45,7 +44,7 @@ class Supervisor:
 
     def __post_init__(self) -> None:
         self.limits = Limits(**self.config["limits"])
-        kept = self._kept()
+        kept = durable.read_object(self._file)
         self.state = SupervisionState.from_dict(kept.get("state"))
         self.need_mib = kept["need_mib"] if isinstance(kept.get("need_mib"), int) else 0
         events = kept.get("events")
@@ -159,13 +158,6 @@ class Supervisor:
     def _file(self) -> Path:
         return self.folder / "state.json"
 
-    def _kept(self) -> dict[str, Any]:
-        try:
-            found = json.loads(self._file.read_text())
-        except (OSError, ValueError):
-            return {}
-        return found if isinstance(found, dict) else {}
-
     def _keep(self) -> None:
         document = {
             "state": self.state.to_dict(),
@@ -182,23 +174,17 @@ class Supervisor:
     @contextlib.contextmanager
     def _alone(self) -> Iterator[bool]:
         """Hold the node's lock; False where a run has it, such as `up` or `down`."""
-        handle = locks.opened(Path(self.config["lock"]))
-        if not locks.take(handle):
-            os.close(handle)
+        lock = locks.NodeLock(Path(self.config["lock"]))
+        owner = {"run": "supervision", "command": "supervise", "user": "the node itself"}
+        try:
+            lock.take({**owner, "since": time.time()})
+        except locks.Locked:
             yield False
             return
         try:
-            # As a run writes it, for the message to one that finds the lock taken.
-            owner = {
-                **{"run": "supervision", "command": "supervise", "user": "the node itself"},
-                **{"since": time.time(), "pid": os.getpid()},
-            }
-            os.ftruncate(handle, 0)
-            os.pwrite(handle, json.dumps(owner).encode(), 0)
             yield True
         finally:
-            os.ftruncate(handle, 0)
-            os.close(handle)
+            lock.release()
 
 
 def main(config: str) -> int:

@@ -6,29 +6,28 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, Literal
 
 from spark_cluster.errors import UsageError
 from spark_cluster.models.shape import Attention, Geometry, Latent, Recurrent
-from spark_cluster.planning.kv.dtypes import FP8_DS_MLA, FP8_DS_MLA_BYTES, Element, state_bytes
-from spark_cluster.planning.kv.rules import Rule
+from spark_cluster.planning.kv.dtypes import (
+    FP8_DS_MLA,
+    FP8_DS_MLA_BYTES,
+    Element,
+    element,
+    state_bytes,
+)
+from spark_cluster.planning.kv.rules import Rule, for_version
 
 FLASHINFER_GDN_ALIGNMENT = 64
 """Tokens between which FlashInfer's prefill of gated delta nets can emit a state
 (`FLASHINFER_GDN_CHECKPOINT_ALIGNMENT` in `v1/attention/backends/gdn_attn.py`)."""
 
 
-@dataclass(frozen=True)
-class KvDemand:
-    """The limits of a request, and how it is processed.
-
-    Attributes:
-        length: tokens of the longest request.
-        batched: tokens that may be scheduled but not settled at once.
-    """
-
-    length: int
-    batched: int
+BLOCK = 16
+"""vLLM's default block, tokens (`CacheConfig.DEFAULT_BLOCK_SIZE`), and the smallest that the
+kernels of Triton and FlashAttention do."""
 
 
 @dataclass(frozen=True)
@@ -50,16 +49,20 @@ class Pages:
     fixed: int | None = None
     more: int = 0
 
-    def needed(self, wanted: KvDemand) -> int:
-        """Blocks that one request of full length needs at most, in one group of such layers."""
+    def needed(self, length: int, in_flight: int) -> int:
+        """Blocks that a request of that many tokens needs at most, in one group of such layers.
+
+        Args:
+            in_flight: tokens that may be scheduled but not settled at once.
+        """
         if self.kind == "sliding":
-            tokens = min(self.window - 1 + wanted.batched, wanted.length)
+            tokens = min(self.window - 1 + in_flight, length)
             return ceil(tokens, self.block) + 1  # a window need not begin where a block does
         if self.kind == "chunked":
-            return ceil(min(self.window + wanted.batched, wanted.length), self.block)
+            return ceil(min(self.window + in_flight, length), self.block)
         if self.fixed is not None:
             return self.fixed
-        return ceil(wanted.length, self.block) + self.more
+        return ceil(length, self.block) + self.more
 
 
 def ceil(number: int, by: int) -> int:
@@ -97,41 +100,104 @@ NO_DRAFTER = DrafterLayers()
 
 @dataclass(frozen=True)
 class KvLayout:
-    """The layout of a model over GPUs and in blocks.
+    """The layout of a model over GPUs and in blocks, by the options of the server.
 
     Attributes:
-        element: of the KV cache.
-        block: tokens of a block, as asked for or by default.
-        kernel: tokens of the smallest block that the attention's kernels can do.
-        mode: of recurrent layers: `none`, `align` (prefix caching) or `all`.
-        drafted: tokens that are drafted ahead.
-        flashinfer_gdn: FlashInfer's kernel runs the prefill of gated delta nets.
-        float_states: recurrent states are float32 whatever the model says (GDN on CPUs).
+        kv_dtype: `--kv-cache-dtype`.
+        vllm: its version; without one the newest rule.
+        block_size: `--block-size`; None: 16 tokens.
+        prefix_caching: None: the version's default, which matters for recurrent layers only.
+        mamba_cache_mode: `align`, `all` or `none`; None: what vLLM takes for prefix caching.
+        drafted_tokens: of speculative decoding, for recurrent layers.
         drafter: layers of a drafter, which draw from the same pool.
+        gdn_prefill: the kernel that runs the prefill of gated delta nets, as the log's "Using ...
+            GDN prefill kernel" names it: `flashinfer` or another, such as `triton`. None: what vLLM
+            takes by itself on a GPU with CUDA 13, `flashinfer` (Hopper and Blackwell, so also a
+            Spark).
+        async_scheduling: the next batch is scheduled while one runs, vLLM's default on GPUs.
+        device: on a CPU the same version has other kernels, float32 states of GDN layers and no
+            async scheduling.
+
+    Raises:
+        UsageError: a value is out of its range, or not known.
     """
 
     geometry: Geometry
-    element: Element
-    tp: int
-    block: int
-    kernel: int
-    rule: Rule
-    mode: str = "none"
-    drafted: int = 0
-    flashinfer_gdn: bool = False
-    float_states: bool = False
+    kv_dtype: str = "auto"
+    max_num_batched_tokens: int = 2048
+    tp: int = 1
+    vllm: str | None = None
+    block_size: int | None = None
+    prefix_caching: bool | None = None
+    mamba_cache_mode: str | None = None
+    drafted_tokens: int = 0
     drafter: DrafterLayers = NO_DRAFTER
+    gdn_prefill: str | None = None
+    async_scheduling: bool = True
+    device: Literal["gpu", "cpu"] = "gpu"
+
+    def __post_init__(self) -> None:
+        for what, number in (
+            ("the tensor-parallel size", self.tp),
+            ("--block-size", self.block),
+            ("--max-num-batched-tokens", self.max_num_batched_tokens),
+        ):
+            if number < 1:
+                raise UsageError(f"{what} should be at least 1, found {number}")
+        known = ("none", "align", "all") if self.rule.all_mode else ("none", "align")
+        if self.mode not in known:
+            raise UsageError(
+                f"vLLM has no --mamba-cache-mode {self.mode!r}",
+                hint=f"known are: {', '.join(known)}",
+            )
+
+    @cached_property
+    def rule(self) -> Rule:
+        """The rule of its version of vLLM."""
+        return for_version(self.vllm)[0]
+
+    @cached_property
+    def element(self) -> Element:
+        """The element type of the cache."""
+        return element(self.kv_dtype, self.geometry, latent=self.geometry.latent is not None)
+
+    @property
+    def block(self) -> int:
+        """Tokens of a block, as asked for or by default."""
+        return self.block_size or BLOCK
+
+    @property
+    def on_cpu(self) -> bool:
+        return self.device == "cpu"
+
+    @property
+    def kernel(self) -> int:
+        """Tokens of the smallest block that the attention's kernels can do."""
+        return self.rule.cpu_kernel if self.on_cpu else BLOCK
+
+    @property
+    def mode(self) -> str:
+        """The cache mode of recurrent layers: `none`, `align` (prefix caching) or `all`."""
+        given = self.prefix_caching
+        caching = self.rule.hybrid_prefix_caching if given is None else given
+        return self.mamba_cache_mode or ("align" if caching else "none")
+
+    @property
+    def in_flight(self) -> int:
+        """Tokens that may be scheduled but not settled at once."""
+        overlapping = self.rule.in_flight and self.async_scheduling and not self.on_cpu
+        return (2 if overlapping else 1) * self.max_num_batched_tokens
 
     @property
     def gdn_checkpoints(self) -> bool:
-        """Gated delta nets keep a checkpoint of the prefill.
+        """Gated delta nets keep a checkpoint of the prefill, which FlashInfer runs.
 
         vLLM takes checkpoints only where every recurrent layer can export them.
         """
         recurrent = self.geometry.recurrent
         only_gdn = bool(recurrent) and all(part.kind == "gdn" for part in recurrent)
-        aligned = self.rule.gdn_checkpoints and self.mode == "align"
-        return aligned and self.flashinfer_gdn and only_gdn
+        flashinfer = not self.on_cpu and (self.gdn_prefill or "flashinfer") == "flashinfer"
+        return self.rule.gdn_checkpoints and self.mode == "align" and flashinfer and only_gdn
 
 
 def pages(cut: KvLayout) -> list[Pages]:
@@ -225,8 +291,8 @@ def _state(cut: KvLayout, part: Recurrent) -> Pages:
     if conv % cut.tp or part.state_elements % cut.tp:
         raise UsageError(f"the recurrent layers cannot be divided among {cut.tp} GPUs")
     if part.conv_width:
-        conv = conv // part.conv_width * (part.conv_width + cut.drafted)
-    kept = "float32" if cut.float_states else part.state_dtype
+        conv = conv // part.conv_width * (part.conv_width + cut.drafted_tokens)
+    kept = "float32" if cut.on_cpu else part.state_dtype
     size = conv // cut.tp * state_bytes(None, cut.geometry)
     size += part.state_elements // cut.tp * state_bytes(kept, cut.geometry)
     return Pages("state", part.layers, cut.block, size, fixed=_kept(cut, part))
@@ -235,9 +301,9 @@ def _state(cut: KvLayout, part: Recurrent) -> Pages:
 def _kept(cut: KvLayout, part: Recurrent) -> int:
     """States that one request keeps, unless there is one for each block."""
     if cut.mode == "none":
-        return 1 + cut.drafted
+        return 1 + cut.drafted_tokens
     checkpoint = part.kind in cut.rule.checkpoints or cut.gdn_checkpoints
-    return 2 + cut.drafted + int(checkpoint)
+    return 2 + cut.drafted_tokens + int(checkpoint)
 
 
 def _block(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> int:
@@ -268,7 +334,7 @@ def _padded(cut: KvLayout, attention: list[Pages], states: list[Pages]) -> list[
     block = _block(cut, attention, states)
     page = block * max(part.page // part.block for part in attention)
     if cut.mode == "all":
-        more = cut.drafted if cut.rule.speculative_states else 0
+        more = cut.drafted_tokens if cut.rule.speculative_states else 0
         return [replace(part, block=block, page=page, fixed=None, more=more) for part in states]
     return [replace(part, block=block, page=page) for part in states]
 
@@ -280,10 +346,12 @@ class Pool:
     Attributes:
         kinds: each kind of layer with the number of its groups.
         block_bytes: of one block on one GPU.
+        in_flight: tokens that may be scheduled but not settled at once.
     """
 
     kinds: tuple[tuple[Pages, int], ...]
     block_bytes: int
+    in_flight: int
 
     @property
     def groups(self) -> int:
@@ -294,12 +362,18 @@ class Pool:
         """Tokens of the shortest block."""
         return min(part.block for part, _ in self.kinds)
 
-    def needed(self, wanted: KvDemand) -> int:
-        """Blocks that one request of full length needs at most."""
-        return sum(count * part.needed(wanted) for part, count in self.kinds)
+    def needed(self, length: int) -> int:
+        """Blocks that a request of that many tokens needs at most.
+
+        Raises:
+            UsageError: it has none.
+        """
+        if length < 1:
+            raise UsageError(f"--max-model-len should be at least 1, found {length}")
+        return sum(count * part.needed(length, self.in_flight) for part, count in self.kinds)
 
 
-def pool(parts: list[Pages], rule: Rule) -> Pool:
+def pool(layout: KvLayout) -> Pool:
     """The pool of a model.
 
     Layers of one kind are one group, whatever their sizes. Different kinds get pages of one size
@@ -307,17 +381,20 @@ def pool(parts: list[Pages], rule: Rule) -> Pool:
     rarest kind has.
 
     Raises:
-        UsageError: the pages cannot be made alike.
+        UsageError: it keeps no cache, or the pages cannot be made alike.
     """
+    parts, rule = pages(layout), layout.rule
+    if not parts:
+        raise UsageError(f"{layout.geometry.name} keeps no KV cache of its own")
     if len({_uniform(part) for part in parts}) == 1:
         size = sum(part.layers * part.page for part in parts)
-        return Pool(((parts[0], 1),), size)
+        return Pool(((parts[0], 1),), size, layout.in_flight)
     alike = together(_one_size(parts, rule))
     fewest = min(part.layers for part in alike)
     most = max(part.layers for part in alike)
     size = most if most < fewest * rule.padding_limit else fewest
     kinds = tuple((part, ceil(part.layers, size)) for part in alike)
-    return Pool(kinds, size * alike[0].page)
+    return Pool(kinds, size * alike[0].page, layout.in_flight)
 
 
 def _uniform(part: Pages) -> tuple[object, ...]:

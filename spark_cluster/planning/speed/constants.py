@@ -14,6 +14,7 @@ from spark_cluster.errors import InvalidFile
 if TYPE_CHECKING:
     from spark_cluster.loader.project import Project
 
+
 CALIBRATION = "calibration.json"
 """File in the project folder that `predict --calibrate` writes and every prediction reads."""
 
@@ -171,3 +172,35 @@ def _basis(data: dict[str, Any], path: Path) -> str:
     own += ["the memory that your own servers logged"] if "runtime_gib" in names else []
     first = PUBLISHED if own and points == 0 else f"calibrated to {points} points of your own"
     return f"{' and '.join([first, *own])} ({path.name})"
+
+
+# How an all-reduce grows with the nodes: that of two is measured, that of more is arithmetic.
+#
+# No all-reduce of Sparks over a switch is published. What is sure are the numbers of exchanges and
+# of bytes (source: nccl-tests-performance); which way NCCL takes, and what a switch adds, is not.
+
+MEASURED_NODES = 2
+"""Nodes of the measured one, which is one exchange."""
+
+
+def exchanges(nodes: int) -> int:
+    """Return the exchanges, one after the other, of a small one along a tree.
+
+    >>> [exchanges(nodes) for nodes in (2, 3, 4, 8)]
+    [1, 2, 2, 3]
+    """
+    return (nodes - 1).bit_length()
+
+
+def most_exchanges(nodes: int) -> int:
+    """Return those around a ring, each way: the slowest way for a small one."""
+    return nodes - 1
+
+
+def carried(nodes: int) -> float:
+    """Return what each node sends and receives of a large one, as a share of it.
+
+    >>> carried(2), carried(4)
+    (1.0, 1.5)
+    """
+    return 2 * (nodes - 1) / nodes

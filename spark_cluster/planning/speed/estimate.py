@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spark_cluster.models.tables import table
-from spark_cluster.planning.speed.allreduce import MEASURED
-from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.planning.speed.constants import MEASURED_NODES, Constants
 from spark_cluster.planning.speed.serving import Serving
 
 SMALLEST = 1e8
@@ -74,7 +73,7 @@ class Uncertainty:
             constants: of these the spread of the link is taken, where there are two nodes.
         """
         down, up = self.down, self.up
-        if tp == MEASURED and constants.allreduce_high_us <= 1.5 * constants.allreduce_us:
+        if tp == MEASURED_NODES and constants.allreduce_high_us <= 1.5 * constants.allreduce_us:
             down, up = min(down, OWN_LINK), min(up, OWN_LINK)  # measured by the user
         low, high = expected * (1 - down), expected * (1 + up)
         return Estimate(expected, min(low, expected), min(max(high, expected), roofline), roofline)
@@ -107,7 +106,7 @@ def family(serving: Serving, doubt: Uncertainty) -> None:
         doubt.more("--enable-expert-parallel", 0.10)
     if serving.data_parallel > 1:
         doubt.more("data-parallel ranks, not measured on Sparks", 0.40)
-    if serving.tp > MEASURED:
+    if serving.tp > MEASURED_NODES:
         doubt.more("more than two nodes", 0.15)
 
 

@@ -6,10 +6,8 @@ import math
 from dataclasses import dataclass
 
 from spark_cluster.errors import UsageError
-from spark_cluster.models.shape import Geometry
-from spark_cluster.models.stored_tensors import MATRICES
-from spark_cluster.planning.speed import allreduce
-from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.models.shape import MATRICES, Geometry
+from spark_cluster.planning.speed.constants import Constants, carried
 from spark_cluster.planning.speed.decode import known, step
 from spark_cluster.planning.speed.estimate import Estimate, Uncertainty, family, usual_range
 from spark_cluster.planning.speed.serving import Serving, least_read, weights_read
@@ -129,7 +127,7 @@ def work(serving: Serving, prompt: int, cached: int = 0) -> Work:
     exchanged = 0.0
     if serving.tp > 1:
         added_up = (2 * geometry.layers + 1) * prompt * geometry.hidden * 2.0
-        exchanged = added_up * allreduce.carried(serving.tp)
+        exchanged = added_up * carried(serving.tp)
     chunks = math.ceil(prompt / serving.batched_tokens)
     weights = weights_read(serving, prompt / chunks)
     return Work(

@@ -14,8 +14,7 @@ from spark_cluster.config.recipe_schema import Quantization
 from spark_cluster.errors import UsageError
 from spark_cluster.models.find import find
 from spark_cluster.models.hub.lookup import Hub
-from spark_cluster.models.shape import Geometry
-from spark_cluster.models.stored_tensors import EVERY_TOKEN, Part, StoredPart, StoredWeights
+from spark_cluster.models.shape import EVERY_TOKEN, Geometry, Part, StoredPart, StoredWeights
 from spark_cluster.models.weights import (
     BYTES,
     checkpoint_kv_dtype,

@@ -141,7 +141,7 @@ def test_a_cut_in_the_middle_is_gone_on_with(source, target, serving, encrypted,
                 receiver.run()
         (warning,) = warnings(capsys)
         assert "nothing comes from spark1 any more " in warning
-        assert target.lacking(manifest).begun > 0
+        assert target.missing(manifest).begun > 0
         with relay(("127.0.0.1", made.port), 1 << 40) as (port, carried):
             received = made.receiver(target, port=port, streams=1).run()
     assert received["kept"] > manifest.size // 10

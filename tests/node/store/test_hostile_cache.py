@@ -117,15 +117,15 @@ def _without_records(victim: Victim) -> None:
     victim.state()
 
 
-def _lacking(victim: Victim) -> None:
-    asked = {"what": "lacking", "hub": HUB, "manifest": victim.manifest.document()}
+def _missing(victim: Victim) -> None:
+    asked = {"what": "missing", "hub": HUB, "manifest": victim.manifest.document()}
     operations.act(victim.host, {"op": "copy", **asked})
 
 
 OPERATIONS: dict[str, Callable[[Victim], object]] = {
     "state": Victim.state,
     "state of another tool's model": _without_records,
-    "lacking": _lacking,
+    "missing": _missing,
     "usage": lambda victim: victim.ask("usage"),
     "verify": _verified,
     "receive": _received,

@@ -31,7 +31,7 @@ def test_a_published_revision_is_found_by_its_branch(cache):
     assert cache.commits(REPOSITORY) == [COMMIT]
     assert cache.commit_of(REPOSITORY, "main") == COMMIT
     assert cache.commit_of(REPOSITORY, "other") is None
-    assert cache.lacking(manifest).nothing
+    assert cache.missing(manifest).nothing
     assert cache.found(REPOSITORY, COMMIT) == manifest
     snapshot = cache.snapshot(REPOSITORY, COMMIT)
     assert {p: (snapshot / p).read_bytes() for p in CONTENTS} == CONTENTS
@@ -48,22 +48,22 @@ def test_the_hubs_own_library_finds_it(cache):
     assert scanned.size_on_disk == manifest.size
 
 
-def test_what_is_lacking_counts_half_files(cache):
+def test_what_is_missing_counts_half_files(cache):
     manifest = model(cache.root, CONTENTS)
     blob = cache.blob(REPOSITORY, manifest.files[-1].blob)
     blob.rename(f"{blob}{INCOMPLETE}")
     os.truncate(f"{blob}{INCOMPLETE}", 100_000)
-    lacking = cache.lacking(manifest)
-    assert [file.path for file in lacking.blobs] == ["model.safetensors"]
-    assert (lacking.begun, lacking.size) == (100_000, 200_000)
+    missing = cache.missing(manifest)
+    assert [file.path for file in missing.blobs] == ["model.safetensors"]
+    assert (missing.begun, missing.size) == (100_000, 200_000)
     with pytest.raises(ResourceError, match=r"model\.safetensors is not whole"):
         cache.publish(manifest)
 
 
-def test_a_blob_of_another_size_is_lacking(cache):
+def test_a_blob_of_another_size_is_missing(cache):
     manifest = model(cache.root, CONTENTS)
     os.truncate(cache.blob(REPOSITORY, manifest.files[0].blob), 1)
-    assert [file.path for file in cache.lacking(manifest).blobs] == ["config.json"]
+    assert [file.path for file in cache.missing(manifest).blobs] == ["config.json"]
 
 
 def test_broken_links_are_made_again(cache):
@@ -73,7 +73,7 @@ def test_broken_links_are_made_again(cache):
     link.symlink_to("/etc/passwd")
     with pytest.raises(ResourceError, match="does not lead to its repository's blobs"):
         cache.found(REPOSITORY, COMMIT)
-    assert cache.lacking(manifest).links == ("config.json",)
+    assert cache.missing(manifest).links == ("config.json",)
     cache.publish(manifest)
     assert link.read_bytes() == b"{}"
     link.unlink()

@@ -97,11 +97,11 @@ def test_a_half_file_is_gone_on_with(source, target, copied):
     assert not half.parent.exists()
 
 
-def test_without_reading_an_unknown_file_counts_as_lacking(source, tmp_path):
+def test_without_reading_an_unknown_file_counts_as_missing(source, tmp_path):
     manifest = source.manifest()
     quick = PlainFolder(source.root, tmp_path / "none", read=False)
-    assert {file.path for file in quick.lacking(manifest).blobs} >= {"config.json"}
-    assert PlainFolder(source.root, tmp_path / "ours-a", read=False).lacking(manifest).nothing
+    assert {file.path for file in quick.missing(manifest).blobs} >= {"config.json"}
+    assert PlainFolder(source.root, tmp_path / "ours-a", read=False).missing(manifest).nothing
 
 
 def test_an_empty_folder_is_refused(target):
@@ -152,7 +152,7 @@ def test_an_exact_copy_has_hidden_files_and_the_times_of_all(source, target, cop
     assert copied(exact, target, manifest) == 0
 
     os.utime(target.root / "config.json", ns=(99, 99))
-    assert not target.lacking(manifest).nothing
+    assert not target.missing(manifest).nothing
     assert copied(exact, target, manifest) == 0  # its content is there, its time is not
     assert (target.root / "config.json").stat().st_mtime_ns == 1
 
