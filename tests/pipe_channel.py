@@ -39,6 +39,7 @@ class PipeChannel(Channel):
             agent's own command line is started by the fork server.
 
     Attributes:
+        on_sent: is given what the session sends, frames as a whole.
         on_data: is given what the agent sends, before the session is.
         was_killed: it did not end by itself when the connection did.
     """
@@ -46,6 +47,7 @@ class PipeChannel(Channel):
     def __init__(self, argv: Sequence[str]) -> None:
         self._process = _started(argv)
         self.was_killed = False
+        self.on_sent: Callable[[bytes], object] = lambda _data: None
         self.on_data: Callable[[bytes], object] = lambda _data: None
         self._said: list[str] = []
         self._selector = selectors.DefaultSelector()
@@ -61,6 +63,7 @@ class PipeChannel(Channel):
 
     def send(self, data: bytes) -> None:
         assert self._process.stdin is not None
+        self.on_sent(data)
         rest, begun = memoryview(data), time.monotonic()
         last = begun
         try:
