@@ -107,8 +107,6 @@ class Sampler:
         self._apps = AppsReader(settings.slowly)
         self._engine = EngineReader(settings.metrics, settings.every)
         self._slow_at = float("-inf")
-        self._gpu.now()  # starts nvidia-smi, so that the first sample has an answer
-        self._apps.now()
 
     def sample(self) -> dict[str, Any]:
         """Return the state of now; what is not known is None, also `processes` where they were not
