@@ -11,6 +11,7 @@ import importlib
 import io
 import json
 import os
+import re
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -31,6 +32,7 @@ from factories import GIB_KIB, SPARK_GIB, make_inventory, put
 from fake_programs import Programs, Said
 from pipe_channel import PipeChannel
 
+from spark_cluster.agent import frames
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.facts.model import Process
 from spark_cluster.loader.project import Project
@@ -95,6 +97,7 @@ class FakeNode:
         self.name, self.root = name, folder / name
         self.root.mkdir()
         self.channels: list[PipeChannel] = []
+        self.sent: list[bytes] = []
         self.programs = Programs(folder / f"{name}-calls", self.root / "usr/local/bin", NOT_THERE)
         self.programs["nvidia-smi"] = self._nvidia_smi
         self.programs["ip"] = self._ip
@@ -221,6 +224,12 @@ class FakeNode:
         """Return the words of each call of a program, without its name."""
         return [words for name, *words in self.programs.calls if name == program]
 
+    def requests(self, op: str) -> list[dict[str, Any]]:
+        """Return the requests of an operation that the node's agents were sent, in their order."""
+        sent = b"".join(self.sent)  # begins with the text of the bootstrap, which is no frame
+        begins = [one.start() for one in re.finditer(b'{"op":"%s",' % op.encode(), sent)]
+        return [json.loads(frames.read_raw(io.BytesIO(sent[at - 4 :])) or b"") for at in begins]
+
     def lose(self) -> None:
         """End the node's agents at once, as when it loses its power."""
         for channel in self.channels:
@@ -277,7 +286,9 @@ class Piped(LocalConnection):
 
     def session(self, run: str, *, become: bool = True) -> Session:
         channel = PipeChannel(payload.argv(run))
-        self._cluster.nodes[self.node].channels.append(channel)
+        node = self._cluster.nodes[self.node]
+        node.channels.append(channel)
+        channel.on_sent = node.sent.append
         return Session(self.node, channel, as_root=False, root=self.root)
 
     def host_key(self) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from fork_server import ISOLATED, Forked, server
 
@@ -39,12 +39,16 @@ class PipeChannel(Channel):
             agent's own command line is started by the fork server.
 
     Attributes:
+        on_sent: is given what the session sends, frames as a whole.
+        on_data: is given what the agent sends, before the session is.
         was_killed: it did not end by itself when the connection did.
     """
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._process = _started(argv)
         self.was_killed = False
+        self.on_sent: Callable[[bytes], object] = lambda _data: None
+        self.on_data: Callable[[bytes], object] = lambda _data: None
         self._said: list[str] = []
         self._selector = selectors.DefaultSelector()
         assert self._process.stdout is not None
@@ -59,6 +63,7 @@ class PipeChannel(Channel):
 
     def send(self, data: bytes) -> None:
         assert self._process.stdin is not None
+        self.on_sent(data)
         rest, begun = memoryview(data), time.monotonic()
         last = begun
         try:
@@ -79,6 +84,7 @@ class PipeChannel(Channel):
             data = os.read(self._process.stdout.fileno(), 65536)
         except ValueError:  # closed meanwhile
             return b""
+        self.on_data(data)
         if not data:
             self._listener.join(timeout=1)  # its last words are part of the end
         return data

@@ -18,7 +18,7 @@ from spark_cluster.agent.apply import Document
 from spark_cluster.agent.gathering import Gathering
 from spark_cluster.node import locks, own_program
 from spark_cluster.node.faults import explain, unforeseen
-from spark_cluster.node.host import SEARCH_PATH, Cancelled, Host, Processes
+from spark_cluster.node.host import Cancelled, Host, Processes
 from spark_cluster.node.masking import secrets_in
 from spark_cluster.node.project_code import project_place
 from spark_cluster.node.values import Blob, ResourceError
@@ -179,7 +179,8 @@ def do_stream(node: Node, request: Request, laptop: Laptop) -> Reply:
 
     What was sent and not yet shown there is limited; the command waits meanwhile.
     """
-    return _stream(node, request["argv"], SEARCH_PATH, laptop)
+    host = node.host(request, laptop)
+    return _stream(node, request["argv"], host.search_path, laptop)
 
 
 def do_telemetry(node: Node, request: Request, laptop: Laptop) -> Reply:

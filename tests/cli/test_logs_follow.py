@@ -2,67 +2,65 @@
 
 from __future__ import annotations
 
-import threading
-from types import SimpleNamespace
+import io
+from collections.abc import Callable
+from contextlib import redirect_stdout
 
 import pytest
+from factories import put
+from fake_cluster import Make
 
 from spark_cluster.cli import logs
 from spark_cluster.cli.visible import LinePrinter
 from spark_cluster.errors import Unreachable
 from spark_cluster.node.output import LINE_LIMIT
 
+GOES_ON = "; sleep 600"
+"""The end of a command whose log goes on."""
+
 
 @pytest.fixture
-def follow():
-    """`follow(spark1=[...], spark2=[...])`: what each log sends, or is raised at that point."""
+def follow(fake_cluster: Make) -> Callable[..., None]:
+    """`follow(spark1=script, spark2=script)`: the shell's commands that write each log.
 
-    def run(**sent):
-        def session(node):
-            def wait(on_event):
-                for what in sent[node]:
-                    if isinstance(what, BaseException):
-                        raise what
-                    if isinstance(what, threading.Event):
-                        what.wait()
-                    else:
-                        on_event({"event": "output", "text": what})
+    With `lost` that node loses its power when these words of it have come.
+    """
 
-            return SimpleNamespace(submit=lambda *_, **__: SimpleNamespace(wait=wait))
-
-        play = SimpleNamespace(connections=SimpleNamespace(session=session))
-        logs._follow(play, {(node, "spark-vllm"): "docker" for node in sent}, 5)
+    def run(lost: tuple[str, bytes] | None = None, **scripts: str) -> None:
+        cluster = fake_cluster(*scripts)
+        for name, script in scripts.items():
+            put(cluster.nodes[name].root / "usr/local/bin/docker", f"#!/bin/sh\n{script}\n", 0o755)
+        if lost is not None:
+            node, words = cluster.nodes[lost[0]], lost[1]
+            node.channels[-1].on_data = lambda data: words in data and node.lose()
+        logs._follow(cluster.play, {(node, "spark-vllm"): "docker" for node in scripts}, 5)
 
     return run
 
 
-def lost(node):
-    return Unreachable("no sign of life for 15 s", where=node)
-
-
 def test_a_node_that_is_lost_is_an_error(follow, capsys):
-    with pytest.raises(Unreachable, match="spark1: no sign of life"):
-        follow(spark1=["last words without a line end", lost("spark1")])
+    with pytest.raises(Unreachable, match="spark1: the connection was lost"):
+        follow(("spark1", b"words"), spark1=f"printf 'last words without a line end'{GOES_ON}")
     assert capsys.readouterr().out == "spark1 vllm: last words without a line end\n"
 
 
 def test_it_is_reported_at_once_although_the_other_log_goes_on(follow, capsys):
-    never = threading.Event()
-    try:
-        with pytest.raises(Unreachable, match="spark1: no sign of life"):
-            follow(spark2=["two\n", never], spark1=["one\n", lost("spark1")])
-    finally:
-        never.set()
+    with pytest.raises(Unreachable, match="spark1: the connection was lost"):
+        follow(("spark1", b"one"), spark1=f"echo one{GOES_ON}", spark2=f"echo two{GOES_ON}")
     assert "spark1 vllm: one\n" in capsys.readouterr().out
 
 
 def test_a_fault_of_ours_comes_through(follow):
-    with pytest.raises(ZeroDivisionError):
-        follow(spark1=[ZeroDivisionError()], spark2=[])
+    class Broken(io.StringIO):
+        def write(self, _text: str) -> int:
+            raise ZeroDivisionError
+
+    with redirect_stdout(Broken()), pytest.raises(ZeroDivisionError):
+        follow(spark1="echo one", spark2="true")
 
 
 def test_logs_that_end(follow, capsys):
-    follow(spark1=["one\ntw", "o\n\nthree"], spark2=["four\r\n", "five"])
+    follow(spark1="printf 'one\\ntwo\\n\\nthree'", spark2="printf 'four\\r\\nfive'")
     assert sorted(capsys.readouterr().out.splitlines()) == [
         "spark1 vllm: ",
         "spark1 vllm: one",

@@ -10,17 +10,21 @@ import re
 import signal
 import sys
 import threading
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from factories import put
-from ray_server import ray_server
+from fake_cluster import FakeCluster, Make
+from ray_server import RayServer, ray_server
 from waiting import until
 
 from spark_cluster.cli import ray as ray_command
 from spark_cluster.cli.terminal import Console
 from spark_cluster.engine import ray, ray_cluster, readiness
+from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import MEASURING, TOKEN_FILE, Job
 from spark_cluster.engine.ray_cluster import RayMember, RayStatus
 from spark_cluster.engine.vram import NodeVram
@@ -28,7 +32,7 @@ from spark_cluster.errors import Refused, UsageError
 from spark_cluster.facts.model import Process
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.session import Answer
+from spark_cluster.runner.options import Options
 
 INVENTORY = """\
 nodes:
@@ -185,97 +189,68 @@ def test_the_status_has_nodes_gpus_jobs_and_memory():
 # -- what would end jobs -----------------------------------------------------------------------
 
 
-class Head:
-    """A play whose head has a Ray with these jobs."""
+class HasJobs:
+    """A play whose head has a Ray with jobs."""
 
-    check = False
+    def __init__(self, cluster: FakeCluster, server: RayServer) -> None:
+        self.cluster, self.server = cluster, server
+        cluster.head.run_container(RAY, {"spark-cluster.dashboard": str(server.port)})
+        cluster.head.put(TOKEN_FILE, f"{server.token}\n")
 
-    def __init__(self, *rows: Any, status: int = 200) -> None:
-        self.head = SimpleNamespace(name="spark1")
-        body = json.dumps(list(rows))
-        self.answer = Answer(status, body)
-        self.notes: list[str] = []
+    def jobs(self, *rows: Any, status: int = 200) -> None:
+        """Have Ray list these jobs."""
+        self.server.replies["/api/jobs/"] = status, list(rows)
 
-    def session(self, _node: Any) -> Any:
-        return SimpleNamespace(http=lambda *_, **__: self.answer)
+    def ask(self, *, end_jobs: bool | None) -> None:
+        play = self.cluster.play
+        ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=end_jobs)
 
-    def note(self, text: str, **_: Any) -> None:
-        self.notes.append(text)
+
+@pytest.fixture
+def head(fake_cluster: Make, tmp_path: Path) -> Iterator[HasJobs]:
+    with ray_server(tmp_path) as server:
+        yield HasJobs(fake_cluster("spark1"), server)
 
 
 def row(name: str, status: str = "RUNNING") -> dict[str, Any]:
     return {"submission_id": name, "status": status, "entrypoint": "x"}
 
 
-def ask(play: Any, *, end_jobs: bool | None) -> None:
-    ray_cluster.must_have_no_jobs(play, ray_cluster.running_jobs(play), end_jobs=end_jobs)
-
-
-@pytest.fixture
-def running(monkeypatch):
-    monkeypatch.setattr(readiness, "container_state", lambda *_: RUNNING)
-
-
-def test_running_jobs_are_not_ended_without_a_flag(running):
-    play: Any = Head(row("job-1"), row("job-2", "PENDING"), row("job-0", "FAILED"), {"type": "x"})
+def test_running_jobs_are_not_ended_without_a_flag(head):
+    head.jobs(row("job-1"), row("job-2", "PENDING"), row("job-0", "FAILED"), {"type": "x"})
     with pytest.raises(Refused, match="jobs job-1, job-2 are running on Ray") as caught:
-        ask(play, end_jobs=False)
+        head.ask(end_jobs=False)
     assert "ray logs -f job-1" in caught.value.hint
     assert "--end-jobs" in caught.value.hint
     with pytest.raises(Refused, match="running on Ray") as caught:
-        ask(play, end_jobs=None)
+        head.ask(end_jobs=None)
     assert "--end-jobs" not in caught.value.hint
-    play.check = True
-    ask(play, end_jobs=True)
-    assert play.notes == ["would end jobs job-1, job-2"]
+    head.cluster.play.options = Options(check=True)
+    head.ask(end_jobs=True)
+    assert head.cluster.notes == ["would end jobs job-1, job-2"]
 
 
 @pytest.mark.parametrize(
-    "play",
-    [Head(), Head(row("job-0", "STOPPED")), Head(row("job-1"), status=500), Head("nonsense", None)],
+    ("jobs", "status"),
+    [([], 200), ([row("job-0", "STOPPED")], 200), ([row("job-1")], 500), (["nonsense", None], 200)],
 )
-def test_no_job_is_running(running, play):
-    ask(play, end_jobs=False)
+def test_no_job_is_running(head, jobs, status):
+    head.jobs(*jobs, status=status)
+    head.ask(end_jobs=False)
+    assert ("GET", "/api/jobs/", f"Bearer {head.server.token}") in head.server.requests
 
 
-def test_a_measurement_that_was_left_is_no_job_of_a_user(monkeypatch):
-    left = ContainerState("running", labels={MEASURING: "r0"})
-    monkeypatch.setattr(readiness, "container_state", lambda *_: left)
-    play: Any = Head(row("fabric-r0"))
-    ask(play, end_jobs=False)
+def test_a_measurement_that_was_left_is_no_job_of_a_user(head):
+    head.cluster.head.run_container(RAY, {MEASURING: "r0"})
+    head.jobs(row("fabric-r0"))
+    head.ask(end_jobs=False)
 
 
-def test_jobs_are_ended_with_the_flag(running, tmp_path, monkeypatch):
-    with ray_server(tmp_path) as server:
-        play: Any = Head(row("job-1"))
-        server.job("job-1", "RUNNING")
-        session = play.session(None)
-        files = {"token": f"{server.token}\n"}
-        session.request = lambda *_, **__: {"files": files}
-        play.session = lambda _node: session
-        forward = lambda *_: contextlib.nullcontext(server.port)  # noqa: E731
-        dialer = SimpleNamespace(forward=forward)
-        play.connections = SimpleNamespace(dialer=dialer, nodes={play.head.name: play.head})
-        ask(play, end_jobs=True)
-        assert server.jobs["job-1"]["status"] == "STOPPED"
-        assert play.notes == ["ended job job-1"]
-
-
-def test_ray_is_restarted_under_jobs_only_with_the_flag(running, monkeypatch):
-    plan: Any = object()
-    restarts = [False, True, True]
-    monkeypatch.setattr(ray_cluster, "ray_would_restart", lambda *_: restarts.pop(0))
-    play: Any = Head(row("job-1"))
-
-    def ask(*, end_jobs: bool) -> None:
-        jobs = ray_cluster.running_jobs(play)
-        ray_cluster.must_keep_its_jobs(play, jobs, plan, "present", end_jobs=end_jobs)
-
-    ask(end_jobs=False)
-    with pytest.raises(Refused, match="job job-1 is running on Ray"):
-        ask(end_jobs=False)
-    ask(end_jobs=True)
-    assert play.notes == ["Ray is restarted, which ends job job-1"]
+def test_jobs_are_ended_with_the_flag(head):
+    head.server.job("job-1", "RUNNING")
+    head.ask(end_jobs=True)
+    assert head.server.jobs["job-1"]["status"] == "STOPPED"
+    assert head.cluster.notes == ["ended job job-1"]
 
 
 # -- what is known to be wrong before anything is connected ------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import checkpoints
@@ -22,14 +22,29 @@ def own_ports(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
-def linked(fake_cluster: Make, own_ports: None) -> FakeCluster:
-    """Three nodes whose fabric is this machine's loopback, where no firewall is wanted."""
-    names, more = ("spark1", "spark2", "spark3"), "trusted_network: true\n"
-    cluster = fake_cluster(*names, more=more, network="127.0.1")
-    for number, node in enumerate(cluster.nodes.values(), 11):
-        node.fabric = f"127.0.0.{number}/8"
-    cluster.marked("copies")
-    return cluster
+def linked_with(fake_cluster: Make, own_ports: None) -> Callable[..., FakeCluster]:
+    """`linked_with(more)`: three nodes whose fabric, if they have one, is this machine's loopback,
+    as is their management network.
+
+    Args:
+        more: lines of the inventory.
+    """
+
+    def make(more: str = "", *, fabric: bool = True) -> FakeCluster:
+        cluster = fake_cluster("spark1", "spark2", "spark3", more=more, network="127.0.1")
+        for number, node in enumerate(cluster.nodes.values(), 11):
+            node.fabric = f"127.0.0.{number}/8" if fabric else ""
+            (node.root / "hub").mkdir()
+        cluster.marked("copies", "firewall")
+        return cluster
+
+    return make
+
+
+@pytest.fixture
+def linked(linked_with: Callable[..., FakeCluster]) -> FakeCluster:
+    """Three nodes where no firewall is wanted."""
+    return linked_with("trusted_network: true\n")
 
 
 @pytest.fixture

@@ -20,7 +20,6 @@ from spark_cluster.engine.client import Client, NotApplicable
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node.bench.completions import Completion, streamed
-from spark_cluster.runner.session import Answer
 
 CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
 ASKING = [check for check in CHAT if check != "answer"]
@@ -314,44 +313,45 @@ ODD = st.recursive(
 )
 
 
-class Says:
-    """Answers each request with the same."""
-
-    def __init__(self, body: str) -> None:
-        self.body = body
-
-    def http(self, *_args: Any, **_request: Any) -> Answer:
-        return Answer(200, self.body)
+@pytest.fixture(scope="module")
+def foreign(one_node: FakeCluster) -> Iterator[ChatServer]:
+    """A server that answers each request with the same."""
+    made = ChatServer(session=one_node.play.session(one_node.play.head))
+    yield made
+    made.close()
 
 
-def verdict(check: str, body: str) -> str:
+def verdict(foreign: ChatServer, check: str, body: str) -> str:
+    foreign.raw = (200, body)
     try:
-        return CHAT[check].run(Client(Says(body), Endpoint("h", 1, "gemma")))
+        return CHAT[check].run(foreign.client())
     except VerificationFailed as error:
         assert error.message
         return error.message
 
 
 @given(ODD, ODD, st.booleans(), st.sampled_from(ASKING))
-def test_any_reply_gets_a_verdict(part: Any, call: Any, streamed: bool, check: str) -> None:
+def test_any_reply_gets_a_verdict(
+    foreign: ChatServer, part: Any, call: Any, streamed: bool, check: str
+) -> None:
     key = "delta" if streamed else "message"
     message = {"content": part, "tool_calls": [call], "reasoning": part}
     choice = {key: message, "logprobs": {"content": [part, call]}}
     body = json.dumps({"model": "gemma", "choices": [choice], "usage": part})
-    verdict(check, f"data: {body}\n\ndata: [DONE]\n\n" if streamed else body)
-    verdict(check, json.dumps(part))
+    verdict(foreign, check, f"data: {body}\n\ndata: [DONE]\n\n" if streamed else body)
+    verdict(foreign, check, json.dumps(part))
 
 
 @pytest.mark.parametrize("body", ["[" * 100_000, '{"a":' * 100_000, "9" * 100_000])
-def test_deep_and_long_json_is_no_traceback(body: str) -> None:
+def test_deep_and_long_json_is_no_traceback(foreign: ChatServer, body: str) -> None:
     for check in ASKING:
-        assert "is not a chat completion" in verdict(check, body) or check == "context"
+        assert "is not a chat completion" in verdict(foreign, check, body) or check == "context"
     call = {"id": "c", "function": {"name": "get_weather", "arguments": body}}
     for check in TOOLS:
         key = "delta" if CHAT[check].streamed else "message"
         reply = json.dumps({"model": "gemma", "choices": [{key: {"tool_calls": [call]}}]})
         sent = f"data: {reply}\n\ndata: [DONE]\n" if CHAT[check].streamed else reply
-        assert "expected a JSON object" in verdict(check, sent)
+        assert "expected a JSON object" in verdict(foreign, check, sent)
 
 
 def test_an_error_inside_of_a_stream(server: ChatServer) -> None:

@@ -3,177 +3,127 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from ipaddress import IPv4Interface
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from factories import make_inventory
+from fake_cluster import FakeCluster
+from fake_programs import missing
 from stored_models import COMMIT, model
 
-from spark_cluster.agent import operations
-from spark_cluster.engine import firewall
 from spark_cluster.engine.copies import copy as copying
 from spark_cluster.engine.copies.folders import LaptopFolder, copy_folder, uploads
 from spark_cluster.errors import Failed, Refused, UsageError
-from spark_cluster.facts.model import Facts, Interface
-from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_work, progress
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import verify
-from spark_cluster.node.values import ResourceError
+from spark_cluster.runner.options import Options
 from spark_cluster.runner.parallel import in_parallel
-from spark_cluster.runner.play import Play, RoleCall
-from spark_cluster.topology import Link, Node
 
 HUB = "/hub"
-INVENTORY = "nodes:\n  spark1: {address: 127.0.1.1, roles: [head]}\n"
 
 
-def spark(number: int) -> Node:
-    """A node with one twin, which is an address of this machine's loopback."""
-    address = IPv4Interface(f"127.0.0.{number}/8")
-    facts = Facts(
-        hostname=f"spark{number}", interfaces=(Interface("t", "", 9000, True, (address,)),)
-    )
-    return Node(f"spark{number}", f"127.0.1.{number}", facts=facts, links=(Link("t", address),))
+class Chain:
+    """Three nodes, of which the first has a model."""
 
+    def __init__(self, cluster: FakeCluster) -> None:
+        self.cluster, self.play, self.nodes = cluster, cluster.play, cluster.play.nodes
+        self.manifest = model(self.hub(0))
 
-class Laptop:
-    """What `copy` uses of a play; the agents' operation runs in this process."""
+    def root(self, number: int) -> Path:
+        return self.cluster.nodes[f"spark{number + 1}"].root
 
-    progress_of = Play.progress_of
+    def hub(self, number: int) -> Path:
+        return self.root(number) / "hub"
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.check = False
-        self.notes: list[str] = []
-        self.asked: list[dict[str, Any]] = []
-        self.bus = SimpleNamespace(emit=lambda event: None)
-        self.inventory = make_inventory(folder, INVENTORY)
-        self.provided: list[str] = []
-        self.nft = 0
-        """The exit status of nft on the nodes."""
+    def copy(self, most: int = 1, **how: Any) -> list[copying.Copied]:
+        """Copy the model from the first node to the next ones."""
+        first, *others = self.nodes
+        return copying.copy(self.play, self.manifest, first, others[:most], hub=HUB, **how)
 
-    def root(self, node: Node) -> Path:
-        return self.folder / node.name
+    @property
+    def asked(self) -> list[dict[str, Any]]:
+        """What the nodes were asked of copies, node by node."""
+        return [what for node in self.cluster.nodes.values() for what in node.requests("copy")]
 
-    def session(self, node: Node) -> Any:
-        def request(op: str, _on_event: Any = None, **what: Any) -> dict[str, Any]:
-            self.asked.append(what)
-            try:
-                return operations.act(Host(root=self.root(node)), {"op": op, **what})
-            except ResourceError as error:
-                raise Failed(error.message, where=node.name, hint=error.hint) from error
-
-        def run(argv: list[str]) -> SimpleNamespace:
-            assert argv == list(firewall.WORKS)
-            return SimpleNamespace(status=self.nft)
-
-        return SimpleNamespace(request=request, run=run)
-
-    def role(self, name: str, **given: Any) -> RoleCall:
-        return RoleCall(name, given)
-
-    def apply(self, nodes: list[Node], role: RoleCall) -> None:
-        if role.name == "copies":  # it would install packages on this machine
-            self.provided = [node.name for node in nodes]
-            return
-        names = [node.name for node in nodes]
-        self.asked.append({"what": f"role {role.name}", "nodes": names, **role.given})
-
-    def on_each(self, nodes: list[Node], job: Any) -> dict[str, Any]:
-        outcomes = in_parallel({node.name: partial(job, node) for node in nodes})
-        for outcome in outcomes.values():
-            if isinstance(outcome, Exception):
-                raise outcome
-        return outcomes
-
-    def note(self, text: str, **_how: Any) -> None:
-        self.notes.append(text)
+    @property
+    def kinds(self) -> list[str]:
+        return [what["what"] for what in self.asked]
 
 
 @pytest.fixture
-def laptop(tmp_path: Path, own_ports: None) -> Laptop:
-    for number in (1, 2, 3):
-        (tmp_path / f"spark{number}" / "hub").mkdir(parents=True)
-    return Laptop(tmp_path)
-
-
-@pytest.fixture
-def nodes() -> list[Node]:
-    return [spark(1), spark(2), spark(3)]
+def chain(linked_with: Callable[..., FakeCluster]) -> Chain:
+    return Chain(linked_with())
 
 
 @pytest.mark.parametrize("encrypt", [True, False], ids=["TLS", "plain"])
-def test_a_chain_of_three_nodes_gets_all_of_it(laptop, nodes, encrypt):
-    manifest = model(laptop.root(nodes[0]) / "hub")
-    done = copying.copy(
-        laptop, manifest, nodes[0], nodes[1:], hub=HUB, revision="main", encrypt=encrypt
-    )
-    for node in nodes[1:]:
-        cache = HubCache(laptop.root(node) / "hub")
-        assert verify(cache, manifest).sound
+def test_a_chain_of_three_nodes_gets_all_of_it(chain, encrypt):
+    done = chain.copy(2, revision="main", encrypt=encrypt)
+    for number in (1, 2):
+        cache = HubCache(chain.hub(number))
+        assert verify(cache, chain.manifest).sound
         assert cache.commit_of("org/model", "main") == COMMIT
     assert [(one.node, one.sender, one.moved) for one in done] == [
-        ("spark2", "spark1", manifest.size),
-        ("spark3", "spark2", manifest.size),
+        ("spark2", "spark1", chain.manifest.size),
+        ("spark3", "spark2", chain.manifest.size),
     ]
     assert all(one.fabric for one in done)
-    assert not laptop.notes
-    assert laptop.provided == ["spark1", "spark2", "spark3"]
+    assert not chain.cluster.notes
+    assert all("copies" in chain.cluster.roles(name) for name in chain.cluster.nodes)
 
 
 @pytest.mark.parametrize("encrypt", [True, False], ids=["TLS", "plain"])
-def test_the_management_network_is_there_for_a_fabric_that_fails_if_encrypted(
-    laptop, nodes, encrypt
-):
-    manifest = model(laptop.root(nodes[0]) / "hub")
-    copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB, encrypt=encrypt)
-    parts = [part for what in laptop.asked for part in (what.get("receive"), what.get("serve"))]
+def test_the_management_network_is_there_for_a_fabric_that_fails_if_encrypted(chain, encrypt):
+    chain.copy(encrypt=encrypt)
+    parts = [part for what in chain.asked for part in (what.get("receive"), what.get("serve"))]
     spare = [part["spare"] for part in parts if part]
     assert spare == [["127.0.1.1"] if encrypt else []] * 2
 
 
-def test_a_node_sends_two_at_the_same_time(laptop, nodes):
+def test_a_node_sends_two_at_the_same_time(chain):
     """An image and a model, say: each copy has a port of its own."""
-    first, second = (model(laptop.root(nodes[0]) / "hub", name) for name in ("org/a", "org/b"))
+    manifests = [model(chain.hub(0), name) for name in ("org/a", "org/b")]
+    first, second, _ = chain.nodes
 
-    def one(manifest: Manifest) -> list[copying.Copied]:
-        return copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
+    def send(manifest: Manifest) -> list[copying.Copied]:
+        return copying.copy(chain.play, manifest, first, [second], hub=HUB)
 
-    found = in_parallel({"a": partial(one, first), "b": partial(one, second)})
+    found = in_parallel({one.repository: partial(send, one) for one in manifests})
     for outcome in found.values():
         assert not isinstance(outcome, Exception), outcome
-    ports = {what["serve"]["secrets"]["port"] for what in laptop.asked if what.get("serve")}
+    ports = {what["serve"]["secrets"]["port"] for what in chain.asked if what.get("serve")}
     assert ports == set(copying.COPIES)
-    for manifest in (first, second):
-        assert verify(HubCache(laptop.root(nodes[1]) / "hub"), manifest).sound
+    for manifest in manifests:
+        assert verify(HubCache(chain.hub(1)), manifest).sound
 
 
-def test_a_plain_folder_goes_to_all_also_where_an_old_file_is(laptop, nodes):
-    for node in nodes:
-        (laptop.root(node) / "srv").mkdir()
-    here = laptop.root(nodes[0]) / "srv/model"
+def test_a_plain_folder_goes_to_all_also_where_an_old_file_is(chain):
+    for number in range(3):
+        (chain.root(number) / "srv").mkdir()
+    here = chain.root(0) / "srv/model"
     (here / "sub").mkdir(parents=True)
     (here / "config.json").write_text("{}")
     (here / "sub/weights.bin").write_bytes(random.Random(1).randbytes(9_000_000))
-    old = laptop.root(nodes[1]) / "srv/model/sub"
+    old = chain.root(1) / "srv/model/sub"
     old.mkdir(parents=True)
     (old / "weights.bin").write_bytes(bytes(9_000_000))
-    done = copy_folder(laptop, "/srv/model", nodes[0], nodes[1:])
+    first, *others = chain.nodes
+    done = copy_folder(chain.play, "/srv/model", first, others)
     assert [(one.node, one.moved) for one in done] == [("spark2", 9_000_002), ("spark3", 9_000_002)]
-    for node in nodes[1:]:
-        there = laptop.root(node) / "srv/model"
+    for number in (1, 2):
+        there = chain.root(number) / "srv/model"
         for name in ("config.json", "sub/weights.bin"):
             assert (there / name).read_bytes() == (here / name).read_bytes()
-    again = copy_folder(laptop, "/srv/model", nodes[0], nodes[1:])
+    before = len(chain.kinds)
+    again = copy_folder(chain.play, "/srv/model", first, others)
     assert [one.moved for one in again] == [0, 0]
-    assert [what["what"] for what in laptop.asked][-3:] == ["folder", "missing", "missing"]
+    assert len(chain.kinds) == before + 3
+    last = [node.requests("copy")[-1]["what"] for node in chain.cluster.nodes.values()]
+    assert last == ["folder", "missing", "missing"]
 
 
 def test_a_folder_of_the_laptop_goes_to_the_first_node_and_on(linked, tmp_path):
@@ -198,63 +148,60 @@ def test_a_folder_that_cannot_be_sent_is_refused(tmp_path):
         uploads(tmp_path / "empty", "/srv/model")
 
 
-def test_the_ports_are_closed_to_strangers_before_a_sender_listens(laptop, nodes):
-    manifest = model(laptop.root(nodes[0]) / "hub")
-    copying.copy(laptop, manifest, nodes[0], nodes[1:], hub=HUB)
-    guarded = {
-        "what": "role firewall",
-        "nodes": ["spark1", "spark2"],
-        "state": "copies",
-        "ports": ((copying.COPIES[0], copying.COPIES[-1]),),
-        "endpoint_port": None,
-    }
-    asked = [one for one in laptop.asked if one["what"] != "missing"]
-    assert asked[0] == guarded
-    assert {one["what"] for one in asked[1:]} == {"begin", "work"}
+def test_the_ports_are_closed_to_strangers_before_a_sender_listens(chain):
+    begun: list[list[str]] = []
+    chain.cluster.on_event = lambda event: (
+        begun.append(chain.kinds) if "firewall" in str(getattr(event, "resource", "")) else None
+    )
+    chain.copy(2)
+    assert {kind for kinds in begun for kind in kinds} == {"missing"}
+    for name in ("spark1", "spark2"):
+        given = chain.cluster.settings("firewall", name)
+        assert (given.state, given.endpoint_port) == ("copies", None)
+        assert given.ports == ((copying.COPIES[0], copying.COPIES[-1]),)
+    assert "firewall" not in chain.cluster.roles("spark3"), "it sends nothing"
+    assert set(chain.kinds) == {"missing", "begin", "work"}
 
 
-def test_where_there_is_no_firewall_the_copy_goes_on_and_says_so(laptop, nodes):
-    manifest = model(laptop.root(nodes[0]) / "hub")
-    laptop.nft = 127
-    copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
-    assert [one["nodes"] for one in laptop.asked if one["what"] == "role firewall"] == [[]]
-    assert verify(HubCache(laptop.root(nodes[1]) / "hub"), manifest).sound
-    (note,) = laptop.notes
+def test_where_there_is_no_firewall_the_copy_goes_on_and_says_so(chain):
+    chain.cluster.head.programs["nft"] = missing
+    chain.copy()
+    assert "firewall" not in chain.cluster.roles()
+    assert verify(HubCache(chain.hub(1)), chain.manifest).sound
+    (note,) = chain.cluster.notes
     assert "nftables does not work here" in note
 
 
-def test_a_trusted_network_has_no_firewall_for_copies_either(laptop, nodes):
-    manifest = model(laptop.root(nodes[0]) / "hub")
-    laptop.inventory = make_inventory(laptop.folder, INVENTORY + "trusted_network: true\n")
-    copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
-    assert "role firewall" not in {one["what"] for one in laptop.asked}
-    assert not laptop.notes
+def test_a_trusted_network_has_no_firewall_for_copies_either(linked):
+    chain = Chain(linked)
+    chain.copy()
+    assert chain.cluster.roles() == ["copies"]
+    assert not chain.cluster.notes
 
 
-def test_a_second_copy_starts_nothing(laptop, nodes):
-    manifest = model(laptop.root(nodes[0]) / "hub")
-    copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
-    laptop.asked.clear()
-    (done,) = copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
-    assert (done.moved, done.kept, done.sender) == (0, manifest.size, "")
-    assert [what["what"] for what in laptop.asked] == ["missing"]
+def test_a_second_copy_starts_nothing(chain):
+    chain.copy()
+    before = len(chain.kinds)
+    (done,) = chain.copy()
+    assert (done.moved, done.kept, done.sender) == (0, chain.manifest.size, "")
+    assert len(chain.kinds) == before + 1
+    assert chain.cluster.nodes["spark2"].requests("copy")[-1]["what"] == "missing"
 
 
-def test_the_secrets_are_gone_after_the_copy_and_never_in_an_argument(laptop, nodes):
-    manifest = model(laptop.root(nodes[0]) / "hub")
-    copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
-    for node in nodes[:2]:
-        assert not list(laptop.root(node).glob("run/spark-cluster/copies/*/*"))
-    work = [what for what in laptop.asked if what["what"] == "work"]
+def test_the_secrets_are_gone_after_the_copy_and_never_in_an_argument(chain):
+    chain.copy()
+    for number in (0, 1):
+        assert not list(chain.root(number).glob("run/spark-cluster/copies/*/*"))
+    work = [what for what in chain.asked if what["what"] == "work"]
     (secrets,) = [what["receive"]["secrets"] for what in work if what["receive"]]
     argv = " ".join(word for what in work for word in copy_work.argv(what["label"]))
     assert secrets["token"] not in argv
-    assert "PRIVATE KEY" not in str(laptop.asked), "the key stays on the sender"
+    assert "PRIVATE KEY" not in str(chain.asked), "the key stays on the sender"
 
 
-def test_a_sender_that_runs_is_joined_with_its_own_secrets(laptop, nodes):
+def test_a_sender_that_runs_is_joined_with_its_own_secrets(chain):
     ask = partial(
-        laptop.session(nodes[0]).request,
+        chain.play.session(chain.nodes[0]).request,
         "copy",
         what="begin",
         name="model",
@@ -264,50 +211,49 @@ def test_a_sender_that_runs_is_joined_with_its_own_secrets(laptop, nodes):
     first = ask()["secrets"]
     assert first["port"] == copying.COPIES[0]
     assert ask()["secrets"] == first
-    (place,) = laptop.root(nodes[0]).glob("run/spark-cluster/copies/*/offered.json")
+    (place,) = chain.root(0).glob("run/spark-cluster/copies/*/offered.json")
     assert place.stat().st_mode & 0o077 == 0
     assert place.parent.stat().st_mode & 0o077 == 0
     place.write_text('{"tok')
     assert ask()["secrets"]["token"] != first["token"]
 
 
-def test_a_damaged_source_is_named(laptop, nodes):
-    manifest = model(laptop.root(nodes[0]) / "hub")
-    blob = HubCache(laptop.root(nodes[0]) / "hub").blob("org/model", manifest.files[-1].blob)
+def test_a_damaged_source_is_named(chain):
+    blob = HubCache(chain.hub(0)).blob("org/model", chain.manifest.files[-1].blob)
     with blob.open("r+b") as opened:
         opened.seek(1000)
         opened.write(b"flipped")
     with pytest.raises(Failed, match=r"model\.safetensors from spark1 is not what its hash"):
-        copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
-    assert not HubCache(laptop.root(nodes[1]) / "hub").commits("org/model")
+        chain.copy()
+    assert not HubCache(chain.hub(1)).commits("org/model")
 
 
-def test_check_mode_copies_nothing(laptop, nodes):
-    manifest = model(laptop.root(nodes[0]) / "hub")
-    laptop.check = True
-    copying.copy(laptop, manifest, nodes[0], nodes[1:2], hub=HUB)
-    assert [what["what"] for what in laptop.asked] == ["missing"]
+def test_check_mode_copies_nothing(chain):
+    chain.play.options = Options(check=True)
+    chain.copy()
+    assert chain.kinds == ["missing"]
 
 
-def test_a_node_cannot_copy_to_itself(laptop, nodes):
-    manifest = model(laptop.root(nodes[0]) / "hub")
+def test_a_node_cannot_copy_to_itself(chain):
     with pytest.raises(UsageError, match="to itself"):
-        copying.copy(laptop, manifest, nodes[0], nodes, hub=HUB)
+        copying.copy(chain.play, chain.manifest, chain.nodes[0], chain.nodes, hub=HUB)
 
 
-def test_without_a_link_the_management_network_is_taken_and_its_cost_said(laptop, nodes):
-    bare = [replace(node, links=()) for node in nodes]
-    way = copying.route(bare[0], bare[1])
+def test_without_a_link_the_management_network_is_taken_and_its_cost_said(linked_with):
+    chain = Chain(linked_with(fabric=False))
+    way = copying.route(*chain.nodes[:2])
     assert (way.addresses, way.fabric) == (("127.0.1.1",), False)
-    manifest = model(laptop.root(nodes[0]) / "hub")
-    copying.copy(laptop, manifest, bare[0], bare[1:2], hub=HUB)
-    assert len(laptop.notes) == 1
-    assert "go over 127.0.1.1, on 1 Gbit/s about 1 s" in laptop.notes[0]
+    chain.copy()
+    (note,) = chain.cluster.notes
+    assert "go over 127.0.1.1, on 1 Gbit/s about 1 s" in note
 
 
-def test_a_twin_without_its_address_is_not_taken(nodes):
-    facts = replace(nodes[1].facts, interfaces=(Interface("t", "", 9000, True, ()),))
-    assert not copying.route(nodes[0], replace(nodes[1], facts=facts)).fabric
+def test_a_fabric_interface_without_its_address_is_not_taken(chain):
+    first, second, _ = chain.nodes
+    assert copying.route(first, second).fabric
+    bare = tuple(replace(one, addresses=()) for one in second.facts.interfaces)
+    facts = replace(second.facts, interfaces=bare)
+    assert not copying.route(first, replace(second, facts=facts)).fabric
 
 
 def test_progress_says_bytes_speed_and_time_left():

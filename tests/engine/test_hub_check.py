@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from factories import make_inventory, make_node
+from fake_cluster import Make
 
 from spark_cluster.engine.copies.pull import must_be_the_hubs
 from spark_cluster.errors import Failed
@@ -16,28 +14,21 @@ from spark_cluster.lab.hub import LabHub
 from spark_cluster.models.hub.documents import HubLibrary
 from spark_cluster.node.store.manifest import GIT_SHA1, SHA256, Manifest
 
-NODES = "nodes: {spark1: {address: 10.0.0.1, roles: [head]}, spark2: {address: 10.0.0.2}}\n"
+Compare = Callable[..., list[str]]
 
 
-class Run:
-    """A run on two nodes, whose agents reach no hub; its warnings are kept."""
+@pytest.fixture
+def compare(fake_cluster: Make) -> Compare:
+    """`compare(endpoint, manifest)`: what is warned of when spark2 is to get it from spark1."""
 
-    def __init__(self, folder: Path, endpoint: str) -> None:
-        settings = f"settings: {{models: {{endpoint: {endpoint}}}}}\n"
-        self.inventory = make_inventory(folder, NODES + settings)
-        self.warned: list[str] = []
-        self.nodes = [make_node("spark1"), make_node("spark2", head=False)]
+    def compare(endpoint: str, manifest: Manifest, *, offline: bool = False) -> list[str]:
+        more = f"settings: {{models: {{endpoint: {endpoint}}}}}\n"
+        cluster = fake_cluster("spark1", "spark2", more=more)
+        holder, receiver = cluster.play.nodes
+        must_be_the_hubs(cluster.play, manifest, holder, receiver, offline=offline)
+        return cluster.notes
 
-    def note(self, text: str, **_how: Any) -> None:
-        self.warned.append(text)
-
-    def session(self, _node: Any) -> Any:
-        return SimpleNamespace(request=lambda *_a, **_k: {"requests": {}})
-
-    def compare(self, manifest: Manifest, *, offline: bool = False) -> list[str]:
-        holder, receiver = self.nodes
-        must_be_the_hubs(self, manifest, holder, receiver, offline=offline)  # type: ignore[arg-type]
-        return self.warned
+    return compare
 
 
 def held(hub: LabHub, change: Callable[[dict[str, Any]], object] = lambda _file: None) -> Manifest:
@@ -59,13 +50,13 @@ def held(hub: LabHub, change: Callable[[dict[str, Any]], object] = lambda _file:
     )
 
 
-def test_what_the_hub_has_is_taken_without_a_word(hub: LabHub, tmp_path: Path) -> None:
-    assert Run(tmp_path, hub.url).compare(held(hub)) == []
+def test_what_the_hub_has_is_taken_without_a_word(hub: LabHub, compare: Compare) -> None:
+    assert compare(hub.url, held(hub)) == []
 
 
 @pytest.mark.parametrize("name", ["config.json", "model-00001-of-00002.safetensors"])
 def test_another_content_is_refused_with_its_file_and_node(
-    hub: LabHub, tmp_path: Path, name: str
+    hub: LabHub, compare: Compare, name: str
 ) -> None:
     """The content fits its hash; that it is not the commit's, only the hub knows."""
 
@@ -74,12 +65,12 @@ def test_another_content_is_refused_with_its_file_and_node(
             file["blob"] = "e" * len(file["blob"])
 
     with pytest.raises(Failed, match=rf"is not what the hub has: {name} has another content") as e:
-        Run(tmp_path, hub.url).compare(held(hub, change))
+        compare(hub.url, held(hub, change))
     assert e.value.where == "spark1"
     assert "models prune org/small" in e.value.hint
 
 
-def test_a_file_that_the_revision_does_not_have_is_refused(hub: LabHub, tmp_path: Path) -> None:
+def test_a_file_that_the_revision_does_not_have_is_refused(hub: LabHub, compare: Compare) -> None:
     """Such as code that `--trust-remote-code` would run."""
 
     def change(file: dict[str, Any]) -> None:
@@ -87,15 +78,15 @@ def test_a_file_that_the_revision_does_not_have_is_refused(hub: LabHub, tmp_path
             file["path"] = "modeling_evil.py"
 
     with pytest.raises(Failed, match=r"modeling_evil\.py is not in that revision"):
-        Run(tmp_path, hub.url).compare(held(hub, change))
+        compare(hub.url, held(hub, change))
 
 
-def test_where_the_hub_is_not_reached_it_is_said(hub: LabHub, tmp_path: Path) -> None:
-    manifest, run = held(hub), Run(tmp_path, "http://127.0.0.1:9")
-    assert "is not verified against the hub" in run.compare(manifest)[0]
+def test_where_the_hub_is_not_reached_it_is_said(hub: LabHub, compare: Compare) -> None:
+    warned = compare("http://127.0.0.1:9", held(hub))
+    assert "is not verified against the hub" in warned[0]
 
 
-def test_offline_it_is_not_asked(hub: LabHub, tmp_path: Path) -> None:
+def test_offline_it_is_not_asked(hub: LabHub, compare: Compare) -> None:
     manifest, asked = held(hub), len(hub.requests)
-    assert "(--offline)" in Run(tmp_path, hub.url).compare(manifest, offline=True)[0]
+    assert "(--offline)" in compare(hub.url, manifest, offline=True)[0]
     assert len(hub.requests) == asked

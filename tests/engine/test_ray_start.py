@@ -13,9 +13,10 @@ from serve_plans import deployment_for, located, starting
 
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.ray import TOKEN_FILE
-from spark_cluster.engine.start import start
-from spark_cluster.errors import VerificationFailed
+from spark_cluster.engine.ray import TOKEN_FILE, RayState
+from spark_cluster.engine.ray_cluster import must_keep_its_jobs
+from spark_cluster.engine.start import start, start_ray_alone
+from spark_cluster.errors import Refused, VerificationFailed
 
 OWN = """\
 from factories import SHIPPED
@@ -122,3 +123,18 @@ def test_what_belongs_to_a_ray_that_was_replaced_is_started_again(
     starts()
     assert {node: starts.runs(node) for node in again} == again
     assert starts.cluster.containers == {"spark1": [RAY, SERVER], "spark2": [RAY]}
+
+
+def test_ray_is_restarted_under_jobs_only_with_the_flag(starts: Starts) -> None:
+    play, server = starts.cluster.play, starts.deployment().first
+    start_ray_alone(play, server, "present")
+    starts.ray.token = ""  # the role of this test puts none on the node
+    starts.ray.job("job-1", "RUNNING")
+    jobs = RayState(play.session(play.head), starts.ray.port).jobs()
+    told = len(starts.cluster.notes)
+    must_keep_its_jobs(play, jobs, server, "present", {}, end_jobs=False)
+    other = {"spark-cluster.other": "1"}
+    with pytest.raises(Refused, match="job job-1 is running on Ray"):
+        must_keep_its_jobs(play, jobs, server, "present", other, end_jobs=False)
+    must_keep_its_jobs(play, jobs, server, "present", other, end_jobs=True)
+    assert starts.cluster.notes[told:] == ["Ray is restarted, which ends job job-1"]

@@ -20,6 +20,8 @@ def main(state: dict[str, Any], root: Path, command: str, argv: list[str]) -> No
         if words[3] not in tables:
             raise Refuse(1, f"Error: No such file or directory\nlist table inet {words[3]}")
         show(state, words[3])
+    elif words == ["list", "tables"]:
+        print(*(f"table inet {name}" for name in tables), sep="\n")
     elif state.get("refuses"):
         raise Refuse(1, f"{words[-1]}:3:1-5: Error: {state['refuses']}\n  ^^^^^")
     elif words[:3] == ["delete", "table", "inet"]:
