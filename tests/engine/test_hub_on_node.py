@@ -13,6 +13,7 @@ from spark_cluster.lab.hub import Conduct, LabHub
 from spark_cluster.models.find import find
 from spark_cluster.models.hub.documents import HubError, HubLibrary
 from spark_cluster.models.hub.lookup import Hub, ModelStore
+from spark_cluster.node.host import Host
 
 
 class Node:
@@ -36,7 +37,7 @@ class Node:
             for name, one in requests.items()
             if not any(one["url"].startswith(url) for url in self.replies)
         }
-        answer = Gathering(None, timeout).all({}, {}, {}, real)  # type: ignore[arg-type]
+        answer = Gathering(Host(), timeout).all({}, {}, {}, real)
         for name, one in requests.items():
             for url, reply in self.replies.items():
                 if one["url"].startswith(url):
