@@ -190,6 +190,9 @@ def test_every_resource_is_tested_here():
     modules = Path(*resources.__path__).glob("*.py")
     names = {"".join(map(str.capitalize, path.stem.split("_"))) for path in modules}
     assert set(ANY) == {name for name in names if resource_class(name)} - {"Program"}
+    everything: dict[str, object] = {}
+    exec("from spark_cluster.resources import *", everything)  # as playbooks write it
+    assert set(ANY) < set(everything)
 
 
 @pytest.mark.parametrize("kind", sorted(ANY))
