@@ -3,6 +3,8 @@ the others."""
 
 from __future__ import annotations
 
+import itertools
+import json
 import os
 import re
 import threading
@@ -37,7 +39,8 @@ class Gathering:
         timeout: seconds that each command may take; one that has to be killed takes the graces of
             agent/processes.py longer.
         links: files that a glob matches are read through links and whatever they are; without it
-            only regular ones are, for folders in which other users can write.
+            only regular ones with one name, FOREIGN_FILES at most, for folders in which other
+            users can write. One that is too large, or too much with those before it, is None.
     """
 
     def __init__(self, host: Host, timeout: float, *, links: bool = True) -> None:
@@ -114,12 +117,14 @@ class Gathering:
                 if reader.is_alive() and time.monotonic() - reader.since > FILE_S:
                     _, name, path = reader.at
                     self._found["late"][name] = f"{path}: reading it hangs"
+                    reader.is_left = True
                     break
 
-    def take(self, kind: str, name: str, path: str) -> None:
-        """Read one file, or the files of one glob."""
-        read: Callable[[Host, str], Any]
-        read = _text if kind == "files" else partial(_tree, links=self._links)
+    def take(self, kind: str, name: str, path: str, goes_on: Callable[[], bool]) -> None:
+        """Read one file, or the files of one glob while it `goes_on`."""
+        read: Callable[[Host, str], Any] = _text
+        if kind == "trees":
+            read = _tree if self._links else partial(_foreign, goes_on=goes_on)
         self._found[kind][name] = read(self._host, path)
 
 
@@ -132,6 +137,7 @@ class _Reader(threading.Thread):
         self._waiting = waiting
         self.since = time.monotonic()
         self.at = ("", "", "")
+        self.is_left = False
         self.start()
 
     def run(self) -> None:
@@ -141,15 +147,14 @@ class _Reader(threading.Thread):
             except IndexError:
                 return
             self.at, self.since = item, time.monotonic()
-            self._gathering.take(*item)
+            self._gathering.take(*item, lambda: not self.is_left)
 
 
-def _text(host: Host, path: str, *, links: bool = True) -> str | None:
-    place = host.path(path)
+def _text(host: Host, path: str) -> str | None:
     try:
-        with place.open("rb") if links else safe_paths.file_in(place) as source:
+        with host.path(path).open("rb") as source:
             data = _start(source)
-    except (OSError, ResourceError):
+    except OSError:
         return None
     return shortened(data.decode(errors="replace"), TEXT_LIMIT)
 
@@ -162,13 +167,45 @@ def _start(source: BinaryIO) -> bytes:
     return bytes(data[: TEXT_LIMIT + 1])
 
 
-def _tree(host: Host, pattern: str, *, links: bool) -> dict[str, str]:
+def _tree(host: Host, pattern: str) -> dict[str, str]:
     """Every readable file that matches a glob, path to text (sysfs has one value a file)."""
     found = {}
     for path in sorted(host.root.glob(pattern.lstrip("/"))):
-        text = _text(host, str(path.relative_to(host.root)), links=links)
+        text = _text(host, str(path.relative_to(host.root)))
         if text is not None:
             found["/" + str(path.relative_to(host.root))] = text
+    return found
+
+
+FOREIGN_FILES = 10_000
+"""Files of a folder of another user's that are looked at."""
+
+FOREIGN_BYTES = 96 << 20
+"""Bytes of their texts together, as they are sent: a message may have a third more."""
+
+
+def _foreign(host: Host, pattern: str, *, goes_on: Callable[[], bool]) -> dict[str, str | None]:
+    """The regular files that match a glob in a folder in which another user can put anything."""
+    found: dict[str, str | None] = {}
+    left = FOREIGN_BYTES
+    matches = itertools.islice(host.root.glob(pattern.lstrip("/")), FOREIGN_FILES)
+    for path in sorted(matches):
+        if not goes_on():
+            break
+        try:
+            with safe_paths.file_in(path) as source:
+                about = os.fstat(source.fileno())
+                if about.st_nlink != 1:  # of a file that this user may be unable to read
+                    continue
+                is_small = about.st_size <= min(TEXT_LIMIT, left)
+                text = _start(source).decode(errors="replace") if is_small else None
+        except (OSError, ResourceError):
+            continue
+        size = len(json.dumps(text))
+        if size > left:
+            text, size = None, 0
+        left -= size
+        found["/" + str(path.relative_to(host.root))] = text
     return found
 
 

@@ -410,7 +410,7 @@ def _gathered(request: Mapping[str, Any]) -> Shape:
     kinds = {
         "commands": (None, _DONE),
         "files": _TEXT_OR_NULL,
-        "trees": {str: str},
+        "trees": {str: str if request.get("links", True) else _TEXT_OR_NULL},
         "requests": Maybe(_ANSWER),  # one that hangs is named in `late` only
     }
     asked = {kind: dict.fromkeys(request.get(kind, ()), shape) for kind, shape in kinds.items()}

@@ -139,24 +139,31 @@ def fetch(
         cell = told.removesuffix(".json")
         if cell not in cells:
             continue
-        raw = {name: content.encode() for name, content in read(session, folder, f"raw/{cell}.*")}
-        copied = {name: data for name, data in raw.items() if len(data) <= LARGEST_BYTES}
+        raw = dict(read(session, folder, f"raw/{cell}.*"))
+        known = {name: _bytes(content) for name, content in raw.items() if content is not None}
+        copied = {name: data for name, data in known.items() if len(data) <= LARGEST_BYTES}
         total += sum(map(len, copied.values()))
         if total > MOST_BYTES:
             raise Failed(f"{folder} holds more than {MOST_BYTES >> 20} MiB of results")
         files = {f"raw/{name}": data for name, data in copied.items()}
-        for name, data in {**files, f"cells/{told}": text.encode()}.items():
+        for name, data in {**files, f"cells/{told}": _bytes(text or "")}.items():
             (into / name).parent.mkdir(parents=True, exist_ok=True)
             (into / name).write_bytes(data)
         texts = {name: data.decode() for name, data in copied.items()}
-        yield cell, EndedCell(decoded(text), texts, tuple(raw.keys() - copied.keys()))
+        yield cell, EndedCell(decoded(text or ""), texts, tuple(raw.keys() - copied.keys()))
 
 
-def read(session: Session, folder: str, pattern: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the text of each regular file that a pattern matches, by name.
+def _bytes(text: str) -> bytes:
+    """Return a node's text as it is written; a lone surrogate, which JSON may hold, is replaced."""
+    return text.encode(errors="replace")
 
-    The folder of the pattern may be another user's, who can put anything there: links and pipes are
-    left out.
+
+def read(session: Session, folder: str, pattern: str) -> Iterator[tuple[str, str | None]]:
+    """Yield the name and the text of each regular file that a pattern matches, by name; None for
+    one that is too large to be sent.
+
+    The folder of the pattern may be another user's, who can put anything there: links, pipes and
+    files with a second name are left out.
 
     Raises:
         Failed: they cannot be read, or the answer is not one about such files.

@@ -82,8 +82,9 @@ class Recording:
         for name in self.nodes:
             try:
                 found = dict(on_node.read(self._session(name), self.place, f"{FILE}*"))
-                lines = "".join(found[file] for file in sorted(found, reverse=True))  # oldest first
-                (into / LINES.format(name)).write_bytes(gzip.compress(lines.encode()))
+                texts = (found[file] for file in sorted(found, reverse=True))  # oldest first
+                lines = "".join(filter(None, texts)).encode(errors="replace")
+                (into / LINES.format(name)).write_bytes(gzip.compress(lines))
             except SparkClusterError as error:
                 self.play.note(f"{name}: its telemetry stays there: {error.message}", warning=True)
 

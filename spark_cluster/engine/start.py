@@ -145,7 +145,7 @@ class Starting:
         members: its servers as they were found, in the same order.
         guarded: whether there is a firewall (`present`, `absent`), for the containers' label.
         admitted: what the plan gives each server.
-        ray_token: of the head's Ray; None for a server without Ray.
+        ray_token: of the head's Ray, for a server that stays; None for one without Ray.
         begun: what `readiness.healthy` may start again, of each server that was begun.
     """
 
@@ -208,7 +208,10 @@ def begin_one(now: Starting, one: Member, front: Sequence[RoleCall] = ()) -> Non
             readiness.prepare_memory(play, [one.node])
     else:
         share = admission.share(play, server, one.running, planned)
-    made = server.starting(share=share, guarded=guarded, ray_token=now.ray_token)
+    ray_token = now.ray_token
+    if server.on_ray and not same:  # what served before is gone by now, and its token with it
+        ray_token = token(play.session(server.nodes[0]))
+    made = server.starting(share=share, guarded=guarded, ray_token=ray_token)
     begin = partial(_begin, play, made, front)
     started = begin()
     left = not started and not play.options.selection.partial

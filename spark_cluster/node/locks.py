@@ -93,12 +93,14 @@ class NodeLock:
         if self._handle is not None:
             return
         handle = opened(self.path)
-        if not take(handle, within_s):
-            text = os.read(handle, 65536).decode(errors="replace")
+        try:
+            if not take(handle, within_s):
+                raise Locked(_parse(os.read(handle, 65536).decode(errors="replace")))
+            os.ftruncate(handle, 0)
+            os.write(handle, json.dumps({**owner, "pid": os.getpid()}).encode())
+        except BaseException:  # as of a full /run: who goes on after it must not hold the lock
             os.close(handle)
-            raise Locked(_parse(text))
-        os.ftruncate(handle, 0)
-        os.write(handle, json.dumps({**owner, "pid": os.getpid()}).encode())
+            raise
         self._handle = handle
         self.owner = dict(owner)
 

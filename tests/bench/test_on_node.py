@@ -82,6 +82,38 @@ def test_many_files_come_and_huge_ones_stay(fetch, node):
     assert fetch("a") == ({"a": {}}, ["a.endless", "a.huge"], names | {"cells/a.json"})
 
 
+def test_a_cell_too_much_for_one_message_fails_alone(fetch, node):
+    """Control characters are six times as long in a message, which has a limit."""
+    put(node / "cells/a.json", "{}")
+    for number in range(4):
+        put(node / f"raw/a.{number}", "\x01" * on_node.LARGEST_BYTES)
+    put(node / "cells/b.json", "{}")
+    put(node / "raw/b.json", "{}")
+    told, left, came = fetch("a", "b")
+    assert (told, left) == ({"a": {}, "b": {}}, ["a.3"])
+    assert "raw/b.json" in came
+
+
+def test_a_file_of_another_name_is_not_read(fetch, node, tmp_path):
+    """A hard link leads to what its user may be unable to read, and costs no disk."""
+    put(node / "cells/a.json", "{}")
+    put(node / "raw/a.json", "{}")
+    os.link(put(tmp_path / "spark1/etc/shadow", "of root"), node / "raw/a.linked")
+    assert fetch("a") == ({"a": {}}, [], {"cells/a.json", "raw/a.json"})
+
+
+def test_text_that_is_no_unicode_is_written_all_the_same(tmp_path):
+    def request(_op: str, trees: dict[str, str], **_asked: Any) -> dict[str, Any]:
+        found = {path.replace("*", "json"): "{\ud800}" for path in trees.values()}
+        return {"trees": {"files": {p.replace("/json.", "/a."): t for p, t in found.items()}},
+                "late": {}}  # fmt: skip
+
+    lying: Any = SimpleNamespace(node="spark1", request=request)
+    ((cell, ended),) = on_node.fetch(lying, FOLDER, ["a"], tmp_path)
+    assert (cell, ended.told) == ("a", None)
+    assert (tmp_path / "raw/a.json").read_text() == "{?}"
+
+
 def test_results_without_end_are_given_up(fetch, tmp_path, node, monkeypatch):
     monkeypatch.setattr(on_node, "MOST_BYTES", 5 << 20)
     put(node / "cells/a.json", "{}")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from factories import make_node
@@ -123,6 +125,16 @@ def test_the_owner_of_the_run_lock_is_named_to_root_alone(root: Path) -> None:
         other.take({"run": "r2"})
     assert held.value.owner["command"] == "up --set secret"
     lock.release()
+
+
+def test_who_cannot_say_that_he_holds_a_lock_does_not_hold_it(tmp_path, monkeypatch) -> None:
+    """/run may be full when the supervisor writes its name; it goes on after that."""
+    lock = NodeLock(tmp_path / "lock")
+    with monkeypatch.context() as full:
+        full.setattr(locks.os, "write", mock.Mock(side_effect=OSError(errno.ENOSPC, "full")))
+        with pytest.raises(OSError, match="full"):
+            lock.take({"run": "r"})
+    NodeLock(tmp_path / "lock").take({"run": "s"})
 
 
 def test_a_lock_is_taken_once_and_waited_for(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def streamed(body: str) -> Completion:
     parts = MessageParts()
     usage: dict[str, Any] = {}
     models, finish, ended, error, events = set(), "", False, "", 0
-    for line in body.splitlines():
+    for line in body.split("\n"):  # not at U+2028, which JSON may hold
         text = _data(line)
         ended = ended or text == "[DONE]"
         event = decoded(text)

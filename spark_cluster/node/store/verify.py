@@ -161,15 +161,21 @@ def _copied(
 ) -> bool:
     """Copy a blob, and return whether the copy is what its hash says; else nothing is left of it.
 
+    It is begun anew: what another source has left half may be damaged, and this one is sound.
+
     Args:
         source: handle of it, which is closed.
     """
+    cache.files.remove(cache.incomplete(repository, file.blob))
     try:
         with cache.half(repository, file, progress, source) as half:
             for piece in pieces(source, file.size, at=half.size):
                 half.add(piece)
                 progress(len(piece))
             return half.settle()
+    except BaseException:
+        cache.files.remove(cache.incomplete(repository, file.blob))
+        raise
     finally:
         os.close(source)
 
