@@ -502,3 +502,16 @@ def test_a_server_that_takes_less_than_it_states(server: ChatServer) -> None:
 def test_a_server_that_counts_no_tokens(server: ChatServer) -> None:
     server.change = lambda _request, reply: Reply(reply.content, prompt_tokens=0)
     assert "counted 0 tokens" in failed(server, "context").message
+
+
+def test_a_stream_is_cut_at_its_lines_only() -> None:
+    """JSON may hold the line separators of Unicode, which are no ends of lines here."""
+    deltas = ["A", "b\u2028c", "d\x85"]
+    events = [{"choices": [{"delta": {"content": text}}]} for text in deltas]
+    body = "\n\n".join(f"data: {json.dumps(one, ensure_ascii=False)}" for one in events)
+    assert streamed(body).content == "Ab\u2028cd\x85"
+
+
+@pytest.mark.parametrize("error", [{"code": 500}, "out of memory", {"message": "it died"}])
+def test_an_error_within_a_stream_is_none_of_its_answers(error: Any) -> None:
+    assert streamed(f"data: {json.dumps({'error': error})}\n\ndata: [DONE]\n").error

@@ -7,7 +7,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.node.replies import NotACompletion, at, decoded, message, reasoning, text_of
+from spark_cluster.node.replies import (
+    NotACompletion,
+    at,
+    decoded,
+    message,
+    reasoning,
+    short,
+    text_of,
+)
 
 MOST_CALLS = 64
 """Tool calls of one answer that are read."""
@@ -123,7 +131,9 @@ def streamed(body: str) -> Completion:
         if not isinstance(event, dict):
             continue
         usage = _usage(event) or usage
-        error = error or text_of(at(event, "error", "message"))
+        fault = at(event, "error")
+        said = text_of(at(fault, "message")) or (short(str(fault)) if fault else "")
+        error = error or said
         events += bool(error)
         if isinstance(event.get("model"), str):
             models.add(event["model"])
