@@ -46,6 +46,9 @@ if TYPE_CHECKING:
     from spark_cluster.models.hub.lookup import Hub
     from spark_cluster.runner.options import Options
 
+if sys.flags.optimize > 1:
+    sys.exit("error: options are described by docstrings, which PYTHONOPTIMIZE=2 (-OO) takes away")
+
 LONGEST = 400
 """Characters of a command's first sentence; it is wrapped, and click would cut it."""
 

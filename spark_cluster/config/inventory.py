@@ -96,8 +96,8 @@ def merged(source: Sourced, keys: Sequence[Key]) -> Sourced:
         if isinstance(layer, dict):
             origins[()] = source.origin(key)
             _lay(data, layer)
-            inside = (at for at in source.origins if at[: len(key)] == key and at != key)
-            origins |= {at[len(key) :]: source.origins[at] for at in inside}
+            inside = (at[len(key) :] for at in source.origins if at[: len(key)] == key)
+            origins |= {at: source.origins[(*key, *at)] for at in inside if at and _has(layer, at)}
     return Sourced(source.path, data, origins)
 
 
@@ -111,6 +111,16 @@ def _lay(below: dict[str, Any], layer: dict[str, Any]) -> None:
             _lay(below[name], value)
         else:
             below[name] = value
+
+
+def _has(data: Any, key: Key) -> bool:
+    """Return whether there is a value at a key; `<<` of YAML leaves origins of what it replaced."""
+    for part in key:
+        inside = isinstance(data, dict) and part in data
+        if not inside and not (isinstance(data, list) and part in range(len(data))):
+            return False
+        data = data[part]
+    return True
 
 
 def _at(data: Any, key: Key) -> Any:

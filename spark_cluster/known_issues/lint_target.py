@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -196,13 +197,17 @@ def fix(target: LintTarget, project: Project, hub: Hub | None = None) -> Fixed:
 
 
 def write(path: Path, text: str) -> None:
-    """Write a text in place of a file, with its mode.
+    """Write a text in place of a file, with its mode; into what is no file, such as /dev/stdout.
 
     Raises:
         InvalidFile: it cannot be written.
     """
     try:
-        mode = path.stat().st_mode & 0o7777 if path.exists() else 0o644
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")
+            return
+        os.umask(mask := os.umask(0o077))
+        mode = path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~mask
         write_file(path, text.encode(), mode)
     except OSError as error:
         raise InvalidFile(f"cannot be written: {error.strerror}", where=shown(path)) from None

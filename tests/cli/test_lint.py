@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -107,6 +109,20 @@ def test_a_script(folder):
     assert run("./serve.sh", "--fix").exit_code == 0
     assert "--tool-call-parser gemma4" in (folder / "serve.sh").read_text()
     assert (folder / "serve.sh").read_text().startswith("#!/bin/sh\n")
+
+
+def test_a_new_file_is_the_users_own_and_a_device_stays_one(folder):
+    (folder / "serve.sh").write_text(f"{BAD}\n")
+    mask = os.umask(0o077)
+    try:
+        assert run("./serve.sh", "--fix", "--output", "new.sh").exit_code == 0
+    finally:
+        os.umask(mask)
+    assert stat.S_IMODE((folder / "new.sh").stat().st_mode) == 0o600
+    device = folder / "device"
+    device.symlink_to("/dev/null")
+    assert run("./serve.sh", "--fix", "--output", str(device)).exit_code == 0
+    assert device.is_symlink()
 
 
 def test_another_tools_recipe(folder):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from factories import make_inventory
 
-from spark_cluster.config.inventory import fabric_addresses, part_of
+from spark_cluster.config.inventory import fabric_addresses, merged, part_of
+from spark_cluster.config.yamlfile import load
 
 TEXT = """\
 nodes:
@@ -41,3 +42,12 @@ def test_the_whole_is_unchanged(tmp_path):
     part_of(whole, ["spark2", "spark1"])
     assert whole.head.name == "spark1"
     assert part_of(whole, list(whole.nodes)) == whole
+
+
+def test_a_setting_is_told_where_the_value_in_force_stands(tmp_path):
+    """`<<` brings origins of values that the mapping itself replaces."""
+    path = tmp_path / "layers.yaml"
+    path.write_text("y: &y\n  m:\n    p: 2\na:\n  m:\n    p: bad\nb:\n  <<: *y\n  m:\n    q: 3\n")
+    found = merged(load(path, "layers"), [("a",), ("b",)])
+    assert found.data["m"] == {"p": "bad", "q": 3}
+    assert found.origin(("m", "p")).line == 6

@@ -240,6 +240,8 @@ class HubLibrary(HubDocuments):
                 raise wrong_answer(f"the headers of {repository} took more than {ALL_S:g} s")
             return self._get(asked, repository, revision)
 
+        if len(asked) == 1:  # Ctrl-C need not wait for it, as it does for a pool
+            return [one(asked[0])]
         with ThreadPoolExecutor(min(AT_A_TIME, len(asked))) as pool:
             return list(pool.map(one, asked))
 
