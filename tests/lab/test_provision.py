@@ -146,7 +146,7 @@ def test_fresh_nodes_are_made_ready_and_then_left(laptop, first, second):
     assert all(node["change"] > 20 for node in document["nodes"].values())
     again = laptop.provision()
     assert again["changed"] == 0
-    assert again["seconds"]["total"] < 5, "two seconds on an idle machine; no timing decides here"
+    assert again["seconds"]["total"] < 15, "two seconds on an idle machine; no timing decides here"
 
 
 def test_what_ready_means(provisioned, first, second):
