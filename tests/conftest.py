@@ -12,6 +12,7 @@ from typing import Any
 
 import memory_folder
 import pytest
+from chat_server import ChatServer
 from fake_cluster import FakeCluster, Make, clusters_in
 from hypothesis import HealthCheck, settings
 from pipe_channel import PipeChannel
@@ -83,6 +84,14 @@ def pytest_configure() -> None:
     memory_folder.use()
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    """A server that answers as a chat model does."""
+    made = ChatServer()
+    yield made
+    made.close()
 
 
 @pytest.fixture

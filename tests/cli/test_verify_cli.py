@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +20,6 @@ nodes:
   spark1: {address: spark1.example, roles: [head]}
 serve: {recipe: lab-paris}
 """
-
-
-@pytest.fixture
-def server() -> Iterator[ChatServer]:
-    made = ChatServer()
-    yield made
-    made.close()
 
 
 @pytest.fixture

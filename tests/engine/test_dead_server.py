@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -18,13 +18,6 @@ from spark_cluster.engine.resolve import resolve
 from spark_cluster.runner.options import Options, Selection
 
 DROPPED = "/proc/sys/vm/drop_caches"
-
-
-@pytest.fixture
-def server() -> Iterator[ChatServer]:
-    made = ChatServer()
-    yield made
-    made.close()
 
 
 @pytest.fixture

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -23,13 +23,6 @@ from spark_cluster.node import replies
 from spark_cluster.node.containers import parse_state
 
 Climb = Callable[..., str]
-
-
-@pytest.fixture
-def server() -> Iterator[ChatServer]:
-    made = ChatServer()
-    yield made
-    made.close()
 
 
 @pytest.fixture

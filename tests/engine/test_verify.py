@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,13 +37,6 @@ def recipe(*rungs: str) -> Recipe:
             "readiness": {"rungs": list(rungs) or ["answer"]},
         },
     )
-
-
-@pytest.fixture
-def server() -> Iterator[ChatServer]:
-    made = ChatServer()
-    yield made
-    made.close()
 
 
 @pytest.fixture
