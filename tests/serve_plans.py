@@ -22,7 +22,7 @@ from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.members import members
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served, VerifiedServer
-from spark_cluster.engine.start import Starting
+from spark_cluster.engine.start import Starting, token
 from spark_cluster.node.store.manifest import snapshot_folder
 from spark_cluster.runner.play import Play
 from spark_cluster.topology import Node
@@ -72,7 +72,8 @@ def starting(
     """
     keys = [server.key for server in deployment.servers]
     admitted = Admitted(dict.fromkeys(keys, share), new=frozenset(keys))
-    return Starting(deployment, members(play, deployment), guarded, admitted)
+    known = token(play.session(play.head)) if deployment.first.on_ray else None
+    return Starting(deployment, members(play, deployment), guarded, admitted, known)
 
 
 def served_by(deployment: Deployment, answer: str = "Paris") -> Served:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -82,6 +83,18 @@ def test_the_server_is_started_before_rays_nodes_have_joined(starts: Starts) -> 
     starts()
     assert before[0] == {"spark1": [RAY, SERVER], "spark2": [RAY]}
     assert starts.cluster.head.containers[SERVER] == "running"
+
+
+def test_a_new_ray_has_no_token_that_was_read_before_the_last_one_ended(starts: Starts) -> None:
+    """Another recipe's containers had that token, and can have told it to anyone."""
+    play = starts.cluster.play
+    text = OWN.replace('("{role}",)', '("{role}", made.ray_token)')
+    file = starts.cluster.project / "roles/ray/__init__.py"
+    put(file, text.format(role="ray", name=RAY, only=""))
+    start(play, replace(starting(play, starts.deployment(), 0.4), ray_token="told to others"))
+    words = [word for call in starts.cluster.head.calls("docker") for word in call]
+    assert "5eed" * 16 in words
+    assert "told to others" not in words
 
 
 def test_a_node_that_does_not_join_is_named_and_the_server_stopped(starts: Starts) -> None:
