@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import partial
 
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import ray_cluster, vram
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import RAY_HOME
@@ -15,7 +16,6 @@ from spark_cluster.node import kernel_tuner
 from spark_cluster.node.bench import measure
 from spark_cluster.resources import Container, Directory
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
 
 LOAD = Container(measure.CONTAINER, only_labelled=measure.LABEL, stop_timeout_s=2, state="absent")
 """The load generator of a benchmark that was killed."""

@@ -17,9 +17,9 @@ from fake_cluster import FakeCluster, Make, clusters_in
 from hypothesis import HealthCheck, settings
 from pipe_channel import PipeChannel
 
+from spark_cluster.config.facts import Facts
+from spark_cluster.config.project import Project
 from spark_cluster.errors import Unreachable
-from spark_cluster.facts.model import Facts
-from spark_cluster.loader.project import Project
 from spark_cluster.runner import dialer, payload
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.session import Session

@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 
 from spark_cluster.agent.apply import Document
+from spark_cluster.config.facts import Facts, Interface, Memory
 from spark_cluster.config.inventory import Inventory, checked, read_inventory
+from spark_cluster.config.project import Project, shipped_folder
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.topology import Node
 from spark_cluster.errors import InvalidFile
-from spark_cluster.facts.model import Facts, Interface, Memory
-from spark_cluster.loader.project import Project, shipped_folder
-from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.logs.reading import LogSource
+from spark_cluster.issues.log_reading import LogSource
 from spark_cluster.node.host import Host
 from spark_cluster.resources.base import Resource
-from spark_cluster.topology import Node
 
 SHIPPED = Project(shipped_folder(), shipped_folder())
 """The project that ships: its recipes, roles and playbooks."""

@@ -33,9 +33,9 @@ from fake_programs import Programs, Said
 from pipe_channel import PipeChannel
 
 from spark_cluster.agent import frames
+from spark_cluster.config.facts import Process
 from spark_cluster.config.inventory import InventoryNode
-from spark_cluster.facts.model import Process
-from spark_cluster.loader.project import Project
+from spark_cluster.config.project import Project
 from spark_cluster.runner import payload
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.dialer import Dialer

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from spark_cluster.models.shape import Geometry
-from spark_cluster.planning import kv
+from spark_cluster.plan import kv
 
 
 def cache(

@@ -19,8 +19,8 @@ from typing import Any
 
 from free_ports import free_port
 
+from spark_cluster.config.project import Project
 from spark_cluster.engine import proxy
-from spark_cluster.loader.project import Project
 from spark_cluster.resources import File, Line, Resource, SelfSignedCertificate
 
 HAPROXY = shutil.which("haproxy", path=f"{os.environ.get('PATH', '')}:/usr/sbin")

@@ -12,8 +12,8 @@ from factories import load_inventory, put
 from pipe_channel import PipeChannel
 
 from spark_cluster.config.inventory import InventoryNode
+from spark_cluster.config.project import Project
 from spark_cluster.errors import Unreachable
-from spark_cluster.loader.project import Project
 from spark_cluster.runner import payload
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.dialer import Dialer

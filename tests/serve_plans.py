@@ -15,6 +15,7 @@ from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Venv
+from spark_cluster.config.topology import Node
 from spark_cluster.engine.admission import Admitted
 from spark_cluster.engine.copies.state import hub_folder
 from spark_cluster.engine.deployment import Deployment, Server
@@ -25,7 +26,6 @@ from spark_cluster.engine.result import Served, VerifiedServer
 from spark_cluster.engine.start import Starting, token
 from spark_cluster.node.store.manifest import snapshot_folder
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
 
 OF_RECIPE = {"engine", "runtime", "executor", "ray", "ready_timeout_s"}
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from fake_cluster import Make
 from fake_programs import Said
 
+from spark_cluster.config.facts import Process
 from spark_cluster.engine import vram
-from spark_cluster.facts.model import Process
 
 
 def test_facts_and_memory_are_what_the_test_says(fake_cluster: Make) -> None:

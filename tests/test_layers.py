@@ -16,9 +16,8 @@ ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = "spark_cluster"
 LAYERS = (
     "errors", "node", "resources", "agent",
-    "document", "config", "facts", "discovery", "models", "topology", "logs", "loader", "importers",
-    "known_issues",
-    "runner", "planning", "engine",
+    "config", "models", "importers", "issues",
+    "runner", "plan", "engine",
     "doctor", "bench", "dashboard", "cli", "lab",
     "__main__",
 )  # fmt: skip

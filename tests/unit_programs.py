@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from spark_cluster.loader import programs
+from spark_cluster.config import programs
 from spark_cluster.node import own_program
 
 

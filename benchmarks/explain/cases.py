@@ -9,9 +9,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Literal
 
-from spark_cluster.known_issues.explain import explain
-from spark_cluster.known_issues.seen import Seen
-from spark_cluster.logs.reading import LogSource
+from spark_cluster.issues.explain import explain
+from spark_cluster.issues.log_reading import LogSource
+from spark_cluster.issues.seen import Seen
 
 DATA = Path(__file__).parents[2] / "tests" / "data" / "public_failures.json"
 

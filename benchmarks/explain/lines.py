@@ -7,9 +7,9 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_cluster.known_issues import lint_target
-from spark_cluster.known_issues.match import KnownIssueMatch
-from spark_cluster.loader.project import Project
+from spark_cluster.config.project import Project
+from spark_cluster.issues import lint_target
+from spark_cluster.issues.match import KnownIssueMatch
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "tests" / "data" / "posted_commands.json"
@@ -47,7 +47,7 @@ def linted(line: PostedLine) -> list[KnownIssueMatch]:
 
 def worst(line: PostedLine) -> str:
     """Return the worst severity besides hygiene; `clean` without any."""
-    from spark_cluster.known_issues.entries import catalogue
+    from spark_cluster.issues.entries import catalogue
 
     known = catalogue()
     found = {f.severity for f in linted(line) if not known[f.id].hygiene}

@@ -1,8 +1,8 @@
 """`python -m benchmarks.predictions`: how good the predicted speeds are, by situation.
 
 Each family is predicted by constants that were fitted without it. `--write` writes what the product
-reads (`planning/data/fitted.json`) and prints the constants of a fit to all runs that are not held
-out; they stand in `planning/speed/constants.py`.
+reads (`plan/data/fitted.json`) and prints the constants of a fit to all runs that are not held
+out; they stand in `plan/speed/constants.py`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.predictions.evaluate import SITUATIONS, Evaluation, Outcome, evaluate
-from spark_cluster.planning.speed.constants import Constants
+from spark_cluster.plan.speed.constants import Constants
 
 FITTED = Path(__file__).parents[2] / "spark_cluster" / "planning" / "data" / "fitted.json"
 

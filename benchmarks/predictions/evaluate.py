@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from benchmarks.predictions.fit import Equations
 from benchmarks.predictions.points import Measured, measured
-from spark_cluster.planning.speed.constants import Constants
-from spark_cluster.planning.speed.decode import drafting_seconds, step, step_seconds
-from spark_cluster.planning.speed.estimate import layout
-from spark_cluster.planning.speed.prefill import expected_seconds
+from spark_cluster.plan.speed.constants import Constants
+from spark_cluster.plan.speed.decode import drafting_seconds, step, step_seconds
+from spark_cluster.plan.speed.estimate import layout
+from spark_cluster.plan.speed.prefill import expected_seconds
 
 SITUATIONS = ("decode", "users", "tp", "tp users", "drafter", "prefill")
 COVERAGE = 0.95
@@ -189,7 +189,7 @@ class Evaluation:
     models: Mapping[str, float]
 
     def to_dict(self) -> dict[str, object]:
-        """Return the content of `planning/data/fitted.json`."""
+        """Return the content of `plan/data/fitted.json`."""
         return {"ranges": self.ranges, "models": self.models}
 
 

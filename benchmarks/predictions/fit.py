@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from benchmarks.predictions.points import Measured
-from spark_cluster.planning.speed.constants import Constants
-from spark_cluster.planning.speed.decode import Step, step
-from spark_cluster.planning.speed.prefill import Work, work
-from spark_cluster.planning.speed.serving import draft_read
+from spark_cluster.plan.speed.constants import Constants
+from spark_cluster.plan.speed.decode import Step, step
+from spark_cluster.plan.speed.prefill import Work, work
+from spark_cluster.plan.speed.serving import draft_read
 
 SHARINGS = (0.75, 0.8, 0.85, 0.9, 0.95)
 HUBER = 0.10

@@ -14,8 +14,8 @@ from spark_cluster.errors import UsageError
 from spark_cluster.models.config import from_config
 from spark_cluster.models.find import find
 from spark_cluster.models.shape import Geometry
-from spark_cluster.planning.evidence import MeasuredPoint, MeasuredRun, measured_runs
-from spark_cluster.planning.speed.serving import BATCHED_TOKENS, Serving
+from spark_cluster.plan.evidence import MeasuredPoint, MeasuredRun, measured_runs
+from spark_cluster.plan.speed.serving import BATCHED_TOKENS, Serving
 
 SHAPES = Path(__file__).parent / "shapes.json"
 

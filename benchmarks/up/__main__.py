@@ -17,8 +17,8 @@ from rich.table import Table
 
 from benchmarks.up.bare import BareScript
 from spark_cluster.cli.opened import Opened
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipes import load_recipe
 
 WANTED = {"to its answer": 1.15, "to its end": 1.3}
 """Times the bare script, on a quiet machine."""

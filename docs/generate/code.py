@@ -54,12 +54,14 @@ from spark_cluster.cli.setup_flow import Step
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Completion, Versions
 from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.document import Document, ErrorKeys, Flat
 from spark_cluster.config.inventory_schema import InventoryFile
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import NotCarriedOver
+from spark_cluster.config.registries import Registries
 from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
-from spark_cluster.document import Document, ErrorKeys, Flat
 from spark_cluster.engine.cache_parts import CachePart, CopiedCache
 from spark_cluster.engine.client_target import ClientTarget, Snippet
 from spark_cluster.engine.copies.copy import Copied
@@ -86,23 +88,21 @@ from spark_cluster.engine.verify import CheckVerdict, Verification
 from spark_cluster.engine.vram import NodeVram, Stopped
 from spark_cluster.importers.fetching import Update
 from spark_cluster.importers.importer import Imported
-from spark_cluster.known_issues.entries import Issue, files, read
-from spark_cluster.known_issues.explain import Explanation
-from spark_cluster.known_issues.match import KnownIssueMatch
+from spark_cluster.issues.entries import Issue, files, read
+from spark_cluster.issues.explain import Explanation
+from spark_cluster.issues.match import KnownIssueMatch
 from spark_cluster.lab import documents as lab
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.registries import Registries
 from spark_cluster.models import memory
-from spark_cluster.planning import fit, plan, room
-from spark_cluster.planning.calibrate import Calibration
-from spark_cluster.planning.evidence import Comparison
-from spark_cluster.planning.kv import KvCache
-from spark_cluster.planning.plan import Plan
-from spark_cluster.planning.proposal import Verdict
-from spark_cluster.planning.purpose import Advice
-from spark_cluster.planning.speed.constants import Constants
-from spark_cluster.planning.speed.estimate import Estimate
-from spark_cluster.planning.together import PlanTogether
+from spark_cluster.plan import fit, plan, room
+from spark_cluster.plan.calibrate import Calibration
+from spark_cluster.plan.evidence import Comparison
+from spark_cluster.plan.kv import KvCache
+from spark_cluster.plan.plan import Plan
+from spark_cluster.plan.proposal import Verdict
+from spark_cluster.plan.purpose import Advice
+from spark_cluster.plan.speed.constants import Constants
+from spark_cluster.plan.speed.estimate import Estimate
+from spark_cluster.plan.together import PlanTogether
 from spark_cluster.resources.base import Resource, resource_class
 from spark_cluster.resources.program import Program
 from spark_cluster.runner import events

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from spark_cluster.config import fields
 from spark_cluster.config.schema import Schema
-from spark_cluster.loader.template import render
+from spark_cluster.config.template import render
+from spark_cluster.config.topology import Node
 from spark_cluster.node import paths
 from spark_cluster.resources import (
     AuthorizedKey,
@@ -23,7 +24,6 @@ from spark_cluster.resources import (
     Resource,
     Service,
 )
-from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 CLOCKS = ("chrony", "systemd-timesyncd")

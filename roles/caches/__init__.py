@@ -8,8 +8,8 @@ from pydantic import Field
 
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.config.schema import Schema
+from spark_cluster.config.topology import Node
 from spark_cluster.resources import Command, Directory, DiskSpace, Resource
-from spark_cluster.topology import Node
 
 
 class Settings(Schema):

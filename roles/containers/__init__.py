@@ -12,6 +12,7 @@ from typing import Any
 from pydantic import Field
 
 from spark_cluster.config.schema import Schema
+from spark_cluster.config.topology import Node
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.node import container_gpu, paths
 from spark_cluster.resources import (
@@ -25,7 +26,6 @@ from spark_cluster.resources import (
     Service,
     User,
 )
-from spark_cluster.topology import Node
 
 DEBIAN = ("docker.io", "docker-cli")
 TOOLKIT = "nvidia-container-toolkit"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spark_cluster.config.schema import Schema
+from spark_cluster.config.topology import Node
 from spark_cluster.resources import Package, Resource
-from spark_cluster.topology import Node
 
 TAGS = ("images", "models")
 """`--tags models` copies, too."""

@@ -8,14 +8,14 @@ from typing import Literal
 
 from pydantic import Field, field_validator
 
+from spark_cluster.config.pins import Bad, load
 from spark_cluster.config.schema import Schema
 from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.template import render
+from spark_cluster.config.topology import Node
 from spark_cluster.errors import Refused
-from spark_cluster.facts.pins import Bad, load
-from spark_cluster.loader.template import render
 from spark_cluster.node import paths
 from spark_cluster.resources import Command, File, Hold, Package, Reboot, Resource
-from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 PINS = Path(__file__).parent / "pins.json"
@@ -102,7 +102,7 @@ def _must_not_be_known_bad(found: Iterable[Bad], node: str) -> None:
         Refused: a pin has a known issue of severity error.
     """
     for bad in found:
-        from spark_cluster.known_issues.entries import catalogue  # slow to import, seldom needed
+        from spark_cluster.issues.entries import catalogue  # slow to import, seldom needed
 
         issue = catalogue()[bad.issue]
         if issue.severity == "error":

@@ -11,6 +11,8 @@ from pathlib import Path
 from pydantic import Field, InstanceOf, SecretStr
 
 from spark_cluster.config.schema import Schema
+from spark_cluster.config.template import render
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import named_keys, proxy
 from spark_cluster.engine.proxy import (
     CONNECTIONS,
@@ -20,7 +22,6 @@ from spark_cluster.engine.proxy import (
     error_body,
     routes,
 )
-from spark_cluster.loader.template import render
 from spark_cluster.node import paths
 from spark_cluster.resources import (
     Directory,
@@ -31,7 +32,6 @@ from spark_cluster.resources import (
     SelfSignedCertificate,
     Service,
 )
-from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 RUNTIME = proxy.ADMIN_SOCKET.rpartition("/")[0]

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spark_cluster.config.schema import Schema
+from spark_cluster.config.topology import Node
 from spark_cluster.node import paths
 from spark_cluster.resources import Command, Package, Resource
-from spark_cluster.topology import Node
 
 PROGRAM = "/usr/sbin/haproxy"
 MASK = f"{paths.SYSTEMD_UNITS}/haproxy.service"

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spark_cluster.config.schema import Schema
+from spark_cluster.config.topology import Node
 from spark_cluster.node.store.manifest import LIBRARY
 from spark_cluster.resources import Package, Resource, VirtualEnvironment
-from spark_cluster.topology import Node
 
 VERSION = "2.4.0"
 XET_VERSION = "1.8.0"

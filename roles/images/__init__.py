@@ -10,11 +10,11 @@ from pydantic import Field
 
 from spark_cluster.config.image_build import bases
 from spark_cluster.config.schema import Schema
+from spark_cluster.config.topology import Node
 from spark_cluster.node import paths
 from spark_cluster.node.values import LaptopFile
 from spark_cluster.resources import BuiltImage, Directory, File, Image, Resource
 from spark_cluster.resources.built_image import BUILD_S
-from spark_cluster.topology import Node
 
 FOLDER = paths.BUILDS
 """Where the files of builds lie on the nodes."""

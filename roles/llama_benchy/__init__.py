@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from spark_cluster.config.schema import Schema
+from spark_cluster.config.topology import Node
 from spark_cluster.node import paths
 from spark_cluster.resources import Package, Resource, VirtualEnvironment
-from spark_cluster.topology import Node
 
 VERSION = "0.4.0"
 

@@ -10,10 +10,10 @@ from pydantic import Field
 
 from spark_cluster.config import fields
 from spark_cluster.config.schema import Schema
-from spark_cluster.loader.template import render
+from spark_cluster.config.template import render
+from spark_cluster.config.topology import Node
 from spark_cluster.node import paths
 from spark_cluster.resources import Command, File, Package, Resource, Service, Swap, Sysctl
-from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 HELPER = paths.DROP_CACHES

@@ -8,10 +8,10 @@ from pathlib import Path
 from pydantic import Field, InstanceOf
 
 from spark_cluster.config.schema import Schema
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import model_loading
 from spark_cluster.engine.proxy import LOADER_UNIT, UNIT, ModelServer
 from spark_cluster.resources import Resource
-from spark_cluster.topology import Node
 
 TEMPLATE = Path(__file__).parent / "templates/model-loader.service.j2"
 

@@ -14,13 +14,13 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from spark_cluster.config.facts import NetplanDefinition
 from spark_cluster.config.schema import Schema
+from spark_cluster.config.template import render
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.errors import Failed
-from spark_cluster.facts.model import NetplanDefinition
-from spark_cluster.loader.template import render
 from spark_cluster.node import paths
 from spark_cluster.resources import File, Netplan, Resource
-from spark_cluster.topology import Link, Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 CABLES = {2: 1, 4: 2}
@@ -135,7 +135,7 @@ def _place(node: Node, link: Link) -> str:
 
 def _fix(issue: str, node: Node) -> str:
     """The fix of a known issue for a node."""
-    from spark_cluster.known_issues.entries import catalogue  # slow to import, seldom needed
+    from spark_cluster.issues.entries import catalogue  # slow to import, seldom needed
 
     return catalogue()[issue].fix_on(node.name)
 

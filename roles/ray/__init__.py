@@ -8,13 +8,13 @@ from pydantic import InstanceOf
 from pydantic.json_schema import SkipJsonSchema
 
 from spark_cluster.config.schema import Schema, handed
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import RAY_HOME, ray_node
 from spark_cluster.resources import Directory, Resource
-from spark_cluster.topology import Node
 
 
 class Settings(Schema):

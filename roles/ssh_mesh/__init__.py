@@ -13,7 +13,8 @@ from pathlib import Path
 
 from spark_cluster.config.fields import is_ip
 from spark_cluster.config.schema import Schema
-from spark_cluster.loader.template import render
+from spark_cluster.config.template import render
+from spark_cluster.config.topology import Node
 from spark_cluster.node import paths
 from spark_cluster.node.paths import MESH_KEY
 from spark_cluster.resources import (
@@ -24,7 +25,6 @@ from spark_cluster.resources import (
     Resource,
     SshKey,
 )
-from spark_cluster.topology import Node
 
 TEMPLATES = Path(__file__).parent / "templates"
 CLIENT = paths.MESH_CONFIGURATION

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Literal
 
 from spark_cluster.config.schema import Schema
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import supervision
 from spark_cluster.resources import Resource
-from spark_cluster.topology import Node
 
 TEMPLATE = Path(__file__).parent / "templates/start-limit.service.j2"
 

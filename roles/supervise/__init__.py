@@ -9,10 +9,10 @@ from typing import Literal
 from pydantic import Field
 
 from spark_cluster.config.schema import Schema
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import supervision
 from spark_cluster.node.health import MANY_RESTARTS
 from spark_cluster.resources import Resource
-from spark_cluster.topology import Node
 
 TEMPLATE = Path(__file__).parent / "templates/supervise.service.j2"
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from spark_cluster.config.schema import Schema
 
 from spark_cluster.resources import VirtualEnvironment
-from spark_cluster.topology import Node
+from spark_cluster.config.topology import Node
 
 
 class Settings(Schema):

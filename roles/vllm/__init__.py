@@ -10,11 +10,11 @@ from pydantic.json_schema import SkipJsonSchema
 
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.schema import Schema, handed
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.resources import Resource
-from spark_cluster.topology import Node
 
 PORTS = EnginePorts()
 

@@ -19,6 +19,7 @@ from spark_cluster.bench.record import (
 from spark_cluster.bench.run_folder import number, printable
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import readiness
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.engine import engine
@@ -30,7 +31,6 @@ from spark_cluster.node.images import parse_images, question
 from spark_cluster.resources.image import without_tag
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.topology import Node
 
 ASK_S = 30.0
 """Seconds that an answer may take."""

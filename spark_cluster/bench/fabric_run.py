@@ -21,19 +21,19 @@ from spark_cluster import __version__
 from spark_cluster.bench import fabric_probe, on_node
 from spark_cluster.bench.describe import link_mtus
 from spark_cluster.bench.fabric_record import FabricNode, FabricRecord, Use, all_reduce, judged
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import ray_cluster, vram
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.job_client import ray_jobs
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import MEASURING
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
-from spark_cluster.planning.room import batched_tokens
-from spark_cluster.planning.speed.serving import serving_of
+from spark_cluster.plan.room import batched_tokens
+from spark_cluster.plan.speed.serving import serving_of
 from spark_cluster.resources.unit import FOLDER
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.topology import Node
 
 COMMAND = "bench fabric"
 

@@ -18,13 +18,13 @@ from spark_cluster.bench.run_folder import moment, number
 from spark_cluster.bench.run_telemetry import Recording
 from spark_cluster.bench.telemetry import read_lines
 from spark_cluster.bench.telemetry_flags import with_telemetry
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import vram
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.errors import Failed, Refused, SparkClusterError
 from spark_cluster.node.bench.measure import CLEAR, DOCKER_S
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
 
 WAIT_S = 2.0
 """Seconds between two looks whether the head still measures."""

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.config import programs
 from spark_cluster.errors import Failed
-from spark_cluster.loader import programs
 from spark_cluster.node import own_program, paths
 from spark_cluster.node.bench import measure
 from spark_cluster.node.replies import decoded

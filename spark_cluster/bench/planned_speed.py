@@ -29,18 +29,18 @@ from spark_cluster.bench.record import (
     Setup,
 )
 from spark_cluster.bench.run_folder import RECORD, load_record
+from spark_cluster.config.document import Document, Hidden
 from spark_cluster.config.launch import Launch
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.document import Document, Hidden
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
-from spark_cluster.loader.project import Project
-from spark_cluster.planning.calibrate import Calibration, Point, calibrate, is_read_bound
-from spark_cluster.planning.evidence import SHORT, Evidence, of_own
-from spark_cluster.planning.speed.constants import Constants, load_constants
-from spark_cluster.planning.speed.decode import request_speed
-from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
-from spark_cluster.planning.speed.prefill import prefill
-from spark_cluster.planning.speed.serving import Serving, serving_of
+from spark_cluster.plan.calibrate import Calibration, Point, calibrate, is_read_bound
+from spark_cluster.plan.evidence import SHORT, Evidence, of_own
+from spark_cluster.plan.speed.constants import Constants, load_constants
+from spark_cluster.plan.speed.decode import request_speed
+from spark_cluster.plan.speed.estimate import SMALLEST, Estimate
+from spark_cluster.plan.speed.prefill import prefill
+from spark_cluster.plan.speed.serving import Serving, serving_of
 
 MOST_RUNS = 50
 """The newest runs of a project that are looked at."""

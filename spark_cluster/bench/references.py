@@ -16,7 +16,15 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Record, Setup
-from spark_cluster.document import Document, Flat, Hidden, PrintedAs, Rounded, derived, printed
+from spark_cluster.config.document import (
+    Document,
+    Flat,
+    Hidden,
+    PrintedAs,
+    Rounded,
+    derived,
+    printed,
+)
 
 DATA = Path(__file__).with_name("published.json")
 

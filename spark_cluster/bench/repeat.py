@@ -31,19 +31,19 @@ from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.suite import check as suite_problems
 from spark_cluster.config import recipe_checks
 from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.schema import parse, problems_of
+from spark_cluster.config.topology import Node
 from spark_cluster.config.yamlfile import Problem, dotted
 from spark_cluster.engine.copies.images import why_not_in_registry
 from spark_cluster.errors import InvalidFile, Refused, SparkClusterError, UsageError
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.durable import write_file
 from spark_cluster.node.images import DockerImage, answered, question
 from spark_cluster.resources.image import without_tag
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.topology import Node
 
 M = TypeVar("M", bound=BaseModel)
 

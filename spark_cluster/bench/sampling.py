@@ -14,11 +14,11 @@ from typing import Any
 
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.telemetry import LineReader, Row
+from spark_cluster.config.facts import SLOW_MHZ
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
-from spark_cluster.facts.model import SLOW_MHZ
 from spark_cluster.node.output import LINE_LIMIT
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.node_connection import NodeConnection

@@ -18,6 +18,7 @@ from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import printable
 from spark_cluster.config.engines import words
 from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import logs, runtime, verify
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import RAY, SERVER
@@ -38,7 +39,6 @@ from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.node.durable import make_folder, write_file
 from spark_cluster.node.masking import mask
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
 
 # The server of a step: brought up, its answers checked, and taken down.
 #

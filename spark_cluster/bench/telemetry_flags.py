@@ -13,7 +13,7 @@ from itertools import pairwise
 
 from spark_cluster.bench.record import CellResult, Metric, MetricName
 from spark_cluster.bench.telemetry import MIB, Drafts, Row
-from spark_cluster.facts.model import SLOW_MHZ
+from spark_cluster.config.facts import SLOW_MHZ
 
 LEAST_S = 3.0
 """Seconds of a state that are worth a word: clocks need a moment to rise."""

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from spark_cluster.cli.terminal import Console
     from spark_cluster.config.allowances import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
-    from spark_cluster.loader.project import Project
+    from spark_cluster.config.project import Project
 
 
 # `--step`: a person decides on each change before it is made.
@@ -185,7 +185,7 @@ class App:
 
     def print_json(self, document: Any) -> None:
         """The one JSON document."""
-        from spark_cluster.document import as_json
+        from spark_cluster.config.document import as_json
 
         click.echo(json.dumps(as_json(document), indent=2, default=str))
 

@@ -13,8 +13,8 @@ from spark_cluster.bench.suite import Suite, load_suite
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.options import Command
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.loader.recipes import load_recipe
 
 
 @click.command(cls=Command)

@@ -13,17 +13,17 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
 from spark_cluster.cli.options import Command
 from spark_cluster.cli.serving import probe_of, usual_recipe
+from spark_cluster.config.document import as_json
 from spark_cluster.config.ports import EnginePorts
-from spark_cluster.document import as_json
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
+    from spark_cluster.config.pins import Pins
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.doctor.examine import Diagnosis
     from spark_cluster.doctor.verdict import CheckResult
-    from spark_cluster.facts.pins import Pins
 
 
 @click.command(cls=Command)
@@ -56,7 +56,7 @@ def diagnose(app: App, only: Sequence[str] = (), *, probe: bool = False) -> Diag
     """
     from spark_cluster.doctor import examine
     from spark_cluster.doctor.probing import Question
-    from spark_cluster.known_issues.entries import catalogue
+    from spark_cluster.issues.entries import catalogue
     from spark_cluster.runner.parallel import start
 
     examine.must_be_known(only)
@@ -93,7 +93,7 @@ def _served_recipe(app: App) -> Recipe | None:
 
 def _known_pins(app: App) -> Pins | None:
     """Return the known combinations of kernel and driver, from the role `drivers`."""
-    from spark_cluster.facts import pins
+    from spark_cluster.config import pins
 
     folder = app.project.find("roles", "drivers")
     app.project.must_be_own(folder, "role drivers")

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from spark_cluster import discovery
+from spark_cluster.config import discovery
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import Secret
 from spark_cluster.errors import SparkClusterError, UsageError

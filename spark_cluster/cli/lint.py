@@ -17,24 +17,23 @@ from spark_cluster.cli.recipes_to_serve import changed_launch
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.visible import visible
 from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.registries import is_of_registry
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.engine import firewall
 from spark_cluster.errors import UsageError
-from spark_cluster.known_issues import fix_recipe, lint_target
-from spark_cluster.known_issues.entries import Issue, catalogue
-from spark_cluster.known_issues.explain import Explanation, explain
-from spark_cluster.known_issues.lint_target import Fixed, LintTarget
-from spark_cluster.known_issues.match import KnownIssueMatch
-from spark_cluster.known_issues.seen import Seen
-from spark_cluster.loader.registries import is_of_registry
-from spark_cluster.logs import reading
+from spark_cluster.issues import fix_recipe, lint_target, log_reading
+from spark_cluster.issues.entries import Issue, catalogue
+from spark_cluster.issues.explain import Explanation, explain
+from spark_cluster.issues.lint_target import Fixed, LintTarget
+from spark_cluster.issues.match import KnownIssueMatch
+from spark_cluster.issues.seen import Seen
 
 if TYPE_CHECKING:
     from rich.text import Text
 
     from spark_cluster.cli.terminal import Console
-    from spark_cluster.known_issues.entries import Issue
-    from spark_cluster.known_issues.match import KnownIssueMatch
+    from spark_cluster.issues.entries import Issue
+    from spark_cluster.issues.match import KnownIssueMatch
 
 
 def show_finding(console: Console, found: KnownIssueMatch, *, place: str = "") -> None:
@@ -307,7 +306,7 @@ def explain_command(
             raise UsageError("give --about or log files, not both")
         _about(app, about)
         return
-    explanation = explain(reading.sources(files, short=not app.as_json))
+    explanation = explain(log_reading.sources(files, short=not app.as_json))
     app.show(explanation, _show_explanation)
 
 

@@ -19,7 +19,7 @@ from spark_cluster.cli.options import Command, hub
 from spark_cluster.cli.serving import probe_of, usual_recipe
 from spark_cluster.cli.visible import LinePrinter, coloured, lines_of
 from spark_cluster.config.caches import state_folder
-from spark_cluster.document import as_json
+from spark_cluster.config.document import as_json
 from spark_cluster.engine.names import RAY
 from spark_cluster.errors import SparkClusterError, UsageError
 
@@ -209,7 +209,7 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     from spark_cluster.bench.planned_speed import own_evidence
     from spark_cluster.config.launch import of_recipe
     from spark_cluster.engine.survey import survey
-    from spark_cluster.planning.planner import Planner, Question, of_a_recipe
+    from spark_cluster.plan.planner import Planner, Question, of_a_recipe
 
     recipe = usual_recipe(app.cluster)
     if recipe is None:

@@ -16,10 +16,10 @@ from spark_cluster.node.output import OUTPUT_LIMIT
 
 if TYPE_CHECKING:
     from spark_cluster.cli.results import FactsResult, PingResult
+    from spark_cluster.config.facts import Gpu
     from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.facts.model import Gpu
+    from spark_cluster.config.topology import Node
     from spark_cluster.runner.session import Output
-    from spark_cluster.topology import Node
 
 
 @click.command(cls=Command)

@@ -21,7 +21,7 @@ from spark_cluster.runner.options import Options
 if TYPE_CHECKING:
     from spark_cluster.cli.run import Run
     from spark_cluster.config.inventory import Inventory, InventoryNode
-    from spark_cluster.loader.project import Project
+    from spark_cluster.config.project import Project
     from spark_cluster.runner.dialer import Dialer
 
     Watch = Callable[[Run], Sink]
@@ -82,7 +82,7 @@ class Opened:
         Raises:
             UsageError: there is no such folder.
         """
-        from spark_cluster.loader.project import Project
+        from spark_cluster.config.project import Project
 
         return Project(self._folder.resolve())
 
@@ -106,7 +106,7 @@ class Opened:
     @property
     def inventory_is_missing(self) -> bool:
         """True if none is named and the project has none, which some commands can do without."""
-        from spark_cluster.loader.project import INVENTORY
+        from spark_cluster.config.project import INVENTORY
 
         return self.named is None and not (self.project.folder / INVENTORY).exists()
 
@@ -117,7 +117,7 @@ class Opened:
         if self.named is None or isinstance(self.named, str | Path):
             source = self.project.inventory_source(self.named)
         else:
-            from spark_cluster.loader.new_inventory import source_of
+            from spark_cluster.config.new_inventory import source_of
 
             source = source_of(self.named)
         return replace(checked(source, self.project.list("roles")), prompts=self.prompts)
@@ -174,11 +174,11 @@ class Opened:
             Refused: others can write them.
             InvalidFile: one of them is wrong, with the place.
         """
-        from spark_cluster.loader.extension import KNOWN_ISSUES
+        from spark_cluster.config.extension import KNOWN_ISSUES
 
         self.project.load_resources()
         if self.project.extensions.files(KNOWN_ISSUES, ".toml"):
-            from spark_cluster.known_issues.entries import own
+            from spark_cluster.issues.entries import own
 
             with self.project.in_use():
                 own()

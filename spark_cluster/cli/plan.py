@@ -23,6 +23,7 @@ from spark_cluster.cli.recipes_to_serve import (
 )
 from spark_cluster.config import image_build
 from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.facts import Facts
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.overrides import Changes
 from spark_cluster.config.recipe import Recipe
@@ -31,6 +32,7 @@ from spark_cluster.config.recipe_settings import (
     missing_variables,
     mounts_must_be_allowed,
 )
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.engine import firewall, launches
 from spark_cluster.engine.copies.state import stored_models
 from spark_cluster.engine.hub_on_node import NodeDocuments
@@ -38,13 +40,11 @@ from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.models import placed as placed_on_nodes
 from spark_cluster.engine.survey import survey
 from spark_cluster.errors import UsageError
-from spark_cluster.facts.model import Facts
 from spark_cluster.importers import commandline
-from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.planning.planner import Planner, Question, Subject, of_a_command, of_a_recipe
-from spark_cluster.planning.purpose import Purpose, advise
-from spark_cluster.planning.room import NodeMemory, assumed
-from spark_cluster.planning.together import Placed, plan_together
+from spark_cluster.plan.planner import Planner, Question, Subject, of_a_command, of_a_recipe
+from spark_cluster.plan.purpose import Purpose, advise
+from spark_cluster.plan.room import NodeMemory, assumed
+from spark_cluster.plan.together import Placed, plan_together
 
 NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"
 PURPOSES = ("latency", "throughput", "capacity")

@@ -19,19 +19,19 @@ from spark_cluster.cli.predicted_speed import (
     served_by,
     too_large,
 )
+from spark_cluster.config.document import Document, Flat
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.document import Document, Flat
 from spark_cluster.errors import UsageError
 from spark_cluster.models.find import find
 from spark_cluster.models.shape import Geometry
-from spark_cluster.planning import kv
-from spark_cluster.planning.evidence import said
-from spark_cluster.planning.kv import KvCache, KvLayout
-from spark_cluster.planning.speed.constants import Constants, load_constants
-from spark_cluster.planning.speed.decode import Speculative, decode, speculative
-from spark_cluster.planning.speed.estimate import Estimate
-from spark_cluster.planning.speed.prefill import prefill
-from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.plan import kv
+from spark_cluster.plan.evidence import said
+from spark_cluster.plan.kv import KvCache, KvLayout
+from spark_cluster.plan.speed.constants import Constants, load_constants
+from spark_cluster.plan.speed.decode import Speculative, decode, speculative
+from spark_cluster.plan.speed.estimate import Estimate
+from spark_cluster.plan.speed.prefill import prefill
+from spark_cluster.plan.speed.serving import Serving
 
 GB = 1e9
 ANSWER = 1024

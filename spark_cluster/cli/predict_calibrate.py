@@ -10,14 +10,14 @@ from spark_cluster.bench.fabric_record import FabricRecord, is_fabric, load_fabr
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.predicted_speed import served_by
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.logs.memory_account import ANCHORS, MemoryAccount, account_in
-from spark_cluster.logs.reading import Reader, of_file
+from spark_cluster.issues.log_reading import Reader, of_file
+from spark_cluster.issues.memory_account import ANCHORS, MemoryAccount, account_in
 from spark_cluster.node.durable import write_file
-from spark_cluster.planning.calibrate import Calibration, Point, is_read_bound
-from spark_cluster.planning.runs import (
+from spark_cluster.plan.calibrate import Calibration, Point, is_read_bound
+from spark_cluster.plan.runs import (
     UNFITTED,
     MeasuredLink,
     fitted,
@@ -25,8 +25,8 @@ from spark_cluster.planning.runs import (
     read_runs,
     with_runtime,
 )
-from spark_cluster.planning.speed.constants import CALIBRATION, Constants, carried, exchanges
-from spark_cluster.planning.speed.serving import Serving
+from spark_cluster.plan.speed.constants import CALIBRATION, Constants, carried, exchanges
+from spark_cluster.plan.speed.serving import Serving
 
 UNITS = {
     "allreduce_us": "us",

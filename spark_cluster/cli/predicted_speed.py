@@ -10,21 +10,21 @@ from pydantic import Field
 
 from spark_cluster.bench.planned_speed import own_evidence
 from spark_cluster.cli.app import App
+from spark_cluster.config.document import Document, Hidden, Rounded, derived, printed
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.document import Document, Hidden, Rounded, derived, printed
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import UsageError
-from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.models.find import find
 from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.memory import GIB, RESERVE_GIB
 from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
-from spark_cluster.planning.evidence import Comparison, Evidence, by_others
-from spark_cluster.planning.room import assumed
-from spark_cluster.planning.speed.decode import Decode, Speculative
-from spark_cluster.planning.speed.estimate import Estimate
-from spark_cluster.planning.speed.prefill import Prefill
-from spark_cluster.planning.speed.serving import Serving, serving_of
+from spark_cluster.plan.evidence import Comparison, Evidence, by_others
+from spark_cluster.plan.room import assumed
+from spark_cluster.plan.speed.decode import Decode, Speculative
+from spark_cluster.plan.speed.estimate import Estimate
+from spark_cluster.plan.speed.prefill import Prefill
+from spark_cluster.plan.speed.serving import Serving, serving_of
 
 MS = 1e3
 

@@ -16,27 +16,27 @@ from spark_cluster.cli.options import Command, Group, Overriding
 from spark_cluster.cli.predicted_speed import too_large
 from spark_cluster.cli.recipes_to_serve import changed
 from spark_cluster.cli.visible import visible
+from spark_cluster.config import saved_recipe
 from spark_cluster.config.launch import of_recipe as launched
 from spark_cluster.config.overrides import text as overrides_text
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Measured
-from spark_cluster.errors import SparkClusterError, UsageError
-from spark_cluster.loader import saved_recipe
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import (
+from spark_cluster.config.recipes import (
     FoundRecipe,
     RecipeFile,
     load_recipe,
     recipe_files,
     search_recipes,
 )
-from spark_cluster.planning.evidence import Evidence, by_others
-from spark_cluster.planning.planner import Planner
-from spark_cluster.planning.proposal import Verdict, verdicts
-from spark_cluster.planning.speed.constants import load_constants
-from spark_cluster.planning.speed.decode import CONTEXT, request_speed
-from spark_cluster.planning.speed.estimate import SMALLEST, Estimate
-from spark_cluster.planning.speed.serving import Serving, serving_of
+from spark_cluster.errors import SparkClusterError, UsageError
+from spark_cluster.plan.evidence import Evidence, by_others
+from spark_cluster.plan.planner import Planner
+from spark_cluster.plan.proposal import Verdict, verdicts
+from spark_cluster.plan.speed.constants import load_constants
+from spark_cluster.plan.speed.decode import CONTEXT, request_speed
+from spark_cluster.plan.speed.estimate import SMALLEST, Estimate
+from spark_cluster.plan.speed.serving import Serving, serving_of
 
 _COMMANDS = {
     "list": "recipes:list_",

@@ -17,21 +17,21 @@ from rich.text import Text
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.options import Command, Offline, hub
+from spark_cluster.config import registries
+from spark_cluster.config.document import ErrorDocument, as_json
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.saved_recipe import NAME, folders_of, write_recipe
 from spark_cluster.config.yamlfile import shown
-from spark_cluster.document import ErrorDocument, as_json
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.importers import commandline, snapshot
 from spark_cluster.importers.fetching import Update, look, take
 from spark_cluster.importers.files import read_file
 from spark_cluster.importers.importer import Choice, Imported, Source
 from spark_cluster.importers.recipe_text import write
-from spark_cluster.loader import registries
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.loader.saved_recipe import NAME, folders_of, write_recipe
 from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.memory import GIB
-from spark_cluster.planning.speed.serving import serving_of
+from spark_cluster.plan.speed.serving import serving_of
 
 _STDIN = "standard input"
 _LARGEST = 2 << 20

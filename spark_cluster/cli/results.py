@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from spark_cluster.cli.recap import NodeError
-from spark_cluster.document import Document, ErrorDocument, Flat, Hidden, PrintedAs, printed
+from spark_cluster.config.document import Document, ErrorDocument, Flat, Hidden, PrintedAs, printed
+from spark_cluster.config.facts import Facts
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.facts.model import Facts
-from spark_cluster.topology import Link, Node
 
 
 @dataclass(frozen=True)

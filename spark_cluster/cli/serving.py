@@ -359,7 +359,7 @@ def usual_recipe(opened: Opened) -> Recipe | None:
     Raises:
         SparkClusterError: there is none of that name, or it is wrong.
     """
-    from spark_cluster.loader.recipes import load_recipe
+    from spark_cluster.config.recipes import load_recipe
 
     name = opened.inventory.serve.recipe
     return None if name is None else load_recipe(name, opened.project)
@@ -381,7 +381,7 @@ def _started_with(opened: Opened, name: str) -> Recipe:
     Raises:
         SparkClusterError: it is not there any more, or wrong; with what it is needed for.
     """
-    from spark_cluster.loader.recipes import load_recipe
+    from spark_cluster.config.recipes import load_recipe
 
     try:
         return load_recipe(name, opened.project)

@@ -27,9 +27,9 @@ from spark_cluster.cli.setup_flow import (
     own_answers,
     write,
 )
+from spark_cluster.config.discovery import Peer
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import Secret
-from spark_cluster.discovery import Peer
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.ssh_errors import KeysRefused

@@ -17,8 +17,8 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 from spark_cluster import __version__
 from spark_cluster.cli.app import App
 from spark_cluster.cli.options import Command
+from spark_cluster.config.project import INVENTORY
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.loader.project import INVENTORY
 
 LIBRARIES = ("paramiko", "ruamel.yaml", "pydantic", "click")
 """What reads files and talks to nodes: the usual suspects when one laptop differs from another."""

@@ -10,8 +10,8 @@ from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Probed
 from spark_cluster.doctor.question import NodeSource, labels
 from spark_cluster.doctor.verdict import CheckResult, NotSeen, Verdict, ok, unknown
-from spark_cluster.known_issues.entries import Issue, catalogue, fill, for_check
-from spark_cluster.known_issues.match import Effect
+from spark_cluster.issues.entries import Issue, catalogue, fill, for_check
+from spark_cluster.issues.match import Effect
 
 S = TypeVar("S")
 Look = Callable[[S], Verdict]

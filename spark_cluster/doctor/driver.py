@@ -8,17 +8,17 @@ import re
 from collections import Counter
 from dataclasses import dataclass
 
+from spark_cluster.config import pins
+from spark_cluster.config.facts import BUSY_PERCENT, LOW_MHZ, LOW_W
+from spark_cluster.config.pins import Pins
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import Observations, Ran
 from spark_cluster.doctor.question import KEPT_LINES
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
-from spark_cluster.facts import pins
-from spark_cluster.facts.model import BUSY_PERCENT, LOW_MHZ, LOW_W
-from spark_cluster.facts.pins import Pins
-from spark_cluster.known_issues.entries import Issue, catalogue
-from spark_cluster.known_issues.log_matching import recognise
-from spark_cluster.known_issues.match import ORDER
-from spark_cluster.logs import lines
+from spark_cluster.issues import log_lines
+from spark_cluster.issues.entries import Issue, catalogue
+from spark_cluster.issues.log_matching import recognise
+from spark_cluster.issues.match import ORDER
 
 KHO = "kernel-kho"
 XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+)")
@@ -270,7 +270,7 @@ def fault_in(log: str, check: str) -> KernelFault | None:
     Args:
         check: only faults that it is about.
     """
-    rows = [lines.read(_RECORD.sub("", raw)).text for raw in log.splitlines()]
+    rows = [log_lines.read(_RECORD.sub("", raw)).text for raw in log.splitlines()]
     found = [
         (ORDER[issue.severity], issue.broad, place, issue)
         for place, row in enumerate(rows)

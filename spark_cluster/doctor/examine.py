@@ -14,7 +14,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
+from spark_cluster.config.extension import CHECKS, Extensions, extensions_in_use, where_raised
 from spark_cluster.config.inventory import Inventory, InventoryNode
+from spark_cluster.config.pins import Pins
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.doctor import driver, link, logs, memory, pair, probes, probing, serving, system
@@ -25,10 +27,8 @@ from spark_cluster.doctor.question import Context, NodeSource, question, sources
 from spark_cluster.doctor.verdict import CheckResult, NotSeen, Verdict, fail, ok, unknown
 from spark_cluster.engine.caches import root_on
 from spark_cluster.errors import InvalidFile, SparkClusterError, Unreachable, UsageError
-from spark_cluster.facts.pins import Pins
-from spark_cluster.known_issues.entries import catalogue, own, per_project
-from spark_cluster.known_issues.match import Effect, KnownIssueMatch, ordered
-from spark_cluster.loader.extension import CHECKS, Extensions, extensions_in_use, where_raised
+from spark_cluster.issues.entries import catalogue, own, per_project
+from spark_cluster.issues.match import Effect, KnownIssueMatch, ordered
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.parallel import in_parallel

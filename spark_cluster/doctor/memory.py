@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
+from spark_cluster.config.fact_parsers import compute_apps, free_blocks
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.engine.names import RAY, SERVER, TITLE
-from spark_cluster.facts.parsers import compute_apps, free_blocks
 from spark_cluster.node.memory import SSH_STOPS_KIB
 
 WARN_KIB = 6 * 2**20

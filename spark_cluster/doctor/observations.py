@@ -9,15 +9,15 @@ from datetime import UTC, datetime
 from functools import cached_property
 from typing import Any
 
+from spark_cluster.config import fact_gathering
+from spark_cluster.config.facts import Facts, Hca, Interface, Memory
+from spark_cluster.config.pins import Pins
+from spark_cluster.config.topology import cabled_port
 from spark_cluster.doctor.question import Context, NodeSource, sources
 from spark_cluster.doctor.verdict import NotSeen
 from spark_cluster.engine.names import PROGRAMS
-from spark_cluster.facts import gather
-from spark_cluster.facts.model import Facts, Hca, Interface, Memory
-from spark_cluster.facts.pins import Pins
 from spark_cluster.node import unit_state
 from spark_cluster.node.containers import ContainerState, parse_containers, with_logs
-from spark_cluster.topology import cabled_port
 
 TIMEOUT_S = 20.0
 """Seconds that a command may take."""
@@ -151,7 +151,7 @@ class Observations:
     @cached_property
     def facts(self) -> Facts:
         """The facts that the same answer makes, with the kernel from /proc."""
-        found = gather.facts(self.answer)
+        found = fact_gathering.facts(self.answer)
         return replace(found, kernel=self.kernel) if self.there("kernel") else found
 
     @property

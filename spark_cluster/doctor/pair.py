@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from itertools import combinations, permutations
 
-from spark_cluster.discovery import COUNT
+from spark_cluster.config.discovery import COUNT
 from spark_cluster.doctor.check import Pair, check
 from spark_cluster.doctor.driver import fwupd_devices
 from spark_cluster.doctor.observations import Observations, of_hca

@@ -10,9 +10,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
+from spark_cluster.config import fact_parsers
+from spark_cluster.config.fact_parsers import LISTENERS
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.ports import EnginePorts, Span
 from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.config.topology import Node, topology_of
 from spark_cluster.doctor import port_scan
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Answer, OpenPort, Ping, PortScan, Probed, Rdma, Transfer
@@ -23,11 +26,8 @@ from spark_cluster.engine.engine import ask_health, engine_of
 from spark_cluster.engine.link_check import Cabling, Hop
 from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.facts import parsers
-from spark_cluster.facts.parsers import LISTENERS
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.session import Output, Pending, Session
-from spark_cluster.topology import Node, topology_of
 
 # The TCP ports of the nodes that this laptop can reach, and what listens there.
 
@@ -82,7 +82,7 @@ def parse_listeners(text: str) -> dict[int, str]:
     """Parse the output of `ss -Hltnp`; programs on loopback addresses are left out."""
     return {
         one.port: one.program
-        for one in parsers.listeners(text)
+        for one in fact_parsers.listeners(text)
         if not one.address.startswith("127.0.0.") and one.address != "::1"
     }
 

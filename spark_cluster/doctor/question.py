@@ -11,13 +11,13 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.config import fact_gathering
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.engine import firewall, ray
 from spark_cluster.engine.names import PAUSE, PROGRAMS
 from spark_cluster.engine.runtime import JOURNAL
-from spark_cluster.facts import gather
-from spark_cluster.known_issues.entries import shipped
+from spark_cluster.issues.entries import shipped
 from spark_cluster.node import container_gpu, unit_state
 from spark_cluster.node.nvidia_smi import THROTTLE
 from spark_cluster.resources import docker
@@ -117,7 +117,7 @@ def sources(context: Context) -> dict[str, NodeSource]:
     """Return all sources by name: of the project, of the facts, of `sources.toml`, and those that
     follow from what other modules know.
     """
-    facts = {name: _source(name, given, {}) for name, given in gather.SOURCES.items()}
+    facts = {name: _source(name, given, {}) for name, given in fact_gathering.SOURCES.items()}
     return {**context.own, **facts, **_listed(context), **_of_modules(context)}
 
 
@@ -164,7 +164,7 @@ def _listed(context: Context) -> dict[str, NodeSource]:
 
 
 def _source(name: str, given: Mapping[str, Any], known: Mapping[Any, Sequence[str]]) -> NodeSource:
-    words: Sequence[Any] = gather.COMMANDS.get(name) or given.get("argv", ())
+    words: Sequence[Any] = fact_gathering.COMMANDS.get(name) or given.get("argv", ())
     argv = tuple(word for each in words for word in known.get(each, (each,)))
     if "script" in given:
         argv = shell(script(given["script"]), *argv)
@@ -179,7 +179,7 @@ def _of_modules(context: Context) -> dict[str, NodeSource]:
     devices = shell(container_gpu.SPECIFICATIONS, *container_gpu.FOLDERS)
     commands = {
         "load": ("nvidia-smi: load, clock, power", load, smi),
-        "apps": ("nvidia-smi --query-compute-apps", tuple(gather.COMPUTE_APPS), smi),
+        "apps": ("nvidia-smi --query-compute-apps", tuple(fact_gathering.COMPUTE_APPS), smi),
         "cdi": ("CDI specifications", devices, ""),
         "gpu_access": ("control groups of containers", shell(container_gpu.ACCESS), "docker"),
         "image_store": ("docker info", tuple(docker.STORE), "docker"),

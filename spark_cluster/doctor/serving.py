@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+from spark_cluster.config.fact_parsers import compute_apps
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.link import GID_TYPES
 from spark_cluster.doctor.observations import Observations
@@ -11,8 +12,7 @@ from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.engine import firewall
 from spark_cluster.engine.logs import first_error
 from spark_cluster.engine.ray import parse_nodes
-from spark_cluster.facts.parsers import compute_apps
-from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.issues.entries import catalogue
 from spark_cluster.node import container_gpu
 from spark_cluster.node.containers import FIREWALL, ContainerState
 from spark_cluster.node.images import parse_images

@@ -21,11 +21,11 @@ from spark_cluster.engine.names import PROGRAMS, RAY, SERVER
 from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, SparkClusterError, UsageError
 from spark_cluster.models.memory import LOWEST, RESERVE_GIB, utilization
 from spark_cluster.node.containers import NEEDS, OVERRIDES, RECIPE, TP, ContainerState
-from spark_cluster.planning.room import NodeMemory
+from spark_cluster.plan.room import NodeMemory
 from spark_cluster.runner.play import Play
 
 if TYPE_CHECKING:
-    from spark_cluster.planning.together import Placed, PlanTogether
+    from spark_cluster.plan.together import Placed, PlanTogether
 
 
 def serves(running: ContainerState, server: Server) -> bool:
@@ -152,7 +152,7 @@ def must_work(
     must_be_complete(server.recipe, force=force)
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
     from spark_cluster.engine.survey import hub_for, survey
-    from spark_cluster.planning import planner
+    from spark_cluster.plan import planner
 
     rooms, facts = survey(play, server.model_path, downloaded)
     if running.status == "running" or ended:
@@ -337,8 +337,8 @@ def _together(
     """
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
     from spark_cluster.engine.survey import hub_for
-    from spark_cluster.planning.planner import Planner
-    from spark_cluster.planning.together import plan_together
+    from spark_cluster.plan.planner import Planner
+    from spark_cluster.plan.together import plan_together
 
     new = [one for one, _ in asked]
     placed = _placed(play, asked, ended)

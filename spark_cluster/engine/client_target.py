@@ -16,17 +16,17 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from spark_cluster.config.document import Document, Hidden
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.secret import Secret
-from spark_cluster.document import Document, Hidden
+from spark_cluster.config.template import render
 from spark_cluster.engine import runtime
 from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, Access, ModelServer, described, models_of
 from spark_cluster.errors import Failed
-from spark_cluster.loader.template import render
 from spark_cluster.node import durable, replies, unit_state
 from spark_cluster.node.containers import ENDPOINT
 from spark_cluster.runner.session import Session

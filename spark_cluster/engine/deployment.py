@@ -12,13 +12,13 @@ from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue, Ray
 from spark_cluster.config.recipe_settings import MountedPatch, mounted_patches, mounts_of
+from spark_cluster.config.topology import Node
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import server_name
 from spark_cluster.node.containers import FIREWALL
-from spark_cluster.topology import Node
 
 if TYPE_CHECKING:
-    from spark_cluster.planning.planner import Subject
+    from spark_cluster.plan.planner import Subject
 
 
 Key = tuple[str, str]
@@ -165,7 +165,7 @@ class Server:
     def subject(self) -> Subject:
         """The subject for the planner."""
         # Late: formulas and rules are not read for looking that all is up.
-        from spark_cluster.planning.planner import of_a_recipe
+        from spark_cluster.plan.planner import of_a_recipe
 
         return of_a_recipe(self.recipe, self.launch)
 

@@ -18,6 +18,7 @@ from spark_cluster.config.inventory_schema import ServeEntry, Tls
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import Access, ModelServer, Replica, TlsKind
 from spark_cluster.errors import Failed, UsageError
@@ -25,7 +26,6 @@ from spark_cluster.node.containers import ENDPOINT, MODEL, Kind
 from spark_cluster.node.health import Completion
 from spark_cluster.node.supervision.model_probe import completion_of, request_of
 from spark_cluster.runner.session import Answer, Session
-from spark_cluster.topology import Node
 
 
 @dataclass(frozen=True)

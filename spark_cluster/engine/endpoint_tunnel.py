@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.config.template import render
 from spark_cluster.engine.proxy import DESCRIPTION, Access, described
 from spark_cluster.errors import Failed, Unreachable, UsageError
-from spark_cluster.loader.template import render
 from spark_cluster.node import durable
 from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.ssh_route import Target

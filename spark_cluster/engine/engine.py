@@ -23,10 +23,10 @@ from spark_cluster.node.health import HEALTH_S, Completion, State, judge
 from spark_cluster.node.values import Secret
 
 if TYPE_CHECKING:
+    from spark_cluster.config.topology import Node
     from spark_cluster.engine.deployment import Server
     from spark_cluster.engine.endpoint import Endpoint
     from spark_cluster.runner.session import Answer, Session
-    from spark_cluster.topology import Node
 
 
 SECRET_ENV = "/run/secrets/env"  # noqa: S105  (a folder)

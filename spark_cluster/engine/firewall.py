@@ -12,6 +12,7 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
+from spark_cluster.config.fact_parsers import EVERYWHERE, LISTENERS, Listener, listeners
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.ports import (
     LOOPBACK,
@@ -22,6 +23,7 @@ from spark_cluster.config.ports import (
     vllm_ports,
 )
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import running
@@ -30,14 +32,12 @@ from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import UNIT as PROXY_UNIT
 from spark_cluster.engine.ray import TOKENS_SINCE
 from spark_cluster.errors import Refused
-from spark_cluster.facts.parsers import EVERYWHERE, LISTENERS, Listener, listeners
 from spark_cluster.node import paths, unit_state
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.resources import NftTable
 from spark_cluster.resources.nft_table import normalised
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import printed
-from spark_cluster.topology import Node
 
 TABLE = "spark_cluster"
 COPIES_TABLE = f"{TABLE}_copies"

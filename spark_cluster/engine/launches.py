@@ -17,8 +17,9 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
+from spark_cluster.config.document import Document, PrintedAs, printed
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.document import Document, PrintedAs, printed
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import logs, runtime
 from spark_cluster.engine.caches import root_on
 from spark_cluster.engine.deployment import Deployment, Key, Server
@@ -33,7 +34,6 @@ from spark_cluster.node.store.manifest import revision_of
 from spark_cluster.node.tuned_kernels import VARIABLE, folder_of
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Pending, Session
-from spark_cluster.topology import Node
 
 TUNED = "spark-cluster.tuned"
 """Of the engine's containers: files with tuned parameters that they were started with."""

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from spark_cluster.config.topology import Link, Node, port_of
 from spark_cluster.errors import Failed, SparkClusterError, VerificationFailed
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.session import Session
-from spark_cluster.topology import Link, Node, port_of
 
 T = TypeVar("T")
 
@@ -230,7 +230,7 @@ def _failure(ping: Ping) -> VerificationFailed:
 
 def _known(issue: str, hop: Hop) -> str:
     """Return cause and fix of a known issue of the link, for both nodes."""
-    from spark_cluster.known_issues.entries import catalogue  # slow to import, seldom needed
+    from spark_cluster.issues.entries import catalogue  # slow to import, seldom needed
 
     found = catalogue()[issue]
     return f"{found.cause}: {found.fix_on(f'{hop.source.name},{hop.target.name}')}"
@@ -381,7 +381,7 @@ def must_be_switched(nodes: Sequence[Node], session: Callable[[Node], Session]) 
 
 def refusal(split: Sequence[Cabling]) -> SparkClusterError:
     """Return the error for nodes whose ports lead to different nodes."""
-    from spark_cluster.known_issues.entries import catalogue  # slow to import, seldom needed
+    from spark_cluster.issues.entries import catalogue  # slow to import, seldom needed
 
     issue = catalogue()[ISSUE]
     places = ". ".join(str(cabling) for cabling in split)

@@ -12,15 +12,15 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from spark_cluster.config.recipe_schema import Readiness
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import runtime
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, VerificationFailed
-from spark_cluster.known_issues.match import KnownIssueMatch
-from spark_cluster.logs import lines
+from spark_cluster.issues import log_lines
+from spark_cluster.issues.match import KnownIssueMatch
 from spark_cluster.node import unit_state
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.topology import Node
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Fault:
     @property
     def known(self) -> KnownIssueMatch | None:
         """The known issue that explains it; None when none does."""
-        from spark_cluster.known_issues.log_matching import known_for
+        from spark_cluster.issues.log_matching import known_for
 
         return known_for(self.text, self.before)
 
@@ -96,8 +96,10 @@ def first_error(logs: Mapping[str, str]) -> Fault | None:
     Args:
         logs: where (`spark1 spark-vllm`) to its text, with time stamps or without.
     """
-    found = [(where, error) for where, log in logs.items() for error in lines.errors_of(log)]
-    causes = [(where, error) for where, error in found if not lines.is_echo(error.text)] or found
+    found = [(where, error) for where, log in logs.items() for error in log_lines.errors_of(log)]
+    causes = [
+        (where, error) for where, error in found if not log_lines.is_echo(error.text)
+    ] or found
     if not causes:
         return None
     where, error = min(causes, key=lambda one: one[1].line.at)
@@ -106,8 +108,8 @@ def first_error(logs: Mapping[str, str]) -> Fault | None:
 
 def _message(raw: str) -> str:
     """A line with vLLM's own prefix, which tells who speaks, but without Docker's stamp."""
-    clean = lines.ANSI.sub("", raw).strip()
-    stamp = lines.read(clean).stamp
+    clean = log_lines.ANSI.sub("", raw).strip()
+    stamp = log_lines.read(clean).stamp
     return clean.partition(stamp)[2].strip() if stamp else clean
 
 

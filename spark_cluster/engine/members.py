@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import readiness
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.names import RAY
@@ -13,7 +14,6 @@ from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.errors import Refused
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import proxy, runtime, supervision, vram
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.endpoint import Endpoint, probe_once
@@ -19,7 +20,6 @@ from spark_cluster.node import paths
 from spark_cluster.node.health import judge
 from spark_cluster.node.supervision.look import stop
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
 
 ANSWER_S = 30.0
 """Seconds for an answer of a server that has just come up."""

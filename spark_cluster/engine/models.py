@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING
 from spark_cluster.config.launch import of_recipe
 from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.topology import Node
 from spark_cluster.engine.names import server_name
 from spark_cluster.errors import Refused
-from spark_cluster.planning.planner import Subject, of_a_recipe
+from spark_cluster.plan.planner import Subject, of_a_recipe
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
 
 if TYPE_CHECKING:
-    from spark_cluster.planning.together import Placed
+    from spark_cluster.plan.together import Placed
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def placed(
     """
     # Late: formulas and rules are not read for looking that all is up.
     from spark_cluster.engine.survey import survey
-    from spark_cluster.planning.together import Placed
+    from spark_cluster.plan.together import Placed
 
     found = []
     for model, begun in zip(models, downloaded, strict=True):

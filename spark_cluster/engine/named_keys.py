@@ -16,7 +16,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from spark_cluster.document import Document
+from spark_cluster.config.document import Document
 from spark_cluster.engine.proxy import (
     ADMIN_SOCKET,
     DESCRIPTION,

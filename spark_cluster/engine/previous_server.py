@@ -11,8 +11,8 @@ from pathlib import Path
 
 from spark_cluster.config import overrides
 from spark_cluster.config.caches import state_folder
+from spark_cluster.config.document import Document
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.document import Document
 from spark_cluster.engine import logs
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import PROGRAMS

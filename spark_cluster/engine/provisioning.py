@@ -12,14 +12,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from spark_cluster.config import pins
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import link_check
 from spark_cluster.engine.link_check import must_be_switched
 from spark_cluster.errors import SparkClusterError, VerificationFailed
-from spark_cluster.facts import pins
-from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.issues.entries import catalogue
 from spark_cluster.resources import Command, File, Reboot
 from spark_cluster.runner.play import Applied, Play, RoleCall
-from spark_cluster.topology import Node
 
 NEVER_FLASHED = re.compile("ConnectX|MT2910", re.IGNORECASE)
 """Devices whose firmware is not for us to update: DGX OS does, and others have bricked it."""

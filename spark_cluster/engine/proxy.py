@@ -10,9 +10,9 @@ from urllib.parse import urlsplit
 
 from pydantic import Field
 
+from spark_cluster.config.document import Document, Hidden, WhenSet
 from spark_cluster.config.model_kind import KINDS, ModelKind
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.document import Document, Hidden, WhenSet
 from spark_cluster.engine.names import SERVER
 from spark_cluster.node import paths
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from spark_cluster.config.document import Document
 from spark_cluster.config.ports import EnginePorts
-from spark_cluster.document import Document
 from spark_cluster.engine.engine import Engine, Process, needs_rdma
 from spark_cluster.engine.names import RAY
 from spark_cluster.errors import Failed, UsageError
@@ -29,9 +29,9 @@ from spark_cluster.node.values import Secret
 from spark_cluster.resources.program import secret_path
 
 if TYPE_CHECKING:
+    from spark_cluster.config.topology import Node
     from spark_cluster.engine.deployment import Server
     from spark_cluster.runner.session import Answer, Session
-    from spark_cluster.topology import Node
 
 ENDED = ("SUCCEEDED", "FAILED", "STOPPED")
 """States of a job that has ended; before that it is PENDING or RUNNING."""

@@ -6,8 +6,9 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from spark_cluster.config.document import Document
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.document import Document
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import readiness, vram
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.job_client import ray_jobs
@@ -18,7 +19,6 @@ from spark_cluster.engine.start import prepare_nodes, ray_would_restart
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.containers import RECIPE
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
 
 ENDS_WITHIN_S = 60.0
 """Seconds that jobs have to end after they were stopped: Ray kills them after a few."""

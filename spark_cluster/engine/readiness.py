@@ -16,7 +16,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from spark_cluster.config.fact_parsers import HIGH_PRESSURE, free_blocks
 from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import logs, runtime, vram
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.endpoint import Endpoint, probe_once
@@ -24,7 +26,6 @@ from spark_cluster.engine.engine import ask_health, engine
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
 from spark_cluster.errors import Failed, SparkClusterError, VerificationFailed
-from spark_cluster.facts.parsers import HIGH_PRESSURE, free_blocks
 from spark_cluster.node import load_guard, memory, replies, unit_state
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.engine_caches import of_environment, short
@@ -33,7 +34,6 @@ from spark_cluster.node.supervision.look import stop
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import printed
-from spark_cluster.topology import Node
 
 FRAGMENTED = (
     "{}, after caches were dropped and memory was compacted: weights may load slowly, or the "

@@ -22,7 +22,7 @@ from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.known_issues import rules
+from spark_cluster.issues import rules
 from spark_cluster.node import replies
 from spark_cluster.node.supervision import model_probe
 from spark_cluster.node.supervision.model_probe import (

@@ -26,6 +26,7 @@ from spark_cluster.config.recipe_settings import (
     must_be_servable,
     secrets_of_laptop,
 )
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import caches, firewall
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import Endpoint, endpoint_of
@@ -46,7 +47,6 @@ from spark_cluster.node.containers import (
     RECIPE,
     TP,
 )
-from spark_cluster.topology import Node
 
 M = TypeVar("M", Node, InventoryNode)
 

@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.document import Document, Hidden, derived
+from spark_cluster.config import programs
+from spark_cluster.config.document import Document, Hidden, derived
+from spark_cluster.config.template import render
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import proxy, runtime
 from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.engine.ray import TOKEN_FILE
-from spark_cluster.loader import programs
-from spark_cluster.loader.template import render
 from spark_cluster.node import locks, own_program, paths, replies
 from spark_cluster.node.supervision.policy import SupervisionState
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
 from spark_cluster.runner.session import Session, printed
-from spark_cluster.topology import Node
 
 
 @dataclass(frozen=True)

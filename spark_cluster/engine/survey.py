@@ -8,13 +8,13 @@ import threading
 from collections.abc import Mapping
 from dataclasses import replace
 
+from spark_cluster.config import fact_gathering
+from spark_cluster.config.facts import Facts
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.facts import gather
-from spark_cluster.facts.model import Facts
 from spark_cluster.models.find import known_models
 from spark_cluster.models.hub.lookup import Hub, cached, online
-from spark_cluster.planning.planner import Planner, Subject
-from spark_cluster.planning.room import NodeMemory, of_facts
+from spark_cluster.plan.planner import Planner, Subject
+from spark_cluster.plan.room import NodeMemory, of_facts
 from spark_cluster.runner.play import Play
 
 DONE = ".complete"
@@ -31,7 +31,7 @@ def survey(
         there: GiB of the model that nodes have in the hub cache; infinite: all of it.
     """
     question = {
-        **gather.MEMORY,
+        **fact_gathering.MEMORY,
         "files": {"meminfo": "/proc/meminfo", "done": f"{folder}/{DONE}"},
     }
     nodes = sorted(play.nodes, key=lambda node: not node.is_head)
@@ -39,7 +39,7 @@ def survey(
     rooms, facts = [], []
     for node, pending in waiting:
         answer = pending.wait()
-        processes, _ = gather.memory(answer)
+        processes, _ = fact_gathering.memory(answer)
         begun = (downloaded or {}).get(node.name, 0.0)
         has_model = answer["files"]["done"] is not None or math.isinf(begun)
         room = of_facts(node.name, node.facts, processes or (), has_model=has_model)

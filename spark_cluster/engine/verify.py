@@ -19,10 +19,10 @@ from typing import Annotated, Literal
 from pydantic import Field, TypeAdapter, ValidationError
 
 from spark_cluster.config import launch as launches
+from spark_cluster.config.document import Document, printed
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.document import Document, printed
 from spark_cluster.engine import readiness_checks, runtime, vram
 from spark_cluster.engine.client import PATIENCE_S, Check, Client, NotApplicable, RequestFailed
 from spark_cluster.engine.endpoint import Endpoint, running

@@ -17,11 +17,11 @@ from spark_cluster.config.ports import Span
 from spark_cluster.engine.engine import Engine, Process, base_environment, needs_rdma
 from spark_cluster.engine.ray import RAY_HOME, authentication
 from spark_cluster.errors import Failed
-from spark_cluster.logs import startup
+from spark_cluster.issues import startup
 
 if TYPE_CHECKING:
+    from spark_cluster.config.topology import Node
     from spark_cluster.engine.deployment import Server
-    from spark_cluster.topology import Node
 
 FLAGS = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 

@@ -14,16 +14,16 @@ from typing import NotRequired, TypeVar
 
 from typing_extensions import TypedDict
 
-from spark_cluster.document import Document, Hidden, printed
+from spark_cluster.config import fact_gathering
+from spark_cluster.config.document import Document, Hidden, printed
+from spark_cluster.config.facts import Process
+from spark_cluster.config.topology import Node
 from spark_cluster.engine.names import TITLE
 from spark_cluster.errors import Failed, SparkClusterError
-from spark_cluster.facts import gather
-from spark_cluster.facts.model import Process
 from spark_cluster.node import replies
 from spark_cluster.runner.events import Bus, MemoryHeld, MemoryPlanned
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.topology import Node
 
 T = TypeVar("T")
 
@@ -74,11 +74,11 @@ def sample(sessions: Mapping[str, Session]) -> list[NodeVram]:
     Raises:
         Failed: nvidia-smi does not answer on a node; never taken for "nothing is held".
     """
-    waiting = {name: s.submit("gather", **gather.MEMORY) for name, s in sessions.items()}
+    waiting = {name: s.submit("gather", **fact_gathering.MEMORY) for name, s in sessions.items()}
     found = []
     for name, pending in waiting.items():
         answer = pending.wait()
-        processes, memory = gather.memory(answer)
+        processes, memory = fact_gathering.memory(answer)
         if processes is None:
             done = answer["commands"]["apps"]
             hangs = answer.get("late", {}).get("apps")

@@ -33,12 +33,12 @@ from pydantic import Field
 from typing_extensions import TypedDict
 
 from spark_cluster import __version__
-from spark_cluster.document import Document, Flat, Hidden, derived, printed
+from spark_cluster.config import registries as known
+from spark_cluster.config.document import Document, Flat, Hidden, derived, printed
+from spark_cluster.config.registries import ARCHIVE_SCHEMES, GIT_SCHEMES, Index, Listed, Registry
 from spark_cluster.errors import Failed, InvalidFile, UsageError
 from spark_cluster.importers import snapshot
 from spark_cluster.importers.snapshot import Chosen, SourceFile
-from spark_cluster.loader import registries as known
-from spark_cluster.loader.registries import ARCHIVE_SCHEMES, GIT_SCHEMES, Index, Listed, Registry
 
 TIMEOUT_S = 120.0
 """Seconds for everything that is fetched of one registry."""

@@ -17,6 +17,7 @@ from spark_cluster.config.launch import Launch
 from spark_cluster.config.node_paths import is_for_models, why_refused
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import MOST_NODES
+from spark_cluster.config.saved_recipe import commented, commented_text, yaml_of
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.yamlfile import dotted
 from spark_cluster.errors import InvalidFile
@@ -24,7 +25,6 @@ from spark_cluster.importers.importer import Imported, Left, Source
 from spark_cluster.importers.mods import carry_over
 from spark_cluster.importers.places import Parts, folder_on_node, shown, sort
 from spark_cluster.importers.vllm_flags import kinds
-from spark_cluster.loader.saved_recipe import commented, commented_text, yaml_of
 from spark_cluster.models.naming import is_path
 
 DEFAULT_IMAGES = {

@@ -19,15 +19,15 @@ from typing import Any
 from ruamel.yaml import YAML
 
 from spark_cluster import __version__
+from spark_cluster.config import registries as known
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.registries import Registry
 from spark_cluster.config.yamlfile import load
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
 from spark_cluster.importers.files import read_file
 from spark_cluster.importers.importer import Choice, Imported, no_choice
 from spark_cluster.importers.recipe_text import write
-from spark_cluster.loader import registries as known
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.loader.registries import Registry
 
 LARGEST_FILE = 256 << 10
 """Bytes of one recipe; the largest of the public registries has 30,000."""

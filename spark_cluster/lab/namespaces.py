@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 
+from spark_cluster.config import trust
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import InvalidFile, Refused, Unreachable
 from spark_cluster.lab import namespace_relay
-from spark_cluster.loader import trust
 from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.runner.tunnel import end
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from spark_cluster.facts.model import Memory
+from spark_cluster.config.facts import Memory
 
 GIB_KIB = 1024 * 1024
 GIB = 1024**3

@@ -15,9 +15,9 @@ from dataclasses import KW_ONLY, dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
+from spark_cluster.config import fact_gathering
+from spark_cluster.config.facts import Facts
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
-from spark_cluster.facts import gather
-from spark_cluster.facts.model import Facts
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Bus, Connected, NodeFailed
 from spark_cluster.runner.node_connection import NodeConnection
@@ -151,7 +151,7 @@ class Connections:
         session = self._join(name)
         if not booted_before:
             return
-        answer = session.request("gather", files={"boot_id": gather.FILES["boot_id"]})
+        answer = session.request("gather", files={"boot_id": fact_gathering.FILES["boot_id"]})
         if (answer["files"]["boot_id"] or "").strip() == booted_before:
             raise Unreachable("it has not gone down", where=name)
         with contextlib.suppress(Failed):  # a unit that hangs must not hold up the run
@@ -174,7 +174,7 @@ class Connections:
             "since": time.time(),
         }
         lock = session.submit("lock", owner=owner) if self.change else None
-        wanted = gather.question() if self.gather_facts or name in self.facts else {}
+        wanted = fact_gathering.question() if self.gather_facts or name in self.facts else {}
         gathered = session.submit("gather", **wanted)
         held_by = lock.wait().get("locked_by") if lock is not None else None
         if held_by is not None:
@@ -183,7 +183,7 @@ class Connections:
             raise _locked(name, held_by)
         answer = gathered.wait()
         if wanted:
-            self.facts[name] = gather.facts(answer)
+            self.facts[name] = fact_gathering.facts(answer)
         self.users[name] = self._connections[name].user
 
     def facts_of(self, name: str) -> Facts:
@@ -232,7 +232,9 @@ class Connections:
     # -- inside ----------------------------------------------------------------------------------
 
     def _facts(self, name: str) -> Facts:
-        return gather.facts(self.session(name).request("gather", **gather.question()))
+        return fact_gathering.facts(
+            self.session(name).request("gather", **fact_gathering.question())
+        )
 
     def _open(self, name: str) -> None:
         started = time.monotonic()

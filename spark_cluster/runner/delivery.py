@@ -77,7 +77,7 @@ def reboot(connections: Connections, name: str, wanted: Mapping[str, Any], tell:
     until = started + float(wanted["timeout_s"])
     missing = _wait(connections, name, until, tell, booted_before=wanted["boot_id"])
     if missing is not None:
-        from spark_cluster.known_issues.entries import catalogue
+        from spark_cluster.issues.entries import catalogue
 
         raise NotBack(
             f"it did not come back within {wanted['timeout_s']:g} s after the reboot: {missing}",
@@ -332,8 +332,8 @@ class Delivery:
 
 def _advice(error: str, node: str) -> str:
     """Return cause and fix of the known issue that a program's last words show, if any."""
-    from spark_cluster.known_issues.entries import fill  # slow to import, seldom needed
-    from spark_cluster.known_issues.log_matching import known_for
+    from spark_cluster.issues.entries import fill  # slow to import, seldom needed
+    from spark_cluster.issues.log_matching import known_for
 
     found = next(filter(None, map(known_for, error.splitlines())), None)
     return fill(f"{found.cause}: {found.fix}", {"NODE": node}) if found else ""

@@ -12,9 +12,9 @@ from collections.abc import Callable, Iterable, MutableMapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from spark_cluster.config import fact_gathering
+from spark_cluster.config.fact_parsers import public_keys
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.facts import gather
-from spark_cluster.facts.parsers import public_keys
 from spark_cluster.resources.host_keys import PREPARED
 from spark_cluster.runner.known_hosts import (
     PublicKey,
@@ -134,7 +134,7 @@ def forget_replaced(
     if shown is None:
         return False
     target = connections.dialer.target(connections.nodes[name])
-    on_disk = gather.TREES["host_keys"]
+    on_disk = fact_gathering.TREES["host_keys"]
     return bool(forget_keys(target, shown, lambda: _keys(connections, name, on_disk)))
 
 

@@ -25,8 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from spark_cluster.config.fact_parsers import is_whole, kind_of
 from spark_cluster.errors import Failed
-from spark_cluster.facts.parsers import is_whole, kind_of
 from spark_cluster.runner.ssh_route import Hop
 
 LIMIT_S = 30.0

@@ -6,8 +6,8 @@ import json
 from functools import cache
 
 from spark_cluster.agent import bootstrap, frames
-from spark_cluster.loader.extension import extensions_in_use
-from spark_cluster.loader.programs import PACKAGE, packed
+from spark_cluster.config.extension import extensions_in_use
+from spark_cluster.config.programs import PACKAGE, packed
 from spark_cluster.node import paths
 
 ProjectFiles = tuple[tuple[str, bytes], ...]
@@ -53,7 +53,7 @@ UNITS = (
     "spark_cluster/node/model_loader/",
     "spark_cluster/node/supervision/",
 )
-"""Folders with programs of units (loader/programs.py)."""
+"""Folders with programs of units (config/programs.py)."""
 
 LAPTOP_ONLY = {PACKAGE / "agent" / name for name in ("messages.py", "shape.py")}
 """Modules next to the agent with which the laptop checks what the agent says."""

@@ -11,8 +11,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.inventory import Inventory, part_of
+from spark_cluster.config.role import tagged
+from spark_cluster.config.topology import Node, topology_of
 from spark_cluster.errors import Failed, Refused, SparkClusterError, Unreachable
-from spark_cluster.loader.role import tagged
 from spark_cluster.resources.base import Resource
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.delivery import Applied, Delivery, check
@@ -20,10 +21,9 @@ from spark_cluster.runner.events import Bus, NodeFailed, Note, Progress, StageFi
 from spark_cluster.runner.options import Options
 from spark_cluster.runner.parallel import all_of, in_parallel
 from spark_cluster.runner.session import Session
-from spark_cluster.topology import Node, topology_of
 
 if TYPE_CHECKING:
-    from spark_cluster.loader.project import Project
+    from spark_cluster.config.project import Project
 
 __all__ = ["Applied", "Play", "RoleCall"]
 

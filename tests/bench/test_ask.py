@@ -21,7 +21,7 @@ from spark_cluster.bench.expansion import PlannedCell, expand
 from spark_cluster.bench.generator import At
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.suite import Suite
-from spark_cluster.loader import programs
+from spark_cluster.config import programs
 from spark_cluster.node.bench import ask
 from spark_cluster.node.bench.measure import PLAN
 

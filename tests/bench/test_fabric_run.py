@@ -28,12 +28,12 @@ from spark_cluster.bench.fabric_record import (
 )
 from spark_cluster.bench.fabric_run import messages, must_be_possible, record_of, result_in
 from spark_cluster.bench.run_folder import save_document
+from spark_cluster.config.facts import Process
+from spark_cluster.config.topology import Link
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.errors import Failed, InvalidFile, Refused, UsageError
-from spark_cluster.facts.model import Process
 from spark_cluster.runner.events import Progress
-from spark_cluster.topology import Link
 
 ONE = (
     "spark1:1:1 [0] NCCL INFO NET/IB : Using [0]rocep1s0f1:1/RoCE [RO]; OOB enp1:192.168.177.11<0>",

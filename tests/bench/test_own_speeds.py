@@ -9,7 +9,7 @@ from bench_records import dual_record, write_run
 
 from spark_cluster.bench.planned_speed import own_evidence
 from spark_cluster.config.launch import Launch
-from spark_cluster.loader.project import Project
+from spark_cluster.config.project import Project
 
 
 @pytest.fixture

@@ -27,12 +27,12 @@ from spark_cluster.bench.run_folder import load_record, number, numbers
 from spark_cluster.bench.sequence import on_loopback
 from spark_cluster.bench.suite import Suite, canonical
 from spark_cluster.cli import bench_measure
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.topology import Link
 from spark_cluster.engine.checks import questions
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.topology import Link
 
 
 @pytest.fixture

@@ -9,9 +9,9 @@ import pytest
 from spark_cluster.bench.duration import CELL_S, STARTUP_S, STOP_S, Speed, estimate
 from spark_cluster.bench.expansion import Expansion, expand, varied
 from spark_cluster.bench.suite import MOST_CELLS, MeasurementSettings, Variant, load_suite
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile, Refused, UsageError
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 CHECKOUT = Path(__file__).parents[2]
 SHIPPED = Project(CHECKOUT, CHECKOUT)

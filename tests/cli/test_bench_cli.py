@@ -229,8 +229,8 @@ def test_acceptance_is_shown_and_compared(ask, put):
 
 def test_what_calibrating_by_a_run_would_change(ask, put, tmp_path):
     from spark_cluster.bench.describe import text_of
-    from spark_cluster.loader.project import Project
-    from spark_cluster.loader.recipes import load_recipe
+    from spark_cluster.config.project import Project
+    from spark_cluster.config.recipes import load_recipe
 
     recipe = load_recipe("gemma4-31b-fp8", Project(tmp_path))
     loads = [key(depth=depth) for depth in (0, 8192, 16384)]

@@ -13,10 +13,10 @@ from spark_cluster.bench.expansion import expand
 from spark_cluster.bench.suite import load_suite
 from spark_cluster.cli import served as status_command
 from spark_cluster.cli.terminal import Console
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.engine.status import Status
 from spark_cluster.errors import Refused
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 TEXT = """\
 name: r

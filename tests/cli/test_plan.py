@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from program import invoke
 
+from spark_cluster.config.project import Project
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
-from spark_cluster.loader.project import Project
 
 RECIPES = sorted(Project(Path(__file__).parents[2]).list("recipes"))
 KEYS = {

@@ -7,7 +7,7 @@ import json
 import pytest
 from factories import put
 
-from spark_cluster.facts import gather
+from spark_cluster.config import fact_gathering
 
 SMI = """\
 #!/bin/sh
@@ -20,8 +20,8 @@ esac
 
 def test_the_memory_that_a_job_holds_is_counted_and_named(project, pipes, run, monkeypatch):
     def enter(self, name):
-        answer = self._sessions[name].request("gather", **gather.question())
-        self.facts[name], self.users[name] = gather.facts(answer), "nvidia"
+        answer = self._sessions[name].request("gather", **fact_gathering.question())
+        self.facts[name], self.users[name] = fact_gathering.facts(answer), "nvidia"
 
     monkeypatch.setattr(pipes, "enter", enter)
     put(project / "inventory.yaml", "nodes:\n  spark1: {address: 192.0.2.1}\n")

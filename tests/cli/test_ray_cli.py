@@ -23,13 +23,13 @@ from waiting import until
 
 from spark_cluster.cli import ray as ray_command
 from spark_cluster.cli.terminal import Console
+from spark_cluster.config.facts import Process
 from spark_cluster.engine import ray, ray_cluster, readiness
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import MEASURING, TOKEN_FILE, Job
 from spark_cluster.engine.ray_cluster import RayMember, RayStatus
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Refused, UsageError
-from spark_cluster.facts.model import Process
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.options import Options

@@ -13,9 +13,9 @@ from program import invoke
 from registry_samples import Repository, name_registry, ours, repository, sparkrun
 
 from docs.generate.schemas import output
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipes import search_recipes
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import search_recipes
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import pytest
 from program import invoke
 
 from spark_cluster.cli.recipes import headlines
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_schema import TensorParallel
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile, Refused, UsageError
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 OWN = """\
 name: {name}

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from program import invoke
 
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile, SparkClusterError, UsageError
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 LINE = (
     "docker run -d --gpus all -p 8000:8000 -e HF_TOKEN=s3cret -v ~/m:/m example/vllm:1 "

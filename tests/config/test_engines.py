@@ -10,11 +10,11 @@ import pytest
 
 from spark_cluster.config import engines
 from spark_cluster.config.engines import Dialect
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.engine.engine import engine
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 BASE = """\
 name: r

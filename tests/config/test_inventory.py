@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from spark_cluster.config.inventory import fabric_addresses, selected
+from spark_cluster.config.project import Project
 from spark_cluster.config.schema import validate
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.loader.project import Project
 
 TWO = """\
 ssh: {user: nvidia, identity_file: keys/id, known_hosts: ~/kh}

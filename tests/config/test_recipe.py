@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packaging.specifiers import SpecifierSet
 
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.errors import InvalidFile, Refused
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 BASE = """\
 name: r

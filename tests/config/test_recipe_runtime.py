@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from spark_cluster.config.launch import of_recipe
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 BASE = "name: r\nmodel: {name: org/m, served_name: m}\n"
 VENV = BASE + "runtime: venv\nvenv: {path: /opt/vllm, requirements: [vllm==0.32.0]}\n"

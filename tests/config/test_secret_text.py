@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.secret_text import is_secret_setting, looks_secret, masked
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 SECRETS = (
     ("HF_TOKEN", "x"),

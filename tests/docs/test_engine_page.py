@@ -12,10 +12,10 @@ from serve_plans import server_for, snapshot_of
 from test_pages import DOCS, blocks
 
 from spark_cluster.config import engines
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.engine import runtime
 from spark_cluster.engine.engine import Engine, engine
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 RECIPE = """\
 name: r

@@ -18,9 +18,9 @@ from factories import load_inventory, put
 
 from docs.generate.code import commands, root
 from spark_cluster import __version__
+from spark_cluster.config.project import Project
 from spark_cluster.doctor.check import Check
-from spark_cluster.known_issues.entries import read
-from spark_cluster.loader.project import Project
+from spark_cluster.issues.entries import read
 from spark_cluster.node.host import Host
 from spark_cluster.resources import Missing, Resource
 

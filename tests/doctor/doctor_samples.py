@@ -7,8 +7,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.config.pins import load
 from spark_cluster.doctor.observations import Observations
-from spark_cluster.facts.pins import load
 from spark_cluster.resources.nft_table import normalised
 
 Answer = dict[str, Any]

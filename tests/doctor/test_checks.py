@@ -33,14 +33,14 @@ from hostile.agent import answers
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from spark_cluster.config import fact_gathering
 from spark_cluster.doctor import examine, logs
 from spark_cluster.doctor.check import Check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Answer, OpenPort, Ping, PortScan, Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.engine.link_check import Cabling
-from spark_cluster.facts import gather
-from spark_cluster.known_issues.entries import catalogue, for_check
+from spark_cluster.issues.entries import catalogue, for_check
 from spark_cluster.node.health import Completion
 from spark_cluster.resources import Unit
 
@@ -899,7 +899,7 @@ def test_the_samples_answer_what_is_asked() -> None:
     from spark_cluster.doctor.question import Context, question
 
     asked, told = question(Context("nvidia", logs.WORDS)), seen(1).answer
-    of_facts = {*gather.COMMANDS, *gather.FILES, *gather.NETPLAN}
+    of_facts = {*fact_gathering.COMMANDS, *fact_gathering.FILES, *fact_gathering.NETPLAN}
     for part in PARTS:
         assert set(told[part]) - of_facts == set(asked[part]) - of_facts
     json.dumps(asked)

@@ -12,12 +12,12 @@ import pytest
 from doctor_samples import seen
 from example_pages import write_files
 
+from spark_cluster.config.extension import using
+from spark_cluster.config.project import Project
 from spark_cluster.doctor import examine
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.question import Context, question, sources
 from spark_cluster.errors import InvalidFile, Refused, UsageError
-from spark_cluster.loader.extension import using
-from spark_cluster.loader.project import Project
 from spark_cluster.runner.session import Session
 
 CHECK = """\

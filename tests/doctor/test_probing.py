@@ -14,17 +14,17 @@ import pytest
 from doctor_samples import inspected, seen
 from waiting import HANG_S
 
+from spark_cluster.config.facts import Facts, Hca
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.config.topology import topology_of
 from spark_cluster.doctor import probing
 from spark_cluster.doctor.probing import Question
 from spark_cluster.engine import link_check
 from spark_cluster.engine.link_check import Cabling, checked_hops
 from spark_cluster.errors import Failed
-from spark_cluster.facts.model import Facts, Hca
 from spark_cluster.runner.session import Answer as HttpAnswer
 from spark_cluster.runner.session import Session
-from spark_cluster.topology import topology_of
 
 QUESTION = Question(Probe(question="capital of France?", expect="Paris"), key="secret")
 

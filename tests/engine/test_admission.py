@@ -14,11 +14,11 @@ from fake_cluster import FakeCluster, FakeNode, Make
 from serve_plans import server_for
 
 from spark_cluster.config import overrides
+from spark_cluster.config.facts import Process
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.engine import admission, survey
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import DoesNotFit, Refused
-from spark_cluster.facts.model import Process
 from spark_cluster.lab.hub import Conduct, LabHub, serve
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.events import MemoryPlanned

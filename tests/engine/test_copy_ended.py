@@ -18,10 +18,11 @@ import pytest
 from factories import make_inventory, put
 from waiting import until
 
+from spark_cluster.config.facts import Facts, Interface
+from spark_cluster.config.project import Project
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.copies import copy as copying
 from spark_cluster.errors import Failed
-from spark_cluster.facts.model import Facts, Interface
-from spark_cluster.loader.project import Project
 from spark_cluster.node.store import copy_work
 from spark_cluster.node.store.copy_channel import Channel
 from spark_cluster.node.store.hub_cache import HubCache, alone
@@ -29,7 +30,6 @@ from spark_cluster.node.store.manifest import OURS, Manifest
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.parallel import start
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Link, Node
 
 HUB = "/hub"
 # Without a firewall: the agents would put it on this machine.

@@ -11,11 +11,11 @@ from serve_plans import deployment_for, inventory_of, server_for
 
 from spark_cluster.cli.recipes_to_serve import changed
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.vllm import Vllm
 from spark_cluster.errors import Refused
-from spark_cluster.topology import Link, Node
 
 
 def linked(number: int) -> Node:

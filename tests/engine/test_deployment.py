@@ -9,10 +9,10 @@ import pytest
 from factories import make_node, make_recipe
 from serve_plans import deployment_for, inventory_of
 
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.resolve import resolve, resolve_models
-from spark_cluster.topology import Link, Node
 
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
 

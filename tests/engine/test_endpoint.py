@@ -10,16 +10,16 @@ from types import SimpleNamespace
 import pytest
 from factories import make_recipe
 
+from spark_cluster.config.facts import Facts, Interface
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.inventory_schema import ServeEntry, Tls
 from spark_cluster.config.secret import Secret
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import endpoint, proxy
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.facts.model import Facts, Interface
 from spark_cluster.node.containers import ENDPOINT
 from spark_cluster.runner.session import Answer
-from spark_cluster.topology import Node
 
 RECIPE = make_recipe("lab-paris")
 

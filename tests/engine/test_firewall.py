@@ -13,10 +13,10 @@ from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.ports import EPHEMERAL, EnginePorts, recipe_ports, vllm_ports
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Ray, Vllm
+from spark_cluster.config.topology import Node
 from spark_cluster.engine import firewall
 from spark_cluster.engine.deployment import Server
 from spark_cluster.errors import Refused, UsageError
-from spark_cluster.topology import Node
 
 NODES = "nodes:\n  a: {address: 10.0.0.1, roles: [head]}\n  b: {address: 10.0.0.2}\n"
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 from ollama_server import Ollama
 
+from spark_cluster.config.facts import Process
 from spark_cluster.engine import vram
 from spark_cluster.engine.vram import NodeVram, missing_mib
 from spark_cluster.errors import Failed
-from spark_cluster.facts.model import Process
 from spark_cluster.node.http import ask
 from spark_cluster.runner.session import Answer
 

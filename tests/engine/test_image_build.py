@@ -15,11 +15,11 @@ from serve_plans import server_for
 
 from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.image_build import Build
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.errors import InvalidFile, Refused
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.values import LaptopFile
 from spark_cluster.resources import BuiltImage, Directory, File, Image
 

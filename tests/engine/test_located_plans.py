@@ -10,8 +10,8 @@ from serve_plans import inventory_of, located, snapshot_of
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Drafter
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.resolve import resolve
-from spark_cluster.topology import Link, Node
 
 NODES = tuple(
     Node(

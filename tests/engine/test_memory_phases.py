@@ -7,11 +7,11 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from spark_cluster.cli.run import RunRecord
-from spark_cluster.document import as_json
+from spark_cluster.config.document import as_json
+from spark_cluster.config.facts import Process
 from spark_cluster.engine import vram
 from spark_cluster.engine.memory_phases import MemoryOfNode, MemoryPhases
 from spark_cluster.engine.vram import NodeVram
-from spark_cluster.facts.model import Process
 from spark_cluster.runner.events import Bus, MemoryHeld, Note
 
 

@@ -10,15 +10,15 @@ import pytest
 from factories import make_node, make_recipe
 from serve_plans import inventory_of, snapshot_of
 
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine import proxy
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.models import ServedModel, must_go_together
 from spark_cluster.engine.resolve import resolve_models
 from spark_cluster.errors import Refused
-from spark_cluster.loader.project import Project
 from spark_cluster.resources import File
-from spark_cluster.topology import Link, Node
 
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
 NAMES = [CHAT, EMBEDDING]

@@ -14,6 +14,7 @@ from free_ports import BESIDE_RAY, free_port
 from health_server import HealthServer
 from serve_plans import inventory_of
 
+from spark_cluster.config.facts import Process
 from spark_cluster.engine import model_loading
 from spark_cluster.engine import start as starting
 from spark_cluster.engine.admission import Admitted, admit
@@ -25,7 +26,6 @@ from spark_cluster.engine.proxy import LOADER_UNIT, Replica
 from spark_cluster.engine.ready import ready
 from spark_cluster.engine.resolve import resolve_models
 from spark_cluster.errors import DoesNotFit, Refused
-from spark_cluster.facts.model import Process
 from spark_cluster.node.containers import NEEDS, ContainerState
 
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"

@@ -10,9 +10,9 @@ from factories import make_node, make_recipe
 from serve_plans import deployment_for, inventory_of, server_for
 
 from spark_cluster.config.recipe_schema import TensorParallel
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import Refused
-from spark_cluster.topology import Link, Node
 
 
 def linked(number: int) -> Node:

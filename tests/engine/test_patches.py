@@ -7,11 +7,11 @@ from fake_cluster import FakeCluster, Make
 from fake_programs import Said
 from serve_plans import located, snapshot_of
 
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_settings import FOLDER, mounted_patches
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.engine.copies import fetch
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.resources import LaptopFile
 
 TEXT = """\

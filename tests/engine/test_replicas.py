@@ -12,6 +12,8 @@ from factories import make_node, make_recipe
 from fake_cluster import FakeCluster, Make
 from serve_plans import inventory_of, located, starting
 
+from spark_cluster.config.project import Project
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine import proxy
 from spark_cluster.engine import start as starts
 from spark_cluster.engine.admission import admit
@@ -20,9 +22,7 @@ from spark_cluster.engine.members import behind, members
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import DoesNotFit, Refused
-from spark_cluster.loader.project import Project
 from spark_cluster.resources import File
-from spark_cluster.topology import Link, Node
 
 
 def linked(name: str, number: int) -> Node:

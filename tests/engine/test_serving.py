@@ -16,6 +16,7 @@ from free_ports import free_port
 from health_server import HealthServer
 from serve_plans import bare_server
 
+from spark_cluster.config.facts import Facts, Hca, Process
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import logs, ray, readiness, state, vram
 from spark_cluster.engine.endpoint import Endpoint, probe_once
@@ -24,7 +25,6 @@ from spark_cluster.engine.proxy import LOADER_UNIT, NOT_SERVED, UNIT
 from spark_cluster.engine.ray import RayNode
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, Unreachable, VerificationFailed
-from spark_cluster.facts.model import Facts, Hca, Process
 from spark_cluster.node.containers import NEEDS, ContainerState, parse_state
 from spark_cluster.resources.nft_table import normalised
 from spark_cluster.runner.session import Answer

@@ -13,9 +13,12 @@ import pytest
 from fake_cluster import Make
 from serve_plans import bare_server, deployment_for
 
+from spark_cluster.config.facts import Facts, Hca
+from spark_cluster.config.facts import Process as ProcessHeld
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import must_be_servable
 from spark_cluster.config.schema import parse
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine import readiness, readiness_checks, result, runtime
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.endpoint import Endpoint
@@ -23,13 +26,10 @@ from spark_cluster.engine.engine import engine
 from spark_cluster.engine.members import Member
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import Refused
-from spark_cluster.facts.model import Facts, Hca
-from spark_cluster.facts.model import Process as ProcessHeld
-from spark_cluster.logs.startup import Start
+from spark_cluster.issues.startup import Start
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.resources import Container, Unit
 from spark_cluster.runner.events import MemoryHeld, Progress
-from spark_cluster.topology import Link, Node
 
 SGLANG = engine("sglang")
 

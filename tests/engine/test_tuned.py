@@ -12,10 +12,10 @@ from fake_cluster import FakeCluster, Make
 from serve_plans import server_for
 
 from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.facts import Process
 from spark_cluster.engine import launches, tuning
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import Failed, InvalidFile, Refused
-from spark_cluster.facts.model import Process
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.kernel_tuner import CONTAINER
 from spark_cluster.node.tuned_kernels import VARIABLE, folder_of, keep

@@ -12,7 +12,7 @@ from gpu_recipes import changed
 from gpu_runs import DATA, runs
 from test_gpu_explain import FAILURES
 
-from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.issues.entries import catalogue
 from spark_cluster.models.find import find
 
 START = "(APIServer pid=1) INFO non-default args: {'gpu_memory_utilization': 0.85}\n"

@@ -10,7 +10,7 @@ from factories import log_of
 from json_schema import document
 
 from spark_cluster.bench.record import Record
-from spark_cluster.known_issues.explain import explain
+from spark_cluster.issues.explain import explain
 
 DATA = Path(__file__).parents[1] / "data/gpu"
 KEPT = DATA / "main_job"

@@ -14,12 +14,12 @@ from registry_samples import archive as packed
 from registry_samples import name_registry, ours
 from waiting import HANG_S
 
+from spark_cluster.config import registries
+from spark_cluster.config.project import Project
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import Failed, InvalidFile
 from spark_cluster.importers import fetching
 from spark_cluster.importers.fetching import Update, look
-from spark_cluster.loader import registries
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 Answer = Callable[[BaseHTTPRequestHandler], None]
 

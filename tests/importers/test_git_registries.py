@@ -11,13 +11,13 @@ import pytest
 from factories import put
 from registry_samples import Repository, name_registry, ours, repository, sparkrun
 
+from spark_cluster.config import registries
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_settings import must_be_allowed
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import Failed, InvalidFile, Refused, SparkClusterError, UsageError
 from spark_cluster.importers import fetching, snapshot
 from spark_cluster.importers.fetching import Update, look, take
-from spark_cluster.loader import registries
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 ESCAPE = "\x1b"
 

@@ -9,13 +9,13 @@ import pytest
 from foreign_samples import EUGR, SPARKRUN_SGLANG, SPARKRUN_STRUCTURED, SPARKRUN_V2, VLLM_RECIPE
 from ruamel.yaml import YAML
 
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers.files import read_file
 from spark_cluster.importers.importer import Choice, Imported
 from spark_cluster.importers.recipe_text import write
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 Made = tuple[Recipe, Imported]
 

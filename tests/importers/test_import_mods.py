@@ -11,12 +11,12 @@ import pytest
 from factories import put
 from program import invoke
 
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import mods
 from spark_cluster.importers.mods import NotCarried
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 RECIPE = """\
 recipe_version: "1"

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 from ruamel.yaml import YAML
 
 from spark_cluster.config.launch import Launch, of_recipe
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Drafter, FromLaptop
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.schema import parse as checked
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers.commandline import parse
 from spark_cluster.importers.importer import Imported, Source
 from spark_cluster.importers.recipe_text import DEFAULT_IMAGES, slug, write
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 
 def recipe_of(imported: Imported) -> Recipe:

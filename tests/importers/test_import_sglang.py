@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers import commandline
 from spark_cluster.importers.files import read_file
 from spark_cluster.importers.importer import Imported, Source
 from spark_cluster.importers.recipe_text import write
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 
 SPARKRUN = """\
 model: example/Crane-8B

@@ -19,13 +19,13 @@ from serve_plans import bare_server
 from sglang_recipe import recipe_text
 from waiting import until
 
+from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.topology import Node
 from spark_cluster.engine.engine import engine
-from spark_cluster.known_issues.explain import explain
+from spark_cluster.issues.explain import explain
+from spark_cluster.issues.log_reading import of_file
 from spark_cluster.lab.sglang_stand_in import REF, SOURCE, dockerfile
-from spark_cluster.loader.recipes import load_recipe
-from spark_cluster.logs.reading import of_file
 from spark_cluster.node.http import ask
-from spark_cluster.topology import Node
 
 SGLANG = engine("sglang")
 

@@ -11,10 +11,10 @@ from fake_cluster import FakeCluster, FakeNode, Make
 from ollama_server import Ollama
 from ray_server import ray_server
 
+from spark_cluster.config.facts import Process
 from spark_cluster.engine import vram
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Refused, VerificationFailed
-from spark_cluster.facts.model import Process
 from spark_cluster.node.containers import RECIPE
 from spark_cluster.runner.events import MemoryHeld
 from spark_cluster.runner.options import Options

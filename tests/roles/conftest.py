@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.loader.project import Project
+from spark_cluster.config.project import Project
+from spark_cluster.config.topology import Node
 from spark_cluster.resources import Resource
-from spark_cluster.topology import Node
 
 
 @pytest.fixture

@@ -6,9 +6,9 @@ from dataclasses import replace
 from ipaddress import IPv4Interface
 from typing import Any
 
-from spark_cluster.facts.model import Facts, Gpu, Hca
+from spark_cluster.config.facts import Facts, Gpu, Hca
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.resources import Resource
-from spark_cluster.topology import Link, Node
 
 TWINS = (("rocep1s0f1", "enp1s0f1np1"), ("roceP2p1s0f1", "enP2p1s0f1np1"))
 UNCABLED = (("rocep1s0f0", "enp1s0f0np0"), ("roceP2p1s0f0", "enP2p1s0f0np0"))

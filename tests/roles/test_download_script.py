@@ -14,7 +14,7 @@ import pytest
 from role_samples import a_spark
 from waiting import until
 
-from spark_cluster.loader.project import Project
+from spark_cluster.config.project import Project
 from spark_cluster.resources import Command
 
 TOKEN = "hf_NotARealTokenButASecret"

@@ -4,11 +4,11 @@ import pytest
 from pydantic import ValidationError
 from role_samples import a_spark, ids, one
 
+from spark_cluster.config import pins
+from spark_cluster.config.facts import Gpu
+from spark_cluster.config.project import Project
 from spark_cluster.errors import Refused
-from spark_cluster.facts import pins
-from spark_cluster.facts.model import Gpu
-from spark_cluster.known_issues.entries import catalogue
-from spark_cluster.loader.project import Project
+from spark_cluster.issues.entries import catalogue
 
 DRIVER, VERSION = "nvidia-driver-580-open", "580.142-0ubuntu1"
 KNOWN = pins.load(Project().find("roles", "drivers") / "pins.json")

@@ -3,8 +3,8 @@
 import pytest
 from role_samples import a_spark, together
 
+from spark_cluster.config.project import Project
 from spark_cluster.config.schema import meanings
-from spark_cluster.loader.project import Project
 from spark_cluster.runner.delivery import check, document
 
 PROVISION = (

@@ -16,10 +16,10 @@ import pytest
 from factories import SHIPPED
 from waiting import HANG_S
 
+from spark_cluster.config.facts import Facts, Interface
 from spark_cluster.config.ports import COPIES, EnginePorts
-from spark_cluster.facts.model import Facts, Interface
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.resources import NftTable
-from spark_cluster.topology import Link, Node
 
 pytestmark = pytest.mark.skipif(
     os.geteuid() != 0 or not shutil.which("nft") or not shutil.which("ip"),

@@ -6,8 +6,8 @@ from ipaddress import IPv4Interface
 import pytest
 from role_samples import HCAS, a_spark
 
+from spark_cluster.config.facts import Interface
 from spark_cluster.errors import Failed
-from spark_cluster.facts.model import Interface
 
 
 def test_both_twins_in_one_file(role):

@@ -9,12 +9,12 @@ import pytest
 from netplan_files import FIRST, LAYOUTS, PLAYBOOK, SECOND
 from role_samples import a_spark, together
 
+from spark_cluster.config.fact_gathering import MANAGED, netplan_files
+from spark_cluster.config.facts import Interface
+from spark_cluster.config.topology import links_of
 from spark_cluster.errors import Failed
-from spark_cluster.facts.gather import MANAGED, netplan_files
-from spark_cluster.facts.model import Interface
 from spark_cluster.node import paths
 from spark_cluster.resources import File
-from spark_cluster.topology import links_of
 
 POOL = {FIRST: "192.168.177.11/24", SECOND: "192.168.178.11/24"}
 LAN = "enP7s7"

@@ -4,8 +4,8 @@ import pytest
 from pydantic import ValidationError
 from role_samples import a_spark, ids, one
 
+from spark_cluster.config.project import Project
 from spark_cluster.config.schema import meanings
-from spark_cluster.loader.project import Project
 
 HELPER = "/usr/local/sbin/spark-drop-caches"
 

@@ -11,9 +11,9 @@ import pytest
 from role_samples import a_spark, together
 
 from spark_cluster.config.inventory import read_inventory
+from spark_cluster.config.project import Project
 from spark_cluster.engine import link_check
 from spark_cluster.errors import Failed, SparkClusterError
-from spark_cluster.loader.project import Project
 from spark_cluster.runner import host_key_change
 from spark_cluster.runner.events import Result
 from spark_cluster.runner.options import Options, Selection

@@ -12,14 +12,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from serve_plans import bare_server
 
+from spark_cluster.config.facts import Facts, Hca, Interface
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.recipe_schema import Ray
+from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.copies import folders
 from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.facts.model import Facts, Hca, Interface
-from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.values import LaptopFile, Secret
 from spark_cluster.resources import (
     BuiltImage,
@@ -31,7 +32,6 @@ from spark_cluster.resources import (
     Netplan,
     NftTable,
 )
-from spark_cluster.topology import Link, Node
 
 HCAS = (Hca("rocep1s0f1", "enp1s0f1np1", True), Hca("roceP2p1s0f1", "enP2p1s0f1np1", True))
 KEY = "hunter2-the-api-key"

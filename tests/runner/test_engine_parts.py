@@ -22,10 +22,9 @@ from spark_cluster.cli import run as record
 from spark_cluster.cli.opened import new_run
 from spark_cluster.cli.recap import Recap
 from spark_cluster.cli.run import RunRecord
-from spark_cluster.config import caches
+from spark_cluster.config import caches, programs
+from spark_cluster.config.role import tagged
 from spark_cluster.errors import Failed
-from spark_cluster.loader import programs
-from spark_cluster.loader.role import tagged
 from spark_cluster.node.values import Blob, Secret
 from spark_cluster.resources import Command, Directory, File, Service
 from spark_cluster.runner import payload

@@ -10,10 +10,10 @@ import pytest
 from factories import put
 
 from spark_cluster import Cluster
+from spark_cluster.config.facts import Facts
+from spark_cluster.config.topology import Node
 from spark_cluster.errors import Refused, Unreachable
-from spark_cluster.facts.model import Facts
 from spark_cluster.runner.local_connection import LocalConnection
-from spark_cluster.topology import Node
 
 ME = getpass.getuser()
 FABFILE = """\

@@ -11,9 +11,9 @@ import getpass
 import pytest
 from own_sshd import SSHD, keygen, public, start_sshd
 
+from spark_cluster.config.facts import Facts
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Failed, SparkClusterError
-from spark_cluster.facts.model import Facts
 from spark_cluster.resources.host_keys import PREPARED
 from spark_cluster.runner import host_key_change
 from spark_cluster.runner.connections import Connections

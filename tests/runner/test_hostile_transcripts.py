@@ -19,12 +19,12 @@ from waiting import HANG_S
 from spark_cluster.agent import messages
 from spark_cluster.cli import history
 from spark_cluster.cli.history import revert
+from spark_cluster.config import fact_gathering
+from spark_cluster.config.project import Project
 from spark_cluster.engine import cache_parts
 from spark_cluster.engine.copies import images, upkeep
 from spark_cluster.engine.copies.state import Nodes, Wanted, all_models_on
 from spark_cluster.errors import Failed, SparkClusterError
-from spark_cluster.facts import gather
-from spark_cluster.loader.project import Project
 from spark_cluster.resources import Command, Directory, File, Reboot
 from spark_cluster.runner import delivery, wire
 from spark_cluster.runner.connections import Connections
@@ -58,7 +58,7 @@ LIMITS = (
     (delivery, "FIRST_TRY_S", 0.0),
     (delivery, "RECONNECT_S", 0.0),
     (cache_parts, "USAGE_S", 0.1),
-    (gather, "MEMORY", {**gather.MEMORY, "timeout": 0.1}),
+    (fact_gathering, "MEMORY", {**fact_gathering.MEMORY, "timeout": 0.1}),
 )
 
 
@@ -102,10 +102,10 @@ def looking_at_caches(node):
 
 def asking(node):
     asked = node.asked()
-    waiting = asked.submit("gather", **gather.MEMORY)
+    waiting = asked.submit("gather", **fact_gathering.MEMORY)
     asked.run(["echo", "hello"], timeout=0.1)
     asked.http("http://127.0.0.1:9/", timeout=0.1)
-    gather.memory(waiting.wait())
+    fact_gathering.memory(waiting.wait())
     said = []
     asked.request("stream", lambda event: said.append(event["text"]), argv=["echo", "a", "b"])
 

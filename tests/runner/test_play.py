@@ -13,8 +13,8 @@ from waiting import HANG_S
 
 from spark_cluster.cli.recap import Recap
 from spark_cluster.config.inventory import read_inventory
+from spark_cluster.config.project import Project
 from spark_cluster.errors import Failed, InvalidFile, Unreachable, UsageError
-from spark_cluster.loader.project import Project
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Command, Directory, File, Line
 from spark_cluster.runner.events import Applying, Bus, NodeFailed, Result, StageFinished

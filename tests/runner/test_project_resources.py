@@ -15,10 +15,10 @@ from scratch_nodes import ScratchNode, play_over
 
 from spark_cluster import resources
 from spark_cluster.cli.history import revert
+from spark_cluster.config import extension
+from spark_cluster.config.extension import using
+from spark_cluster.config.project import Project
 from spark_cluster.errors import Failed
-from spark_cluster.loader import extension
-from spark_cluster.loader.extension import using
-from spark_cluster.loader.project import Project
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Directory, File
 from spark_cluster.runner import payload

@@ -14,8 +14,8 @@ from spark_cluster.bench.report.drawing import SMALL, SOFT, Plot, PlotCanvas, cl
 from spark_cluster.bench.report.formats import elapsed
 from spark_cluster.bench.report.setup_tables import PHASES, readings
 from spark_cluster.bench.run_folder import printable
+from spark_cluster.config.facts import SLOW_MHZ
 from spark_cluster.errors import InvalidFile, UsageError, install_extra
-from spark_cluster.facts.model import SLOW_MHZ
 
 if TYPE_CHECKING:
     import numpy as np

@@ -13,8 +13,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any
 
+from spark_cluster.config.document import Document
 from spark_cluster.config.ports import COPIES
-from spark_cluster.document import Document
+from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine import firewall
 from spark_cluster.engine.link_check import hops
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
@@ -23,7 +24,6 @@ from spark_cluster.node.store.copy_receiving import MANAGEMENT_MB_S, WARNING
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Link, Node
 
 LIMIT_S = 24 * 3600.0
 """Seconds; the nodes keep the same limit."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from spark_cluster.config.topology import Node
 from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.copy import Copied, copy
 from spark_cluster.engine.copies.folders import copy_folder
@@ -17,7 +18,6 @@ from spark_cluster.engine.copies.state import (
 )
 from spark_cluster.errors import UsageError
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
 
 
 def copy_model(

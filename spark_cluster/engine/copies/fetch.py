@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import MountedPatch
+from spark_cluster.config.topology import Node
 from spark_cluster.engine.copies import folders, images
 from spark_cluster.engine.copies.copy import copy
 from spark_cluster.engine.copies.folders import ROLE
@@ -37,7 +38,6 @@ from spark_cluster.node.store.manifest import (
 )
 from spark_cluster.resources import Directory, File, LaptopFile, Resource
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
 
 ADOPT_S = 6 * 3600.0
 """Longest time for taking a model over from another cache of a node, seconds."""

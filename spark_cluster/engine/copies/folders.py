@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from spark_cluster.config.topology import Node
 from spark_cluster.engine.copies.copy import LIMIT_S, Copied, copy
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node.store.manifest import MOST_FILES, Manifest
 from spark_cluster.resources import Directory, File, LaptopFile, Resource
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
 
 ROLE = "models"
 """Its name stands for all models in `--tags` and `--skip-tags`."""

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from spark_cluster.config.topology import Node
 from spark_cluster.engine.copies.state import Wanted, models_on
 from spark_cluster.engine.hub_on_node import NodeDocuments
 from spark_cluster.errors import Failed, Refused
@@ -20,7 +21,6 @@ from spark_cluster.node.values import Secret
 from spark_cluster.resources.base import to_wire
 from spark_cluster.resources.hub_model import HubModel
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
 
 LARGE = 50_000_000_000
 """Bytes to fetch from which on a warning says what they cost."""

@@ -12,13 +12,13 @@ from typing import Any
 
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.topology import Node
 from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.images import Images, ask_images, read_images
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.store.manifest import HUB, Manifest, snapshot_folder
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
-from spark_cluster.topology import Node
 
 OnProgress = Callable[[str, str], None]
 """Gets a node and a line of progress."""

@@ -9,18 +9,18 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.topology import Node
 from spark_cluster.engine.copies.copy import copy
 from spark_cluster.engine.copies.pull import hub_model, must_be_the_hubs, pull
 from spark_cluster.engine.copies.state import Nodes, OnProgress, Wanted, models_on
 from spark_cluster.errors import Failed
-from spark_cluster.loader.project import Project
-from spark_cluster.loader.recipes import load_recipe
 from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.usage import Revision
 from spark_cluster.runner.parallel import all_of
 from spark_cluster.runner.play import Play
-from spark_cluster.topology import Node
 
 
 def short(repository: str, commit: str) -> str:

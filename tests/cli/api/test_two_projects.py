@@ -13,7 +13,7 @@ from waiting import HANG_S
 
 from spark_cluster import Cluster, resources
 from spark_cluster.errors import InvalidFile
-from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.issues.entries import catalogue
 from spark_cluster.runner import connections as connections_module
 
 RESOURCE = """\
@@ -47,7 +47,7 @@ def role(node, settings):
 """
 PLAYBOOK = """\
 import threading
-from spark_cluster.known_issues.entries import catalogue
+from spark_cluster.issues.entries import catalogue
 
 def main(play):
     play.project.load_role("mark")

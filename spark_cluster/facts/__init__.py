@@ -1,1 +1,0 @@
-"""Facts about a node, and the parsers of its tools' output."""

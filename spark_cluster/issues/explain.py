@@ -1,0 +1,435 @@
+"""The logs of one launch, explained: the cause first, its consequences last."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+from spark_cluster.config.document import Document, Hidden, derived, printed
+from spark_cluster.issues import log_lines
+from spark_cluster.issues.log_matching import (
+    LONGEST,
+    literals,
+    marks_in,
+    recognise,
+)
+from spark_cluster.issues.log_reading import Candidate, LogSource, Reader
+from spark_cluster.issues.match import KnownIssueMatch
+from spark_cluster.issues.seen import (
+    Seen,
+    Verdict,
+    cause_of,
+    merged,
+    verdict_on,
+    with_last_cause,
+)
+from spark_cluster.issues.startup import ANCHORS, ENGINES, RAY, SGLANG, Start
+
+MOST = 200
+"""Different errors that are kept; the later ones follow from them."""
+
+REMEMBERED = 20_000
+"""Different texts whose meaning is remembered, so that repeated lines cost little."""
+
+WEAK = 50
+"""Different lines that only look like errors that are kept of a log."""
+
+LAST = 3
+"""Last lines shown of a log without an error."""
+
+QUIET = 8
+"""Logs without an error of which the last lines are shown."""
+
+TRACES = 2000
+"""Tracebacks that are looked at in a log; each costs as much as reading 60 lines."""
+
+SHOWN = 300
+ERRORS = (
+    *("Exception", "died unexpectedly", "Segmentation fault", "Segfault encountered"),
+    *("(core dumped)", *log_lines.ANCHORS),
+)
+CHAINED = "above exception"
+"""In the line between two exceptions of one traceback."""
+
+WORKERS = tuple(f"Worker_TP{rank}" for rank in range(4))
+"""Names of the ranks of up to four nodes. The first line of each is looked at, whatever it says:
+a log without its start may have no other line that tells that this rank is in it."""
+
+_RANK = re.compile(r"(?:Worker_TP|VllmWorker-|\brank |^TP| TP)(\d{1,4})(?!\d)")
+
+
+def explain(sources: Iterable[LogSource]) -> Explanation:
+    """Explain the logs of one launch, of any length, in constant memory.
+
+    Raises:
+        InvalidFile: a log cannot be read, or is no text.
+    """
+    start, speakers = Start(), dict[str, int]()
+    found: list[Seen] = []
+    read = []
+    last: dict[str, list[str]] = {}
+    for index, source in enumerate(sources):
+        log = _Log(source, index, start, speakers)
+        seen = log.seen()
+        found += seen
+        read.append(ReadLog(source.name, log.reader.bytes, log.reader.lines))
+        if not any(one.finding.severity == "error" for one in seen) and len(last) < QUIET:
+            last[source.name] = log.last_lines()
+    problems = merged(found)
+    cause = cause_of(problems)
+    if start.is_whole(speakers, was_serving=cause is not None and cause.serving):
+        problems = with_last_cause(problems)
+    explanation = Explanation(
+        engine=start.engine.name if start.engine else "",
+        problems=problems,
+        facts=start.in_order(),
+        missing=start.missing(speakers),
+        logs=read,
+        last={name: said for name, said in last.items() if said},
+        unfinished=start.is_unfinished(speakers),
+    )
+    explanation.missing[:0] = _nothing(explanation)
+    return explanation
+
+
+def _nothing(explanation: Explanation) -> Iterator[str]:
+    """Yield what is wrong with logs that say nothing at all."""
+    logs = explanation.logs
+    yield from (f"a single line: {log.name} is empty" for log in logs if not log.lines)
+    if not explanation.recognised and any(log.lines for log in logs):
+        yield "a start: no line of an engine was recognised"
+
+
+class _Log:
+    """The state of one log while it is read."""
+
+    def __init__(
+        self, source: LogSource, index: int, start: Start, speakers: dict[str, int]
+    ) -> None:
+        self.reader = Reader(source, {*ERRORS, CHAINED, *WORKERS, *ANCHORS, *literals()})
+        self.index = index
+        self.start, self.speakers = start, speakers
+        self._kept: dict[str, Seen] = {}
+        self._rank: dict[str, int] = {}
+        self._names: dict[str, tuple[str, ...]] = {}
+        self._more: dict[str, int] = {}
+        self._past: list[Seen] = []
+        self._marks: set[tuple[str, str]] = set()
+        self._traces = 0
+        self._weak = 0
+        self._up = False
+        self._stopped = False
+        self._error: Seen | None = None
+        self._chained: Seen | None = None
+
+    def seen(self) -> list[Seen]:
+        needed = {*(engine.up for engine in ENGINES), CHAINED, *literals()}
+        of_start = self.reader.standing_for(ANCHORS)
+        for candidate in self.reader.candidates():
+            for text in candidate.text.split("\r"):  # a progress bar may stand before
+                if text:
+                    self._look(candidate, text)
+            self._drop_workers(candidate.text)
+            if of_start.isdisjoint(candidate.anchors):
+                continue
+            for anchor in self.start.take(candidate.text):
+                if anchor not in needed:
+                    self.reader.drop(anchor)
+            self._stopped = self._stopped or self.start.says_end(candidate.text)
+            if self.start.says_up(candidate.text):
+                self._came_up()
+            self._up = self._up or self.start.says_served(candidate.text)
+        cleared = self._marked("cleared_by") - self._marked("confirmed_by")
+        kept = [name for name in self._kept if name not in cleared]
+        return [*self._past, *(self._counted(name) for name in kept)]
+
+    def _marked(self, kind: str) -> set[str]:
+        """Return the issues that a mark was seen of."""
+        return {id for marked, id in self._marks if marked == kind}
+
+    def _drop_workers(self, text: str) -> None:
+        """Look no more for the rank that a line is of."""
+        if "Worker_TP" in text:
+            for name in WORKERS:
+                if name in text:
+                    self.reader.drop(name)
+
+    def _counted(self, name: str) -> Seen:
+        """Return what is kept under a name, with how often it was seen."""
+        kept = self._kept[name]
+        return replace(kept, count=kept.count + self._more.pop(name, 0))
+
+    def _came_up(self) -> None:
+        """Mark earlier errors as overcome: the server is up, so they stopped nothing."""
+        self._up, self._stopped = True, False
+        for name, seen in list(self._kept.items()):
+            if seen.finding.severity == "error" or seen.follows:
+                self._past.append(replace(self._counted(name), overcome=True))
+                del self._kept[name]
+        del self._past[MOST:]
+        self._names.clear()
+
+    def _look(self, candidate: Candidate, raw: str) -> None:
+        line = log_lines.read(raw)
+        if "orker" in raw or "rank " in raw or "TP" in line.speaker:  # as in all names of ranks
+            self._hear(line)
+        if CHAINED in line.text:
+            self._chained = self._error
+        self._marks |= marks_in(line.text)
+        key = line.text[:SHOWN]
+        names = self._names.get(key)
+        if names is None:
+            names = tuple(self._judge(candidate, line))
+            if len(self._names) < REMEMBERED:
+                self._names[key] = names
+        else:
+            for name in names:
+                self._more[name] = self._more.get(name, 0) + 1 + line.repeats
+
+    def _judge(self, candidate: Candidate, line: log_lines.ParsedLine) -> Iterator[str]:
+        """Keep what a line shows; yield the names under which it is kept."""
+        before = _Before(candidate, line)
+
+        def trace() -> str:
+            self._traces += 1
+            return before.trace() if self._traces <= TRACES else ""
+
+        if line.text.startswith("raise "):  # of a traceback: the error itself comes at its end
+            return
+        error = log_lines.error_in(line, lambda: candidate.following)
+        issues = recognise(
+            f"{line.text} {error}" if error else line.text, trace, self._marked("evidence")
+        )
+        echo = bool(error) and log_lines.is_echo(error)
+        for issue in issues:
+            said, name = error or line.text, self.reader.source.name
+            found = issue.match(said[:SHOWN], name, in_log=True, line=said[:LONGEST])
+            rank = 0 if error and not echo else 2 if echo else 1
+            kind = {name: getattr(issue, name) for name in ("follows", "broad", "last_cause")}
+            yield self._keep(issue.id, found, candidate, before, rank, **kind)
+        if error and not issues:
+            yield from self._unknown(error[:SHOWN], candidate, before, follows=echo)
+        elif not issues:
+            yield from self._complaint(line, candidate, before)
+
+    def _complaint(
+        self, line: log_lines.ParsedLine, candidate: Candidate, before: _Before
+    ) -> Iterator[str]:
+        """Keep a line that only looks like an error."""
+        said = log_lines.complaint_in(line)
+        faint = "" if said or self._up else log_lines.faint_complaint_in(line)
+        if text := said or faint:
+            kind = {"follows": log_lines.is_echo(text), "weak": True, "faint": bool(faint)}
+            yield from self._unknown(text[:SHOWN], candidate, before, **kind)
+
+    def _unknown(
+        self,
+        error: str,
+        candidate: Candidate,
+        before: _Before,
+        **kind: bool,
+    ) -> Iterator[str]:
+        """Keep an error that is not known; `kind` as of `Seen`."""
+        name, weak = f"error: {error}", kind.get("weak", False)
+        if name not in self._kept and weak:
+            self._weak += 1
+        if name in self._kept or (len(self._kept) < MOST and (not weak or self._weak <= WEAK)):
+            found = KnownIssueMatch(
+                id="",
+                severity="error",
+                title="an error that is not among the known issues",
+                found=error,
+                cause="",
+                fix="",
+                source="",
+                where=self.reader.source.name,
+            )
+            yield self._keep(name, found, candidate, before, 0, **kind)
+
+    def _keep(
+        self,
+        name: str,
+        found: KnownIssueMatch,
+        candidate: Candidate,
+        before: _Before,
+        rank: int,
+        **kind: bool,
+    ) -> str:
+        """Keep the first sight, or a later one that says it better (the error, not its echo).
+
+        Args:
+            kind: `follows`, `broad`, `weak`, `faint` and `last_cause` of `Seen`.
+        """
+        kept = self._kept.get(name)
+        if kept is None and self._stopped and kind.get("follows"):
+            return name  # the server reports its engine as dead while it stops it itself
+        if kept is None:
+            order = (self.index, candidate.number)
+            seen = Seen(found, before.at, candidate.number, order=order, serving=self._up, **kind)
+            self._kept[name] = self._placed(seen)
+            self._rank[name] = rank
+        else:
+            self._more[name] = self._more.get(name, 0) + 1
+            if rank < self._rank[name]:
+                self._kept[name] = replace(
+                    kept, finding=found, number=candidate.number, at=before.at
+                )
+                self._rank[name] = rank
+        self._error, self._chained = self._kept[name], None
+        return name
+
+    def _placed(self, seen: Seen) -> Seen:
+        """Put the last exception of a traceback of SGLang before the earlier ones.
+
+        SGLang wraps what its libraries raise, and says in the last line what failed
+        (`Exception: Capture cuda graph failed: ...`). A known cause stays in front.
+        """
+        first = self._chained
+        if first is None or self.start.engine is not SGLANG or (first.known and not seen.known):
+            return seen
+        return replace(seen, at=first.at, order=(self.index, first.order[1] - 1))
+
+    def last_lines(self) -> list[str]:
+        """Return the last lines that say something, without prefixes."""
+        said = [log_lines.read(raw).text for raw in self.reader.tail.splitlines()]
+        return [text[:SHOWN] for text in said if text][-LAST:]
+
+    def _hear(self, line: log_lines.ParsedLine) -> None:
+        """Note which ranks speak."""
+        if line.speaker.startswith("RayWorker"):
+            self.speakers[RAY] = self.speakers.get(RAY, 0) + 1
+        for text in (line.speaker, line.text[:120]):
+            if found := _RANK.search(text):
+                name = f"rank {found[1]}"
+                self.speakers[name] = self.speakers.get(name, 0) + 1
+
+
+class _Before:
+    """The lines before a line, read only when they are needed."""
+
+    def __init__(self, candidate: Candidate, line: log_lines.ParsedLine) -> None:
+        self._candidate = candidate
+        self._line = line
+
+    def trace(self) -> str:
+        """The last lines of the same speaker, as a traceback has them."""
+        if not self._line.text or "Error" not in self._line.text:
+            return ""
+        passed = self._candidate.context().splitlines()[-log_lines.TRACE :]
+        return log_lines.trace([log_lines.read(raw) for raw in passed], self._line.speaker)
+
+    @property
+    def at(self) -> str:
+        """The line's time, or the last one before it."""
+        if self._line.at:
+            return self._line.at
+        for raw in reversed(self._candidate.context().splitlines()[-log_lines.TRACE :]):
+            if at := log_lines.read(raw).at:
+                return at
+        return ""
+
+
+# The explanation of the logs of one launch, as the command line and `--json` show it.
+
+
+@dataclass(frozen=True)
+class ReadLog:
+    """A log that was read."""
+
+    name: str
+    bytes: int
+    lines: int
+
+
+@dataclass
+class Explanation(Document):
+    """The result for one or more logs.
+
+    Attributes:
+        engine: whose logs they are, `vLLM` or `SGLang`; empty when no line says so.
+        problems: the earliest real error first, then other errors by time, then warnings, then
+            what only follows, then notes, then what the server got over.
+        facts: what a healthy start tells.
+        missing: what it would have told besides.
+        logs: that were read.
+        last: the last lines of the logs in which nothing was recognised, by name.
+        unfinished: the server began to start and never took requests.
+    """
+
+    engine: str = ""
+    problems: Hidden[list[Seen]] = field(default_factory=list)
+    issues = derived(list[Seen], "problems")
+    facts: dict[str, str] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+    logs: list[ReadLog] = field(default_factory=list)
+    last: dict[str, list[str]] = field(default_factory=dict)
+    unfinished: Hidden[bool] = False
+    next = derived(list[str], "next_steps")
+
+    @printed
+    def cause(self) -> Seen | None:
+        """The root as far as these logs tell; an effect where the cause is in none of them."""
+        return cause_of(self.problems)
+
+    @printed
+    def verdict(self) -> Verdict:
+        """What can be said of the launch."""
+        warned = any(p.finding.severity == "warning" and not p.overcome for p in self.problems)
+        unfinished = self.unfinished and "end" not in self.facts
+        return verdict_on(self.cause, unfinished=unfinished, warned=warned)
+
+    @property
+    def recognised(self) -> bool:
+        """False where no line of these logs says anything of an engine."""
+        return bool(self.engine or self.facts or self.problems)
+
+    @property
+    def next_steps(self) -> list[str]:
+        """Where to look next; nothing where the cause is certain."""
+        return steps_for(self.verdict, self.problems, self.missing, len(self.logs))
+
+
+# Where to look next, when logs do not tell the cause.
+
+SEARCH = "search the issues of the engine (vLLM, SGLang, Ray) and of the image for the quoted line"
+KERNEL = (
+    "the kernel's log of each node says whether a process was killed for lack of memory: "
+    "journalctl -k | grep -i -e oom -e 'killed process' -e NVRM"
+)
+OTHERS = (
+    "give the logs of all ranks and of Ray at once: "
+    "spark-cluster explain rank0.log rank1.log /tmp/ray/session_latest/logs"
+)
+CUT = "if the log is cut, give the whole one: docker logs --timestamps NAME, or spark-cluster logs"
+DEBUG = "with NCCL_DEBUG=INFO in the environment of every rank NCCL says which call failed"
+WAITING = (
+    "it may still be loading or waiting: `ray status` shows whether all nodes have joined, "
+    "`docker ps -a` whether the container ended and with which status"
+)
+
+
+def steps_for(
+    verdict: Verdict, problems: Iterable[Seen], missing: Iterable[str], logs: int
+) -> list[str]:
+    """Return what to do next; nothing where the cause is certain, or there is no error.
+
+    Args:
+        problems: what was seen.
+        missing: what a healthy start would have logged besides.
+        logs: how many were read.
+    """
+    if verdict in ("cause", "warnings", "no-error"):
+        return []
+    lacking = any("ranks" in text for text in missing)
+    steps = [OTHERS] if lacking or (verdict == "effects" and logs == 1) else []
+    steps += _by_verdict(verdict)
+    if any("NCCL" in seen.finding.found for seen in problems if not seen.overcome):
+        steps.append(DEBUG)
+    return steps
+
+
+def _by_verdict(verdict: Verdict) -> Sequence[str]:
+    if verdict == "effects":
+        return (KERNEL, CUT)
+    return (WAITING, KERNEL) if verdict == "unfinished" else (SEARCH,)

@@ -1,0 +1,282 @@
+"""Rules on the model: its shape, its checkpoint, its drafter, by image and version."""
+
+from __future__ import annotations
+
+from packaging.version import Version
+
+from spark_cluster.config import model_kind
+from spark_cluster.config.facts import Facts
+from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.issues.match import Edit
+from spark_cluster.issues.rules import Case, Found, rule
+from spark_cluster.models.memory import (
+    GIB,
+    GIB_KIB,
+    HIGHEST,
+    gate_gib,
+    margins,
+    utilization,
+)
+from spark_cluster.models.weights import load_peak_bytes
+
+NATIVE_FP4_BAD = ("0.19", "0.21.dev0")
+"""From and below which version native FP4 experts are known to give garbage. Later images: reports
+disagree, so a question decides (readiness rung `answer`)."""
+
+FORMATS = {
+    "compressed-tensors": (
+        *("redhatai/*fp8*", "redhatai/*nvfp4*", "redhatai/*w4a16*", "redhatai/*w8a8*"),
+        *("*-fp8-dynamic", "*-fp8-block"),
+    ),
+    "modelopt": ("nvidia/*fp4*", "nvidia/*fp8*", "bg-digitalservices/*nvfp4*"),
+}
+"""Which quantizer made a checkpoint, by its name: what its config says as quant_method."""
+
+SAME = {
+    "compressed-tensors": ("compressed-tensors",),
+    "modelopt": ("modelopt", "modelopt_fp4", "modelopt_mixed", "nvfp4"),
+}
+"""Values of --quantization that vLLM takes for it."""
+
+EXCLUDES = {
+    "fp8": ("nvfp4", "mxfp4", "awq-int4", "gptq-int4"),
+    "awq": ("nvfp4", "mxfp4", "fp8"),
+    "gptq": ("nvfp4", "mxfp4", "fp8"),
+}
+"""Values of --quantization, and checkpoints that vLLM refuses to load with them."""
+
+VISION_TOKENS = 2496
+"""Of one image in Gemma 4, at most (vLLM's own message)."""
+
+SPLITS_IMAGES_BEFORE = Version("0.20")
+"""Before it vLLM divided an image over steps: the articles ran with the default of 2048."""
+
+
+@rule("nvfp4-moe-native-kernels")
+def native_fp4_experts(case: Case) -> Found | None:
+    backend = case.launch.text("moe-backend").lower() or "vLLM's own choice"
+    forced = case.launch.env.get("VLLM_USE_FLASHINFER_MOE_FP4") == "0"
+    if backend in ("marlin", "emulation") or (forced and backend == "vLLM's own choice"):
+        return None
+    low, high = map(Version, NATIVE_FP4_BAD)
+    known_bad = case.version is not None and low <= case.version < high
+    image = f" in {case.image}" if case.image else ""
+    found = f"experts in NVFP4 by {backend}{image}"
+    if known_bad:
+        return Found(found)
+    return Found(
+        found,
+        severity="info",
+        and_also="; of this image reports disagree, so a question must decide",
+        fix="--moe-backend marlin when an answer is garbage (`spark-cluster up` asks for one)",
+    )
+
+
+@rule("nvfp4-moe-scale-keys")
+def moe_scale_keys(case: Case) -> Found | None:
+    model = "bg-digitalservices/gemma-4-26b-a4b-it-nvfp4"
+    folder = "*gemma*4-26b-a4b*nvfp4*"
+    if not case.matches([model], case.names):
+        foreign = case.matches(["nvidia/*", "redhatai/*", "*--nvidia--*"], case.names)
+        if foreign or not case.matches([folder], case.names):
+            return None
+    patched = any(v.target.endswith("/models/gemma4.py") for v in case.launch.volumes)
+    return None if patched else Found(f"model {case.names[0]} without gemma4_patched.py")
+
+
+@rule("quantization-twice")
+def quantization_twice(case: Case) -> Found | None:
+    asked = case.launch.text("quantization")
+    if not asked:
+        return None
+    model = case.launch.model
+    made_by = next((f for f, names in FORMATS.items() if case.matches(names, [model])), None)
+    if made_by is not None and asked not in SAME[made_by]:
+        return Found(f"--quantization {asked}, and {model} is {made_by}")
+    kind: str | None = case.launch.quantization
+    if case.geometry is not None and case.launch.base is None:  # of a pasted line, it is the flag
+        kind = case.geometry.quantization or kind
+    if kind in EXCLUDES.get(asked.removesuffix("_marlin"), ()):
+        return Found(f"--quantization {asked}, and {model} is {kind}")
+    return None
+
+
+@rule("gemma4-mtp-drafter-bugs")
+def drafter_bugs(case: Case) -> Found | None:
+    method = str(case.launch.speculative.get("method", ""))
+    if case.launch.dockerfile or method not in ("mtp", "gemma4_mtp"):
+        return None
+    target = "/model_executor/models/gemma4_mtp.py"
+    if any(v.target.endswith(target) for v in case.launch.volumes):
+        return None
+    return Found(f'"method":"{method}" in {case.image or "this image"}')
+
+
+@rule("mtp-method-renamed")
+def method_renamed(case: Case) -> Found | None:
+    if case.launch.speculative.get("method") != "gemma4_mtp":
+        return None
+    config = {**case.launch.speculative, "method": "mtp"}
+    return Found('"method":"gemma4_mtp"', edit=Edit("flag", "speculative-config", config))
+
+
+@rule("gemma4-batched-tokens-vision")
+def batched_tokens_for_an_image(case: Case) -> Found | None:
+    batched = case.launch.number("max-num-batched-tokens")
+    if case.version is None or case.version < SPLITS_IMAGES_BEFORE or batched is None:
+        return None
+    if batched >= VISION_TOKENS:
+        return None
+    edit = Edit("flag", "max-num-batched-tokens", 4096)
+    return Found(f"--max-num-batched-tokens {batched:g}, one image {VISION_TOKENS}", edit=edit)
+
+
+@rule("context-beyond-model")
+def context_beyond_model(case: Case) -> Found | None:
+    length, shape = case.launch.number("max-model-len"), case.geometry
+    allowed = case.launch.env.get("VLLM_ALLOW_LONG_MAX_MODEL_LEN") == "1"
+    if length is None or shape is None or not shape.max_positions or allowed:
+        return None
+    if length <= shape.max_positions:
+        return None
+    return Found(
+        f"--max-model-len {length:g}, the model has {shape.max_positions}",
+        edit=Edit("flag", "max-model-len", shape.max_positions),
+    )
+
+
+@rule("heads-do-not-divide")
+def heads_do_not_divide(case: Case) -> Found | None:
+    tp, shape = case.launch.tp, case.geometry
+    if shape is None or tp < 2:
+        return None
+    for part in shape.attention:
+        if part.q_heads % tp:
+            return Found(f"{part.q_heads} query heads, --tensor-parallel-size {tp}")
+        if part.kv_heads % tp and tp % part.kv_heads:
+            return Found(f"{part.kv_heads} KV heads, --tensor-parallel-size {tp}")
+    if shape.latent is not None and shape.latent.q_heads % tp:
+        return Found(f"{shape.latent.q_heads} query heads, --tensor-parallel-size {tp}")
+    return None
+
+
+# Rules on the kind of a model: what a recipe says, against its flags and the model's config.
+
+
+@rule("kind-contradicts-model")
+def contradicts_model(case: Case) -> Found | None:
+    kind = case.launch.kind
+    asked = model_kind.of_flags(case.flags)
+    if asked is not None:
+        if _goes(kind, asked):
+            return None
+        return Found(f"kind: {kind}, and the flags are of {asked}")
+    if case.launch.origin == "command":  # it says no kind: what it is read as was a guess
+        return None
+    architectures = case.geometry.architectures if case.geometry is not None else ()
+    shown = model_kind.of_architectures(architectures)
+    if shown is None or _goes(kind, shown):
+        return None
+    return Found(f"kind: {kind}, and {architectures[0]} is of {shown}")
+
+
+@rule("kind-not-served")
+def not_served(case: Case) -> Found | None:
+    kind = case.launch.kind
+    return None if kind in model_kind.CHECKS_OF_KIND else Found(f"kind: {kind}")
+
+
+def _goes(kind: ModelKind, shown: ModelKind) -> bool:
+    """Return whether a server of one kind can be verified as another.
+
+    An embedding model reranks too, by the cosine; and `--runner pooling` alone, which is read as
+    embedding, is how a reranker is served.
+    """
+    return kind == shown or (kind, shown) == ("reranking", "embedding")
+
+
+# Rules on memory, which GPU and system of a Spark share.
+
+IMPOSSIBLE = 0.97
+"""No Spark has so much free: of 121.7 GiB an idle one without a desktop has about 117 available
+(source: measured-on-gb10). Less than that has served somewhere, so that it is a warning; safe is
+`memory.HIGHEST`."""
+
+DEFAULT = 0.92
+"""What vLLM takes when it is told nothing (older ones 0.90)."""
+
+TOTAL_GIB = 121.69
+"""Of a Spark on current firmware; nodes that can be asked tell their own."""
+
+
+@rule("share-too-high")
+def share_too_high(case: Case) -> Found | None:
+    share = case.launch.number("gpu-memory-utilization")
+    if share is None:
+        return None
+    for facts in case.facts:
+        if facts.gpu_memory.total_kib and share > utilization(facts.gpu_memory):
+            return _more_than_there_is(share, facts)
+    if share <= HIGHEST or any(facts.gpu_memory.of_gpu for facts in case.facts):
+        return None
+    wanted = share * TOTAL_GIB
+    found = f"--gpu-memory-utilization {share:g} is {wanted:.1f} of {TOTAL_GIB:.1f} GiB"
+    return Found(
+        found,
+        severity="warning" if share < IMPOSSIBLE else "error",
+        edit=Edit("flag", "gpu-memory-utilization", HIGHEST),
+    )
+
+
+def _more_than_there_is(share: float, facts: Facts) -> Found | None:
+    """Compare a share with the memory of the nodes that were asked."""
+    memory = facts.gpu_memory
+    can = utilization(memory)
+    total, available = memory.total_kib / GIB_KIB, memory.available_kib / GIB_KIB
+    refused = share * total > gate_gib(memory)
+    fix = f"--gpu-memory-utilization {can:g}, with which the node still answers when it is loaded"
+    return Found(
+        f"--gpu-memory-utilization {share:g} wants {share * total:.1f} GiB, "
+        f"{facts.hostname or 'the node'} has {available:.1f} available",
+        severity="error" if refused else "warning",
+        edit=Edit("flag", "gpu-memory-utilization", can) if can else None,
+        fix=fix if can else "stop what holds the memory: spark-cluster vram names it",
+    )
+
+
+@rule("share-not-given")
+def share_not_given(case: Case) -> Found | None:
+    for facts in case.facts:
+        memory = facts.gpu_memory
+        total, free = memory.total_kib / GIB_KIB, memory.available_kib / GIB_KIB
+        if total and DEFAULT * total > gate_gib(memory):
+            name = facts.hostname or "the node"
+            found = f"{DEFAULT:g} of {total:.1f} GiB, {name} has {free:.1f} available"
+            return Found(found, severity="error")
+    if any(facts.gpu_memory.of_gpu for facts in case.facts):
+        return None
+    return Found("no --gpu-memory-utilization")
+
+
+@rule("online-fp8-load-peak")
+def online_fp8_load_peak(case: Case) -> Found | None:
+    if case.geometry is None:
+        return Found(f"--quantization {case.launch.text('quantization') or 'fp8'}")
+    part = load_peak_bytes(case.geometry, "fp8-online") / GIB / case.launch.tp
+    found = f"{part:.1f} GiB of BF16 weights on each node while loading"
+    for facts in case.facts:
+        memory = facts.gpu_memory
+        available = memory.available_kib / GIB_KIB
+        if memory.total_kib and part + margins(memory).reserve_gib > available:
+            name = facts.hostname or "the node"
+            return Found(f"{found}, {name} has {available:.1f} available", severity="error")
+    return Found(found)
+
+
+@rule("ray-memory-monitor")
+def ray_memory_monitor(case: Case) -> Found | None:
+    value = case.launch.env.get("RAY_memory_monitor_refresh_ms")
+    if value == "0":
+        return None
+    said = "no RAY_memory_monitor_refresh_ms" if value is None else f"it is {value}"
+    return Found(f"{said}, two nodes by Ray", severity="warning")

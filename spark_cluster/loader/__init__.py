@@ -1,1 +1,0 @@
-"""The search path for roles, playbooks, recipes and inventories: the project folder first."""

@@ -1,0 +1,83 @@
+"""Machines that announce SSH, by a real responder on the loopback."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+from ipaddress import ip_network
+
+import pytest
+from waiting import until
+
+from spark_cluster.config import discovery
+from spark_cluster.config.discovery import Announced, candidates
+
+SPARK, OTHER = f"spark-b{os.getpid() & 0xFFF:03x}", f"spark-a{os.getpid() & 0xFFF:03x}"
+COUNTED = f"{SPARK}-30"
+"""Names of our own: other tests of this machine announce theirs at the same time."""
+
+
+@pytest.fixture(scope="module")
+def found() -> Iterator[list[Announced]]:
+    """What is found of a Spark, a second one with two addresses, and hosts of no use."""
+    from zeroconf import ServiceInfo, Zeroconf
+
+    def ssh(host: str, *addresses: str, port: int = 22) -> ServiceInfo:
+        packed = [socket.inet_aton(address) for address in addresses]
+        return ServiceInfo(discovery.SERVICE, f"{host}.{discovery.SERVICE}", port, addresses=packed,
+                           server=f"{host}.local.")  # fmt: skip
+
+    def ours() -> list[Announced]:
+        found = discovery.browse(1.3, "127.0.0.1")
+        return found if {SPARK, OTHER, COUNTED} <= {one.host for one in found} else []
+
+    responder = Zeroconf(interfaces=["127.0.0.1"])
+    try:
+        for info in (
+            ssh(SPARK, "127.0.0.1", port=2222),
+            ssh(OTHER.upper(), "169.254.10.20", "127.0.0.3"),
+            ssh("spark two; reboot", "127.0.0.4"),
+            ssh(COUNTED, "127.0.0.5"),
+            ssh("spark-0000", "224.0.0.1"),
+        ):
+            responder.registry.async_add(info)  # without probing for a second: the names are ours
+        yield until(ours, what="what is announced is found")
+    finally:
+        responder.close()
+
+
+def test_who_announces_ssh_is_found(found: list[Announced]) -> None:
+    ours = [one for one in found if one.host in (SPARK, OTHER)]
+    assert ours == [
+        Announced(OTHER, ("127.0.0.3", "169.254.10.20")),
+        Announced(SPARK, ("127.0.0.1",), 2222),
+    ]
+
+
+def test_what_is_no_host_name_or_no_machine_is_left_out(found: list[Announced]) -> None:
+    assert {one.host for one in found} & {"spark two; reboot", "spark-0000"} == set()
+
+
+def test_a_name_that_avahi_counted_up_is_a_sparks_and_not_relied_on(
+    found: list[Announced],
+) -> None:
+    """P11: the next conflict gives it another name, so the inventory gets its address."""
+    ours = [one for one in found if one.host in (SPARK, COUNTED)]
+    listed = candidates(ours, [], [ip_network("127.0.0.0/8")], lambda *_: True).candidates
+    assert [(one.address, one.also, one.named) for one in listed] == [
+        (f"{SPARK}.local", "127.0.0.1", True),
+        ("127.0.0.5", COUNTED, True),
+    ]
+    assert "avahi" in listed[1].why
+
+
+def test_an_address_that_is_not_here_is_not_believed() -> None:
+    here = [ip_network("192.168.1.0/24"), ip_network("169.254.0.0/16")]
+    assert discovery.nearest(["169.254.1.1", "192.168.1.7"], here) == "192.168.1.7"
+    assert discovery.nearest(["169.254.1.1"], here) == "169.254.1.1"
+    assert discovery.nearest(["203.0.113.9"], here) is None
+
+
+def test_the_networks_of_this_machine() -> None:
+    assert ip_network("127.0.0.0/8") in discovery.networks()

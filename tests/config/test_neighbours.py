@@ -1,0 +1,53 @@
+"""Neighbour tables, as Linux and macOS print them."""
+
+from __future__ import annotations
+
+import pytest
+
+from spark_cluster.config import discovery
+from spark_cluster.config.discovery import Neighbour
+
+LINUX = (
+    '[{"dst":"10.89.0.13","dev":"br-spark","lladdr":"4C:BB:47:00:03:00","state":["REACHABLE"]},'
+    '{"dst":"192.0.2.1","dev":"eth0","lladdr":"02:fc:00:00:00:05","state":["STALE"]},'
+    '{"dst":"10.89.0.14","dev":"br-spark","lladdr":"4c:bb:47:00:04:00","state":["FAILED"]},'
+    '{"dst":"fd00::1","dev":"eth0","state":["FAILED"]}]'
+)
+"""`ip -j neigh` of iproute2 6.1 (Debian 12), one hardware address in capitals."""
+
+MACOS = """\
+? (169.254.77.120) at (incomplete) on en1 [ethernet]
+rtr.example (192.168.1.1) at 0:18:1:8f:23:ed on en1 ifscope [ethernet]
+? (192.168.1.2) at 4c:bb:47:2b:6:c4 on en1 ifscope [ethernet]
+? (224.0.0.251) at 1:0:5e:0:0:fb on en1 ifscope permanent [ethernet]
+? (192.168.1.255) at ff:ff:ff:ff:ff:ff on en1 ifscope [ethernet]
+"""
+"""`arp -a` in the form of macOS' manual page (source: macos-arp), with a Spark's address."""
+
+
+def test_linux() -> None:
+    assert discovery.ip_neigh(LINUX) == [
+        Neighbour("10.89.0.13", "br-spark", "4c:bb:47:00:03:00"),
+        Neighbour("192.0.2.1", "eth0", "02:fc:00:00:00:05"),
+    ]
+    assert [one.is_nvidia for one in discovery.ip_neigh(LINUX)] == [True, False]
+
+
+@pytest.mark.parametrize("text", ["", "[]", 'Object "neigh" is unknown', '[{"dst": "x"}, 7]'])
+def test_linux_that_says_nothing(text: str) -> None:
+    assert discovery.ip_neigh(text) == []
+
+
+def test_macos() -> None:
+    found = discovery.arp(MACOS)
+    assert Neighbour("192.168.1.2", "en1", "4c:bb:47:2b:06:c4") in found
+    assert Neighbour("192.168.1.1", "en1", "00:18:01:8f:23:ed") in found
+    assert not {"169.254.77.120", "224.0.0.251"} & {one.address for one in found}
+
+
+def test_a_tool_that_is_not_there_or_hangs(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: object
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert discovery.of_this_machine() == []
+    assert discovery._output("spark-no-such-program") == ""

@@ -1,0 +1,45 @@
+"""The bars of `explain` and `lint` on what others posted."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+
+from benchmarks.explain.cases import Result, cases, count, judge
+from benchmarks.explain.lines import linted, posted
+from spark_cluster.issues.entries import catalogue
+
+ALL = cases()
+
+
+@functools.cache
+def judged(index: int) -> tuple[Result, str]:
+    """The judgement of a case, made once for all tests: each reads a whole log."""
+    return judge(ALL[index])
+
+
+def test_no_cause_is_wrong():
+    results = {case.url: judged(index) for index, case in enumerate(ALL)}
+    assert {url: line for url, (result, line) in results.items() if result == "wrong"} == {}
+    assert [url for url, (_, line) in results.items() if not line] == [], "no decisive line"
+
+
+def test_most_causes_are_named():
+    for name in {case.set for case in ALL}:
+        results = [judged(index)[0] for index, case in enumerate(ALL) if case.set == name]
+        assert count(results)["right"] >= 0.6 * len(results), name
+
+
+def test_ids_of_causes_are_known():
+    unknown = {id for case in ALL for id in case.causes} - set(catalogue())
+    assert unknown == set()
+
+
+@pytest.mark.parametrize("line", posted(), ids=lambda line: line.url.removeprefix("https://"))
+def test_what_served_has_no_error_and_what_failed_is_found(line):
+    found = linted(line)
+    if line.served:
+        assert [f.id for f in found if f.severity == "error"] == []
+    if line.finds:
+        assert line.finds in {f.id for f in found if f.severity != "info"}
