@@ -6,7 +6,8 @@ PYTHON ?= python3
 # Hundreds of short processes import the same modules: they are compiled once.
 unexport PYTHONDONTWRITEBYTECODE
 CACHE ?= $(if $(filter 0,$(shell id -u)),/var/cache/spark-cluster,$(HOME)/.cache/spark-cluster)
-KEY := $(shell { cat pyproject.toml; pwd; } | sha256sum | cut -c1-12)
+LAB := packages/spark-cluster-lab
+KEY := $(shell { cat pyproject.toml $(LAB)/pyproject.toml; pwd; } | sha256sum | cut -c1-12)
 VENV := $(CACHE)/venv-$(KEY)
 RUN := $(VENV)/bin/spark-cluster
 # One line a package, so that a first installation is not a silent minute.
@@ -98,25 +99,25 @@ env: $(VENV)/ready-for-tests
 tools: $(VENV)/ready
 	@if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null; then $(RUN) lab tools --tests; fi
 
-$(VENV)/ready: pyproject.toml
+$(VENV)/ready: pyproject.toml $(LAB)/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
 	  { echo "Python 3.11 or newer is needed; $(PYTHON) is $$($(PYTHON) -V). Give another: make PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "python3-venv is missing: installing it"; apt-get update -qq && apt-get install -y -qq python3-venv; }
 	@echo "making the Python environment in $(VENV) (about half a minute)"
 	@rm -rf $(VENV) && mkdir -p $(CACHE) && $(PYTHON) -m venv $(VENV)
-	@set -o pipefail; $(PIP) -e . | $(SHOW_PACKAGES)
+	@set -o pipefail; $(PIP) -e . -e $(LAB) | $(SHOW_PACKAGES)
 	@ln -sfn $(VENV) .venv
 	@touch $@
 
 $(VENV)/ready-for-tests: $(VENV)/ready
 	@echo "adding what the tests need to the Python environment"
-	@set -o pipefail; $(PIP) -e '.[dev]' | $(SHOW_PACKAGES)
+	@set -o pipefail; $(PIP) -e '.[dev]' -e $(LAB) | $(SHOW_PACKAGES)
 	@touch $@
 
 $(VENV)/ready-for-docs: $(VENV)/ready
 	@echo "adding what the documentation needs to the Python environment"
-	@set -o pipefail; $(PIP) -e '.[docs]' | $(SHOW_PACKAGES)
+	@set -o pipefail; $(PIP) -e '.[docs]' -e $(LAB) | $(SHOW_PACKAGES)
 	@touch $@
 
 clean:

@@ -45,6 +45,12 @@ def install_extra(name: str) -> str:
     return f"install the extra `{name}`: pipx install --force '.[{name}]' in a checkout"
 
 
+INSTALL_LAB = (
+    "install the lab, in a checkout: pipx inject spark-cluster ./packages/spark-cluster-lab"
+)
+"""What to do where the distribution spark-cluster-lab, the extra `lab`, is missing."""
+
+
 class Failed(SparkClusterError):
     """A node, a resource or a stage of the run failed."""
 

@@ -19,8 +19,8 @@ from typing import Any
 
 from benchmarks.engine import work
 from benchmarks.engine.link import Link, LinkError, bridge_of, link, namespace, run
-from spark_cluster.lab import Lab
-from spark_cluster.lab.layout import USER
+from spark_cluster_lab import Lab
+from spark_cluster_lab.layout import USER
 
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "spark-cluster" / "bench"
 

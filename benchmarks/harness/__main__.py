@@ -16,7 +16,7 @@ import click
 from benchmarks.harness.figures import Verdict, around, deviation, gaps, throughputs, verdicts
 from benchmarks.harness.figures import by_hand as of_results
 from benchmarks.harness.lab_head import SamplerLoad, by_hand, record_of
-from spark_cluster.lab import Lab, LabNode
+from spark_cluster_lab import Lab, LabNode
 
 ROOT = Path(__file__).resolve().parents[2]
 

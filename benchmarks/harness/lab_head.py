@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any
 
 from spark_cluster.bench.on_node import FOLDER
-from spark_cluster.lab import LabNode
+from spark_cluster_lab import LabNode
 
 HAND = "/tmp/spark-cluster-by-hand"
 

@@ -19,8 +19,8 @@ from packaging.version import Version
 from benchmarks.kv_oracle.questions import Question, questions
 from benchmarks.kv_oracle.start import ask, older
 from spark_cluster.errors import Failed
-from spark_cluster.lab import Lab
-from spark_cluster.lab.prepare import Prepared
+from spark_cluster_lab import Lab
+from spark_cluster_lab.prepare import Prepared
 
 DATA = Path(__file__).parents[2] / "tests" / "data"
 

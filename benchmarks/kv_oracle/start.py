@@ -10,9 +10,9 @@ from typing import Any
 
 from benchmarks.kv_oracle.questions import Question
 from spark_cluster.errors import Failed
-from spark_cluster.lab.prepare import Prepared
-from spark_cluster.lab.shell import run
-from spark_cluster.lab.vllm_env import INSIDE, VLLM
+from spark_cluster_lab.prepare import Prepared
+from spark_cluster_lab.shell import run
+from spark_cluster_lab.vllm_env import INSIDE, VLLM
 
 HERE = Path(__file__).parent
 SEEN = Path("/srv")

@@ -91,7 +91,6 @@ from spark_cluster.importers.importer import Imported
 from spark_cluster.issues.entries import Issue, files, read
 from spark_cluster.issues.explain import Explanation
 from spark_cluster.issues.match import KnownIssueMatch
-from spark_cluster.lab import documents as lab
 from spark_cluster.models import memory
 from spark_cluster.plan import fit, plan, room
 from spark_cluster.plan.calibrate import Calibration
@@ -107,6 +106,7 @@ from spark_cluster.resources.base import Resource, resource_class
 from spark_cluster.resources.program import Program
 from spark_cluster.runner import events
 from spark_cluster.runner.options import Options, Selection
+from spark_cluster_lab import documents as lab
 
 CHECKOUT = Path(__file__).parents[2]
 

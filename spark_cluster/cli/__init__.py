@@ -20,6 +20,7 @@ from spark_cluster import __version__
 from spark_cluster.cli.app import App, exit_status
 from spark_cluster.cli.options import Group
 from spark_cluster.cli.visible import show_error
+from spark_cluster.errors import INSTALL_LAB, UsageError
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
@@ -79,9 +80,14 @@ MODULES = {
     "exec": "nodes:exec_",
     "explain": "lint:explain_command",
     "revert": "history:revert_command",
-    "lab": "spark_cluster.lab.commands",
 }
 """Where commands are that have no module of their own."""
+
+
+ELSEWHERE = ("lab",)
+"""Commands of distributions of their own, which bring them by an entry point: each its name."""
+
+ENTRY_POINTS = "spark_cluster.commands"
 
 
 class Program(Group):
@@ -97,6 +103,21 @@ class Program(Group):
             hint = f" Did you mean {close[0]!r}?" if close else ""
             ctx.fail(f"There is no command {args[0]!r}.{hint}")
         return super().resolve_command(ctx, args)
+
+    def load(self, name: str) -> click.Command:
+        """Import a command; `lab` is of a distribution of its own, and found by its entry point.
+
+        Raises:
+            UsageError: that is not installed.
+        """
+        if name not in ELSEWHERE:
+            return super().load(name)
+        from importlib.metadata import entry_points
+
+        for point in entry_points(group=ENTRY_POINTS, name=name):
+            found: click.Command = point.load()
+            return found
+        raise UsageError(f"the command {name!r} is not installed", hint=INSTALL_LAB)
 
     def shell_complete(self, ctx: click.Context, incomplete: str) -> list[CompletionItem]:
         """Complete a command's name without importing the commands."""

@@ -244,12 +244,16 @@ class Group(Command, click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self.later and cmd_name not in self.commands:
-            module, _, function = self.later[cmd_name].partition(":")
-            module = module if "." in module else f"spark_cluster.cli.{module}"
-            found: click.Command = getattr(import_module(module), function or "command")
+            found = self.load(cmd_name)
             take_globals(found)
             self.add_command(found, cmd_name)
         return super().get_command(ctx, cmd_name)
+
+    def load(self, name: str) -> click.Command:
+        """Import a command of `later`."""
+        module, _, function = self.later[name].partition(":")
+        found = import_module(f"spark_cluster.cli.{module}")
+        return getattr(found, function or "command")  # type: ignore[no-any-return]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         def line(name: str) -> str:

@@ -11,13 +11,12 @@ import threading
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from functools import partial
-from importlib import import_module
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.prompts import Prompts
-from spark_cluster.errors import SparkClusterError
+from spark_cluster.errors import INSTALL_LAB, SparkClusterError, UsageError
 from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.parallel import all_of, start
@@ -28,9 +27,6 @@ if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.runner.session import Session
     from spark_cluster.runner.ssh import Connection, SshChannel
-
-NAMESPACES = "spark_cluster.lab.namespaces"
-"""Reaches nodes that are namespaces, as the lab of GPUs makes them; imported for those only."""
 
 
 class SshConnection(NodeConnection):
@@ -169,7 +165,7 @@ class Dialer:
 
         if node.namespaces_of is None:
             return LocalConnection(node.name, target.sudo_password)
-        found: NodeConnection = import_module(NAMESPACES).NamespacesConnection(
+        found: NodeConnection = _namespaces().NamespacesConnection(
             node.name, target.sudo_password, namespaces_of=node.namespaces_of
         )
         return found
@@ -219,12 +215,26 @@ class Dialer:
         if node.is_this_machine:
             yield port
         elif node.namespaces_of is not None:
-            into = import_module(NAMESPACES).forward_into
+            into = _namespaces().forward_into
             with into(node.name, node.namespaces_of, port) as found:
                 yield found
         else:
             with forward(self.target(node), LOOPBACK, port) as found:
                 yield found
+
+
+@cache
+def _namespaces() -> Any:
+    """Import what reaches nodes that are namespaces, as the lab of GPUs makes them.
+
+    Raises:
+        UsageError: the lab, a distribution of its own, is not installed.
+    """
+    from importlib.metadata import entry_points
+
+    for point in entry_points(group="spark_cluster.connections", name="namespace"):
+        return point.load()
+    raise UsageError("a node that is a namespace is reached by the lab", hint=INSTALL_LAB)
 
 
 def _login_password(node: str) -> str:

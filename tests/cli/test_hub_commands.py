@@ -11,12 +11,12 @@ import pytest
 from checkpoints import LLAMA_70B, NEMOTRON_SUPER
 from factories import put
 
-from spark_cluster.lab.hub import Conduct, LabHub, serve
 from spark_cluster.models.checkpoint import count
 from spark_cluster.models.config import from_config
 from spark_cluster.models.hub import lookup
 from spark_cluster.models.hub.documents import HubLibrary
 from spark_cluster.models.memory import GIB
+from spark_cluster_lab.hub import Conduct, LabHub, serve
 
 Run = Callable[..., tuple[int, str, str]]
 LINE = "vllm serve org/{} --max-model-len 8192 --max-num-seqs 4"

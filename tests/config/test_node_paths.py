@@ -157,7 +157,7 @@ def test_no_recipe_reaches_what_is_our_own(path: str) -> None:
         assert why_refused(parent, read_only=False), parent
 
 
-LAB = "spark_cluster/lab/"
+LAB = "packages/spark-cluster-lab/spark_cluster_lab/"
 
 
 def spelled(source: str) -> list[str]:

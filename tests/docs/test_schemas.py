@@ -24,11 +24,11 @@ from spark_cluster.cli.results import RunSummary
 from spark_cluster.engine.link_check import Bandwidth, Hop
 from spark_cluster.engine.provisioning import Provisioned
 from spark_cluster.errors import Unreachable
-from spark_cluster.lab import Lab, breakage
-from spark_cluster.lab.gpu import GpuLab
-from spark_cluster.lab.gpu.layout import STATE_VARIABLE
-from spark_cluster.lab.layout import Layout
 from spark_cluster.runner.events import RunStarted
+from spark_cluster_lab import Lab, breakage
+from spark_cluster_lab.gpu import GpuLab
+from spark_cluster_lab.gpu.layout import STATE_VARIABLE
+from spark_cluster_lab.layout import Layout
 
 CHECKOUT = Path(__file__).parents[2]
 FILES = {"inventory": "inventories", "recipe": "recipes", "suite": "suites"}

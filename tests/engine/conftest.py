@@ -12,7 +12,7 @@ from fake_cluster import FakeCluster, Make
 from free_ports import free_port
 
 from spark_cluster.engine.copies import copy as copying
-from spark_cluster.lab.hub import LabHub, serve
+from spark_cluster_lab.hub import LabHub, serve
 
 
 @pytest.fixture

@@ -19,10 +19,10 @@ from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.engine import admission, survey
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import DoesNotFit, Refused
-from spark_cluster.lab.hub import Conduct, LabHub, serve
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.events import MemoryPlanned
 from spark_cluster.runner.options import Options
+from spark_cluster_lab.hub import Conduct, LabHub, serve
 
 FREE = ContainerState("absent")
 DROPPED = "/proc/sys/vm/drop_caches"

@@ -17,7 +17,7 @@ from gpu_node import GpuNode, machine_is_booted, why_no_lab
 from gpu_recipes import PARIS as RECIPE
 from gpu_recipes import recipe
 
-from spark_cluster.lab.gpu.layout import GpuLayout
+from spark_cluster_lab.gpu.layout import GpuLayout
 
 ENVIRONMENT = "SPARK_CLUSTER_GPU_VENV"
 """A virtual environment in which vLLM for CUDA is installed."""
@@ -112,7 +112,7 @@ def recipe_text(environment: str, model: Path) -> str:
 def made_model(folder: Path, environment: str) -> Path:
     """Train the lab's model with the environment's own PyTorch, which takes half a minute."""
     model = folder / "paris"
-    code = CHECKOUT / "spark_cluster/lab/assets/train_model.py"
+    code = CHECKOUT / "packages/spark-cluster-lab/spark_cluster_lab/assets/train_model.py"
     argv = [f"{environment}/bin/python3", str(code), str(model)]
     variables = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     variables.pop("PYTHONPATH", None)

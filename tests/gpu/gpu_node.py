@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.lab import namespaces
-from spark_cluster.lab.gpu import requirements
-from spark_cluster.lab.gpu.layout import GpuLayout, GpuNodeLayout
+from spark_cluster_lab import namespaces
+from spark_cluster_lab.gpu import requirements
+from spark_cluster_lab.gpu.layout import GpuLayout, GpuNodeLayout
 
 CLONE_NEWNET = 0x40000000
 PORT = 8000

@@ -11,7 +11,7 @@ from typing import Any
 from commandline import CommandLine
 
 from spark_cluster.bench.on_node import FOLDER
-from spark_cluster.lab import Lab
+from spark_cluster_lab import Lab
 
 LEFT = ["sh", "-c", "systemctl stop 'spark-cluster-telemetry-*'; rm -rf \"$0\"", FOLDER]
 

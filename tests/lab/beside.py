@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-from spark_cluster.lab import Lab, cgroup
-from spark_cluster.lab.artefact import clear
-from spark_cluster.lab.layout import DEFAULT_STATE, STATE_VARIABLE, Layout
-from spark_cluster.lab.network import CONF, NETNS, default_interface, ip, links, namespaces
-from spark_cluster.lab.shell import output, run
+from spark_cluster_lab import Lab, cgroup
+from spark_cluster_lab.artefact import clear
+from spark_cluster_lab.layout import DEFAULT_STATE, STATE_VARIABLE, Layout
+from spark_cluster_lab.network import CONF, NETNS, default_interface, ip, links, namespaces
+from spark_cluster_lab.shell import output, run
 
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 

@@ -13,7 +13,7 @@ import pytest
 from beside import Beside, Place
 from detection import Detection, detection
 
-from spark_cluster.lab import Lab, LabNode
+from spark_cluster_lab import Lab, LabNode
 
 LONGEST_FIRST = (
     "doctor", "faults", "main_job", "operate", "provision", "first_up", "models_up",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spark_cluster.lab import LabNode
+from spark_cluster_lab import LabNode
 
 FOLDER = "/run/spark-cluster/copies"
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 
 from spark_cluster.config.fact_parsers import LISTENERS
 from spark_cluster.doctor.probing import parse_listeners
-from spark_cluster.lab import LabNode
-from spark_cluster.lab.layout import FABRIC, MANAGEMENT
-from spark_cluster.lab.neighbour import PORT, Neighbour, neighbour
+from spark_cluster_lab import LabNode
+from spark_cluster_lab.layout import FABRIC, MANAGEMENT
+from spark_cluster_lab.neighbour import PORT, Neighbour, neighbour
 
 OWN = {"sshd", "systemd-resolve"}
 """Programs of the system itself that may answer anyone."""

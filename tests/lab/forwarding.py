@@ -12,10 +12,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from spark_cluster.lab.gpu.layout import BRIDGE, GATEWAY, SUBNET
-from spark_cluster.lab.gpu.network import rules
-from spark_cluster.lab.network import CONF, IPTABLES, ip
-from spark_cluster.lab.shell import run
+from spark_cluster_lab.gpu.layout import BRIDGE, GATEWAY, SUBNET
+from spark_cluster_lab.gpu.network import rules
+from spark_cluster_lab.network import CONF, IPTABLES, ip
+from spark_cluster_lab.shell import run
 
 NODE, LAN, MACHINE_ON_LAN = f"{SUBNET}.11", "192.0.2.9", "192.0.2.1"
 LISTEN = "import socket; socket.create_server(('', 7000)).accept()"

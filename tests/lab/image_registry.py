@@ -13,8 +13,8 @@ from pathlib import Path
 from free_ports import free_port
 from waiting import until
 
-from spark_cluster.lab import LabNode
-from spark_cluster.lab.layout import GATEWAY
+from spark_cluster_lab import LabNode
+from spark_cluster_lab.layout import GATEWAY
 
 _PULL = re.compile(r'^(\S+) .*"GET /v2/\S+/blobs/(sha256:[0-9a-f]{64}) ', re.MULTILINE)
 

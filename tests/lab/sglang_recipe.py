@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import textwrap
 
-from spark_cluster.lab.sglang_stand_in import REF, dockerfile
+from spark_cluster_lab.sglang_stand_in import REF, dockerfile
 
 NAME = "lab-sglang"
 _RECIPE = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from spark_cluster.lab import LabNode
+from spark_cluster_lab import LabNode
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from commandline import CommandLine, until
 from small_disk import small_disk
 
 from spark_cluster.bench.on_node import FOLDER
-from spark_cluster.lab import LabNode
+from spark_cluster_lab import LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]
 

@@ -10,12 +10,12 @@ import pytest
 
 from spark_cluster.doctor import examine
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.lab import breakage
-from spark_cluster.lab.breakages import link
-from spark_cluster.lab.breakages.model import Breakage, give_back, keep
-from spark_cluster.lab.standins import fwupdmgr, hardware, ibdev2netdev, rdma, swapoff
-from spark_cluster.lab.standins.state import DEFAULTS, load, save
-from spark_cluster.lab.standins.sysfs import gid_table
+from spark_cluster_lab import breakage
+from spark_cluster_lab.breakages import link
+from spark_cluster_lab.breakages.model import Breakage, give_back, keep
+from spark_cluster_lab.standins import fwupdmgr, hardware, ibdev2netdev, rdma, swapoff
+from spark_cluster_lab.standins.state import DEFAULTS, load, save
+from spark_cluster_lab.standins.sysfs import gid_table
 
 NETPLAN = """\
 network:

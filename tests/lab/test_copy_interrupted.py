@@ -10,8 +10,8 @@ from copies_left import left_of_copies
 from small_disk import small_disk
 
 from spark_cluster.config.caches import CACHE_ROOT
-from spark_cluster.lab import Lab, LabNode
 from spark_cluster.node.store.manifest import OURS
+from spark_cluster_lab import Lab, LabNode
 
 pytestmark = pytest.mark.lab
 

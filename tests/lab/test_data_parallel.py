@@ -11,7 +11,7 @@ from commandline import CommandLine
 from exposure import exposure
 
 from spark_cluster.engine.names import RAY
-from spark_cluster.lab import LabNode
+from spark_cluster_lab import LabNode
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]
 

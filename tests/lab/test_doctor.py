@@ -14,12 +14,12 @@ import program
 import pytest
 from commandline import WAIT_S, until
 
-from spark_cluster.lab import Lab, LabNode
-from spark_cluster.lab.breakage import BREAKAGES, break_, in_force, repair
-from spark_cluster.lab.breakages.model import Breakage
-from spark_cluster.lab.layout import IMAGE_TAG, USER
-from spark_cluster.lab.packages import add_repository
 from spark_cluster.node import paths
+from spark_cluster_lab import Lab, LabNode
+from spark_cluster_lab.breakage import BREAKAGES, break_, in_force, repair
+from spark_cluster_lab.breakages.model import Breakage
+from spark_cluster_lab.layout import IMAGE_TAG, USER
+from spark_cluster_lab.packages import add_repository
 
 pytestmark = pytest.mark.lab
 

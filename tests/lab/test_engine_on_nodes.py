@@ -10,8 +10,8 @@ import pytest
 from commandline import CommandLine, Started, until
 
 from spark_cluster.errors import Failed
-from spark_cluster.lab import Lab, LabNode
 from spark_cluster.runner.wire import LOST_AFTER
+from spark_cluster_lab import Lab, LabNode
 
 pytestmark = pytest.mark.lab
 

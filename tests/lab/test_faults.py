@@ -22,10 +22,10 @@ from small_disk import small_disk
 from waiting import HANG_S
 
 from spark_cluster.engine.names import SERVER
-from spark_cluster.lab import Lab, LabNode
-from spark_cluster.lab.layout import PASSWORD, USER
 from spark_cluster.node import paths
 from spark_cluster.node.containers import RESTART_LIMIT
+from spark_cluster_lab import Lab, LabNode
+from spark_cluster_lab.layout import PASSWORD, USER
 
 pytestmark = pytest.mark.lab
 

@@ -18,11 +18,11 @@ import readme
 from click.testing import CliRunner, Result
 
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.lab import cgroup, machine, network
-from spark_cluster.lab.artefact import Artefact
-from spark_cluster.lab.build_progress import BuildProgress
-from spark_cluster.lab.commands import command
-from spark_cluster.lab.gpu import requirements
+from spark_cluster_lab import cgroup, machine, network
+from spark_cluster_lab.artefact import Artefact
+from spark_cluster_lab.build_progress import BuildProgress
+from spark_cluster_lab.commands import command
+from spark_cluster_lab.gpu import requirements
 
 PACKAGE = Path(machine.__file__).parent
 TESTS = Path(__file__).parents[1]
@@ -305,7 +305,7 @@ def test_progress_of_a_build_says_what_how_much_and_how_long(tmp_path: Path) -> 
 def test_progress_is_shown_while_a_build_is_silent(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("spark_cluster.lab.build_progress.INTERVAL_S", 0.01)
+    monkeypatch.setattr("spark_cluster_lab.build_progress.INTERVAL_S", 0.01)
     thing = Artefact(tmp_path, "thing", "recipe", lambda _: None, usual_s=1, usual_mb=1)
     thing.unfinished.mkdir()
     seen, shown = [], threading.Event()

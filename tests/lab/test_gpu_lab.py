@@ -17,13 +17,13 @@ from fake_gpus import fake_gpus, why_not
 from waiting import until
 
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.lab import cgroup, power
-from spark_cluster.lab.gpu import GpuLab, network, requirements
-from spark_cluster.lab.gpu import lab as lab_of_gpus
-from spark_cluster.lab.gpu.lab import inside
-from spark_cluster.lab.gpu.layout import GpuLayout, GpuNodeLayout
-from spark_cluster.lab.network import BOOT_ID, namespaces
-from spark_cluster.lab.shell import run
+from spark_cluster_lab import cgroup, power
+from spark_cluster_lab.gpu import GpuLab, network, requirements
+from spark_cluster_lab.gpu import lab as lab_of_gpus
+from spark_cluster_lab.gpu.lab import inside
+from spark_cluster_lab.gpu.layout import GpuLayout, GpuNodeLayout
+from spark_cluster_lab.network import BOOT_ID, namespaces
+from spark_cluster_lab.shell import run
 
 pytestmark = pytest.mark.lab
 

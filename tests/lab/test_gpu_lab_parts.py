@@ -20,10 +20,10 @@ from click.testing import CliRunner
 
 from spark_cluster.config.inventory import fabric_addresses, read_inventory
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.lab import network as lab_network
-from spark_cluster.lab import power
-from spark_cluster.lab.commands import command
-from spark_cluster.lab.gpu import (
+from spark_cluster_lab import network as lab_network
+from spark_cluster_lab import power
+from spark_cluster_lab.commands import command
+from spark_cluster_lab.gpu import (
     boot,
     devices,
     mounts,
@@ -33,17 +33,17 @@ from spark_cluster.lab.gpu import (
     seed,
     supervisor,
 )
-from spark_cluster.lab.gpu.description import (
+from spark_cluster_lab.gpu.description import (
     Description,
     asked_differently,
     changed_since,
     read,
 )
-from spark_cluster.lab.gpu.devices import Gpu
-from spark_cluster.lab.gpu.inventory import inventory
-from spark_cluster.lab.gpu.layout import BRIDGE, DEFAULT_STATE, FABRIC, FABRIC_BRIDGE, GpuLayout
-from spark_cluster.lab.layout import Layout
-from spark_cluster.lab.network import restore_forwarding
+from spark_cluster_lab.gpu.devices import Gpu
+from spark_cluster_lab.gpu.inventory import inventory
+from spark_cluster_lab.gpu.layout import BRIDGE, DEFAULT_STATE, FABRIC, FABRIC_BRIDGE, GpuLayout
+from spark_cluster_lab.layout import Layout
+from spark_cluster_lab.network import restore_forwarding
 
 H100 = "0, GPU-1, 00000000:18:00.0, NVIDIA H100 80GB HBM3, 81559\n"
 GB10 = "0, GPU-2, 0000000F:01:00.0, NVIDIA GB10, [N/A]\n"
@@ -429,7 +429,7 @@ def test_a_parent_ends_like_process_1(status: int) -> None:
     """The supervisor takes SIGHUP, which it ignores itself, for a reboot."""
     code = (
         "import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN); "
-        f"from spark_cluster.lab.gpu.boot import end_like; end_like({status})"
+        f"from spark_cluster_lab.gpu.boot import end_like; end_like({status})"
     )
     paths = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
     assert subprocess.run([sys.executable, "-c", code], check=False, env=paths).returncode == status

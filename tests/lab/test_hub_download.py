@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import pytest
 from commandline import CommandLine, until
 
-from spark_cluster.lab import Lab, LabNode
+from spark_cluster_lab import Lab, LabNode
 
 pytestmark = pytest.mark.lab
 

@@ -12,7 +12,7 @@ from commandline import CommandLine, until
 from factories import put
 from ruamel.yaml import YAML
 
-from spark_cluster.lab import LabNode
+from spark_cluster_lab import LabNode
 
 pytestmark = pytest.mark.lab
 

@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.kv_oracle.questions import questions
 from benchmarks.kv_oracle.start import VLLM, ask
-from spark_cluster.lab import Lab
 from spark_cluster.models.config import from_config
+from spark_cluster_lab import Lab
 
 pytestmark = [
     pytest.mark.lab,

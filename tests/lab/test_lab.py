@@ -17,8 +17,8 @@ from waiting import until
 from benchmarks.engine import nodes
 from benchmarks.engine.link import LinkError
 from spark_cluster.errors import Failed
-from spark_cluster.lab import Lab, LabNode, power
-from spark_cluster.lab.layout import BRIDGE, RULE_COMMENT, Layout
+from spark_cluster_lab import Lab, LabNode, power
+from spark_cluster_lab.layout import BRIDGE, RULE_COMMENT, Layout
 
 pytestmark = pytest.mark.lab
 

@@ -18,19 +18,19 @@ from click.testing import CliRunner
 from ruamel.yaml import YAML
 
 from spark_cluster.errors import Failed, UsageError
-from spark_cluster.lab import machine, network, standin_layer
-from spark_cluster.lab.artefact import Artefact, clear, mounts_below, unmount
-from spark_cluster.lab.base import bootstrap
-from spark_cluster.lab.commands import command
-from spark_cluster.lab.image import write_docker_archive
-from spark_cluster.lab.layout import FABRIC, UNCABLED, Layout
-from spark_cluster.lab.machine import Distribution, pick_mirrors
-from spark_cluster.lab.standins import ethtool, hardware, ibv_devinfo, nvidia_smi, processes, rdma
-from spark_cluster.lab.standins.processes import ComputeProcess
-from spark_cluster.lab.standins.state import DEFAULTS, load
-from spark_cluster.lab.standins.sysfs import gid_table, put
-from spark_cluster.lab.vllm_env import copy_named_files, local_directories, parse_pip_config
 from spark_cluster.node import temporary
+from spark_cluster_lab import machine, network, standin_layer
+from spark_cluster_lab.artefact import Artefact, clear, mounts_below, unmount
+from spark_cluster_lab.base import bootstrap
+from spark_cluster_lab.commands import command
+from spark_cluster_lab.image import write_docker_archive
+from spark_cluster_lab.layout import FABRIC, UNCABLED, Layout
+from spark_cluster_lab.machine import Distribution, pick_mirrors
+from spark_cluster_lab.standins import ethtool, hardware, ibv_devinfo, nvidia_smi, processes, rdma
+from spark_cluster_lab.standins.processes import ComputeProcess
+from spark_cluster_lab.standins.state import DEFAULTS, load
+from spark_cluster_lab.standins.sysfs import gid_table, put
+from spark_cluster_lab.vllm_env import copy_named_files, local_directories, parse_pip_config
 
 DEBIAN = Distribution("debian", "bookworm", "http://deb.example/debian", "http://sec.example")
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from commandline import WAIT_S, CommandLine, Started, until
 
-from spark_cluster.lab import Lab, LabNode
+from spark_cluster_lab import Lab, LabNode
 
 pytestmark = pytest.mark.lab
 

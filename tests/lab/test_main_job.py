@@ -25,9 +25,9 @@ from hostile import unit as hostile
 
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.engine.ray import TOKEN_FILE
-from spark_cluster.lab import Lab, LabNode
 from spark_cluster.node.engine_caches import short
 from spark_cluster.node.paths import CACHE_ROOT, NETPLAN
+from spark_cluster_lab import Lab, LabNode
 
 pytestmark = pytest.mark.lab
 

@@ -11,9 +11,9 @@ import readme
 from commandline import CommandLine
 
 from spark_cluster.config.caches import CACHE_ROOT
-from spark_cluster.lab import Lab, LabNode
-from spark_cluster.lab import hub as lab_hub
-from spark_cluster.lab.layout import GATEWAY
+from spark_cluster_lab import Lab, LabNode
+from spark_cluster_lab import hub as lab_hub
+from spark_cluster_lab.layout import GATEWAY
 
 pytestmark = pytest.mark.lab
 

@@ -15,7 +15,7 @@ from commandline import CommandLine, until
 from lab_model import complete
 from words_recipe import recipe
 
-from spark_cluster.lab import LabNode
+from spark_cluster_lab import LabNode
 
 pytestmark = pytest.mark.lab
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from commandline import WAIT_S, CommandLine, until
 
-from spark_cluster.lab import Lab, LabNode, network
-from spark_cluster.lab.layout import CABLES, FABRIC, UNCABLED
+from spark_cluster_lab import Lab, LabNode, network
+from spark_cluster_lab.layout import CABLES, FABRIC, UNCABLED
 
 pytestmark = pytest.mark.lab
 

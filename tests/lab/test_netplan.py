@@ -15,8 +15,8 @@ import pytest
 from commandline import CommandLine
 from netplan_files import FIRST, LAYOUTS, PLAYBOOK, SECOND, Layout
 
-from spark_cluster.lab import Lab, LabNode
 from spark_cluster.node import paths
+from spark_cluster_lab import Lab, LabNode
 
 pytestmark = pytest.mark.lab
 

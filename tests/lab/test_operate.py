@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from commandline import WAIT_S, CommandLine, processes, until
 
-from spark_cluster.lab.breakage import BREAKAGES
+from spark_cluster_lab.breakage import BREAKAGES
 
 pytestmark = pytest.mark.lab
 

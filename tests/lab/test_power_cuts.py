@@ -1,6 +1,6 @@
 """Power cuts of a node that lose unsynced writes: the next run repairs, nothing is half-written.
 
-The first node gets a disk of its own (spark_cluster/lab/disk.py). Where the machine cannot have
+The first node gets a disk of its own (`disk.py` of the lab). Where the machine cannot have
 one, these tests are skipped.
 """
 
@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from commandline import CommandLine, Started, until
 
-from spark_cluster.lab import Lab, LabNode, disk
 from spark_cluster.node.durable import is_temporary
+from spark_cluster_lab import Lab, LabNode, disk
 
 pytestmark = [
     pytest.mark.lab,

@@ -18,9 +18,9 @@ import pytest
 import readme
 from commandline import WAIT_S, until
 
-from spark_cluster.lab import Lab, LabNode
-from spark_cluster.lab.layout import FABRIC, PASSWORD, USER
-from spark_cluster.lab.packages import DRIVER, REVISION, add_repository
+from spark_cluster_lab import Lab, LabNode
+from spark_cluster_lab.layout import FABRIC, PASSWORD, USER
+from spark_cluster_lab.packages import DRIVER, REVISION, add_repository
 
 pytestmark = pytest.mark.lab
 

@@ -19,9 +19,9 @@ from json_schema import document as fits
 
 from spark_cluster import Cluster, Options
 from spark_cluster.errors import Interrupted
-from spark_cluster.lab import Lab
-from spark_cluster.lab.layout import PASSWORD, USER
 from spark_cluster.runner.events import RunFinished, StageStarted
+from spark_cluster_lab import Lab
+from spark_cluster_lab.layout import PASSWORD, USER
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

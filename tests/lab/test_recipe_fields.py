@@ -11,7 +11,7 @@ import readme
 from commandline import CommandLine
 from exposure import exposure
 
-from spark_cluster.lab import LabNode
+from spark_cluster_lab import LabNode
 
 pytestmark = pytest.mark.lab
 

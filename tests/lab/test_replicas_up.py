@@ -14,7 +14,7 @@ from commandline import CommandLine, until
 from exposure import exposure
 
 from spark_cluster.engine.names import SERVER
-from spark_cluster.lab import LabNode
+from spark_cluster_lab import LabNode
 
 pytestmark = pytest.mark.lab
 

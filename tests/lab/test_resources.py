@@ -10,8 +10,6 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.lab import LabNode
-from spark_cluster.lab.layout import USER
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import (
     AuthorizedKey,
@@ -28,6 +26,8 @@ from spark_cluster.resources import (
 from spark_cluster.resources.base import to_wire
 from spark_cluster.runner.dialer import SshConnection, Target
 from spark_cluster.runner.session import Session
+from spark_cluster_lab import LabNode
+from spark_cluster_lab.layout import USER
 
 pytestmark = pytest.mark.lab
 

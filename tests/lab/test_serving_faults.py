@@ -18,8 +18,8 @@ from small_disk import small_disk
 from waiting import HANG_S
 
 from spark_cluster.config.caches import CACHE_ROOT
-from spark_cluster.lab import Lab, LabNode
-from spark_cluster.lab.breakage import BREAKAGES
+from spark_cluster_lab import Lab, LabNode
+from spark_cluster_lab.breakage import BREAKAGES
 
 pytestmark = pytest.mark.lab
 

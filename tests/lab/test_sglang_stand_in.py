@@ -24,8 +24,8 @@ from spark_cluster.config.topology import Node
 from spark_cluster.engine.engine import engine
 from spark_cluster.issues.explain import explain
 from spark_cluster.issues.log_reading import of_file
-from spark_cluster.lab.sglang_stand_in import REF, SOURCE, dockerfile
 from spark_cluster.node.http import ask
+from spark_cluster_lab.sglang_stand_in import REF, SOURCE, dockerfile
 
 SGLANG = engine("sglang")
 

@@ -13,8 +13,8 @@ from commandline import WAIT_S, CommandLine
 from exposure import exposure
 from sglang_recipe import NAME, recipe_text
 
-from spark_cluster.lab import Lab, LabNode
-from spark_cluster.lab.layout import DEFAULT_STATE
+from spark_cluster_lab import Lab, LabNode
+from spark_cluster_lab.layout import DEFAULT_STATE
 
 pytestmark = pytest.mark.lab
 

@@ -8,7 +8,7 @@ import re
 from spark_cluster.engine.checks import context, structured, texts
 from spark_cluster.engine.checks.questions import TOOL_CALLS, why_wrong
 from spark_cluster.engine.checks.texts import incoherent
-from spark_cluster.lab.tools_model import TALE, exercises
+from spark_cluster_lab.tools_model import TALE, exercises
 
 CONVERSATIONS = exercises()["conversations"]
 

@@ -10,7 +10,7 @@ import pytest
 import readme
 from commandline import CommandLine, until
 
-from spark_cluster.lab import Lab, LabNode
+from spark_cluster_lab import Lab, LabNode
 
 pytestmark = pytest.mark.lab
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from commandline import CommandLine, until
 
-from spark_cluster.lab import LabNode
+from spark_cluster_lab import LabNode
 
 pytestmark = pytest.mark.lab
 

@@ -11,7 +11,7 @@ from commandline import CommandLine, until
 from exposure import exposure
 from hostile import unit as hostile
 
-from spark_cluster.lab import LabNode
+from spark_cluster_lab import LabNode
 
 pytestmark = pytest.mark.lab
 

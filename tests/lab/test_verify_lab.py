@@ -14,8 +14,8 @@ from commandline import CommandLine
 from ruamel.yaml import YAML
 
 from spark_cluster.engine import readiness_checks
-from spark_cluster.lab import Lab
-from spark_cluster.lab.tools_model import MODEL, tools_model
+from spark_cluster_lab import Lab
+from spark_cluster_lab.tools_model import MODEL, tools_model
 
 pytestmark = [pytest.mark.lab, pytest.mark.soak]
 

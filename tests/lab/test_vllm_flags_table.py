@@ -9,9 +9,9 @@ from functools import cache
 import pytest
 
 from spark_cluster.importers.vllm_flags import kinds
-from spark_cluster.lab import Lab
-from spark_cluster.lab.layout import Layout
 from spark_cluster.models.tables import table
+from spark_cluster_lab import Lab
+from spark_cluster_lab.layout import Layout
 
 pytestmark = pytest.mark.lab
 

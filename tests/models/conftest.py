@@ -9,9 +9,9 @@ import checkpoints
 import pytest
 from checkpoints import SMALL
 
-from spark_cluster.lab.hub import LabHub, serve
 from spark_cluster.models.hub.documents import HubLibrary
 from spark_cluster.models.hub.lookup import Hub, ModelStore
+from spark_cluster_lab.hub import LabHub, serve
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import pytest
 from checkpoints import SMALL
 
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.lab.hub import Conduct, LabHub
 from spark_cluster.models import checkpoint
 from spark_cluster.models.find import find
 from spark_cluster.models.hub import documents, lookup
 from spark_cluster.models.hub.documents import HubError, HubLibrary
 from spark_cluster.models.hub.lookup import Hub, ModelStore, cached, online
+from spark_cluster_lab.hub import Conduct, LabHub
 
 Clients = Callable[[], Hub]
 

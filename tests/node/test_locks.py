@@ -15,11 +15,11 @@ from hostile import user
 from waiting import HANG_S
 
 from spark_cluster.engine import supervision
-from spark_cluster.lab.lock import LabLock
 from spark_cluster.node import kernel_tuner, locks
 from spark_cluster.node.bench import measure
 from spark_cluster.node.locks import Locked, NodeLock
 from spark_cluster.node.supervision.main import Supervisor
+from spark_cluster_lab.lock import LabLock
 
 pytestmark = user.needs_root
 

@@ -14,6 +14,7 @@ import pytest
 import readme
 
 from spark_cluster import __version__
+from spark_cluster.cli import cli, main
 
 CHECKOUT = Path(__file__).parents[2]
 PYTHONS = ("3.11", "3.12", "3.13", "3.14")
@@ -77,6 +78,27 @@ def test_what_is_not_in_the_wheel(wheel):
     with zipfile.ZipFile(wheel) as archive:
         tops = {name.split("/")[0] for name in archive.namelist()}
     assert tops == {"spark_cluster", f"spark_cluster-{__version__}.dist-info"}
+
+
+def test_the_lab_is_a_distribution_of_its_own(tmp_path):
+    lab = CHECKOUT / "packages/spark-cluster-lab"
+    run(sys.executable, "-m", "hatchling", "build", "-t", "wheel", "-d", tmp_path, cwd=lab)
+    with zipfile.ZipFile(tmp_path / f"spark_cluster_lab-{__version__}-py3-none-any.whl") as archive:
+        names = set(archive.namelist())
+        (points,) = [archive.read(name) for name in names if name.endswith("entry_points.txt")]
+    here = {str(p.relative_to(lab)) for p in (lab / "spark_cluster_lab").rglob("*.py")}
+    assert here <= names
+    assert b"lab = spark_cluster_lab.commands:command" in points
+
+
+def test_the_lab_is_not_installed(monkeypatch, capsys):
+    monkeypatch.setattr("importlib.metadata.entry_points", lambda **_: ())
+    monkeypatch.setattr(sys, "argv", ["spark-cluster", "lab", "status"])
+    monkeypatch.delitem(cli.commands, "lab", raising=False)
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 2
+    assert "install the lab, in a checkout" in capsys.readouterr().err
 
 
 @pytest.mark.soak

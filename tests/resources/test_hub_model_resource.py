@@ -12,12 +12,12 @@ import pytest
 from spark_cluster.agent import operations
 from spark_cluster.agent.messages import ACTIONS, check_reply
 from spark_cluster.engine.copies.pull import PullPreview, warning
-from spark_cluster.lab.hub import Conduct, LabHub, serve
 from spark_cluster.node.host import Host
 from spark_cluster.node.own_program import answer_of
 from spark_cluster.node.values import ResourceError, Secret
 from spark_cluster.resources import HubModel, InvalidResource
 from spark_cluster.resources.base import to_wire
+from spark_cluster_lab.hub import Conduct, LabHub, serve
 
 
 @pytest.fixture

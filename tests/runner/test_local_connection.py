@@ -18,8 +18,6 @@ from waiting import FAR_S, until
 
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Failed, InvalidFile, Refused, Unreachable
-from spark_cluster.lab import namespaces
-from spark_cluster.lab.namespaces import NamespacesConnection
 from spark_cluster.resources import File
 from spark_cluster.runner import delivery, host_key_change, local_connection, payload
 from spark_cluster.runner.connections import Connections
@@ -28,6 +26,8 @@ from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.events import Bus
 from spark_cluster.runner.local_connection import LocalConnection
 from spark_cluster.runner.node_connection import agent_argv
+from spark_cluster_lab import namespaces
+from spark_cluster_lab.namespaces import NamespacesConnection
 
 SUDO = """#!{python} -IS
 import os, sys

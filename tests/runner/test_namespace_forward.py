@@ -13,8 +13,8 @@ import pytest
 from waiting import HANG_S, until
 
 from spark_cluster.errors import Unreachable
-from spark_cluster.lab import namespace_relay
-from spark_cluster.lab.namespaces import forward_into
+from spark_cluster_lab import namespace_relay
+from spark_cluster_lab.namespaces import forward_into
 
 SERVER = """\
 import socket, sys

@@ -16,8 +16,8 @@ import fork_server
 import pytest
 from fork_server import Forked
 
-from spark_cluster.lab.hub import Conduct, LabHub, serve
 from spark_cluster.node.store.download import needed
+from spark_cluster_lab.hub import Conduct, LabHub, serve
 
 MODEL = "org/model"
 PROGRAM = "spark_cluster.node.store.download"
@@ -313,7 +313,7 @@ def test_a_branch_that_moves(puller: Puller) -> None:
 def test_a_part_that_another_tool_left_wrong_is_fetched_again(puller: Puller) -> None:
     blob = puller.pull(preview=True)
     assert blob["commit"]
-    from spark_cluster.lab.hub_files import hub_file
+    from spark_cluster_lab.hub_files import hub_file
 
     file = hub_file(puller.hub.root / MODEL / "model-1.safetensors")
     half = puller.repository / "blobs" / f"{file.hash}.incomplete"
