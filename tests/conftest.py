@@ -20,7 +20,7 @@ from pipe_channel import PipeChannel
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.project import Project
 from spark_cluster.errors import Unreachable
-from spark_cluster.runner import dialer, payload
+from spark_cluster.runner import dialer, wire
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh_route import Target
@@ -185,7 +185,7 @@ def agent(
     def start(name: str = "spark1", **options: Any) -> Session:
         root = tmp_path / name
         root.mkdir(exist_ok=True)
-        channel = PipeChannel(payload.argv("test"))
+        channel = PipeChannel(wire.argv("test"))
         started.append(Session(name, channel, as_root=False, root=str(root), **options))
         return started[-1]
 

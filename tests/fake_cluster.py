@@ -36,12 +36,11 @@ from spark_cluster.agent import frames
 from spark_cluster.config.facts import Process
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.project import Project
-from spark_cluster.runner import payload
+from spark_cluster.runner import wire
 from spark_cluster.runner.connections import Connections
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.events import Bus, Event, Note, Result, StageStarted
-from spark_cluster.runner.local_connection import LocalConnection
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Bus, Event, Note, Options, Result, StageStarted
+from spark_cluster.runner.node_connection import LocalConnection
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
@@ -285,7 +284,7 @@ class Piped(LocalConnection):
         self._cluster = cluster
 
     def session(self, run: str, *, become: bool = True) -> Session:
-        channel = PipeChannel(payload.argv(run))
+        channel = PipeChannel(wire.argv(run))
         node = self._cluster.nodes[self.node]
         node.channels.append(channel)
         channel.on_sent = node.sent.append

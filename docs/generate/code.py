@@ -53,13 +53,13 @@ from spark_cluster.cli.serving_results import (
 from spark_cluster.cli.setup_flow import Step
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Completion, Versions
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.document import Document, ErrorKeys, Flat
 from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.config.registries import Registries
+from spark_cluster.config.schema import Document, ErrorKeys, Flat
+from spark_cluster.config.trust import Allowances
 from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.engine.cache_parts import CachePart, CopiedCache
@@ -105,7 +105,7 @@ from spark_cluster.plan.together import PlanTogether
 from spark_cluster.resources.base import Resource, resource_class
 from spark_cluster.resources.program import Program
 from spark_cluster.runner import events
-from spark_cluster.runner.options import Options, Selection
+from spark_cluster.runner.events import Options, Selection
 from spark_cluster_lab import documents as lab
 
 CHECKOUT = Path(__file__).parents[2]

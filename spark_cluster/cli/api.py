@@ -13,10 +13,9 @@ from weakref import WeakSet
 
 from spark_cluster.cli.recap import NodeError
 from spark_cluster.cli.serving import Serving
-from spark_cluster.config.allowances import NOTHING, Allowances
-from spark_cluster.config.extension import where_raised
+from spark_cluster.config.trust import NOTHING, Allowances, where_raised
 from spark_cluster.errors import Failed, SparkClusterError, UsageError
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 
 if TYPE_CHECKING:
     from fabric import ThreadingGroup
@@ -33,7 +32,7 @@ if TYPE_CHECKING:
     )
     from spark_cluster.cli.run import Run
     from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.config.role import Playbook
+    from spark_cluster.config.topology import Playbook
     from spark_cluster.runner.play import Play
 
 P = ParamSpec("P")

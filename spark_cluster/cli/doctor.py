@@ -13,14 +13,14 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
 from spark_cluster.cli.options import Command
 from spark_cluster.cli.serving import probe_of, usual_recipe
-from spark_cluster.config.document import as_json
 from spark_cluster.config.ports import EnginePorts
+from spark_cluster.config.schema import as_json
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:
     from rich.text import Text
 
-    from spark_cluster.config.pins import Pins
+    from spark_cluster.config.facts import Pins
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.doctor.examine import Diagnosis
     from spark_cluster.doctor.verdict import CheckResult
@@ -93,12 +93,12 @@ def _served_recipe(app: App) -> Recipe | None:
 
 def _known_pins(app: App) -> Pins | None:
     """Return the known combinations of kernel and driver, from the role `drivers`."""
-    from spark_cluster.config import pins
+    from spark_cluster.config.facts import load_pins
 
     folder = app.project.find("roles", "drivers")
     app.project.must_be_own(folder, "role drivers")
     with contextlib.suppress(SparkClusterError, OSError):
-        return pins.load(folder / "pins.json")
+        return load_pins(folder / "pins.json")
     return None
 
 

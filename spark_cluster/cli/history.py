@@ -18,8 +18,7 @@ from spark_cluster.cli.options import Command
 from spark_cluster.cli.recap import NodeError
 from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import Failed, SparkClusterError, worst
-from spark_cluster.runner.events import Bus, NodeFailed, Note, Result
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Bus, NodeFailed, Note, Options, Result
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session

@@ -11,8 +11,8 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.options import Command, Port
-from spark_cluster.config.fields import env_name
-from spark_cluster.config.new_inventory import DEFAULT_RECIPE, Answers, write
+from spark_cluster.config.discovery import DEFAULT_RECIPE, Answers, write
+from spark_cluster.config.schema import env_name
 from spark_cluster.errors import UsageError
 
 

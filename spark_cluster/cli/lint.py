@@ -16,9 +16,9 @@ from spark_cluster.cli.options import Allowing, Command, Offline, hub
 from spark_cluster.cli.recipes_to_serve import changed_launch
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.visible import visible
-from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.registries import is_of_registry
-from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.trust import Allowances
+from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.engine import firewall
 from spark_cluster.errors import UsageError
 from spark_cluster.issues import fix_recipe, lint_target, log_reading

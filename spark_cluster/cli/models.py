@@ -14,8 +14,8 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import plain_table, styled
 from spark_cluster.cli.options import Finite, Group
 from spark_cluster.cli.visible import visible
-from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.topology import Node
+from spark_cluster.config.trust import Allowances
 from spark_cluster.engine.caches import root_on
 from spark_cluster.engine.copies import pull as pulling
 from spark_cluster.engine.copies import upkeep
@@ -27,7 +27,7 @@ from spark_cluster.errors import Refused, UsageError, VerificationFailed
 from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.manifest import Manifest, is_repository
 from spark_cluster.resources.hub_model import HubModel
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 
 OfNode = TypeVar("OfNode", StoredModels, Pruned, ModelSizes)

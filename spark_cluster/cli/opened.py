@@ -12,11 +12,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.prompts import Prompts
+from spark_cluster.config.trust import Allowances, Prompts
 from spark_cluster.errors import UsageError
-from spark_cluster.runner.events import Sink
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options, Sink
 
 if TYPE_CHECKING:
     from spark_cluster.cli.run import Run
@@ -117,7 +115,7 @@ class Opened:
         if self.named is None or isinstance(self.named, str | Path):
             source = self.project.inventory_source(self.named)
         else:
-            from spark_cluster.config.new_inventory import source_of
+            from spark_cluster.config.discovery import source_of
 
             source = source_of(self.named)
         return replace(checked(source, self.project.list("roles")), prompts=self.prompts)
@@ -174,7 +172,7 @@ class Opened:
             Refused: others can write them.
             InvalidFile: one of them is wrong, with the place.
         """
-        from spark_cluster.config.extension import KNOWN_ISSUES
+        from spark_cluster.config.trust import KNOWN_ISSUES
 
         self.project.load_resources()
         if self.project.extensions.files(KNOWN_ISSUES, ".toml"):

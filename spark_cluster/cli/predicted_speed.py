@@ -10,10 +10,10 @@ from pydantic import Field
 
 from spark_cluster.bench.planned_speed import own_evidence
 from spark_cluster.cli.app import App
-from spark_cluster.config.document import Document, Hidden, Rounded, derived, printed
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.schema import Document, Hidden, Rounded, derived, printed
 from spark_cluster.errors import UsageError
 from spark_cluster.models.find import find
 from spark_cluster.models.hub.lookup import Hub

@@ -16,9 +16,9 @@ from spark_cluster.cli.options import Command, Group, Overriding
 from spark_cluster.cli.predicted_speed import too_large
 from spark_cluster.cli.recipes_to_serve import changed
 from spark_cluster.cli.visible import visible
-from spark_cluster.config import saved_recipe
+from spark_cluster.config import recipes
 from spark_cluster.config.launch import of_recipe as launched
-from spark_cluster.config.overrides import text as overrides_text
+from spark_cluster.config.launch import options_text
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Measured
@@ -131,14 +131,14 @@ def save(app: App, *, name: str, base: str | None, force: bool, changes: Overrid
             hint="give --from RECIPE, or `serve: {recipe: NAME}` in the inventory",
         )
     recipe = changed(load_recipe(origin, app.project), changes)
-    path = saved_recipe.save(recipe, name, app.project, force=force)
+    path = recipes.save(recipe, name, app.project, force=force)
     if app.as_json:
         overrides = dict(recipe.overrides)
         app.print_json(
             {"name": name, "file": str(path), "from": recipe.name, "overrides": overrides}
         )
         return
-    with_changes = f" with {overrides_text(recipe.overrides)}" if recipe.overrides else ""
+    with_changes = f" with {options_text(recipe.overrides)}" if recipe.overrides else ""
     click.echo(visible(f"{path}: {recipe.name}{with_changes}"))
     click.echo(visible(f"Next: spark-cluster plan {name}"))
 

@@ -18,10 +18,9 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.options import Command, Offline, hub
 from spark_cluster.config import registries
-from spark_cluster.config.document import ErrorDocument, as_json
 from spark_cluster.config.project import Project
-from spark_cluster.config.recipes import load_recipe
-from spark_cluster.config.saved_recipe import NAME, folders_of, write_recipe
+from spark_cluster.config.recipes import NAME, folders_of, load_recipe, write_recipe
+from spark_cluster.config.schema import ErrorDocument, as_json
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.importers import commandline, snapshot

@@ -15,9 +15,8 @@ from spark_cluster.cli.console import labelled, painted, styled
 from spark_cluster.cli.options import Command, Positive
 from spark_cluster.cli.recipes import evidence, expected
 from spark_cluster.cli.terminal import Console
-from spark_cluster.config.model_kind import CHECKS_OF_KIND
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import Measured
+from spark_cluster.config.recipe_schema import CHECKS_OF_KIND, Measured
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.plan.evidence import Evidence, said
 from spark_cluster.plan.speed.estimate import Estimate

@@ -7,23 +7,22 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from spark_cluster.cli.opened import Opened
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.launch import Launch
-from spark_cluster.config.model_kind import must_be_served
-from spark_cluster.config.overrides import (
+from spark_cluster.config.launch import (
     DATA_PARALLEL,
     EXPERT_PARALLEL,
     Changes,
+    Launch,
     Overrides,
-    apply,
-    apply_to_launch,
-    read,
+    override,
+    override_launch,
+    read_overrides,
     value_text,
 )
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.config.recipe_schema import EngineValue, must_be_served
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.trust import Allowances
 from spark_cluster.engine.models import ServedModel, must_be_on_head, must_go_together
 from spark_cluster.engine.ray_cluster import must_suit
 from spark_cluster.engine.resolve import serving
@@ -171,7 +170,7 @@ def changed(recipe: Recipe, changes: Changes) -> Recipe:
     if not changes:
         return recipe
     found = _read(changes, recipe.engine, set(recipe.engine_args))
-    return apply(recipe, _with_whole_experts(recipe, found))
+    return override(recipe, _with_whole_experts(recipe, found))
 
 
 def _with_whole_experts(recipe: Recipe, given: Overrides) -> Overrides:
@@ -206,9 +205,9 @@ def changed_launch(launch: Launch, changes: Changes) -> Launch:
     """
     if not changes:
         return launch
-    return apply_to_launch(launch, _read(changes, launch.engine, set(launch.args)))
+    return override_launch(launch, _read(changes, launch.engine, set(launch.args)))
 
 
 def _read(changes: Changes, engine: str, own: set[str]) -> Overrides:
     """The changes; a flag that is given already is known, whatever the tables say."""
-    return read(changes, engine, {**dict.fromkeys(own, ""), **kinds(engine)})
+    return read_overrides(changes, engine, {**dict.fromkeys(own, ""), **kinds(engine)})

@@ -8,15 +8,15 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_cluster.cli.opened import Opened, head_must_be_selected
-from spark_cluster.config.allowances import NOTHING, Allowances
 from spark_cluster.config.caches import state_folder
+from spark_cluster.config.trust import NOTHING, Allowances
 from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.errors import SparkClusterError, UsageError
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 
 if TYPE_CHECKING:
     from spark_cluster.cli.serving_results import DownResult, RayUpResult, UpResult
-    from spark_cluster.config.overrides import Changes
+    from spark_cluster.config.launch import Changes
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.config.recipe_schema import EngineValue, Probe
     from spark_cluster.engine.deployment import Deployment
@@ -318,7 +318,7 @@ def _recipe(
         SparkClusterError: the recipe or the number of nodes does not do this.
     """
     from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
-    from spark_cluster.config.overrides import text
+    from spark_cluster.config.launch import options_text
     from spark_cluster.engine.resolve import must_have_nodes, resolve
 
     name = name or opened.inventory.serve.recipe
@@ -332,7 +332,7 @@ def _recipe(
     if replicas > 1:
         must_have_nodes([node.name for node in opened.nodes], replicas)
     how = f"--tp {size}" if replicas == 1 else f"--replicas {replicas}"
-    return f"{how} {text(recipe.overrides)}".rstrip(), lambda play: resolve(
+    return f"{how} {options_text(recipe.overrides)}".rstrip(), lambda play: resolve(
         recipe, play.inventory, play.nodes, size, replicas=replicas
     )
 

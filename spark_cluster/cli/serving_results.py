@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spark_cluster.cli.results import RunSummary
-from spark_cluster.config.document import Document, Flat, Hidden
+from spark_cluster.config.schema import Document, Flat, Hidden
 from spark_cluster.engine.memory_phases import MemoryOfNode
 from spark_cluster.engine.ray_cluster import RayStatus
 from spark_cluster.engine.result import Served, ServedModels

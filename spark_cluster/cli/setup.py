@@ -32,7 +32,7 @@ from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import Secret
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.ssh_errors import KeysRefused
+from spark_cluster.runner.ssh import KeysRefused
 
 TRIES = 3
 """Passwords that are tried: sshd drops an address that fails more often for a while."""

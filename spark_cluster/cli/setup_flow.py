@@ -22,17 +22,16 @@ from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.visible import show_failure, visible
 from spark_cluster.config import discovery
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.discovery import Candidate, Found
-from spark_cluster.config.new_inventory import DEFAULT_RECIPE, Answers, answers_in
+from spark_cluster.config.discovery import DEFAULT_RECIPE, Answers, Candidate, Found, answers_in
 from spark_cluster.config.project import INVENTORY
 from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.trust import Allowances
 from spark_cluster.errors import Interrupted, Refused, SparkClusterError, UsageError
 from spark_cluster.plan.planner import Planner
 from spark_cluster.plan.proposal import USERS, Proposal, Speed, Want, propose
 
 if TYPE_CHECKING:
-    from spark_cluster.config.new_inventory import Answers
+    from spark_cluster.config.discovery import Answers
 
 State = Literal["done", "nothing to do", "declined", "failed", "would run"]
 

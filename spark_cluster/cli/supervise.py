@@ -11,7 +11,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.options import Changing, Group
 from spark_cluster.engine import supervision
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 
 SHOWN = 10
 """Events that are shown; --json has all of them."""

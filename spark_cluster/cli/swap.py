@@ -23,7 +23,7 @@ from spark_cluster.cli.options import (
 from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
 from spark_cluster.cli.run import keep_plot
 from spark_cluster.cli.up import show_served
-from spark_cluster.config.overrides import text
+from spark_cluster.config.launch import options_text
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.engine.previous_server import PreviousServer
@@ -66,7 +66,9 @@ def command(
     def load(previous: PreviousServer) -> Recipe:
         return recipe_to_serve(app.cluster, previous.recipe, previous.changes, allow)
 
-    title = " ".join(filter(None, [f"swap {recipe.name} --tp {size}", text(recipe.overrides)]))
+    title = " ".join(
+        filter(None, [f"swap {recipe.name} --tp {size}", options_text(recipe.overrides)])
+    )
     memory = MemoryPhases()
     with app.play(title, app.nodes, options) as run:
         run.bus.add(memory)

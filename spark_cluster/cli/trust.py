@@ -16,8 +16,7 @@ from spark_cluster.cli.visible import coloured
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
 from spark_cluster.runner.known_hosts import HostKey, file_of, write
 from spark_cluster.runner.parallel import in_parallel
-from spark_cluster.runner.ssh import Connection
-from spark_cluster.runner.ssh_errors import REVOKED_HINT
+from spark_cluster.runner.ssh import REVOKED_HINT, Connection
 from spark_cluster.runner.ssh_route import Hop, Target, route
 
 

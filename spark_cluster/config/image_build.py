@@ -15,9 +15,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from spark_cluster.config.allowances import Allowances
-from spark_cluster.config.fields import NodePath, matching
-from spark_cluster.config.schema import Schema
+from spark_cluster.config.schema import NodePath, Schema, matching
+from spark_cluster.config.trust import Allowances
 from spark_cluster.errors import Refused
 
 MODS = "/workspace/mods"

@@ -10,19 +10,20 @@ from ipaddress import IPv4Interface, IPv4Network
 from pathlib import Path
 from typing import Any, Literal
 
-from spark_cluster.config.inventory_checks import FIRST_HOST, check, unknown_role_settings
 from spark_cluster.config.inventory_schema import (
+    FIRST_HOST,
     BecomeEntry,
     FabricInterface,
     InventoryFile,
     NodeEntry,
     ServeEntry,
+    check,
+    unknown_role_settings,
 )
-from spark_cluster.config.prompts import Prompts
 from spark_cluster.config.schema import validate
 from spark_cluster.config.secret import Secret
-from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import Key, Origin, Sourced, load
+from spark_cluster.config.trust import Prompts
+from spark_cluster.config.yamlfile import Key, Origin, Sourced, did_you_mean, load
 from spark_cluster.errors import UsageError
 
 GRAMMAR = "NAME, GROUP or GLOB, joined by ',' or ':'; !X leaves X out, &X keeps only what is in X"

@@ -18,10 +18,8 @@ from urllib.parse import urlsplit
 from pydantic import AfterValidator, Field, ValidationError, model_validator
 
 from spark_cluster.config import trust
-from spark_cluster.config.fields import Word, matching
-from spark_cluster.config.schema import Schema, validate
-from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import load, shown
+from spark_cluster.config.schema import Schema, Word, matching, validate
+from spark_cluster.config.yamlfile import did_you_mean, load, shown
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.node.durable import write_file
 

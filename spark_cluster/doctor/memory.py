@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from spark_cluster.config.fact_parsers import compute_apps, free_blocks
+from spark_cluster.config.fact_gathering import compute_apps, free_blocks
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn

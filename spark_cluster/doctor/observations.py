@@ -10,8 +10,7 @@ from functools import cached_property
 from typing import Any
 
 from spark_cluster.config import fact_gathering
-from spark_cluster.config.facts import Facts, Hca, Interface, Memory
-from spark_cluster.config.pins import Pins
+from spark_cluster.config.facts import Facts, Hca, Interface, Memory, Pins
 from spark_cluster.config.topology import cabled_port
 from spark_cluster.doctor.question import Context, NodeSource, sources
 from spark_cluster.doctor.verdict import NotSeen

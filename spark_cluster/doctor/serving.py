@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from spark_cluster.config.fact_parsers import compute_apps
+from spark_cluster.config.fact_gathering import compute_apps
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.link import GID_TYPES
 from spark_cluster.doctor.observations import Observations

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from spark_cluster.config import overrides
+from spark_cluster.config.launch import options_text
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness, runtime, vram
 from spark_cluster.engine.deployment import Key, Server
@@ -183,7 +183,7 @@ def must_work(
 
 def _named(server: Server) -> str:
     """The arguments of `plan` for the same."""
-    words = [server.recipe.name, "--tp", str(server.tp), overrides.text(server.recipe.overrides)]
+    words = [server.recipe.name, "--tp", str(server.tp), options_text(server.recipe.overrides)]
     return " ".join(filter(None, words))
 
 

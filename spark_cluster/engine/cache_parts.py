@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spark_cluster.config.caches import CACHES
-from spark_cluster.config.document import Document
+from spark_cluster.config.schema import Document
 from spark_cluster.engine import runtime
 from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.copy import Copied

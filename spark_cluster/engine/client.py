@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.config.model_kind import ReadinessCheck
+from spark_cluster.config.recipe_schema import ReadinessCheck
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies

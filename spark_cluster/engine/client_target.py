@@ -16,12 +16,12 @@ from functools import partial
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from spark_cluster.config.document import Document, Hidden
 from spark_cluster.config.inventory_schema import ServeEntry
-from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import LOOPBACK
+from spark_cluster.config.recipe_schema import ModelKind
+from spark_cluster.config.schema import Document, Hidden
 from spark_cluster.config.secret import Secret
-from spark_cluster.config.template import render
+from spark_cluster.config.topology import render
 from spark_cluster.engine import runtime
 from spark_cluster.engine.endpoint import running
 from spark_cluster.engine.names import SERVER

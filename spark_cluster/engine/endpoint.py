@@ -15,9 +15,8 @@ from urllib.parse import urlsplit
 
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.inventory_schema import ServeEntry, Tls
-from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.config.recipe_schema import Probe
+from spark_cluster.config.recipe_schema import ModelKind, Probe
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import proxy
 from spark_cluster.engine.proxy import Access, ModelServer, Replica, TlsKind

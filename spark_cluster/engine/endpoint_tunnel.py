@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Literal
 from urllib.parse import urlsplit
 
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.config.template import render
+from spark_cluster.config.topology import render
 from spark_cluster.engine.proxy import DESCRIPTION, Access, described
 from spark_cluster.errors import Failed, Unreachable, UsageError
 from spark_cluster.node import durable
-from spark_cluster.runner.dialer import SshConnection
+from spark_cluster.runner.dialer import SshConnection, carried
 from spark_cluster.runner.ssh_route import Target
-from spark_cluster.runner.tunnel import carried
 
 if TYPE_CHECKING:
     from spark_cluster.config.inventory import InventoryNode

@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Annotated, Any, Literal
 
-from spark_cluster.config.document import Document, PrintedAs, printed
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document, PrintedAs, printed
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import logs, runtime
 from spark_cluster.engine.caches import root_on

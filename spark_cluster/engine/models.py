@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from spark_cluster.config.launch import of_recipe
-from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import must_be_served
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.names import server_name
 from spark_cluster.errors import Refused

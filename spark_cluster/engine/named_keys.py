@@ -16,7 +16,7 @@ import re
 import secrets
 from dataclasses import dataclass
 
-from spark_cluster.config.document import Document
+from spark_cluster.config.schema import Document
 from spark_cluster.engine.proxy import (
     ADMIN_SOCKET,
     DESCRIPTION,
@@ -32,7 +32,7 @@ from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
 PREFIX = "sk-spark-"
-"""Of each key: texts in which it turns up are known to hold a secret (`config/secret_text.py`)."""
+"""Of each key: texts in which it turns up are known to hold a secret (`config/secret.py`)."""
 
 BYTES = 32
 """Random bytes of a key."""

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_cluster.config import overrides
 from spark_cluster.config.caches import state_folder
-from spark_cluster.config.document import Document
+from spark_cluster.config.launch import options_text
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document
 from spark_cluster.engine import logs
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import PROGRAMS
@@ -87,7 +87,7 @@ def plan_again(
             where=error.where,
             hint="--no-restore swaps without a way back",
         ) from error
-    if overrides.text(recipe.overrides) != previous.overrides:
+    if options_text(recipe.overrides) != previous.overrides:
         raise Refused(
             f"{previous} serves now, and its options cannot be read back from its labels",
             hint="--no-restore swaps without a way back",

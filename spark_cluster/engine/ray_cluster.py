@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from spark_cluster.config.document import Document
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import readiness, vram
 from spark_cluster.engine.deployment import Deployment, Server

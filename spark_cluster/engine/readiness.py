@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from spark_cluster.config.fact_parsers import HIGH_PRESSURE, free_blocks
+from spark_cluster.config.fact_gathering import HIGH_PRESSURE, free_blocks
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import logs, runtime, vram

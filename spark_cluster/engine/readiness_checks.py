@@ -13,8 +13,8 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.config.launch import Launch
-from spark_cluster.config.model_kind import CHECKS_OF_KIND, ModelKind, ReadinessCheck
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe_schema import CHECKS_OF_KIND, ModelKind, ReadinessCheck
 from spark_cluster.engine import readiness
 from spark_cluster.engine.checks import context, logprobs, structured, texts, tools
 from spark_cluster.engine.client import FOREIGN, Check, Client, NoSuchPath

@@ -9,9 +9,8 @@ from typing import NotRequired
 
 from typing_extensions import TypedDict
 
-from spark_cluster.config.document import Document
-from spark_cluster.config.model_kind import ModelKind, ReadinessCheck
-from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.config.recipe_schema import EngineValue, ModelKind, ReadinessCheck
+from spark_cluster.config.schema import Document
 from spark_cluster.engine import vram
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import Endpoint

@@ -7,8 +7,8 @@ from typing import Annotated, Literal
 
 from typing_extensions import TypedDict
 
-from spark_cluster.config.document import Document, Hidden, PrintedAs, WhenSet
-from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.config.recipe_schema import ModelKind
+from spark_cluster.config.schema import Document, Hidden, PrintedAs, WhenSet
 from spark_cluster.engine import firewall, runtime
 from spark_cluster.engine.launches import Warmth
 from spark_cluster.engine.names import RAY, SERVER

@@ -11,10 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.config import programs
-from spark_cluster.config.document import Document, Hidden, derived
-from spark_cluster.config.template import render
-from spark_cluster.config.topology import Node
+from spark_cluster.config.schema import Document, Hidden, derived
+from spark_cluster.config.topology import Node, render
 from spark_cluster.engine import proxy, runtime
 from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.engine.ray import TOKEN_FILE
@@ -22,6 +20,7 @@ from spark_cluster.node import locks, own_program, paths, replies
 from spark_cluster.node.supervision.policy import SupervisionState
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
+from spark_cluster.runner import wire
 from spark_cluster.runner.session import Session, printed
 
 
@@ -59,7 +58,7 @@ class OwnUnit:
             enabled: it is started at boot.
             values: more of the template.
         """
-        program = programs.program(self.folder, self.program)
+        program = wire.program(self.folder, self.program)
         yield Directory(self.folder, mode=0o700)
         yield program
         above = str(Path(self.config).parent)

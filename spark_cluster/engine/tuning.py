@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.config.document import Document
 from spark_cluster.config.engines import words
+from spark_cluster.config.schema import Document
 from spark_cluster.engine import launches, readiness, vram
 from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.names import RAY, SERVER

@@ -15,8 +15,8 @@ from typing import NotRequired, TypeVar
 from typing_extensions import TypedDict
 
 from spark_cluster.config import fact_gathering
-from spark_cluster.config.document import Document, Hidden, printed
 from spark_cluster.config.facts import Process
+from spark_cluster.config.schema import Document, Hidden, printed
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.names import TITLE
 from spark_cluster.errors import Failed, SparkClusterError

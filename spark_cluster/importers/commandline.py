@@ -12,10 +12,8 @@ from typing import Any
 
 from spark_cluster.config import engines
 from spark_cluster.config.launch import Launch, Volume
-from spark_cluster.config.model_kind import inferred
-from spark_cluster.config.recipe_schema import EngineValue
-from spark_cluster.config.suggest import nearest
-from spark_cluster.config.yamlfile import described, shown
+from spark_cluster.config.recipe_schema import EngineValue, inferred_kind
+from spark_cluster.config.yamlfile import described, nearest, shown
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import vllm_flags
 from spark_cluster.importers.importer import Choice, Given, Left, Source, no_choice
@@ -333,7 +331,7 @@ def _source(program: Program, container: Container, origin: str) -> Source:
         nodes=max(ranks, _size(args, "nnodes")),
         origin="command",
         engine=engine,
-        kind=inferred(args, base or model),
+        kind=inferred_kind(args, base or model),
     )
     left = [Left(text, "it is not part of the launch") for text in program.left_out]
     return Source(launch, origin=origin, left_out=left, notes=[*program.notes, *flags.notes])

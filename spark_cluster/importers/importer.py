@@ -15,8 +15,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from spark_cluster.config.document import Hidden, printed
 from spark_cluster.config.launch import Launch
+from spark_cluster.config.schema import Hidden, printed
 from spark_cluster.config.yamlfile import Sourced, load
 from spark_cluster.errors import InvalidFile, UsageError
 

@@ -10,11 +10,11 @@ from typing import Any
 from spark_cluster.config import engines
 from spark_cluster.config.caches import CACHES
 from spark_cluster.config.engines import Dialect
-from spark_cluster.config.fields import UNMOUNTABLE
 from spark_cluster.config.launch import Launch, Volume
-from spark_cluster.config.node_paths import is_for_models, why_not_writable, why_refused
+from spark_cluster.config.recipe import is_for_models, why_not_writable, why_refused
 from spark_cluster.config.recipe_schema import EngineValue, why_no_engine_value
-from spark_cluster.config.secret_text import is_secret, is_secret_setting, looks_secret
+from spark_cluster.config.schema import UNMOUNTABLE
+from spark_cluster.config.secret import is_secret, is_secret_setting, looks_secret
 from spark_cluster.importers.importer import Carried, Left
 from spark_cluster.models.tables import table
 

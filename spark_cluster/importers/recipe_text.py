@@ -11,14 +11,12 @@ from pydantic import ValidationError
 from ruamel.yaml.comments import CommentedMap
 
 from spark_cluster.config.engines import DEFAULT
-from spark_cluster.config.fields import UNMOUNTABLE
 from spark_cluster.config.image_build import BUILT
 from spark_cluster.config.launch import Launch
-from spark_cluster.config.node_paths import is_for_models, why_refused
-from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.recipe import Recipe, is_for_models, why_refused
 from spark_cluster.config.recipe_schema import MOST_NODES
-from spark_cluster.config.saved_recipe import commented, commented_text, yaml_of
-from spark_cluster.config.schema import parse, problems_of
+from spark_cluster.config.recipes import commented, commented_text, yaml_of
+from spark_cluster.config.schema import UNMOUNTABLE, parse, problems_of
 from spark_cluster.config.yamlfile import dotted
 from spark_cluster.errors import InvalidFile
 from spark_cluster.importers.importer import Imported, Left, Source

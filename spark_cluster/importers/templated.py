@@ -15,8 +15,7 @@ from dataclasses import replace
 from typing import Any
 
 from spark_cluster.config import engines
-from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import Key, Problem, Sourced, described
+from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, did_you_mean
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline
 from spark_cluster.importers.importer import Choice, Left, Source, no_choice

@@ -17,8 +17,7 @@ from typing import Any
 from spark_cluster.config.engines import DEFAULT, dialect, with_unit
 from spark_cluster.config.launch import finite
 from spark_cluster.config.recipe_schema import EngineValue
-from spark_cluster.config.suggest import nearest
-from spark_cluster.config.yamlfile import described
+from spark_cluster.config.yamlfile import described, nearest
 from spark_cluster.importers.shell import Word
 from spark_cluster.models.tables import table
 

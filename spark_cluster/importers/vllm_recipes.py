@@ -17,8 +17,7 @@ from packaging.version import InvalidVersion, Version
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import EngineValue
-from spark_cluster.config.suggest import did_you_mean
-from spark_cluster.config.yamlfile import Key, Problem, Sourced, described
+from spark_cluster.config.yamlfile import Key, Problem, Sourced, described, did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import commandline, vllm_flags
 from spark_cluster.importers.importer import Choice, Left, Offer, Source, no_choice

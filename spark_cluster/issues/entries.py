@@ -17,10 +17,9 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from spark_cluster.config.engines import DEFAULT
-from spark_cluster.config.extension import KNOWN_ISSUES, extensions_in_use
-from spark_cluster.config.model_kind import ReadinessCheck
-from spark_cluster.config.recipe_schema import Versions
+from spark_cluster.config.recipe_schema import ReadinessCheck, Versions
 from spark_cluster.config.schema import Schema
+from spark_cluster.config.trust import KNOWN_ISSUES, extensions_in_use
 from spark_cluster.errors import InvalidFile
 from spark_cluster.issues.log_pattern import LogPattern
 from spark_cluster.issues.match import EditKind, Effect, KnownIssueMatch, Severity

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from spark_cluster.config.document import Document, Hidden, derived, printed
+from spark_cluster.config.schema import Document, Hidden, derived, printed
 from spark_cluster.issues import log_lines
 from spark_cluster.issues.log_matching import (
     LONGEST,

@@ -10,8 +10,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from spark_cluster.config.fields import Pattern
-from spark_cluster.config.schema import Schema
+from spark_cluster.config.schema import Pattern, Schema
 
 _GROUP = re.compile(r"\{([a-z]+)\}")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from spark_cluster.config.document import Document, Hidden
 from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.config.schema import Document, Hidden
 
 Severity = Literal["error", "warning", "info"]
 """It will not work or answers wrongly; it is slower, unsafe or at risk; good to know."""

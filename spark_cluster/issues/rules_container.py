@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 from spark_cluster.config.facts import Facts
-from spark_cluster.config.node_paths import is_for_models, why_refused
-from spark_cluster.config.secret_text import is_secret_setting
+from spark_cluster.config.recipe import is_for_models, why_refused
+from spark_cluster.config.secret import is_secret_setting
 from spark_cluster.issues.match import Edit
 from spark_cluster.issues.rules import Case, Found, rule
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from packaging.version import Version
 
-from spark_cluster.config import model_kind
+from spark_cluster.config import recipe_schema
 from spark_cluster.config.facts import Facts
-from spark_cluster.config.model_kind import ModelKind
+from spark_cluster.config.recipe_schema import ModelKind
 from spark_cluster.issues.match import Edit
 from spark_cluster.issues.rules import Case, Found, rule
 from spark_cluster.models.memory import (
@@ -166,7 +166,7 @@ def heads_do_not_divide(case: Case) -> Found | None:
 @rule("kind-contradicts-model")
 def contradicts_model(case: Case) -> Found | None:
     kind = case.launch.kind
-    asked = model_kind.of_flags(case.flags)
+    asked = recipe_schema.kind_of_flags(case.flags)
     if asked is not None:
         if _goes(kind, asked):
             return None
@@ -174,7 +174,7 @@ def contradicts_model(case: Case) -> Found | None:
     if case.launch.origin == "command":  # it says no kind: what it is read as was a guess
         return None
     architectures = case.geometry.architectures if case.geometry is not None else ()
-    shown = model_kind.of_architectures(architectures)
+    shown = recipe_schema.kind_of_architectures(architectures)
     if shown is None or _goes(kind, shown):
         return None
     return Found(f"kind: {kind}, and {architectures[0]} is of {shown}")
@@ -183,7 +183,7 @@ def contradicts_model(case: Case) -> Found | None:
 @rule("kind-not-served")
 def not_served(case: Case) -> Found | None:
     kind = case.launch.kind
-    return None if kind in model_kind.CHECKS_OF_KIND else Found(f"kind: {kind}")
+    return None if kind in recipe_schema.CHECKS_OF_KIND else Found(f"kind: {kind}")
 
 
 def _goes(kind: ModelKind, shown: ModelKind) -> bool:

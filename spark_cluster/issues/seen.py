@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from spark_cluster.config.document import Document, Flat, Hidden, derived, printed
+from spark_cluster.config.schema import Document, Flat, Hidden, derived, printed
 from spark_cluster.issues.match import ORDER, KnownIssueMatch
 
 Verdict = Literal["cause", "likely", "unknown", "effects", "unfinished", "warnings", "no-error"]

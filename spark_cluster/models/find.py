@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.checkpoint import Checkpoint, read_checkpoint
 from spark_cluster.models.hub.documents import HubError, Listing, is_repository

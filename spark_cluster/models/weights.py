@@ -10,7 +10,7 @@ from types import MappingProxyType
 
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.recipe_schema import Quantization
-from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.models.naming import NOT_SAID
 from spark_cluster.models.shape import (

@@ -10,9 +10,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spark_cluster.config.document import Document, Hidden, Rounded, derived, printed
 from spark_cluster.config.engines import with_unit
 from spark_cluster.config.launch import Launch, finite
+from spark_cluster.config.schema import Document, Hidden, Rounded, derived, printed
 from spark_cluster.models import memory
 from spark_cluster.models.memory import GIB
 from spark_cluster.models.shape import Geometry

@@ -8,9 +8,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spark_cluster.config.document import Document, Hidden, Rounded, printed
 from spark_cluster.config.facts import Facts, Memory, Process
 from spark_cluster.config.launch import Launch
+from spark_cluster.config.schema import Document, Hidden, Rounded, printed
 from spark_cluster.models.memory import GIB, GIB_KIB
 from spark_cluster.plan.speed.constants import Constants
 from spark_cluster.plan.speed.serving import BATCHED_TOKENS

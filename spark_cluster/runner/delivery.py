@@ -19,8 +19,7 @@ from spark_cluster.node.masking import mask, secrets_in
 from spark_cluster.node.values import Blob, LaptopFile, Secret
 from spark_cluster.resources.base import Resource, to_wire
 from spark_cluster.resources.file import File
-from spark_cluster.runner.events import Applying, Bus, Changing, Note, Progress, Result
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Applying, Bus, Changing, Note, Options, Progress, Result
 
 if TYPE_CHECKING:
     from spark_cluster.runner.connections import Connections

@@ -23,11 +23,15 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-from spark_cluster.config.fact_parsers import is_whole, kind_of
+from spark_cluster.config.fact_gathering import is_whole, kind_of
 from spark_cluster.errors import Failed
 from spark_cluster.runner.ssh_route import Hop
+
+if TYPE_CHECKING:
+    pass
+
 
 LIMIT_S = 30.0
 """For ssh-keygen, seconds."""
@@ -363,3 +367,6 @@ def _replaced(path: Path, change: Change) -> bool:
         return True
     finally:
         staged.unlink(missing_ok=True)
+
+
+# -- known_hosts -----------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.dialer import Dialer
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 
 INVENTORY = """\
 nodes:

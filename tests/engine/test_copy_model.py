@@ -13,7 +13,7 @@ from spark_cluster.engine.copies.state import Wanted, hub_folder
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import OURS
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 
 WANTED = Wanted("org/model")
 UNVERIFIED = "org/model@cccccccccccc is not verified against the hub"

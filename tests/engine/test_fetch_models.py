@@ -16,7 +16,7 @@ from spark_cluster.engine.copies.pull import PullPreview
 from spark_cluster.engine.copies.state import Have, Stored, Wanted, wanted_by
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 
 HUB = "/hub"

@@ -7,8 +7,8 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 from spark_cluster.cli.run import RunRecord
-from spark_cluster.config.document import as_json
 from spark_cluster.config.facts import Process
+from spark_cluster.config.schema import as_json
 from spark_cluster.engine import vram
 from spark_cluster.engine.memory_phases import MemoryOfNode, MemoryPhases
 from spark_cluster.engine.vram import NodeVram

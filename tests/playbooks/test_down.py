@@ -16,8 +16,7 @@ from spark_cluster.engine import vram
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Refused, VerificationFailed
 from spark_cluster.node.containers import RECIPE
-from spark_cluster.runner.events import MemoryHeld
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import MemoryHeld, Options
 
 GIB = 1024
 ENGINE = Process(7, "VLLM::Worker", 90 * GIB)

@@ -13,12 +13,12 @@ from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
 from serve_plans import deployment_for, located, server_for, snapshot_of, starting
 
-from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.caches import CACHES as UP_CACHES
 from spark_cluster.config.inventory_schema import Tls
 from spark_cluster.config.recipe_schema import FromLaptop, Venv
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.secret import Secret
+from spark_cluster.config.trust import Allowances
 from spark_cluster.engine.endpoint import Endpoint, management_ip
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.ray import TOKEN_FILE
@@ -26,8 +26,7 @@ from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.start import announce, guard, start
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.resources import Container, Resource, Unit
-from spark_cluster.runner.events import Note
-from spark_cluster.runner.options import Options
+from spark_cluster.runner.events import Note, Options
 
 
 def test_where_the_endpoint_binds():

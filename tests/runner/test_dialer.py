@@ -12,8 +12,8 @@ from waiting import HANG_S, until
 
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.inventory_schema import BecomeEntry
-from spark_cluster.config.prompts import Prompts
 from spark_cluster.config.secret import Secret
+from spark_cluster.config.trust import Prompts
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.dialer import Dialer, SshConnection, Target
 

@@ -18,8 +18,8 @@ from pathlib import Path
 from spark_cluster.config import trust
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.errors import InvalidFile, Refused, Unreachable
-from spark_cluster.runner.local_connection import LocalConnection
-from spark_cluster.runner.tunnel import end
+from spark_cluster.runner.dialer import end
+from spark_cluster.runner.node_connection import LocalConnection
 from spark_cluster_lab import namespace_relay
 
 SPACES = ("mount", "uts", "ipc", "net", "pid", "cgroup")

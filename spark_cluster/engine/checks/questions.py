@@ -17,7 +17,7 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from spark_cluster.config.model_kind import ReadinessCheck
+from spark_cluster.config.recipe_schema import ReadinessCheck
 from spark_cluster.node.replies import at, decoded, short, text_of
 
 PICTURES = Path(__file__).parent / "pictures"

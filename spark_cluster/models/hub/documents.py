@@ -13,7 +13,7 @@ from http import HTTPStatus
 from typing import Any, NamedTuple, Protocol
 from urllib.parse import quote
 
-from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.node.store import hub_problems
 from spark_cluster.node.store.hub_problems import HubProblem
