@@ -88,9 +88,8 @@ from spark_cluster.engine.verify import CheckVerdict, Verification
 from spark_cluster.engine.vram import NodeVram, Stopped
 from spark_cluster.importers.fetching import Update
 from spark_cluster.importers.importer import Imported
-from spark_cluster.issues.entries import Issue, files, read
+from spark_cluster.issues.entries import Issue, KnownIssueMatch, files, read
 from spark_cluster.issues.explain import Explanation
-from spark_cluster.issues.match import KnownIssueMatch
 from spark_cluster.models import memory
 from spark_cluster.plan import fit, plan, room
 from spark_cluster.plan.calibrate import Calibration

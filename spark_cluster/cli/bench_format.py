@@ -26,7 +26,7 @@ from spark_cluster.bench.report.tables import OPEN_LOOP, answers_table, mean
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled
 from spark_cluster.cli.predict_calibrate import show_fit
-from spark_cluster.models.tables import table
+from spark_cluster.models.naming import table
 
 STYLES = {"load": "bold", "attention": "yellow", "bad": "red"}
 """Of the marks of rows."""

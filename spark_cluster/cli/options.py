@@ -43,7 +43,7 @@ from spark_cluster.errors import UsageError
 if TYPE_CHECKING:
     from spark_cluster.config.launch import Changes
     from spark_cluster.config.trust import Allowances
-    from spark_cluster.models.hub.lookup import Hub
+    from spark_cluster.models.lookup import Hub
     from spark_cluster.runner.events import Options
 
 if sys.flags.optimize > 1:
@@ -323,8 +323,7 @@ EndpointPort = Annotated[Port | None, "(PORT): Port of the endpoint instead of t
 
 def hub(*, offline: bool) -> Hub:
     """Return where models are looked up: the hub, or with --offline what is kept of it here."""
-    from spark_cluster.models.find import known_models
-    from spark_cluster.models.hub.lookup import cached, online
+    from spark_cluster.models.lookup import cached, known_models, online
 
     return cached() if offline else online(tuple(known_models()))
 

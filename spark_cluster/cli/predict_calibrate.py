@@ -14,7 +14,7 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.issues.log_reading import Reader, of_file
-from spark_cluster.issues.memory_account import ANCHORS, MemoryAccount, account_in
+from spark_cluster.issues.startup import ACCOUNT_ANCHORS, MemoryAccount, account_in
 from spark_cluster.node.durable import write_file
 from spark_cluster.plan.calibrate import Calibration, Point, is_read_bound
 from spark_cluster.plan.runs import (
@@ -206,7 +206,7 @@ def memory_accounts(paths: Sequence[Path]) -> tuple[list[MemoryAccount], list[st
     """
     found, left_out = [], []
     for path in paths:
-        reader = Reader(of_file(str(path)), ANCHORS)
+        reader = Reader(of_file(str(path)), ACCOUNT_ANCHORS)
         account = account_in(candidate.text for candidate in reader.candidates())
         if account is None:
             left_out.append(

@@ -28,7 +28,7 @@ from spark_cluster.importers.fetching import Update, look, take
 from spark_cluster.importers.files import read_file
 from spark_cluster.importers.importer import Choice, Imported, Source
 from spark_cluster.importers.recipe_text import write
-from spark_cluster.models.hub.lookup import Hub
+from spark_cluster.models.lookup import Hub
 from spark_cluster.models.memory import GIB
 from spark_cluster.plan.speed.serving import serving_of
 

@@ -28,7 +28,7 @@ from spark_cluster.engine.ray_cluster import must_suit
 from spark_cluster.engine.resolve import serving
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers.vllm_flags import kinds
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 
 OVERRIDE = "an override such as -o, -e or --max-model-len"
 

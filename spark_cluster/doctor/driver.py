@@ -14,9 +14,7 @@ from spark_cluster.doctor.observations import Observations, Ran
 from spark_cluster.doctor.question import KEPT_LINES
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.issues import log_lines
-from spark_cluster.issues.entries import Issue, catalogue
-from spark_cluster.issues.log_matching import recognise
-from spark_cluster.issues.match import ORDER
+from spark_cluster.issues.entries import ORDER, Issue, catalogue, recognise
 
 KHO = "kernel-kho"
 XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+)")

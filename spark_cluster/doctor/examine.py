@@ -27,8 +27,14 @@ from spark_cluster.doctor.question import Context, NodeSource, question, sources
 from spark_cluster.doctor.verdict import CheckResult, NotSeen, Verdict, fail, ok, unknown
 from spark_cluster.engine.caches import root_on
 from spark_cluster.errors import InvalidFile, SparkClusterError, Unreachable, UsageError
-from spark_cluster.issues.entries import catalogue, own, per_project
-from spark_cluster.issues.match import Effect, KnownIssueMatch, ordered
+from spark_cluster.issues.entries import (
+    Effect,
+    KnownIssueMatch,
+    catalogue,
+    ordered,
+    own,
+    per_project,
+)
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.node_connection import NodeConnection
 from spark_cluster.runner.parallel import in_parallel

@@ -14,9 +14,7 @@ from spark_cluster.doctor.check import NodeCheck, check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import Verdict, fail, ok, warn
 from spark_cluster.errors import InvalidFile
-from spark_cluster.issues.entries import Issue, LogCheck, shipped
-from spark_cluster.issues.log_pattern import LogPattern
-from spark_cluster.issues.match import ORDER
+from spark_cluster.issues.entries import ORDER, Issue, LogCheck, LogPattern, shipped
 from spark_cluster.node.containers import ContainerState, LogLine
 
 LONGEST = 240

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
-from spark_cluster.issues.match import Effect
+from spark_cluster.issues.entries import Effect
 
 Status = Literal["ok", "warn", "fail", "unknown"]
 

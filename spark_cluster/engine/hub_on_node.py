@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import urljoin, urlsplit
 
-from spark_cluster.models.hub.documents import (
+from spark_cluster.models.hub import (
     GIVEN,
     Asked,
     HubDocuments,

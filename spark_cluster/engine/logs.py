@@ -17,7 +17,7 @@ from spark_cluster.engine import runtime
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.issues import log_lines
-from spark_cluster.issues.match import KnownIssueMatch
+from spark_cluster.issues.entries import KnownIssueMatch
 from spark_cluster.node import unit_state
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
@@ -35,7 +35,7 @@ class Fault:
     @property
     def known(self) -> KnownIssueMatch | None:
         """The known issue that explains it; None when none does."""
-        from spark_cluster.issues.log_matching import known_for
+        from spark_cluster.issues.entries import known_for
 
         return known_for(self.text, self.before)
 

@@ -11,8 +11,7 @@ from dataclasses import replace
 from spark_cluster.config import fact_gathering
 from spark_cluster.config.facts import Facts
 from spark_cluster.errors import InvalidFile, UsageError
-from spark_cluster.models.find import known_models
-from spark_cluster.models.hub.lookup import Hub, cached, online
+from spark_cluster.models.lookup import Hub, cached, known_models, online
 from spark_cluster.plan.planner import Planner, Subject
 from spark_cluster.plan.room import NodeMemory, of_facts
 from spark_cluster.runner.play import Play

@@ -19,7 +19,7 @@ from spark_cluster.importers import vllm_flags
 from spark_cluster.importers.importer import Choice, Given, Left, Source, no_choice
 from spark_cluster.importers.shell import SERVERS, Program, Word, begin, find, identify
 from spark_cluster.models import naming
-from spark_cluster.models.tables import table
+from spark_cluster.models.naming import table
 
 Option = str | bool | list[str]
 

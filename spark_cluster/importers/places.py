@@ -16,7 +16,7 @@ from spark_cluster.config.recipe_schema import EngineValue, why_no_engine_value
 from spark_cluster.config.schema import UNMOUNTABLE
 from spark_cluster.config.secret import is_secret, is_secret_setting, looks_secret
 from spark_cluster.importers.importer import Carried, Left
-from spark_cluster.models.tables import table
+from spark_cluster.models.naming import table
 
 _FLAG = re.compile(r"[A-Za-z][A-Za-z0-9]*(-[A-Za-z0-9.]+)*")
 _UNEXPANDED = re.compile(r"\$[A-Za-z_({]|\$\d|`")

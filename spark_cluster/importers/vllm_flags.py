@@ -19,7 +19,7 @@ from spark_cluster.config.launch import finite
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.yamlfile import described, nearest
 from spark_cluster.importers.shell import Word
-from spark_cluster.models.tables import table
+from spark_cluster.models.naming import table
 
 _DASHES = "\u2013\u2014\u2212"
 """En dash, em dash, minus: what web pages and chats make of two dashes."""

@@ -8,15 +8,17 @@ from dataclasses import dataclass, field, replace
 
 from spark_cluster.config.schema import Document, Hidden, derived, printed
 from spark_cluster.issues import log_lines
-from spark_cluster.issues.log_matching import (
+from spark_cluster.issues.entries import (
     LONGEST,
+    KnownIssueMatch,
     literals,
     marks_in,
     recognise,
 )
-from spark_cluster.issues.log_reading import Candidate, LogSource, Reader
-from spark_cluster.issues.match import KnownIssueMatch
-from spark_cluster.issues.seen import (
+from spark_cluster.issues.log_reading import (
+    Candidate,
+    LogSource,
+    Reader,
     Seen,
     Verdict,
     cause_of,

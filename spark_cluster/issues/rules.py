@@ -15,8 +15,16 @@ from packaging.version import InvalidVersion, Version
 
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.launch import Launch
-from spark_cluster.issues.entries import Expected, Issue, When, catalogue
-from spark_cluster.issues.match import Edit, KnownIssueMatch, Severity, ordered
+from spark_cluster.issues.entries import (
+    Edit,
+    Expected,
+    Issue,
+    KnownIssueMatch,
+    Severity,
+    When,
+    catalogue,
+    ordered,
+)
 from spark_cluster.models import naming
 from spark_cluster.models.shape import Geometry
 
@@ -125,7 +133,7 @@ class Case:
         return any(part in name.lower() for name in (self.launch.model, *self.names))
 
 
-MODULES = ("rules_container", "rules_flags", "rules_model")
+MODULES = ("rules_flags", "rules_model")
 """Where rules are, next to this file."""
 
 

@@ -7,7 +7,7 @@ from packaging.version import Version
 from spark_cluster.config import recipe_schema
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.recipe_schema import ModelKind
-from spark_cluster.issues.match import Edit
+from spark_cluster.issues.entries import Edit
 from spark_cluster.issues.rules import Case, Found, rule
 from spark_cluster.models.memory import (
     GIB,

@@ -24,9 +24,8 @@ from spark_cluster.config.recipe_settings import why_not_data_parallel
 from spark_cluster.config.yamlfile import described
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.issues.rules import lint
-from spark_cluster.models.find import find
-from spark_cluster.models.hub.documents import DocumentSource
-from spark_cluster.models.hub.lookup import Hub, cached
+from spark_cluster.models.hub import DocumentSource
+from spark_cluster.models.lookup import Hub, cached, find
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.evidence import Evidence
 from spark_cluster.plan.fit import Fit, fit

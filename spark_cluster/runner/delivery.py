@@ -331,8 +331,10 @@ class Delivery:
 
 def _advice(error: str, node: str) -> str:
     """Return cause and fix of the known issue that a program's last words show, if any."""
-    from spark_cluster.issues.entries import fill  # slow to import, seldom needed
-    from spark_cluster.issues.log_matching import known_for
+    from spark_cluster.issues.entries import (
+        fill,  # slow to import, seldom needed
+        known_for,
+    )
 
     found = next(filter(None, map(known_for, error.splitlines())), None)
     return fill(f"{found.cause}: {found.fix}", {"NODE": node}) if found else ""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from spark_cluster.config import fact_gathering
-from spark_cluster.config.fact_parsers import public_keys
+from spark_cluster.config.fact_gathering import public_keys
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.resources.host_keys import PREPARED
 from spark_cluster.runner.known_hosts import (

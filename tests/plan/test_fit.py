@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spark_cluster.config.facts import Memory, Process
 from spark_cluster.config.launch import Launch
 from spark_cluster.errors import UsageError
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.models.memory import GIB, GIB_KIB
 from spark_cluster.models.weights import memory_bytes
 from spark_cluster.plan.fit import fit, kv_bytes_given, kv_knob_bytes

@@ -14,7 +14,7 @@ from spark_cluster.config.facts import Facts, Gpu, Memory, Process
 from spark_cluster.config.launch import Launch
 from spark_cluster.engine.admission import without_ours
 from spark_cluster.issues.rules import lint
-from spark_cluster.models.find import find
+from spark_cluster.models.lookup import find
 from spark_cluster.models.memory import GIB, GIB_KIB, utilization
 from spark_cluster.models.weights import memory_bytes, must_be_known
 from spark_cluster.plan.fit import Fit, fit

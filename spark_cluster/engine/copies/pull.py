@@ -15,7 +15,7 @@ from spark_cluster.config.topology import Node
 from spark_cluster.engine.copies.state import Wanted, models_on
 from spark_cluster.engine.hub_on_node import NodeDocuments
 from spark_cluster.errors import Failed, Refused
-from spark_cluster.models.hub.documents import DocumentSource, HubError, HubLibrary, Listing
+from spark_cluster.models.hub import DocumentSource, HubError, HubLibrary, Listing
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.values import Secret
 from spark_cluster.resources.base import to_wire
