@@ -25,9 +25,8 @@ from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.importers import commandline, snapshot
 from spark_cluster.importers.fetching import Update, look, take
-from spark_cluster.importers.files import read_file
+from spark_cluster.importers.files import read_file, write
 from spark_cluster.importers.importer import Choice, Imported, Source
-from spark_cluster.importers.recipe_text import write
 from spark_cluster.models.lookup import Hub
 from spark_cluster.models.memory import GIB
 from spark_cluster.plan.speed.serving import serving_of
