@@ -33,7 +33,7 @@ from fake_programs import Programs, Said
 from pipe_channel import PipeChannel
 
 from spark_cluster.agent import frames
-from spark_cluster.config.facts import Process
+from spark_cluster.config.facts import GpuProcess
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.project import Project
 from spark_cluster.runner import wire
@@ -105,7 +105,7 @@ class FakeNode:
         for command in KEPT:
             self.programs[command] = partial(self._kept, command)
         self.gpu = "NVIDIA GB10, 12.1, 580.95.05, 40, 10.0, 2400, [N/A], [N/A]"
-        self.held: list[Process] = []
+        self.held: list[GpuProcess] = []
         self.when_read: Callable[[], object] = lambda: None
         self.addresses = [f"{address}/24"]
         self.fabric = f"192.168.177.{10 + number}/24"

@@ -53,13 +53,13 @@ from spark_cluster.cli.serving_results import (
 from spark_cluster.cli.setup_flow import Step
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Completion, Versions
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.inventory_schema import InventoryFile
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.config.registries import Registries
 from spark_cluster.config.schema import Document, ErrorKeys, Flat
-from spark_cluster.config.trust import Allowances
 from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.engine.cache_parts import CachePart, CopiedCache
@@ -90,7 +90,7 @@ from spark_cluster.importers.fetching import Update
 from spark_cluster.importers.importer import Imported
 from spark_cluster.issues.entries import Issue, KnownIssueMatch, files, read
 from spark_cluster.issues.explain import Explanation
-from spark_cluster.models import memory
+from spark_cluster.models import memory_share
 from spark_cluster.plan import fit, plan, room
 from spark_cluster.plan.calibrate import Calibration
 from spark_cluster.plan.evidence import Comparison
@@ -115,7 +115,7 @@ SUITE: type[BaseModel] = Suite
 REGISTRIES: type[BaseModel] = Registries
 BENCH_RUN: type[BaseModel] = Record
 
-PLANNING: tuple[ModuleType, ...] = (memory, room, fit, plan)
+PLANNING: tuple[ModuleType, ...] = (memory_share, room, fit, plan)
 SPEED = Constants
 
 CLUSTER = Cluster

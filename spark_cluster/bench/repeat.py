@@ -29,12 +29,12 @@ from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import RECORD, load_record, printable
 from spark_cluster.bench.suite import Suite
 from spark_cluster.bench.suite import check as suite_problems
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe, recipe_problems
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.schema import parse, problems_of
 from spark_cluster.config.topology import Node
-from spark_cluster.config.trust import Allowances
 from spark_cluster.config.yamlfile import Problem, dotted
 from spark_cluster.engine.copies.images import why_not_in_registry
 from spark_cluster.errors import InvalidFile, Refused, SparkClusterError, UsageError

@@ -162,7 +162,7 @@ def cli(
     """
     from spark_cluster.cli.api import Cluster
     from spark_cluster.cli.opened import watching
-    from spark_cluster.config.trust import using
+    from spark_cluster.config.extension import using
 
     cluster = Cluster(inventory, project=project, limit=limit, started=process_start.STARTED)
     if isinstance(ctx.obj, App):  # `setup` runs it

@@ -13,7 +13,7 @@ from weakref import WeakSet
 
 from spark_cluster.cli.recap import NodeError
 from spark_cluster.cli.serving import Serving
-from spark_cluster.config.trust import NOTHING, Allowances, where_raised
+from spark_cluster.config.extension import NOTHING, Allowances, where_raised
 from spark_cluster.errors import Failed, SparkClusterError, UsageError
 from spark_cluster.runner.events import Options
 
@@ -202,11 +202,11 @@ class Cluster(Serving):
             SparkClusterError: no node is reached.
         """
         from spark_cluster.cli.first_login import with_keys
-        from spark_cluster.config.secret import Secret
+        from spark_cluster.config.secret import SecretReference
 
-        password = Secret(prompt=True) if ask_password else None
+        password = SecretReference(prompt=True) if ask_password else None
         if password_env is not None:
-            password = Secret(env=password_env)
+            password = SecretReference(env=password_env)
         nodes, keys = with_keys(self.nodes, password)
         with self.play("provision", nodes, options) as run:
             playbook = self.project.load_playbook("provision")  # while connections are being made

@@ -28,9 +28,9 @@ if TYPE_CHECKING:
     from spark_cluster.cli.api import Cluster
     from spark_cluster.cli.run import Run
     from spark_cluster.cli.terminal import Console
+    from spark_cluster.config.extension import Allowances
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.config.project import Project
-    from spark_cluster.config.trust import Allowances
 
 
 # `--step`: a person decides on each change before it is made.

@@ -42,8 +42,8 @@ from spark_cluster.cli.bench_measure import (
 )
 from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.options import Allowing, Changing, Command
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.recipe_settings import must_be_allowed
-from spark_cluster.config.trust import Allowances
 from spark_cluster.errors import UsageError
 from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play

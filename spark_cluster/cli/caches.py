@@ -11,7 +11,7 @@ from rich.table import Table
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import plain_table
 from spark_cluster.cli.options import Finite, Group
-from spark_cluster.config.caches import PRUNED_KINDS
+from spark_cluster.config.folders import PRUNED_KINDS
 from spark_cluster.engine import cache_parts
 from spark_cluster.engine.cache_parts import CachePart, copy_caches
 from spark_cluster.engine.caches import root_on

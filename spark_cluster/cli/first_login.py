@@ -11,7 +11,7 @@ from typing import Any
 
 from spark_cluster.config import discovery
 from spark_cluster.config.inventory import InventoryNode
-from spark_cluster.config.secret import Secret
+from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.runner.dialer import Dialer
 from spark_cluster.runner.parallel import in_parallel
@@ -39,7 +39,7 @@ class FirstLogin:
 
 
 def log_in(
-    dialer: Dialer, nodes: Iterable[InventoryNode], password: Secret | None = None
+    dialer: Dialer, nodes: Iterable[InventoryNode], password: SecretReference | None = None
 ) -> dict[str, FirstLogin | SparkClusterError]:
     """Log in to every node, without sudo, and ask.
 
@@ -61,7 +61,7 @@ def _ask(dialer: Dialer, node: InventoryNode) -> FirstLogin:
 
 
 def with_keys(
-    nodes: Sequence[InventoryNode], password: Secret | None
+    nodes: Sequence[InventoryNode], password: SecretReference | None
 ) -> tuple[Sequence[InventoryNode], dict[str, str]]:
     """Return the nodes as they are logged in to, and by name the public keys to install there.
 

@@ -11,7 +11,7 @@ import click
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, plain_table, styled
 from spark_cluster.cli.options import Finite, Group
-from spark_cluster.config.trust import Allowances
+from spark_cluster.config.extension import Allowances
 from spark_cluster.engine.copies.images import (
     PrunedImages,
     StoredImages,

@@ -16,8 +16,8 @@ from spark_cluster.cli.options import Allowing, Command, Offline, hub
 from spark_cluster.cli.recipes_to_serve import changed_launch
 from spark_cluster.cli.terminal import Console
 from spark_cluster.cli.visible import visible
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.registries import is_of_registry
-from spark_cluster.config.trust import Allowances
 from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.engine import firewall
 from spark_cluster.errors import UsageError

@@ -18,7 +18,7 @@ from spark_cluster.cli.doctor import diagnose, document
 from spark_cluster.cli.options import Command, hub
 from spark_cluster.cli.serving import probe_of, usual_recipe
 from spark_cluster.cli.visible import LinePrinter, coloured, lines_of
-from spark_cluster.config.caches import state_folder
+from spark_cluster.config.folders import state_folder
 from spark_cluster.config.schema import as_json
 from spark_cluster.engine.names import RAY
 from spark_cluster.errors import SparkClusterError, UsageError

@@ -14,8 +14,8 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import plain_table, styled
 from spark_cluster.cli.options import Finite, Group
 from spark_cluster.cli.visible import visible
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.topology import Node
-from spark_cluster.config.trust import Allowances
 from spark_cluster.engine.caches import root_on
 from spark_cluster.engine.copies import pull as pulling
 from spark_cluster.engine.copies import upkeep

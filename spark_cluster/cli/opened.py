@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from spark_cluster.config.trust import Allowances, Prompts
+from spark_cluster.config.extension import Allowances, Prompts
 from spark_cluster.errors import UsageError
 from spark_cluster.runner.events import Options, Sink
 
@@ -172,7 +172,7 @@ class Opened:
             Refused: others can write them.
             InvalidFile: one of them is wrong, with the place.
         """
-        from spark_cluster.config.trust import KNOWN_ISSUES
+        from spark_cluster.config.extension import KNOWN_ISSUES
 
         self.project.load_resources()
         if self.project.extensions.files(KNOWN_ISSUES, ".toml"):

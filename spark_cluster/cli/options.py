@@ -41,8 +41,8 @@ from spark_cluster.cli.app import App, leave_with
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
+    from spark_cluster.config.extension import Allowances
     from spark_cluster.config.launch import Changes
-    from spark_cluster.config.trust import Allowances
     from spark_cluster.models.lookup import Hub
     from spark_cluster.runner.events import Options
 
@@ -405,7 +405,7 @@ def allowing(
         allow_build_network: Let the recipe's scripts change its image in a build that reaches the
             network.
     """
-    from spark_cluster.config.trust import Allowances
+    from spark_cluster.config.extension import Allowances
 
     if "" in allow_files:
         raise UsageError("--allow-file: found nothing, expected a path")

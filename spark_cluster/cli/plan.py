@@ -22,6 +22,7 @@ from spark_cluster.cli.recipes_to_serve import (
     serves_several,
 )
 from spark_cluster.config import image_build
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.facts import Facts
 from spark_cluster.config.launch import Changes, of_recipe
 from spark_cluster.config.recipe import Recipe
@@ -31,7 +32,6 @@ from spark_cluster.config.recipe_settings import (
     mounts_must_be_allowed,
 )
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.config.trust import Allowances
 from spark_cluster.engine import firewall, launches
 from spark_cluster.engine.copies.state import stored_models
 from spark_cluster.engine.hub_on_node import NodeDocuments

@@ -16,7 +16,7 @@ from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.schema import Document, Hidden, Rounded, derived, printed
 from spark_cluster.errors import UsageError
 from spark_cluster.models.lookup import Hub, find
-from spark_cluster.models.memory import GIB, RESERVE_GIB
+from spark_cluster.models.memory_share import GIB, RESERVE_GIB
 from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
 from spark_cluster.plan.evidence import Comparison, Evidence, by_others
 from spark_cluster.plan.room import assumed

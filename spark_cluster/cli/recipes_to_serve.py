@@ -7,6 +7,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 
 from spark_cluster.cli.opened import Opened
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.launch import (
     DATA_PARALLEL,
     EXPERT_PARALLEL,
@@ -22,7 +23,6 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue, must_be_served
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.config.trust import Allowances
 from spark_cluster.engine.models import ServedModel, must_be_on_head, must_go_together
 from spark_cluster.engine.ray_cluster import must_suit
 from spark_cluster.engine.resolve import serving

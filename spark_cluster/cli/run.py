@@ -14,7 +14,7 @@ from typing import Any
 
 from spark_cluster.cli.recap import Recap
 from spark_cluster.cli.results import RunSummary
-from spark_cluster.config.caches import state_folder
+from spark_cluster.config.folders import state_folder
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.project import Project
 from spark_cluster.config.schema import as_json

@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from spark_cluster.cli.opened import Opened, head_must_be_selected
-from spark_cluster.config.caches import state_folder
-from spark_cluster.config.trust import NOTHING, Allowances
+from spark_cluster.config.extension import NOTHING, Allowances
+from spark_cluster.config.folders import state_folder
 from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.errors import SparkClusterError, UsageError
 from spark_cluster.runner.events import Options

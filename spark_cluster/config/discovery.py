@@ -333,7 +333,7 @@ class Candidate:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Discovered:
     """What was found: what may be Sparks, and how many others announce SSH."""
 
     candidates: tuple[Candidate, ...]
@@ -360,7 +360,7 @@ def candidates(
     neighbours: Sequence[Neighbour],
     local: Sequence[IPv4Network],
     resolves: Callable[[str, str], bool] | None = None,
-) -> Found:
+) -> Discovered:
     """Put together what was announced and what the neighbour tables list.
 
     Args:
@@ -391,7 +391,7 @@ def candidates(
         if address not in seen and nearest([address], local):
             found.append(Candidate(address, mac, "NVIDIA network card", nvidia=True))
     found.sort(key=lambda one: (not one.nvidia, not one.named))
-    return Found(tuple(found), others)
+    return Discovered(tuple(found), others)
 
 
 def resolves_to(name: str, address: str) -> bool:

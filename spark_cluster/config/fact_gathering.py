@@ -25,12 +25,12 @@ from spark_cluster.config.facts import (
     Facts,
     GivenAddress,
     Gpu,
+    GpuProcess,
     Hca,
     Interface,
     Memory,
     NetplanDefinition,
     NetplanFiles,
-    Process,
 )
 from spark_cluster.config.ports import EPHEMERAL
 from spark_cluster.config.yamlfile import Key, Sourced, parse
@@ -118,13 +118,13 @@ def meminfo(text: str) -> Memory:
     return Memory(total, available, cached)
 
 
-def compute_apps(text: str) -> tuple[Process, ...]:
+def compute_apps(text: str) -> tuple[GpuProcess, ...]:
     """`nvidia-smi --query-compute-apps=pid,process_name,used_gpu_memory --format=csv[,...]`.
 
     With or without header and units; idle is an empty text. A memory figure that is not reported
     becomes None.
     """
-    return tuple(Process(*row) for row in nvidia_smi.processes(text))
+    return tuple(GpuProcess(*row) for row in nvidia_smi.processes(text))
 
 
 def gpu(text: str) -> Gpu | None:
@@ -623,7 +623,7 @@ def facts(answer: Mapping[str, Any]) -> Facts:
     )
 
 
-def memory(answer: Mapping[str, Any]) -> tuple[tuple[Process, ...] | None, Memory]:
+def memory(answer: Mapping[str, Any]) -> tuple[tuple[GpuProcess, ...] | None, Memory]:
     """Processes and memory in an answer to `MEMORY`; None when nvidia-smi does not answer."""
     apps = answer["commands"]["apps"]
     known = apps is not None and apps["status"] == 0

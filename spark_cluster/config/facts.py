@@ -160,7 +160,7 @@ class NetplanFiles:
 
 
 @dataclass(frozen=True)
-class Process:
+class GpuProcess:
     """A process that holds GPU memory, as `nvidia-smi --query-compute-apps` lists it (MiB).
 
     Attributes:

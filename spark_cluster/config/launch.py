@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 from pydantic import TypeAdapter, ValidationError
 
 from spark_cluster.config.engines import DEFAULT, Dialect, dialect, with_unit
-from spark_cluster.config.image_build import Image
+from spark_cluster.config.image_build import RecipeImage
 from spark_cluster.config.recipe import Recipe, recipe_problems
 from spark_cluster.config.recipe_schema import (
     LARGEST,
@@ -247,13 +247,13 @@ def _variable(name: str, value: str) -> EnvironmentValue:
     return found[name]
 
 
-def _image(value: EngineValue | None) -> Image:
+def _image(value: EngineValue | None) -> RecipeImage:
     """Raises:
     UsageError: the text is no reference of an image.
     """
     ref, _, digest = str(value or "").partition("@")
     try:
-        return Image.model_validate({"ref": ref, "digest": digest or None})
+        return RecipeImage.model_validate({"ref": ref, "digest": digest or None})
     except ValidationError as error:
         raise UsageError(
             f"--image {value or ''}: {_why(error)}",
@@ -491,7 +491,7 @@ def _with(recipe: Recipe, key: str, value: EngineValue | None) -> Recipe:
     return recipe.model_copy(update=update)
 
 
-def _with_image(recipe: Recipe, image: Image) -> Recipe:
+def _with_image(recipe: Recipe, image: RecipeImage) -> Recipe:
     if recipe.image.build is None and image.reference == recipe.image.reference:
         return recipe
     # What the recipe says of vLLM's version is true of its own image.

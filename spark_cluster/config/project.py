@@ -20,8 +20,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Literal
 
-from spark_cluster.config import trust
-from spark_cluster.config.trust import Extensions, broken, extensions_in_use, forget, using
+from spark_cluster.config import extension
+from spark_cluster.config.extension import Extensions, broken, extensions_in_use, forget, using
 from spark_cluster.config.yamlfile import Sourced, did_you_mean, load, shown
 from spark_cluster.errors import InvalidFile, Refused, SparkClusterError, UsageError
 from spark_cluster.node.project_code import PROJECT_PACKAGE, PROJECT_RESOURCES
@@ -267,7 +267,7 @@ def _must_fit(found: dict[Path, bytes]) -> None:
 
 
 def install(sources: Sequence[ResourceSource], package: str) -> None:
-    """Import checked files as `PACKAGE.resources.NAME`; `config/trust.py` removes them.
+    """Import checked files as `PACKAGE.resources.NAME`; `config/extension.py` removes them.
 
     The project in use has them under the names that they have on the nodes, too.
 
@@ -585,7 +585,7 @@ class Project:
             return None
         tops = (top for top in (self.folder, self.shipped) if path.is_relative_to(top))
         program = _PACKAGE if path.is_relative_to(self.shipped) else None
-        return trust.foreign(path, next(tops, path.parent), program)
+        return extension.foreign(path, next(tops, path.parent), program)
 
 
 def _is_one(kind: Kind, path: Path) -> bool:

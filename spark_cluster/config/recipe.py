@@ -12,7 +12,8 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_
 
 from spark_cluster.config import engines
 from spark_cluster.config.engines import words
-from spark_cluster.config.image_build import Image
+from spark_cluster.config.extension import NOTHING, Allowances
+from spark_cluster.config.image_build import RecipeImage
 from spark_cluster.config.ports import vllm_ports
 from spark_cluster.config.recipe_schema import (
     CHECKS_OF_KIND,
@@ -41,7 +42,6 @@ from spark_cluster.config.recipe_schema import (
 )
 from spark_cluster.config.schema import Schema, Word
 from spark_cluster.config.secret import is_secret_setting, looks_secret
-from spark_cluster.config.trust import NOTHING, Allowances
 from spark_cluster.config.yamlfile import Problem, described, did_you_mean
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node import paths
@@ -91,7 +91,7 @@ class Recipe(Schema):
     kind: ModelKind = "chat"
     """what the model answers (default: as its flags and its name show, else chat); speech, image
     and video are known and not served"""
-    image: Image = Image.model_construct(ref="")
+    image: RecipeImage = RecipeImage.model_construct(ref="")
     """the container image (runtime docker)"""
     tensor_parallel: TensorParallel = TensorParallel()
     """node counts"""

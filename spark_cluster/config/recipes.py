@@ -18,6 +18,7 @@ from ruamel.yaml.comments import CommentedMap
 from ruamel.yaml.scalarstring import DoubleQuotedScalarString, LiteralScalarString
 
 from spark_cluster.config import registries
+from spark_cluster.config.extension import NOTHING, Allowances
 from spark_cluster.config.image_build import Build
 from spark_cluster.config.launch import options_text
 from spark_cluster.config.project import Project
@@ -25,7 +26,6 @@ from spark_cluster.config.recipe import Recipe, recipe_problems
 from spark_cluster.config.recipe_schema import Patch
 from spark_cluster.config.registries import is_of_registry
 from spark_cluster.config.schema import validate
-from spark_cluster.config.trust import NOTHING, Allowances
 from spark_cluster.config.yamlfile import Problem, load
 from spark_cluster.errors import SparkClusterError, UsageError
 

@@ -20,7 +20,7 @@ from spark_cluster.node.masking import MASK
 _ADVICE = "expected {env: NAME} or {file: PATH}"
 
 
-class Secret(Schema):
+class SecretReference(Schema):
     """The source of a secret's value. Exactly one of the three is given."""
 
     env: EnvName | None = None
@@ -31,7 +31,7 @@ class Secret(Schema):
     """ask on the terminal"""
 
     @model_validator(mode="after")
-    def _one_source(self) -> Secret:
+    def _one_source(self) -> SecretReference:
         if sum((self.env is not None, self.file is not None, self.prompt)) != 1:
             raise ValueError(f"{_ADVICE}, one of them")
         return self
@@ -90,14 +90,16 @@ def _no_literal(value: Any) -> Any:
         return None
     if value == "prompt":
         return {"prompt": True}
-    if isinstance(value, Secret | dict):
+    if isinstance(value, SecretReference | dict):
         return value
     raise ValueError(f"a secret is never written into the file; {_ADVICE}")
 
 
 OptionalSecret = Annotated[
-    Secret | None,
-    BeforeValidator(_no_literal, json_schema_input_type=Secret | Literal["prompt", "none"] | None),
+    SecretReference | None,
+    BeforeValidator(
+        _no_literal, json_schema_input_type=SecretReference | Literal["prompt", "none"] | None
+    ),
 ]
 """`{env: NAME}`, `{file: PATH}`, `prompt` or `none`; a literal value is refused."""
 

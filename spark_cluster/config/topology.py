@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ValidationError
 
+from spark_cluster.config.extension import Extensions, where_raised
 from spark_cluster.config.facts import Facts, Hca
 from spark_cluster.config.inventory import Inventory, InventoryNode, fabric_addresses
 from spark_cluster.config.inventory_schema import FIRST_HOST
 from spark_cluster.config.schema import objects_of, parse, problems_of
-from spark_cluster.config.trust import Extensions, where_raised
 from spark_cluster.config.yamlfile import did_you_mean, dotted, shown
 from spark_cluster.errors import Failed, InvalidFile, Refused, SparkClusterError, UsageError
 from spark_cluster.node.values import InvalidResource

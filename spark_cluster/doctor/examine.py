@@ -14,10 +14,10 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, get_args
 
+from spark_cluster.config.extension import CHECKS, Extensions, extensions_in_use, where_raised
 from spark_cluster.config.facts import Pins
 from spark_cluster.config.inventory import Inventory, InventoryNode
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.config.trust import CHECKS, Extensions, extensions_in_use, where_raised
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.doctor import driver, link, logs, memory, pair, probes, probing, serving, system
 from spark_cluster.doctor.check import Check, Look, NodeCheck, PairCheck, ProbeCheck, explained

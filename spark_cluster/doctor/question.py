@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.config import fact_gathering
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.engine import firewall, ray
 from spark_cluster.engine.names import PAUSE, PROGRAMS

@@ -19,7 +19,7 @@ from spark_cluster.engine.members import Member
 from spark_cluster.engine.models import ServedModel, placed
 from spark_cluster.engine.names import PROGRAMS, RAY, SERVER
 from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, SparkClusterError, UsageError
-from spark_cluster.models.memory import LOWEST, RESERVE_GIB, utilization
+from spark_cluster.models.memory_share import LOWEST, RESERVE_GIB, utilization
 from spark_cluster.node.containers import NEEDS, OVERRIDES, RECIPE, TP, ContainerState
 from spark_cluster.plan.room import NodeMemory
 from spark_cluster.runner.play import Play

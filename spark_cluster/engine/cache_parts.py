@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from spark_cluster.config.caches import CACHES
+from spark_cluster.config.folders import CACHES
 from spark_cluster.config.schema import Document
 from spark_cluster.engine import runtime
 from spark_cluster.engine.caches import root_of_all

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.errors import Refused
 

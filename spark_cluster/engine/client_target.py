@@ -20,7 +20,7 @@ from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.recipe_schema import ModelKind
 from spark_cluster.config.schema import Document, Hidden
-from spark_cluster.config.secret import Secret
+from spark_cluster.config.secret import SecretReference
 from spark_cluster.config.topology import render
 from spark_cluster.engine import runtime
 from spark_cluster.engine.endpoint import running
@@ -141,12 +141,12 @@ def _parts(url: str) -> tuple[str, str, int]:
     return scheme, host, port
 
 
-def key_variable(secret: Secret | None) -> str:
+def key_variable(secret: SecretReference | None) -> str:
     """Return the variable in which clients have the key: the inventory's own, if it names one."""
     return secret.env if secret is not None and secret.env is not None else KEY_VARIABLE
 
 
-def _key_notes(secret: Secret | None) -> list[str]:
+def _key_notes(secret: SecretReference | None) -> list[str]:
     name = key_variable(secret)
     if secret is not None and secret.env is not None:
         return [f"{name} has to hold the API key"]

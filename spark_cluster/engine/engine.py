@@ -12,8 +12,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol, cast
 
 from spark_cluster.config import engines
-from spark_cluster.config.caches import CACHES
 from spark_cluster.config.engines import Dialect
+from spark_cluster.config.folders import CACHES
 from spark_cluster.config.ports import Span
 from spark_cluster.config.recipe_schema import ReadinessCheck
 from spark_cluster.engine import proxy

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pydantic import TypeAdapter, ValidationError
 
-from spark_cluster.config.caches import state_folder
+from spark_cluster.config.folders import state_folder
 from spark_cluster.engine.memory_phases import PHASES, MemoryPhases
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node import replies

@@ -15,7 +15,7 @@ from spark_cluster.engine.members import Member
 from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.engine.supervision import OwnUnit
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.models.memory import RESERVE_GIB
+from spark_cluster.models.memory_share import RESERVE_GIB
 from spark_cluster.node import paths
 from spark_cluster.node.health import judge
 from spark_cluster.node.supervision.look import stop

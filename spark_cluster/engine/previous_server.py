@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from spark_cluster.config.caches import state_folder
+from spark_cluster.config.folders import state_folder
 from spark_cluster.config.launch import options_text
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import Document

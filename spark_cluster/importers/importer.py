@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from spark_cluster.config import engines
-from spark_cluster.config.caches import CACHES
 from spark_cluster.config.engines import Dialect
+from spark_cluster.config.folders import CACHES
 from spark_cluster.config.launch import Launch, Volume
 from spark_cluster.config.recipe import is_for_models, why_not_writable, why_refused
 from spark_cluster.config.recipe_schema import EngineValue, why_no_engine_value

@@ -61,13 +61,13 @@ def read(words: list[Word], program: str = "vllm serve", engine: str = DEFAULT) 
         UsageError: a flag without its value, given twice or against itself, or a value that vLLM
             would refuse; with the line.
     """
-    reader = _Reader(words, program, engine)
+    reader = _FlagReader(words, program, engine)
     while reader.words:
         reader.step(reader.words.popleft())
     return reader.flags
 
 
-class _Reader:
+class _FlagReader:
     """Takes words from the front of `words`."""
 
     def __init__(self, words: list[Word], program: str, engine: str) -> None:

@@ -18,9 +18,9 @@ from typing import Any, Literal, TypeVar
 from pydantic import Field, ValidationError, model_validator
 
 from spark_cluster.config.engines import DEFAULT
+from spark_cluster.config.extension import KNOWN_ISSUES, extensions_in_use
 from spark_cluster.config.recipe_schema import EngineValue, ReadinessCheck, Versions
 from spark_cluster.config.schema import Document, Hidden, Pattern, Schema
-from spark_cluster.config.trust import KNOWN_ISSUES, extensions_in_use
 from spark_cluster.errors import InvalidFile
 
 # A text of a log by which a known issue is found.

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config import image_build
+from spark_cluster.config.extension import NOTHING, Allowances
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe_schema import NotCarriedOver
-from spark_cluster.config.trust import NOTHING, Allowances
 from spark_cluster.config.yamlfile import load, shown
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers import commandline

@@ -60,7 +60,7 @@ class LogSource:
 
 
 @dataclass(slots=True)
-class Candidate:
+class AnchoredLine:
     """A line with an anchor in it; what stands around it is decoded only when it is asked for.
 
     Attributes:
@@ -188,7 +188,7 @@ class Reader:
         wanted = frozenset(literal.encode() for literal in literals)
         return _standing_for(frozenset(self._anchors), wanted)
 
-    def candidates(self) -> Iterator[Candidate]:
+    def candidates(self) -> Iterator[AnchoredLine]:
         """Lines with an anchor, in order.
 
         Raises:
@@ -212,14 +212,14 @@ class Reader:
                     return
                 context, rest = blob[max(0, end - BEFORE) : end], blob[end:]
 
-    def _search(self, blob: bytes, start: int, end: int) -> Iterator[Candidate]:
+    def _search(self, blob: bytes, start: int, end: int) -> Iterator[AnchoredLine]:
         counted = start
         for begin, anchors in sorted(self._hits(blob, start, end).items()):
             self.lines += blob.count(b"\n", counted, begin)
             counted = begin
             stop = blob.find(b"\n", begin)
             stop = len(blob) if stop < 0 else stop
-            yield Candidate(self.lines + 1, _text(blob, begin, stop), anchors, blob, begin, stop)
+            yield AnchoredLine(self.lines + 1, _text(blob, begin, stop), anchors, blob, begin, stop)
         self.lines += blob.count(b"\n", counted, end)
 
     def _hits(self, blob: bytes, start: int, end: int) -> dict[int, tuple[bytes, ...]]:

@@ -138,7 +138,7 @@ MODULES = ("rules_flags", "rules_model")
 
 
 @dataclass(frozen=True)
-class Found:
+class RuleFinding:
     """What a rule found in a launch; what is not given is the catalogue's.
 
     Attributes:
@@ -153,7 +153,7 @@ class Found:
     and_also: str = ""
 
 
-Rule = Callable[[Case], Found | None]
+Rule = Callable[[Case], RuleFinding | None]
 RULES: dict[str, Rule] = {}
 
 
@@ -202,7 +202,7 @@ def _look(issue: Issue, case: Case) -> KnownIssueMatch | None:
     if severity is None or seen is None:
         return None
     shown = issue.missing or ", ".join(seen)
-    found = rules()[issue.id](case) if issue.rule else Found(shown)
+    found = rules()[issue.id](case) if issue.rule else RuleFinding(shown)
     return _match(issue, case, found, severity) if found else None
 
 
@@ -217,7 +217,7 @@ def severity_for(issue: Issue, case: Case) -> Severity | None:
     return severity if has_it else None
 
 
-def _match(issue: Issue, case: Case, found: Found, severity: Severity) -> KnownIssueMatch:
+def _match(issue: Issue, case: Case, found: RuleFinding, severity: Severity) -> KnownIssueMatch:
     title, what = issue.title, found.what
     if issue.versions:
         if case.version is None:

@@ -14,7 +14,7 @@ from typing import Any, Literal, TypeVar
 from pydantic import TypeAdapter
 from typing_extensions import TypedDict
 
-from spark_cluster.config.caches import laptop_cache
+from spark_cluster.config.folders import laptop_cache
 from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.checkpoint import SUFFIX, Checkpoint, Tensor, read_checkpoint
@@ -32,7 +32,7 @@ FRESH_S = 24 * 3600.0
 LARGEST = 64 << 20
 
 
-class KeptModel(TypedDict):
+class CachedModel(TypedDict):
     """The file of a checkpoint; its tensors by name, type, shape, size and count."""
 
     schema: Literal["spark-cluster.model.v1"]
@@ -49,7 +49,7 @@ class KeptCommit(TypedDict):
     seen: float
 
 
-K = TypeVar("K", KeptModel, KeptCommit)
+K = TypeVar("K", CachedModel, KeptCommit)
 
 
 class ModelStore:
@@ -73,7 +73,7 @@ class ModelStore:
 
     def load(self, repository: str, commit: str) -> Checkpoint | None:
         """A checkpoint that was kept; None when there is none that can be read."""
-        kept = _read(self._file(repository, commit), KeptModel)
+        kept = _read(self._file(repository, commit), CachedModel)
         if kept is None:
             return None
         listed, problem = kept["tensors"], kept["problem"]

@@ -213,11 +213,11 @@ class Delivery:
 
     # -- inside ----------------------------------------------------------------------------------
 
-    def _send_all(self, packed: Document, ids: list[str]) -> dict[str, Any]:
+    def _send_all(self, packed: ResourceDocument, ids: list[str]) -> dict[str, Any]:
         """Send the document, and what is left of it again after each time the node was away."""
         begin, rebooted, lost_at = 0, None, -1
         while True:
-            rest = Document(packed.resources[begin:], packed.blobs)
+            rest = ResourceDocument(packed.resources[begin:], packed.blobs)
             try:
                 reply = self._send(rest, rebooted)
             except Unreachable as lost:
@@ -243,7 +243,7 @@ class Delivery:
                 self.connections, self.node, rebooted, self._progress(rebooted["id"])
             )
 
-    def _send(self, part: Document, rebooted: dict[str, Any] | None) -> dict[str, Any]:
+    def _send(self, part: ResourceDocument, rebooted: dict[str, Any] | None) -> dict[str, Any]:
         pending = self.connections.session(self.node).submit(
             "apply",
             part.longest_step_s,
@@ -344,7 +344,7 @@ def _advice(error: str, node: str) -> str:
 
 
 @dataclass(frozen=True)
-class Document:
+class ResourceDocument:
     """The set of resources sent to a node, as JSON, and the contents that are sent on demand."""
 
     resources: list[dict[str, Any]]
@@ -376,10 +376,10 @@ def check(resources: Sequence[Resource], where: str) -> None:
                 )
 
 
-def document(resources: Sequence[Resource]) -> Document:
+def document(resources: Sequence[Resource]) -> ResourceDocument:
     """Pack resources for the wire."""
     blobs: dict[str, bytes | Path] = {}
-    return Document([to_wire(_lighter(r, blobs)) for r in resources], blobs)
+    return ResourceDocument([to_wire(_lighter(r, blobs)) for r in resources], blobs)
 
 
 def _lighter(resource: Resource, blobs: dict[str, bytes | Path]) -> Resource:

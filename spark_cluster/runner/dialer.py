@@ -22,8 +22,8 @@ from functools import cache, partial
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
 
+from spark_cluster.config.extension import Prompts
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.config.trust import Prompts
 from spark_cluster.errors import INSTALL_LAB, SparkClusterError, Unreachable, UsageError
 from spark_cluster.runner import ssh_route
 from spark_cluster.runner.node_connection import LocalConnection, NodeConnection

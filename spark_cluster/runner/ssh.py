@@ -24,7 +24,7 @@ import paramiko
 
 from spark_cluster.errors import Unreachable
 from spark_cluster.runner.known_hosts import HostKey, HostKeyCheck
-from spark_cluster.runner.ssh_route import Hop, Target, socket_to
+from spark_cluster.runner.ssh_route import SshHop, Target, socket_to
 from spark_cluster.runner.wire import Channel
 
 CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com", "aes128-ctr", "aes256-ctr")
@@ -62,11 +62,11 @@ class Connection(fabric.Connection):  # type: ignore[misc]  # fabric has no type
         shared: it belongs to a run: `close` ends what was opened over it, and not it.
     """
 
-    hop: Hop
+    hop: SshHop
     target: Target
     _shared = False
 
-    def __init__(self, hops: Sequence[Hop], *, shared: bool) -> None:
+    def __init__(self, hops: Sequence[SshHop], *, shared: bool) -> None:
         *before, hop = hops
         gateway = Connection(before, shared=shared) if before else False
         # The end of a standard input that is no terminal would end that of sudo before its answer.
@@ -221,7 +221,7 @@ class Transport(paramiko.Transport):
         hop: the host; its known_hosts files are read now.
     """
 
-    def __init__(self, sock: Any, *, hop: Hop, **options: Any) -> None:
+    def __init__(self, sock: Any, *, hop: SshHop, **options: Any) -> None:
         super().__init__(sock, **options)
         self._hop, limit_s = hop, hop.target.connect_timeout_s
         self.banner_timeout = self.auth_timeout = self.channel_timeout = limit_s
@@ -270,7 +270,7 @@ class Transport(paramiko.Transport):
 class StrictPolicy(paramiko.MissingHostKeyPolicy):
     """Judges every key, because its client knows none."""
 
-    def __init__(self, hop: Hop) -> None:
+    def __init__(self, hop: SshHop) -> None:
         self._hop = hop
 
     def missing_host_key(self, client: Any, _hostname: str, key: paramiko.PKey) -> None:
@@ -329,7 +329,7 @@ class KeysRefused(Unreachable):
 
 
 @contextlib.contextmanager
-def explained(hop: Hop, password: str | None = None) -> Iterator[None]:
+def explained(hop: SshHop, password: str | None = None) -> Iterator[None]:
     """Turn what paramiko raises about a connection to a host into an error for people.
 
     Args:
@@ -369,7 +369,7 @@ def explained(hop: Hop, password: str | None = None) -> Iterator[None]:
     raise kind(what, where=hop.target.name, hint=hint) from None
 
 
-def _refused_login(hop: Hop, password: str | None) -> tuple[type[Unreachable], str, str]:
+def _refused_login(hop: SshHop, password: str | None) -> tuple[type[Unreachable], str, str]:
     where = f"{hop.user}@{hop.place}"
     if password is not None:
         hint = "check `user` in the inventory, and that sshd there accepts passwords"
@@ -384,7 +384,7 @@ def _refused_login(hop: Hop, password: str | None) -> tuple[type[Unreachable], s
     return KeysRefused, f"{where} accepts none of the offered keys", hint
 
 
-def silent(hop: Hop, step: str) -> Unreachable:
+def silent(hop: SshHop, step: str) -> Unreachable:
     """The error of a server that does not answer in the middle of a step: "sshd did not ..."."""
     where = "" if hop.is_node else f" of the jump host {hop.place}"
     return Unreachable(
@@ -395,13 +395,13 @@ def silent(hop: Hop, step: str) -> Unreachable:
     )
 
 
-def refused_host_key(hop: Hop, key: HostKey) -> Unreachable:
+def refused_host_key(hop: SshHop, key: HostKey) -> Unreachable:
     """The error of a connection that ends for its host key."""
     what, hint = _unlike(key, hop)
     return Unreachable(what, where=hop.target.name, hint=hint)
 
 
-def _unlike(key: HostKey, hop: Hop) -> tuple[str, str]:
+def _unlike(key: HostKey, hop: SshHop) -> tuple[str, str]:
     host = key.host if hop.is_node else f"the jump host {key.host}"
     shown, known = f"{key.kind} {key.fingerprint}", key.line
     if known is None:

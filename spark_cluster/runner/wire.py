@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.agent import bootstrap, frames
 from spark_cluster.agent.messages import OF_AGENT, check_event
-from spark_cluster.config.trust import extensions_in_use
+from spark_cluster.config.extension import extensions_in_use
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable
 from spark_cluster.node import paths
 

@@ -25,10 +25,10 @@ from spark_cluster.bench.repeat import (
     load_original,
 )
 from spark_cluster.bench.suite import Suite, canonical
+from spark_cluster.config.extension import NOTHING, Allowances
 from spark_cluster.config.facts import Gpu
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_settings import must_be_allowed
-from spark_cluster.config.trust import NOTHING, Allowances
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.node.images import DockerImage
 from spark_cluster.runner.session import Output

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 from program import invoke
 
+from spark_cluster.config.extension import NOTHING, Allowances
 from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import must_be_allowed, secrets_of_laptop
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.config.trust import NOTHING, Allowances
 from spark_cluster.errors import InvalidFile, Refused, Unreachable, UsageError
 
 TEXT = """\

@@ -152,7 +152,7 @@ def test_modules_that_resources_share(project: Project) -> None:
         ("thing.py", "import tomllib\n" + GOOD, r"thing\.py:1: resource thing: imports tomllib"),
         (
             "thing.py",
-            "from spark_cluster.config import caches\n" + GOOD,
+            "from spark_cluster.config import folders\n" + GOOD,
             r"resource thing: imports spark_cluster\.config",
         ),
         (

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.config import fact_gathering
-from spark_cluster.config.facts import Facts, Gpu, Hca, Memory, Process
+from spark_cluster.config.facts import Facts, Gpu, GpuProcess, Hca, Memory
 
 DGX_RELEASE = """\
 DGX_NAME="DGX Spark"
@@ -97,7 +97,7 @@ HEADER = "pid, process_name, used_gpu_memory [MiB]\n"
     ],
 )  # fmt: skip
 def test_compute_apps(text, processes):
-    assert fact_gathering.compute_apps(text) == tuple(Process(*p) for p in processes)
+    assert fact_gathering.compute_apps(text) == tuple(GpuProcess(*p) for p in processes)
 
 
 names = st.text(
@@ -119,7 +119,7 @@ def test_compute_apps_round_trip(processes, header, units):
         return f"{pid}, {name}, {'[N/A]' if used is None else f'{used} MiB' if units else used}\n"
 
     text = (HEADER if header else "") + "".join(line(*p) for p in processes)
-    assert fact_gathering.compute_apps(text) == tuple(Process(*p) for p in processes)
+    assert fact_gathering.compute_apps(text) == tuple(GpuProcess(*p) for p in processes)
 
 
 def test_gpu():

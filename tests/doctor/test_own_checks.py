@@ -12,8 +12,8 @@ import pytest
 from doctor_samples import seen
 from example_pages import write_files
 
+from spark_cluster.config.extension import using
 from spark_cluster.config.project import Project
-from spark_cluster.config.trust import using
 from spark_cluster.doctor import examine
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.question import Context, question, sources

@@ -6,7 +6,7 @@ import pytest
 from fake_cluster import FakeCluster, FakeNode, Make
 from stored_models import COMMIT, model
 
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.engine.copies import copy_model as module
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.state import Wanted, hub_folder

@@ -13,12 +13,12 @@ from factories import make_node
 from program import invoke
 from serve_plans import server_for
 
+from spark_cluster.config.extension import NOTHING, Allowances
 from spark_cluster.config.image_build import Build
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.schema import parse
-from spark_cluster.config.trust import NOTHING, Allowances
 from spark_cluster.errors import InvalidFile, Refused
 from spark_cluster.node.values import LaptopFile
 from spark_cluster.resources import BuiltImage, Directory, File, Image

@@ -12,7 +12,7 @@ from factories import make_recipe
 from fake_cluster import FakeCluster, FakeNode, Make
 from serve_plans import server_for
 
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.recipe_schema import Drafter
 from spark_cluster.engine import launches
 from spark_cluster.engine.members import Member

@@ -10,8 +10,8 @@ from click.testing import CliRunner
 from example_pages import write_files
 
 from spark_cluster.cli import cli
+from spark_cluster.config.extension import using
 from spark_cluster.config.project import Project
-from spark_cluster.config.trust import using
 from spark_cluster.errors import InvalidFile, Refused
 from spark_cluster.importers import commandline
 from spark_cluster.issues.entries import catalogue, for_check, recognise, shipped, signs

@@ -10,12 +10,12 @@ from factories import make_node
 from gpu_runs import GpuRun, runs
 
 from spark_cluster.config import fact_gathering
-from spark_cluster.config.facts import Facts, Gpu, Memory, Process
+from spark_cluster.config.facts import Facts, Gpu, GpuProcess, Memory
 from spark_cluster.config.launch import Launch
 from spark_cluster.engine.admission import without_ours
 from spark_cluster.issues.rules import lint
 from spark_cluster.models.lookup import find
-from spark_cluster.models.memory import GIB, GIB_KIB, utilization
+from spark_cluster.models.memory_share import GIB, GIB_KIB, utilization
 from spark_cluster.models.weights import memory_bytes, must_be_known
 from spark_cluster.plan.fit import Fit, fit
 from spark_cluster.plan.room import NodeMemory, assumed, of_facts
@@ -35,7 +35,7 @@ KV_TOLERANCE = {"0.26.0 gptoss-bf16-eager": 0.055, "0.33.0 gptoss-bf16-eager": 0
 def own(total_gib: float = 79.0, held_gib: float = 0.0, gpu: str = "NVIDIA H100") -> NodeMemory:
     total = round(total_gib * GIB_KIB)
     memory = Memory(total, total - round(held_gib * GIB_KIB), of_gpu=True)
-    held = (Process(4711, "python3", round(held_gib * 1024)),) if held_gib else ()
+    held = (GpuProcess(4711, "python3", round(held_gib * 1024)),) if held_gib else ()
     return NodeMemory("gpu1", memory, held, gpu=gpu)
 
 
@@ -124,7 +124,7 @@ def test_what_others_hold_is_no_room():
 
 
 def test_our_own_server_gives_its_memory_back():
-    room = replace(own(held_gib=60), held=(Process(4711, "VLLM::EngineCore", 60 * 1024),))
+    room = replace(own(held_gib=60), held=(GpuProcess(4711, "VLLM::EngineCore", 60 * 1024),))
     free = without_ours(room, {4711})
     assert (free.memory, free.held) == (own().memory, ())
     facts = Facts(memory=Memory(5, 5), gpu=replace(H200, memory=room.memory))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.config.trust import Allowances
 from spark_cluster.plan.planner import Planner
 from spark_cluster.plan.proposal import CODING_CONTEXT, Speed, Want, propose
 

@@ -22,7 +22,7 @@ from spark_cluster.cli import run as record
 from spark_cluster.cli.opened import new_run
 from spark_cluster.cli.recap import Recap
 from spark_cluster.cli.run import RunRecord
-from spark_cluster.config import caches
+from spark_cluster.config import folders
 from spark_cluster.config.topology import tagged
 from spark_cluster.errors import Failed
 from spark_cluster.node.values import Blob, Secret
@@ -419,10 +419,10 @@ def test_a_full_disk_ends_the_record_and_not_the_run(monkeypatch):
 
 def test_where_the_record_is(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    assert caches.state_folder() == tmp_path / "state" / "spark-cluster"
+    assert folders.state_folder() == tmp_path / "state" / "spark-cluster"
     monkeypatch.delenv("XDG_STATE_HOME")
     monkeypatch.setenv("HOME", str(tmp_path))
-    assert caches.state_folder() == tmp_path / ".local/state/spark-cluster"
+    assert folders.state_folder() == tmp_path / ".local/state/spark-cluster"
 
 
 def test_run_ids_sort_by_time(monkeypatch):

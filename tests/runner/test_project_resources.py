@@ -15,9 +15,9 @@ from scratch_nodes import ScratchNode, play_over
 
 from spark_cluster import resources
 from spark_cluster.cli.history import revert
-from spark_cluster.config import trust
+from spark_cluster.config import extension
+from spark_cluster.config.extension import using
 from spark_cluster.config.project import Project
-from spark_cluster.config.trust import using
 from spark_cluster.errors import Failed
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Directory, File
@@ -125,7 +125,7 @@ def use(folder: Path) -> Project:
     """Have a project in use until the end of the test."""
     made = Project(folder)
     made.load_resources()
-    trust._in_use.set(lambda: made.extensions)
+    extension._in_use.set(lambda: made.extensions)
     return made
 
 

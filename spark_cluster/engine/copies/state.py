@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from spark_cluster.config.caches import CACHE_ROOT
+from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.caches import root_of_all

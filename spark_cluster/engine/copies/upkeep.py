@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from spark_cluster.config.extension import Allowances
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.topology import Node
-from spark_cluster.config.trust import Allowances
 from spark_cluster.engine.copies.copy import copy
 from spark_cluster.engine.copies.pull import hub_model, must_be_the_hubs, pull
 from spark_cluster.engine.copies.state import Nodes, OnProgress, Wanted, models_on
