@@ -192,3 +192,12 @@ def test_a_picture_of_a_terminal_shows_its_recorded_run(name: str) -> None:
     recorded = (pictures.FOLDER / f"{name}.txt").read_text()
     assert "".join(recorded.split()) in "".join(shown.split()), "run `python -m docs.generate`"
     assert "url(http" not in drawn
+
+
+def test_every_room_is_in_the_picture_of_the_house_and_on_its_page() -> None:
+    folders = {path.parent.name for path in (CHECKOUT / "spark_cluster").glob("*/__init__.py")}
+    picture = (DOCS / "pictures/house.svg").read_text()
+    drawn = set(re.findall(r">(\w+)/</text>", picture))
+    assert drawn == folders | {"playbooks", "roles"}
+    page = (DOCS / "explanation/house.md").read_text()
+    assert folders - set(re.findall(r"^\| `(\w+)/` \|", page, re.M)) == {"dashboard"}
