@@ -20,7 +20,6 @@ from spark_cluster.engine import (
 from spark_cluster.engine.copies.fetch import fetch
 from spark_cluster.engine.copies.state import stored
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.members import must_serve_one
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.previous_server import (
     Load,
@@ -29,6 +28,7 @@ from spark_cluster.engine.previous_server import (
     plan_again,
     previous_server_of,
 )
+from spark_cluster.engine.readiness import must_serve_one
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served
 from spark_cluster.errors import SparkClusterError, Unreachable

@@ -63,7 +63,7 @@ from spark_cluster.config.registries import Registries
 from spark_cluster.doctor.bundle_archive import BundleEntry
 from spark_cluster.doctor.verdict import CheckResult
 from spark_cluster.engine.cache_parts import CachePart, CopiedCache
-from spark_cluster.engine.client_target import ClientTarget, Snippet
+from spark_cluster.engine.client_target import ClientTarget, Snippet, TunnelEvent
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.images import PrunedImages, StoredImages
 from spark_cluster.engine.copies.pull import PulledModel
@@ -74,12 +74,10 @@ from spark_cluster.engine.copies.upkeep import (
     StoredModels,
     VerifiedModel,
 )
-from spark_cluster.engine.endpoint_tunnel import TunnelEvent
-from spark_cluster.engine.job_client import RayJobs
 from spark_cluster.engine.memory_phases import MemoryOfNode
 from spark_cluster.engine.named_keys import NamedKey
 from spark_cluster.engine.ray import Job
-from spark_cluster.engine.ray_cluster import RayMember, RayStatus
+from spark_cluster.engine.ray_cluster import RayJobs, RayMember, RayStatus
 from spark_cluster.engine.result import Served
 from spark_cluster.engine.status import Status
 from spark_cluster.engine.supervision import Supervision

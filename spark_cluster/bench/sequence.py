@@ -19,7 +19,7 @@ from spark_cluster.bench.run_folder import printable
 from spark_cluster.config.engines import words
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.topology import Node
-from spark_cluster.engine import logs, runtime, verify
+from spark_cluster.engine import runtime, verify
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.previous_server import previous_server_of
@@ -177,7 +177,7 @@ def _read(play: Play, node: Node, program: str) -> str:
     """Return the beginning of a log; empty where there is none."""
     text = ""
     with contextlib.suppress(SparkClusterError):  # no reason not to measure
-        text = logs.read_beginning(play.session(node), program, LOG_BYTES)
+        text = runtime.read_beginning(play.session(node), program, LOG_BYTES)
     if _NOTHING.fullmatch(text):
         return ""
     return printable(str(mask(text, play.secrets)))

@@ -18,17 +18,19 @@ from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.options import Command, Group, Port
 from spark_cluster.cli.visible import visible
 from spark_cluster.config.caches import state_folder
-from spark_cluster.engine import endpoint_tunnel, named_keys
+from spark_cluster.engine import client_target, named_keys
 from spark_cluster.engine.client_target import (
     CLIENTS,
     ClientTarget,
     Snippet,
+    ask_head,
     current,
+    keep_open,
     snippets,
     target_of,
+    url_on_head,
     write_certificate,
 )
-from spark_cluster.engine.endpoint_tunnel import ask_head, keep_open, url_on_head
 from spark_cluster.errors import UsageError
 from spark_cluster.runner.dialer import SshConnection
 
@@ -231,10 +233,10 @@ def _keep_tunnel(app: App, head: InventoryNode, port: int) -> None:
 
 
 def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None:
-    folder = endpoint_tunnel.unit_folder(dict(os.environ), Path.home())
-    name = endpoint_tunnel.unit_name(head.name)
+    folder = client_target.unit_folder(dict(os.environ), Path.home())
+    name = client_target.unit_name(head.name)
     if install:
-        path = endpoint_tunnel.install(folder, head.name, _argv(app, port))
+        path = client_target.install(folder, head.name, _argv(app, port))
         changed, file = True, str(path)
         text = (
             f"{name} is started, now and at each login: http://127.0.0.1:{port}\n"
@@ -242,7 +244,7 @@ def _service(app: App, head: InventoryNode, port: int, *, install: bool) -> None
             "`loginctl enable-linger` starts it at boot"
         )
     else:
-        changed, file = endpoint_tunnel.remove(folder, head.name), str(folder / name)
+        changed, file = client_target.remove(folder, head.name), str(folder / name)
         text = f"{name} is stopped and removed" if changed else f"{name} is not installed"
     app.show({"changed": changed, "unit": name, "file": file}, text)
 

@@ -63,7 +63,7 @@ def command(
             raise UsageError("--bundle cannot be combined with --follow or --container")
         _write_bundle(app, "" if bundle == AUTOMATIC else bundle)
         return
-    from spark_cluster.engine import logs
+    from spark_cluster.engine import runtime
     from spark_cluster.engine.runtime import present_programs
 
     with app.play("logs", app.nodes, change=False, gather_facts=False) as run:
@@ -79,7 +79,7 @@ def command(
                 _follow(play, found, tail)
             return
         texts = {
-            (node, name): logs.read(play.connections.session(node), name, lines=tail)
+            (node, name): runtime.read_log(play.connections.session(node), name, lines=tail)
             for node, name in found
         }
     if app.as_json:
@@ -208,7 +208,7 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     """The inventory's recipe and its plan on these nodes; the hub is not asked."""
     from spark_cluster.bench.planned_speed import own_evidence
     from spark_cluster.config.launch import of_recipe
-    from spark_cluster.engine.survey import survey
+    from spark_cluster.engine.models import survey
     from spark_cluster.plan.planner import Planner, Question, of_a_recipe
 
     recipe = usual_recipe(app.cluster)

@@ -16,13 +16,13 @@ from spark_cluster.cli.options import Finite, Group
 from spark_cluster.cli.visible import visible
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.topology import Node
-from spark_cluster.engine.caches import root_on
 from spark_cluster.engine.copies import pull as pulling
 from spark_cluster.engine.copies import upkeep
 from spark_cluster.engine.copies.copy_model import copy_model
 from spark_cluster.engine.copies.pull import PulledModel
 from spark_cluster.engine.copies.state import Nodes, Wanted, hub_folder
 from spark_cluster.engine.copies.upkeep import ModelSizes, Need, Pruned, StoredModels, short
+from spark_cluster.engine.deployment import root_on
 from spark_cluster.errors import Refused, UsageError, VerificationFailed
 from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.manifest import Manifest, is_repository

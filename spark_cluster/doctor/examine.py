@@ -25,7 +25,7 @@ from spark_cluster.doctor.observations import TIMEOUT_S, Observations
 from spark_cluster.doctor.probed import Probed
 from spark_cluster.doctor.question import Context, NodeSource, question, sources
 from spark_cluster.doctor.verdict import CheckResult, NotSeen, Verdict, fail, ok, unknown
-from spark_cluster.engine.caches import root_on
+from spark_cluster.engine.deployment import root_on
 from spark_cluster.errors import InvalidFile, SparkClusterError, Unreachable, UsageError
 from spark_cluster.issues.entries import catalogue, own, per_project
 from spark_cluster.issues.match import Effect, KnownIssueMatch, ordered

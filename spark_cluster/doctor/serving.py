@@ -10,8 +10,8 @@ from spark_cluster.doctor.link import GID_TYPES
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.engine import firewall
-from spark_cluster.engine.logs import first_error
 from spark_cluster.engine.ray import parse_nodes
+from spark_cluster.engine.runtime import first_error
 from spark_cluster.issues.entries import catalogue
 from spark_cluster.node import container_gpu
 from spark_cluster.node.containers import FIREWALL, ContainerState

@@ -15,9 +15,9 @@ from spark_cluster.config import overrides
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness, runtime, vram
 from spark_cluster.engine.deployment import Key, Server
-from spark_cluster.engine.members import Member
 from spark_cluster.engine.models import ServedModel, placed
 from spark_cluster.engine.names import PROGRAMS, RAY, SERVER
+from spark_cluster.engine.readiness import Member
 from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, SparkClusterError, UsageError
 from spark_cluster.models.memory import LOWEST, RESERVE_GIB, utilization
 from spark_cluster.node.containers import NEEDS, OVERRIDES, RECIPE, TP, ContainerState
@@ -151,7 +151,7 @@ def must_work(
         return None
     must_be_complete(server.recipe, force=force)
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
-    from spark_cluster.engine.survey import hub_for, survey
+    from spark_cluster.engine.models import hub_for, survey
     from spark_cluster.plan import planner
 
     rooms, facts = survey(play, server.model_path, downloaded)
@@ -336,7 +336,7 @@ def _together(
         all_planned: they are all that there are, so that the sums are those of the nodes.
     """
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
-    from spark_cluster.engine.survey import hub_for
+    from spark_cluster.engine.models import hub_for
     from spark_cluster.plan.planner import Planner
     from spark_cluster.plan.together import plan_together
 

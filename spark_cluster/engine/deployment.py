@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
+from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.config.engines import words
+from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue, Ray
@@ -15,6 +17,7 @@ from spark_cluster.config.recipe_settings import MountedPatch, mounted_patches, 
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import server_name
+from spark_cluster.errors import Refused
 from spark_cluster.node.containers import FIREWALL
 
 if TYPE_CHECKING:
@@ -250,3 +253,28 @@ class Deployment:
     def located(self, folders: Mapping[str, str]) -> Deployment:
         """Return it with the folders of what is in the nodes' hub cache; see `Server.located`."""
         return self.with_servers([server.located(folders) for server in self.servers])
+
+
+# The folder of the engine's caches: that of the role `caches` in the inventory, or the default.
+
+
+def root_on(node: InventoryNode) -> str:
+    """The folder of the caches on a node, as the setting `root` of the role `caches` has it."""
+    return str(node.settings_for("caches").data.get("root", CACHE_ROOT)).rstrip("/")
+
+
+def root_of_all(nodes: Iterable[InventoryNode]) -> str:
+    """The folder of the caches on all nodes that serve together.
+
+    Raises:
+        Refused: it differs; the containers of all ranks are made with one.
+    """
+    roots = {node.name: root_on(node) for node in nodes}
+    if len(set(roots.values())) > 1:
+        listed = ", ".join(f"{root} on {name}" for name, root in roots.items())
+        raise Refused(
+            f"the caches of nodes that serve together have different roots: {listed}",
+            hint="give `caches: {root: ...}` once, under `settings` of the inventory; a second "
+            "disk can be mounted at the same path on each node",
+        )
+    return next(iter(roots.values()), CACHE_ROOT)

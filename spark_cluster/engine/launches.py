@@ -20,11 +20,10 @@ from typing import Annotated, Any, Literal
 from spark_cluster.config.document import Document, PrintedAs, printed
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Node
-from spark_cluster.engine import logs, runtime
-from spark_cluster.engine.caches import root_on
-from spark_cluster.engine.deployment import Deployment, Key, Server
-from spark_cluster.engine.logs import BEGINNING
-from spark_cluster.engine.members import Member
+from spark_cluster.engine import runtime
+from spark_cluster.engine.deployment import Deployment, Key, Server, root_on
+from spark_cluster.engine.readiness import Member
+from spark_cluster.engine.runtime import BEGINNING_BYTES
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node import images, launch_records, unit_state
 from spark_cluster.node.containers import ContainerState
@@ -372,8 +371,10 @@ def before_start(play: Play, server: Server, running: ContainerState) -> None:
     The latter not where it runs already, or where its recipe has nothing compiled.
     """
     if running.start_limit_hit:
-        read = {node.name: logs.read(play.session(node), server.program) for node in server.nodes}
-        fault = logs.first_error(read)
+        read = {
+            node.name: runtime.read_log(play.session(node), server.program) for node in server.nodes
+        }
+        fault = runtime.first_error(read)
         cause = f": {fault.text}" if fault else ""
         play.note(f"{server.program} is {running.in_words}{cause}", warning=True, node=play.head)
     if play.check or (running.status == "running" and set(server.args) <= set(running.command)):
@@ -439,7 +440,7 @@ def _unrecorded(session: Session, server: Server) -> LaunchRecord | None:
         "caches",
         what="known",
         run=run,
-        log=runtime.beginning(server.program, BEGINNING),
+        log=runtime.beginning(server.program, BEGINNING_BYTES),
         pattern=LOGGED,
     )
     if answer["known"]:

@@ -11,10 +11,10 @@ from spark_cluster.engine.admission import stays
 from spark_cluster.engine.copies.fetch import must_be_present
 from spark_cluster.engine.copies.state import Stored, stored
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.members import Member, behind, members, with_servers
 from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas_of
 from spark_cluster.engine.ray import Job
 from spark_cluster.engine.ray_cluster import running_jobs
+from spark_cluster.engine.readiness import Member, behind, members, with_servers
 from spark_cluster.engine.start import obsolete_programs, token
 from spark_cluster.runner.play import Play
 

@@ -13,7 +13,7 @@ from spark_cluster.config import overrides
 from spark_cluster.config.caches import state_folder
 from spark_cluster.config.document import Document
 from spark_cluster.config.recipe import Recipe
-from spark_cluster.engine import logs
+from spark_cluster.engine import runtime
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.names import PROGRAMS
 from spark_cluster.engine.resolve import resolve
@@ -118,7 +118,7 @@ def keep_logs(play: Play) -> Path | None:
             f"==> {node.name} {program}\n{text}\n"
             for node in play.nodes
             for program in PROGRAMS
-            if (text := logs.read(play.session(node), program, lines=LINES))
+            if (text := runtime.read_log(play.session(node), program, lines=LINES))
         ]
         return _write("".join(found)) if found else None
     except (SparkClusterError, OSError) as error:

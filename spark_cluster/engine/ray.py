@@ -4,7 +4,7 @@ It is one turn, over the head's loopback and without a tunnel.
 
 The API is what `ray list nodes` asks (docs.ray.io, "Monitoring with the CLI or SDK"). The
 dashboard is a port of the head's loopback only: Ray runs what anyone who reaches it asks for.
-`job_client.py` has jobs run.
+`ray_cluster.py` has jobs run.
 """
 
 from __future__ import annotations

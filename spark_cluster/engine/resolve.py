@@ -27,7 +27,7 @@ from spark_cluster.config.recipe_settings import (
     secrets_of_laptop,
 )
 from spark_cluster.config.topology import Node
-from spark_cluster.engine import caches, firewall
+from spark_cluster.engine import deployment, firewall
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import Endpoint, endpoint_of
 from spark_cluster.engine.engine import engine
@@ -137,7 +137,7 @@ def _server(
         secret_env=secrets_of_laptop(recipe),
         model_path=recipe.model.node_path,
         mounts=mounts_of(recipe, patches),
-        cache_root=caches.root_of_all(inventory.nodes[node.name] for node in nodes),
+        cache_root=deployment.root_of_all(inventory.nodes[node.name] for node in nodes),
         labels=_labels(recipe, launch, endpoint),
         patches=patches,
         image_settings=image_settings(recipe),
@@ -287,7 +287,7 @@ def _behind(alone: Server, inventory: Inventory, node: Node, at: Replica) -> Ser
         alone,
         nodes=(node,),
         endpoint=own,
-        cache_root=caches.root_on(inventory.nodes[node.name]),
+        cache_root=deployment.root_on(inventory.nodes[node.name]),
         labels={**alone.labels, ENDPOINT: own.engine_url},
     )
     if not isinstance(at, ModelServer):

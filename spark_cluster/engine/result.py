@@ -16,10 +16,9 @@ from spark_cluster.engine import vram
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.engine import engine
-from spark_cluster.engine.members import Member
 from spark_cluster.engine.proxy import Access
 from spark_cluster.engine.ray import RayState
-from spark_cluster.engine.readiness import container_state
+from spark_cluster.engine.readiness import Member, container_state
 from spark_cluster.engine.vram import MemoryReadings, NodeVram, sample
 from spark_cluster.engine.vram import peak as largest
 from spark_cluster.node import replies

@@ -12,7 +12,7 @@ from typing import Any
 
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import launches, logs, runtime
+from spark_cluster.engine import launches, runtime
 from spark_cluster.engine.endpoint import ANSWERS, Endpoint, probe_once, running, short
 from spark_cluster.engine.engine import ask_health, engine_of, judge_health
 from spark_cluster.engine.launches import Upcoming, Warmth
@@ -317,7 +317,7 @@ def _ray_restarted(play: Play, nodes: list[NodeState], size: int) -> list[str]:
 
 def _restarted(session: Session, head: str, times: int) -> str:
     """Return that the server does not stay up, with the first error in its log."""
-    fault = logs.first_error({head: logs.read(session, SERVER)})
+    fault = runtime.first_error({head: runtime.read_log(session, SERVER)})
     cause = f", its log says: {fault.text}" if fault else ""
     known = fault.known if fault else None
     fix = f"; {known.title} ({known.id}): {known.fix}" if known else ""
@@ -490,8 +490,8 @@ def _of_model(play: Play, server: ModelServer, state: State, completion: Complet
         return f"{_name(server)}: {why}"
     cause = ""
     if state.life is Life.ENDED:
-        log = logs.read(play.connections.session(server.node), server.program)
-        fault = logs.first_error({server.node: log})
+        log = runtime.read_log(play.connections.session(server.node), server.program)
+        fault = runtime.first_error({server.node: log})
         cause = f", its log says: {fault.text}" if fault else ""
     prefix = f"{_name(server)}: "
     return state.of(f"{prefix}its server", prefix) + cause

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from spark_cluster.config.topology import Node
-from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.copy import Copied, copy
 from spark_cluster.engine.copies.folders import copy_folder
 from spark_cluster.engine.copies.pull import must_be_the_hubs
@@ -16,6 +15,7 @@ from spark_cluster.engine.copies.state import (
     models_on,
     nowhere_complete,
 )
+from spark_cluster.engine.deployment import root_of_all
 from spark_cluster.errors import UsageError
 from spark_cluster.runner.play import Play
 

@@ -13,8 +13,8 @@ from typing import Any
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Node
-from spark_cluster.engine.caches import root_of_all
 from spark_cluster.engine.copies.images import Images, ask_images, read_images
+from spark_cluster.engine.deployment import root_of_all
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.store.manifest import HUB, Manifest, snapshot_folder
 from spark_cluster.runner.play import Play
@@ -142,7 +142,7 @@ class Have:
 
 
 def hub_folder(root: str = CACHE_ROOT) -> str:
-    """The hub cache on a node whose caches are below `root` (engine/caches.py: `root_on`)."""
+    """The hub cache on a node whose caches are below `root` (`engine.deployment.root_on`)."""
     return f"{root}/{HUB}"
 
 
