@@ -16,7 +16,7 @@ from spark_cluster.bench.generator import At, Generator, Measurement, Run, metri
 from spark_cluster.bench.record import CellResult, Metric, MetricName, QuestionResult, Tool
 from spark_cluster.bench.run_folder import json_of, number
 from spark_cluster.bench.suite import Suite
-from spark_cluster.engine.checks.questions import VERSION, Question, chosen, why_wrong
+from spark_cluster.engine.tool_checks import VERSION, Question, chosen, why_wrong
 from spark_cluster.node.replies import at, objects_of, short, text_of
 
 ANSWER_S = 600.0

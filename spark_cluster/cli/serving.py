@@ -146,7 +146,7 @@ class Serving(Opened):
             SparkClusterError: nothing serves, or the head is not reached.
         """
         from spark_cluster.engine import verify as in_depth
-        from spark_cluster.engine.client import PATIENCE_S
+        from spark_cluster.engine.answer_checks import PATIENCE_S
 
         selection = in_depth.Selection(tuple(only), tuple(skip))
         selection.must_be_known()

@@ -17,7 +17,7 @@ from functools import partial
 
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import readiness, readiness_checks, runtime, supervision, vram
-from spark_cluster.engine.checks.texts import filler
+from spark_cluster.engine.answer_checks import filler
 from spark_cluster.engine.deployment import Deployment, Key, Server
 from spark_cluster.engine.endpoint import ANSWERS, Endpoint, probe_once, short
 from spark_cluster.engine.engine import Engine, ask_health, engine

@@ -24,7 +24,13 @@ from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness_checks, runtime, vram
-from spark_cluster.engine.client import PATIENCE_S, Check, Client, NotApplicable, RequestFailed
+from spark_cluster.engine.answer_checks import (
+    PATIENCE_S,
+    Check,
+    Client,
+    NotApplicable,
+    RequestFailed,
+)
 from spark_cluster.engine.endpoint import Endpoint, running
 from spark_cluster.engine.engine import Engine, ask_health, engine
 from spark_cluster.engine.names import SERVER

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.engine.checks.questions import CATALOGUE, Question, picture_url, why_wrong
+from spark_cluster.engine.tool_checks import CATALOGUE, Question, picture_url, why_wrong
 
 QUESTIONS = {one.id: one for listed in CATALOGUE.values() for one in listed}
 

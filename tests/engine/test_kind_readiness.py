@@ -23,7 +23,7 @@ from serve_plans import server_for, snapshot_of
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.engine import endpoint, readiness_checks
-from spark_cluster.engine.client import Client
+from spark_cluster.engine.answer_checks import Client
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node.containers import KIND, ContainerState
@@ -37,7 +37,7 @@ VECTORS = {
     readiness_checks.UNRELATED: [0.0, 0.6, 0.8],
 }
 NAN = "NaN"
-KIND_RUNGS = {check.readiness: check.run for check in readiness_checks.CHECKS}
+KIND_RUNGS = {check.readiness: check.run for check in readiness_checks.KIND_CHECKS}
 
 
 class Server:
