@@ -208,7 +208,7 @@ def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     """The inventory's recipe and its plan on these nodes; the hub is not asked."""
     from spark_cluster.bench.planned_speed import own_evidence
     from spark_cluster.config.launch import of_recipe
-    from spark_cluster.engine.models import survey
+    from spark_cluster.engine.survey import survey
     from spark_cluster.plan.planner import Planner, Question, of_a_recipe
 
     recipe = usual_recipe(app.cluster)

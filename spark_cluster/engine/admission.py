@@ -15,7 +15,7 @@ from spark_cluster.config import overrides
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness, runtime, vram
 from spark_cluster.engine.deployment import Key, Server
-from spark_cluster.engine.models import ServedModel, placed
+from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.names import PROGRAMS, RAY, SERVER
 from spark_cluster.engine.readiness import Member
 from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, SparkClusterError, UsageError
@@ -151,8 +151,8 @@ def must_work(
         return None
     must_be_complete(server.recipe, force=force)
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
-    from spark_cluster.engine.models import hub_for, survey
-    from spark_cluster.plan import planner
+    from spark_cluster.engine.survey import hub_for, survey
+    from spark_cluster.plan.planner import Planner
 
     rooms, facts = survey(play, server.model_path, downloaded)
     if running.status == "running" or ended:
@@ -161,7 +161,7 @@ def must_work(
         facts = [f.with_gpu_memory(room.memory) for f, room in zip(facts, rooms, strict=True)]
     try:
         hub = hub_for(play, server.subject, offline=offline)
-        found = planner.Planner(play.project, hub).feasibility(server.subject, rooms, facts)
+        found = Planner(play.project, hub).feasibility(server.subject, rooms, facts)
     except (UsageError, InvalidFile) as error:
         play.note(f"not planned: {error.message}")
         return None
@@ -336,16 +336,20 @@ def _together(
         all_planned: they are all that there are, so that the sums are those of the nodes.
     """
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
-    from spark_cluster.engine.models import hub_for
+    from spark_cluster.engine.survey import hub_for, placed
     from spark_cluster.plan.planner import Planner
     from spark_cluster.plan.together import plan_together
 
     new = [one for one, _ in asked]
-    placed = _placed(play, asked, ended)
-    for one in placed:  # what the hub says of them is kept on this machine
+    models = [
+        ServedModel(one.server.recipe, one.node.name, on_request=one.server.on_request)
+        for one in new
+    ]
+    found = _without_ended(play, placed(play, models, [has for _, has in asked]), ended)
+    for one in found:  # what the hub says of them is kept on this machine
         hub_for(play, one.subject, offline=offline)
     try:
-        plan = plan_together(Planner(play.project), placed)
+        plan = plan_together(Planner(play.project), found)
     except (UsageError, InvalidFile) as error:
         return _without_plan(play, new, error)
     if all_planned and not plan.on_request:  # else what is held depends on what is asked for
@@ -372,20 +376,13 @@ def _together(
     return Admitted(given, needs)
 
 
-def _placed(
-    play: Play, asked: Sequence[tuple[Member, Mapping[str, float]]], ended: Sequence[str]
-) -> list[Placed]:
+def _without_ended(play: Play, found: Sequence[Placed], ended: Sequence[str]) -> list[Placed]:
     """Return each model with its node as it will be when what is ended has ended."""
-    models = [
-        ServedModel(one.server.recipe, one.node.name, on_request=one.server.on_request)
-        for one, _ in asked
-    ]
-    found = placed(play, models, [has for _, has in asked])
     ours = runtime.our_processes(play, [one.room.name for one in found], (*PROGRAMS, *ended))
-    found = [replace(one, room=without_ours(one.room, ours[one.room.name])) for one in found]
+    rooms = [without_ours(one.room, ours[one.room.name]) for one in found]
     return [
-        replace(one, facts=one.facts.with_gpu_memory(one.room.memory)) if one.facts else one
-        for one in found
+        replace(one, room=room, facts=one.facts.with_gpu_memory(room.memory) if one.facts else None)
+        for one, room in zip(found, rooms, strict=True)
     ]
 
 

@@ -16,7 +16,7 @@ from serve_plans import server_for
 from spark_cluster.config import overrides
 from spark_cluster.config.facts import Process
 from spark_cluster.config.recipe_schema import NotCarriedOver
-from spark_cluster.engine import admission, models
+from spark_cluster.engine import admission, survey
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.node.containers import ContainerState
@@ -169,7 +169,7 @@ def test_the_hub_is_asked_for_a_model_that_is_not_known(spark, hub):
 
 def test_a_hub_that_does_not_answer_holds_nothing_up(spark, hub, monkeypatch):
     hub.conduct["nobody/knows"] = Conduct(silent=True)
-    monkeypatch.setattr(models, "LIMIT_S", 0.05)
+    monkeypatch.setattr(survey, "LIMIT_S", 0.05)
     cluster = spark(118)
     admit(cluster, unknown())
     assert "the hub has not described nobody/knows" in cluster.notes[0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fake_cluster import FakeCluster, Make
 
 from spark_cluster.config.facts import Process
-from spark_cluster.engine.models import survey
+from spark_cluster.engine.survey import survey
 
 
 def asked(cluster: FakeCluster) -> list[int]:
