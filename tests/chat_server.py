@@ -18,7 +18,7 @@ from typing import Any
 
 from spark_cluster.engine import answer_checks, readiness_checks, tool_checks
 from spark_cluster.engine.answer_checks import Client
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.runner.session import Session
 
 MODEL = "gemma"

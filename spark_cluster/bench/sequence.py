@@ -20,9 +20,9 @@ from spark_cluster.config.engines import words
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import runtime, verify
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.deployment import Endpoint
+from spark_cluster.engine.launches import previous_server_of
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.previous_server import previous_server_of
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.engine.result import Served

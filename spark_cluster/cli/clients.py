@@ -18,7 +18,7 @@ from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.options import Command, Group, Port
 from spark_cluster.cli.visible import visible
 from spark_cluster.config.caches import state_folder
-from spark_cluster.engine import client_target, named_keys
+from spark_cluster.engine import client_target, proxy
 from spark_cluster.engine.client_target import (
     CLIENTS,
     ClientTarget,
@@ -127,12 +127,12 @@ def add(app: App, *, name: str) -> None:
 
     It is in force at once: neither the engine nor the proxy is restarted.
     """
-    named_keys.check_name(name)
-    key = named_keys.new_key()
+    proxy.check_name(name)
+    key = proxy.new_key()
     day = datetime.now(UTC).date().isoformat()
     head = [app.inventory.head]
     with app.play(f"keys add {name}", head, gather_facts=False) as run:
-        named_keys.add(run.open(), name, key, day)
+        proxy.add(run.open(), name, key, day)
     app.show({"name": name, "key": key, "added": day}, f"{name}: {key}")
     if not app.as_json:
         click.echo("it is in force, and is not shown again", err=True)
@@ -147,11 +147,11 @@ def list_(app: App) -> None:
     """
     head = app.inventory.head
     with app.cluster.dialer.session(head, "keys list") as session:
-        found = named_keys.listed(session, head.name)
+        found = proxy.listed(session, head.name)
     app.show({"keys": found}, lambda app, _: _show_keys(app, found))
 
 
-def _show_keys(app: App, found: list[named_keys.NamedKey]) -> None:
+def _show_keys(app: App, found: list[proxy.NamedKey]) -> None:
     if not found:
         app.console.print("there are no named keys; spark-cluster keys add NAME makes one")
         return
@@ -167,7 +167,7 @@ def revoke(app: App, *, name: str) -> None:
     """Refuse a key from now on; requests that were begun with it go on."""
     head = [app.inventory.head]
     with app.play(f"keys revoke {name}", head, gather_facts=False) as run:
-        named_keys.revoke(run.open(), name)
+        proxy.revoke(run.open(), name)
     app.show({"name": name, "revoked": True}, f"{name} is revoked")
 
 

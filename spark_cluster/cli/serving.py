@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from spark_cluster.engine.deployment import Deployment
     from spark_cluster.engine.launches import Upcoming
     from spark_cluster.engine.ray_cluster import RayJobs, RayStatus
-    from spark_cluster.engine.status import Status
+    from spark_cluster.engine.result import Status
     from spark_cluster.engine.verify import Verification
     from spark_cluster.runner.play import Play
 

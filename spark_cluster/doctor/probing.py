@@ -21,7 +21,7 @@ from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.probed import Answer, OpenPort, Ping, PortScan, Probed, Rdma, Transfer
 from spark_cluster.doctor.verdict import NotSeen
 from spark_cluster.engine import link_check
-from spark_cluster.engine.endpoint import ANSWERS, probe_once, running
+from spark_cluster.engine.deployment import ANSWERS, probe_once, running
 from spark_cluster.engine.engine import ask_health, engine_of
 from spark_cluster.engine.link_check import Cabling, Hop
 from spark_cluster.engine.proxy import DESCRIPTION

@@ -15,9 +15,9 @@ from spark_cluster.config import overrides
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.engine import readiness, runtime, vram
 from spark_cluster.engine.deployment import Key, Server
-from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.names import PROGRAMS, RAY, SERVER
 from spark_cluster.engine.readiness import Member
+from spark_cluster.engine.resolve import ServedModel
 from spark_cluster.errors import DoesNotFit, InvalidFile, Refused, SparkClusterError, UsageError
 from spark_cluster.models.memory import LOWEST, RESERVE_GIB, utilization
 from spark_cluster.node.containers import NEEDS, OVERRIDES, RECIPE, TP, ContainerState

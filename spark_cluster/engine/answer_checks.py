@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any
 
 from spark_cluster.config.model_kind import ReadinessCheck
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.node import replies
 from spark_cluster.node.bench.completions import Completion, complete, streamed

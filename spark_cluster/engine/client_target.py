@@ -29,7 +29,7 @@ from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.config.secret import Secret
 from spark_cluster.config.template import render
 from spark_cluster.engine import runtime
-from spark_cluster.engine.endpoint import running
+from spark_cluster.engine.deployment import running
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, Access, ModelServer, described, models_of
 from spark_cluster.errors import Failed, Unreachable, UsageError

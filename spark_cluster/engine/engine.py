@@ -24,8 +24,7 @@ from spark_cluster.node.values import Secret
 
 if TYPE_CHECKING:
     from spark_cluster.config.topology import Node
-    from spark_cluster.engine.deployment import Server
-    from spark_cluster.engine.endpoint import Endpoint
+    from spark_cluster.engine.deployment import Endpoint, Server
     from spark_cluster.runner.session import Answer, Session
 
 

@@ -22,8 +22,7 @@ from spark_cluster.config.fact_parsers import HIGH_PRESSURE, free_blocks
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import runtime, vram
-from spark_cluster.engine.deployment import Deployment, Server
-from spark_cluster.engine.endpoint import Endpoint, probe_once
+from spark_cluster.engine.deployment import Deployment, Endpoint, Server, probe_once
 from spark_cluster.engine.engine import ask_health, engine
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of

@@ -33,8 +33,7 @@ from spark_cluster.engine.answer_checks import (
     filler,
     without_reasoning,
 )
-from spark_cluster.engine.deployment import Server
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.deployment import Endpoint, Server
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.tool_checks import TOOL_CHECKS
 from spark_cluster.errors import VerificationFailed

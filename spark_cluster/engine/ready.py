@@ -18,8 +18,15 @@ from functools import partial
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import readiness, readiness_checks, runtime, supervision, vram
 from spark_cluster.engine.answer_checks import filler
-from spark_cluster.engine.deployment import Deployment, Key, Server
-from spark_cluster.engine.endpoint import ANSWERS, Endpoint, probe_once, short
+from spark_cluster.engine.deployment import (
+    ANSWERS,
+    Deployment,
+    Endpoint,
+    Key,
+    Server,
+    probe_once,
+    short,
+)
 from spark_cluster.engine.engine import Engine, ask_health, engine
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.readiness import Again, Member, chains, container_state, healthy

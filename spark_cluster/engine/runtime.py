@@ -2,6 +2,7 @@
 
 Both give a program the same command, environment, secret files, mounts, labels and limits, start
 it again when it ends and after a reboot, and are asked for their state and log in the same way.
+The logs are read here, down to the earliest real error in them.
 """
 
 from __future__ import annotations
@@ -313,9 +314,8 @@ def process_ids(
     }
 
 
-# The logs of the engine's containers, the earliest real error in them, and what is known of it.
-#
-# The beginning of a log tells whether a start is what the recipe expects.
+# Logs: the earliest real error in them, and what is known of it. The beginning of a log tells
+# whether a start is what the recipe expects.
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,6 @@
-"""The supervision of a server on its head: what is installed there, and what it reports.
+"""Programs of our own on the head that outlive a run: the supervision of a server, the model loader.
 
-Units of our own programs run on a node without an agent, and after the laptop has gone.
+They are units that run without an agent, and after the laptop has gone.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from spark_cluster.config.document import Document, Hidden, derived
 from spark_cluster.config.template import render
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import proxy, runtime, vram
-from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.endpoint import Endpoint, probe_once
+from spark_cluster.engine.deployment import Deployment, Endpoint, probe_once
 from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.engine.ray import TOKEN_FILE

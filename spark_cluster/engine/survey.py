@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from spark_cluster.config import fact_gathering
 from spark_cluster.config.facts import Facts
-from spark_cluster.engine.models import ServedModel
+from spark_cluster.engine.resolve import ServedModel
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.models.find import known_models
 from spark_cluster.models.hub.lookup import Hub, cached, online

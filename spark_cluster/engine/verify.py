@@ -31,7 +31,7 @@ from spark_cluster.engine.answer_checks import (
     NotApplicable,
     RequestFailed,
 )
-from spark_cluster.engine.endpoint import Endpoint, running
+from spark_cluster.engine.deployment import Endpoint, running
 from spark_cluster.engine.engine import Engine, ask_health, engine
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, models_of

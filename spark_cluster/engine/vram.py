@@ -1,6 +1,7 @@
 """The holders of GPU memory on each node, asked on the host, next to the node's total.
 
-What to do about a program that is not ours, and how Ollama gives its memory back.
+What to do about a program that is not ours, how Ollama gives its memory back, and the memory of a
+recorded run over time.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from spark_cluster.config.model_kind import CHECKS_OF_KIND
 from spark_cluster.engine import answer_checks, readiness_checks, tool_checks
 from spark_cluster.engine.answer_checks import Client, NotApplicable
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node.bench.completions import Completion, streamed
 

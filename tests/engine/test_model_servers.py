@@ -19,12 +19,11 @@ from spark_cluster.engine import start as starting
 from spark_cluster.engine import supervision
 from spark_cluster.engine.admission import Admitted, admit
 from spark_cluster.engine.deployment import Deployment, Key
-from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, Replica
 from spark_cluster.engine.readiness import Member
 from spark_cluster.engine.ready import ready
-from spark_cluster.engine.resolve import resolve_models
+from spark_cluster.engine.resolve import ServedModel, resolve_models
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.node.containers import NEEDS, ContainerState
 

@@ -19,7 +19,7 @@ from serve_plans import bare_server
 from spark_cluster.config.facts import Facts, Hca, Process
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import ray, readiness, runtime, state, vram
-from spark_cluster.engine.endpoint import Endpoint, probe_once
+from spark_cluster.engine.deployment import Endpoint, probe_once
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, NOT_SERVED, UNIT
 from spark_cluster.engine.ray import RayNode
