@@ -61,7 +61,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.config.registries import Registries
 from spark_cluster.doctor.bundle_archive import BundleEntry
-from spark_cluster.doctor.verdict import CheckResult
+from spark_cluster.doctor.observations import CheckResult
 from spark_cluster.engine.cache_parts import CachePart, CopiedCache
 from spark_cluster.engine.client_target import ClientTarget, Snippet, TunnelEvent
 from spark_cluster.engine.hub_models import PulledModel

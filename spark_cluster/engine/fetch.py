@@ -1,4 +1,5 @@
-"""What the nodes have before anything is changed, and what is fetched to them: image, models, patches.
+"""What the nodes have before anything is changed, and what is fetched to them: image, models,
+patches.
 
 A model of the hub is fetched by one node and copied to the others; what has arrived on that node is
 sent on while the rest is still on its way.

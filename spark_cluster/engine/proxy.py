@@ -1,4 +1,4 @@
-"""The reverse proxy in front of vLLM on the head: its unit and files, and the keys that it takes."""
+"""The reverse proxy in front of vLLM on the head: its unit and files, and its keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The results of `up` and of `status`: the endpoint, the answer, who holds the memory, what is wrong."""
+"""The results of `up` and of `status`: endpoint, answer, holders of memory, problems."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Programs of our own on the head that outlive a run: the supervision of a server, the model loader.
+"""Programs of our own on the head that outlive a run: a server's supervision, the model loader.
 
 They are units that run without an agent, and after the laptop has gone.
 """
