@@ -180,7 +180,7 @@ def right(request: dict[str, Any]) -> Reply:
     return Reply(STORY)
 
 
-def _right_answer(question: tool_checks.Question, request: dict[str, Any]) -> Reply:
+def _right_answer(question: tool_checks.ExactQuestion, request: dict[str, Any]) -> Reply:
     if not question.tools:
         return Reply(SCENES[question.id])
     results = [m["content"] for m in request["messages"] if m["role"] == "tool"]

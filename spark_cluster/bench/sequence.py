@@ -114,7 +114,7 @@ def checks_of(play: Play, run: BenchRun, step: Step, served: Served) -> tuple[Ch
     longest = max(cell.key.depth + cell.key.prompt for cell in run.expansion.cells)
     with play.stage("checks"):
         found = verify.verify(
-            play, server, plan.recipe, verify.Selection(), context=max(longest, SHORTEST)
+            play, server, plan.recipe, verify.CheckSelection(), context=max(longest, SHORTEST)
         )
     for one in found.failed:
         play.note(f"{step.setup.id}: {one.title}: {one.found}", warning=True)

@@ -148,7 +148,7 @@ class Serving(Opened):
         from spark_cluster.engine import verify as in_depth
         from spark_cluster.engine.answer_checks import PATIENCE_S
 
-        selection = in_depth.Selection(tuple(only), tuple(skip))
+        selection = in_depth.CheckSelection(tuple(only), tuple(skip))
         selection.must_be_known()
         key = self.inventory.api_key()
         head_must_be_selected(self)

@@ -551,7 +551,7 @@ class Rdma:
 
 
 @dataclass(frozen=True)
-class Answer:
+class ProbedAnswer:
     """The endpoint's answer.
 
     Attributes:
@@ -608,6 +608,6 @@ class Probed:
     pings: tuple[Ping, ...] | None = None
     transfers: tuple[Transfer, ...] | None = None
     rdma: tuple[Rdma, ...] | None = None
-    answer: Answer | None = None
+    answer: ProbedAnswer | None = None
     ports: PortScan | None = None
     why_not: Mapping[str, str] = field(default_factory=dict)

@@ -24,13 +24,13 @@ from spark_cluster.config.topology import Node, topology_of
 from spark_cluster.doctor import port_scan
 from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import (
-    Answer,
     NotSeen,
     Observations,
     OpenPort,
     Ping,
     PortScan,
     Probed,
+    ProbedAnswer,
     Rdma,
     Transfer,
     Verdict,
@@ -147,14 +147,14 @@ SENDER = "spark_cluster.node.probes.sender"
 
 
 @dataclass(frozen=True)
-class Measured:
+class Throughput:
     """Gbit/s, or why there is no figure."""
 
     rate: float | None
     output: str = ""
 
 
-def measure(sender: Session, receiver: Session, address: str, *, port: int = PORT) -> Measured:
+def measure(sender: Session, receiver: Session, address: str, *, port: int = PORT) -> Throughput:
     """Measure one transfer from one node to an address of another (or of itself)."""
     words = [address, str(port), str(STREAMS)]
     waiting = _start(receiver, RECEIVER, words)
@@ -162,21 +162,21 @@ def measure(sender: Session, receiver: Session, address: str, *, port: int = POR
     sent, received = _end(sending), _end(waiting)
     if received.status != 0 or sent.status != 0:
         fault = received if received.status != 0 else sent
-        return Measured(None, (fault.stderr.strip().splitlines() or ["it ended early"])[-1])
+        return Throughput(None, (fault.stderr.strip().splitlines() or ["it ended early"])[-1])
     return rate_of(received.stdout)
 
 
-def rate_of(text: str) -> Measured:
+def rate_of(text: str) -> Throughput:
     """Parse what the receiver printed.
 
     >>> rate_of('{"bytes": 12500000000, "seconds": 1.0}')
-    Measured(rate=100.0, output='')
+    Throughput(rate=100.0, output='')
     """
     try:
         found = json.loads(text)
-        return Measured(found["bytes"] * 8 / max(found["seconds"], sys.float_info.epsilon) / 1e9)
+        return Throughput(found["bytes"] * 8 / max(found["seconds"], sys.float_info.epsilon) / 1e9)
     except (ValueError, LookupError, TypeError, ArithmeticError, RecursionError):
-        return Measured(None, f"the receiver said {text[:80]!r}")
+        return Throughput(None, f"the receiver said {text[:80]!r}")
 
 
 def _start(session: Session, program: str, words: list[str]) -> Pending:
@@ -282,7 +282,7 @@ def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
         own = {node: measured.rate for node, measured in zip(names, alone, strict=True)}
     ports = {str(hop): PORT + number for number, hop in enumerate(hops, start=1)}
 
-    def measured(hop: Hop) -> Measured:
+    def measured(hop: Hop) -> Throughput:
         sender, receiver = sessions[hop.source.name], sessions[hop.target.name]
         return measure(sender, receiver, str(hop.theirs.address.ip), port=ports[str(hop)])
 
@@ -290,7 +290,7 @@ def transfers(hops: Sequence[Hop], sessions: Sessions) -> tuple[Transfer, ...]:
     for hop, outcome in zip(hops, link_check.in_rounds(hops, measured), strict=True):
         done = outcome
         if isinstance(done, SparkClusterError):
-            done = Measured(None, done.message)
+            done = Throughput(None, done.message)
         found.append(Transfer(name(hop), done.rate, own[hop.source.name], done.output))
     return tuple(found)
 
@@ -306,7 +306,9 @@ def rdma(hops: Sequence[Hop], sessions: Sessions) -> tuple[Rdma, ...]:
     )
 
 
-def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Question) -> Answer | None:
+def _answer(
+    nodes: Sequence[Observations], sessions: Sessions, question: Question
+) -> ProbedAnswer | None:
     """The endpoint's answer, asked by the node where the server runs."""
 
     for seen in nodes:
@@ -324,7 +326,7 @@ def _answer(nodes: Sequence[Observations], sessions: Sessions, question: Questio
             expected = question.probe.expect
             if kind != "chat":  # any answer of the kind is right, and its reason is no answer
                 expected = "" if reply.text else ANSWERS[kind]
-            return Answer(health.status, reply, expected)
+            return ProbedAnswer(health.status, reply, expected)
     return None
 
 

@@ -209,7 +209,7 @@ def _why(answer: Answer) -> str:
 
 
 @dataclass(frozen=True)
-class Check:
+class AnswerCheck:
     """A check.
 
     Attributes:
@@ -460,16 +460,16 @@ def _short(client: Client, prompt: str, right: tuple[str, ...], *, stream: bool)
 
 
 TEXT_CHECKS = (
-    Check("answer", "answer", "the recipe's question", "the recipe's `probe`",
+    AnswerCheck("answer", "answer", "the recipe's question", "the recipe's `probe`",
           "what the recipe's `probe` expects", answer),
-    Check("short-answers", "short_answers", "exact short answers",
+    AnswerCheck("short-answers", "short_answers", "exact short answers",
           " / ".join(question for question, _ in SHORT),
           " / ".join(right[0] for _, right in SHORT), short_answers),
-    Check("coherence", "coherence", "coherent text, no garbage", STORY,
+    AnswerCheck("coherence", "coherence", "coherent text, no garbage", STORY,
           "prose without loops, signs in a row, or special tokens", coherence),
-    Check("reasoning", "reasoning", "reasoning in its field", RIDDLE,
+    AnswerCheck("reasoning", "reasoning", "reasoning in its field", RIDDLE,
           "reasoning in its field, no delimiters in any text", reasoning),
-    Check("concurrency", "concurrency", "mixed prompts at once",
+    AnswerCheck("concurrency", "concurrency", "mixed prompts at once",
           "nine requests at once: short, long, streamed, and a story",
           "each its own right answer", concurrency),
 )  # fmt: skip
@@ -537,6 +537,6 @@ def _follows(document: object) -> bool:
 
 
 STRUCTURED_CHECKS = (
-    Check("structured-output", "structured_output", "structured output", STRUCTURED_PROMPT,
+    AnswerCheck("structured-output", "structured_output", "structured output", STRUCTURED_PROMPT,
           '{"city": "Paris", "in_europe": true}, by a JSON schema', structured_output),
 )  # fmt: skip

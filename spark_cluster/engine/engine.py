@@ -39,7 +39,7 @@ WITH_SECRET_ENV = (
 
 
 @dataclass(frozen=True)
-class Process:
+class EngineProcess:
     """A program of an engine; paths are the same on the node and for the program.
 
     Attributes:
@@ -134,7 +134,7 @@ class Engine(Protocol):
         """
         ...
 
-    def server(self, node: Node, deployment: Server, master_port: int) -> Process | None:
+    def server(self, node: Node, deployment: Server, master_port: int) -> EngineProcess | None:
         """Return the server on the head, a rank elsewhere, or None where it runs nothing.
 
         Args:

@@ -317,7 +317,7 @@ def _client(url: str, token: str) -> Any:
         for handler in logging.getLogger("ray").handlers:
             handler.setLevel(logging.ERROR)
 
-    class Client(JobSubmissionClient):  # type: ignore[misc]  # of a library without strict types
+    class BoundedJobClient(JobSubmissionClient):  # type: ignore[misc]  # without strict types
         """Ray's own, with limits."""
 
         def _do_request(
@@ -348,7 +348,7 @@ def _client(url: str, token: str) -> Any:
     with _ENVIRONMENT:
         hidden = {name: os.environ.pop(name) for name in ELSEWHERE if name in os.environ}
         try:
-            return Client(url, headers={"Authorization": f"Bearer {token}"})
+            return BoundedJobClient(url, headers={"Authorization": f"Bearer {token}"})
         finally:
             os.environ.update(hidden)
 

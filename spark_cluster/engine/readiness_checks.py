@@ -25,7 +25,7 @@ from spark_cluster.engine.answer_checks import (
     FOREIGN,
     STRUCTURED_CHECKS,
     TEXT_CHECKS,
-    Check,
+    AnswerCheck,
     Client,
     NoSuchPath,
     NotApplicable,
@@ -140,7 +140,7 @@ def _asked_for_logprobs(client: Client) -> Tokens:
 
 
 LOGPROBS_CHECKS = (
-    Check("logprobs", "logprobs", "log-probabilities, two calls", LOGPROBS_PROMPT,
+    AnswerCheck("logprobs", "logprobs", "log-probabilities, two calls", LOGPROBS_PROMPT,
           f"the same tokens, at most {DRIFT} apart", logprobs),
 )  # fmt: skip
 
@@ -296,7 +296,7 @@ def _asked_for_fact(client: Client, size: Size, prompt: Callable[[float], str]) 
 
 
 CONTEXT_CHECKS = (
-    Check("context", "context", "context at its stated length", f"{QUESTION} (among filler)",
+    AnswerCheck("context", "context", "context at its stated length", f"{QUESTION} (among filler)",
           "the number, at 10%, 50% and 90% of the prompt", context),
 )  # fmt: skip
 
@@ -409,11 +409,11 @@ def transcription(client: Client) -> str:
 
 
 KIND_CHECKS = (
-    Check("embedding", "embedding", "embeddings", " / ".join((SENTENCE, RELATED, UNRELATED)),
+    AnswerCheck("embedding", "embedding", "embeddings", " / ".join((SENTENCE, RELATED, UNRELATED)),
           "finite vectors, repeatable, nearer for the like", embedding),
-    Check("reranking", "reranking", "reranking", f"{QUERY} {' / '.join(DOCUMENTS)}",
+    AnswerCheck("reranking", "reranking", "reranking", f"{QUERY} {' / '.join(DOCUMENTS)}",
           "a higher score for the document that answers", reranking),
-    Check("transcription", "transcription", "transcription", "a tone of one second",
+    AnswerCheck("transcription", "transcription", "transcription", "a tone of one second",
           "a text", transcription),
 )  # fmt: skip
 
@@ -590,17 +590,17 @@ _EVERY = (
 )
 
 
-def checks_of(name: ReadinessCheck) -> tuple[Check, ...]:
+def checks_of(name: ReadinessCheck) -> tuple[AnswerCheck, ...]:
     """Return the checks of a readiness check; it holds when all of them do."""
     return CHECKS_BY_NAME[name]
 
 
-def of_kind(kind: ModelKind) -> tuple[Check, ...]:
+def of_kind(kind: ModelKind) -> tuple[AnswerCheck, ...]:
     """Return every check of a kind of model, in the order of its rungs."""
     return tuple(check for name in CHECKS_OF_KIND[kind] for check in checks_of(name))
 
 
-CHECKS_BY_NAME: Mapping[ReadinessCheck, tuple[Check, ...]] = {
+CHECKS_BY_NAME: Mapping[ReadinessCheck, tuple[AnswerCheck, ...]] = {
     name: tuple(check for check in _EVERY if check.readiness == name)
     for name in dict.fromkeys(name for rungs in CHECKS_OF_KIND.values() for name in rungs)
 }

@@ -17,7 +17,7 @@ from typing import Literal, get_args
 from spark_cluster.config.recipe_schema import Readiness
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.deployment import Server
-from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV, Process
+from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV, EngineProcess
 from spark_cluster.engine.names import PAUSE, PROGRAMS, RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.errors import Failed, VerificationFailed
@@ -57,12 +57,12 @@ if test -e "$1"; then {JOURNAL} --output cat; else docker logs "$2" 2>&1; fi | h
 """
 
 
-def resource(process: Process, server: Server) -> Container | Unit:
+def resource(process: EngineProcess, server: Server) -> Container | Unit:
     """Return the desired state: the program runs exactly so, in the server's runtime."""
     return (_unit if server.runtime == "venv" else _container)(process, server)
 
 
-def _container(process: Process, server: Server) -> Container:
+def _container(process: EngineProcess, server: Server) -> Container:
     """Return a container of the deployment's image, with what RDMA needs.
 
     The image's own entry point is left out: that of vllm/vllm-openai is `vllm serve`, others have
@@ -99,7 +99,7 @@ def _container(process: Process, server: Server) -> Container:
     )
 
 
-def _unit(process: Process, server: Server) -> Unit:
+def _unit(process: EngineProcess, server: Server) -> Unit:
     """Return a systemd unit that runs a program of the virtual environment."""
     command, secrets = _with_secrets(process, server)
     return Unit(
@@ -242,7 +242,9 @@ def changed(names: Sequence[str], name: str) -> bool:
     return any(f"{kind}:{name}" in names for kind in ("Container", "Unit"))
 
 
-def _with_secrets(process: Process, server: Server) -> tuple[tuple[str, ...], dict[str, Secret]]:
+def _with_secrets(
+    process: EngineProcess, server: Server
+) -> tuple[tuple[str, ...], dict[str, Secret]]:
     """Return the command and the secret files; secret variables are read from files."""
     files = {
         f"{SECRET_ENV}/{variable}": Secret(value) for variable, value in server.secret_env.items()
@@ -251,7 +253,7 @@ def _with_secrets(process: Process, server: Server) -> tuple[tuple[str, ...], di
     return command, {**files, **process.secret_files}
 
 
-def _mounts(process: Process, server: Server) -> tuple[str, ...]:
+def _mounts(process: EngineProcess, server: Server) -> tuple[str, ...]:
     path = whole_folder(server.model_path) if server.model_path else ""
     model = (f"{path}:{path}:ro",) if path else ()
     return (*model, *server.mounts, *process.mounts)

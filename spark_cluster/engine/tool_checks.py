@@ -20,7 +20,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from spark_cluster.config.model_kind import ReadinessCheck
-from spark_cluster.engine.answer_checks import Check, Client, NotApplicable, RequestFailed
+from spark_cluster.engine.answer_checks import AnswerCheck, Client, NotApplicable, RequestFailed
 from spark_cluster.node import replies
 from spark_cluster.node.bench.completions import Completion
 from spark_cluster.node.replies import at, decoded, short, text_of
@@ -51,7 +51,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Question:
+class ExactQuestion:
     """A question, and what makes an answer right.
 
     Attributes:
@@ -106,16 +106,16 @@ def picture_url(name: str) -> str:
 
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
-_QUESTIONS = TypeAdapter(tuple[Question, ...])
+_QUESTIONS = TypeAdapter(tuple[ExactQuestion, ...])
 
 VISION = _QUESTIONS.validate_python(_FILE["vision"])
 TOOL_CALLS = _QUESTIONS.validate_python(_FILE["tool_call"])
 
-CATALOGUE: Mapping[str, tuple[Question, ...]] = {"vision": VISION, "tool_call": TOOL_CALLS}
+CATALOGUE: Mapping[str, tuple[ExactQuestion, ...]] = {"vision": VISION, "tool_call": TOOL_CALLS}
 """By the kind of a suite."""
 
 
-def chosen(kind: str, names: tuple[str, ...] = ()) -> tuple[Question, ...]:
+def chosen(kind: str, names: tuple[str, ...] = ()) -> tuple[ExactQuestion, ...]:
     """Return the questions of a kind, or those of them that are named, in the catalogue's order."""
     return tuple(one for one in CATALOGUE[kind] if not names or one.id in names)
 
@@ -131,7 +131,7 @@ def _tool(name: str) -> dict[str, Any]:
 # -- whether an answer is right ------------------------------------------------------------------
 
 
-def why_wrong(question: Question, messages: Sequence[Any]) -> str:
+def why_wrong(question: ExactQuestion, messages: Sequence[Any]) -> str:
     """Return why an answer is not right; empty when it is.
 
     Args:
@@ -147,7 +147,7 @@ def _calls(message: Any) -> list[Any]:
     return [at(call, "function") for call in found] if isinstance(found, list) else []
 
 
-def _wrong_calls(question: Question, calls: Sequence[Any], text: str) -> str:
+def _wrong_calls(question: ExactQuestion, calls: Sequence[Any], text: str) -> str:
     if question.tools and not calls:
         said = f'; it says "{short(text)}"' if text.strip() else ""
         return f"no tool was called{said}"
@@ -191,7 +191,7 @@ def _same(expected: str | int | float, given: object, *, exact: bool) -> bool:
     return is_number and given == expected
 
 
-def _wrong_words(question: Question, text: str) -> str:
+def _wrong_words(question: ExactQuestion, text: str) -> str:
     missing = [group[0] for group in question.words if not any(_has(text, w) for w in group)]
     if missing:
         return f'"{short(text)}" has no {missing[0]}' if text.strip() else "the answer is empty"
@@ -222,7 +222,7 @@ RAW = ("<|tool_call", "<tool_call", "[TOOL_CALLS]", "<function=", "call:{}", "[{
 is the name of a tool."""
 
 
-def converse(client: Client, name: str, question: Question) -> list[Completion]:
+def converse(client: Client, name: str, question: ExactQuestion) -> list[Completion]:
     """Ask a question, and give the results of tools until the model calls none.
 
     Raises:
@@ -246,7 +246,7 @@ def converse(client: Client, name: str, question: Question) -> list[Completion]:
     return found
 
 
-def tool_call(question: Question, client: Client) -> str:
+def tool_call(question: ExactQuestion, client: Client) -> str:
     """Check one way: the right calls with JSON arguments, nothing of them in the text."""
     name = f"streamed {question.title}" if question.stream else question.title
     found = converse(client, name, question)
@@ -295,7 +295,7 @@ def _shown_call(call: Mapping[str, Any]) -> str:
     return f"{call['function']['name']}({call['function']['arguments']})"
 
 
-def _hint(question: Question) -> str:
+def _hint(question: ExactQuestion) -> str:
     if "markup" in question.id:
         return "a streaming parser doubles `<` in arguments (vLLM 38909, needs its patch)"
     if question.results and not question.stream:
@@ -309,7 +309,7 @@ def _hint(question: Question) -> str:
     )
 
 
-def _expected(question: Question) -> str:
+def _expected(question: ExactQuestion) -> str:
     calls = ", ".join(
         f"{call.name}({', '.join(map(str, call.arguments.values()))})" for call in question.calls
     )
@@ -324,7 +324,7 @@ image(s) may be provided`)."""
 TEXT_ONLY = "language-model-only"
 
 
-def vision(question: Question, client: Client) -> str:
+def vision(question: ExactQuestion, client: Client) -> str:
     """A picture is seen."""
     if client.flags is not None and TEXT_ONLY in client.flags:
         raise NotApplicable(
@@ -346,7 +346,7 @@ def vision(question: Question, client: Client) -> str:
 
 TOOL_CHECKS = (
     *(
-        Check(
+        AnswerCheck(
             f"tool-{one.id}",
             one.readiness,
             one.title,
@@ -358,7 +358,7 @@ TOOL_CHECKS = (
         for one in TOOL_CALLS
     ),
     *(
-        Check(
+        AnswerCheck(
             f"vision-{one.id}",
             one.readiness,
             one.title,

@@ -37,13 +37,13 @@ from spark_cluster.config import fact_gathering
 from spark_cluster.doctor import examine, serving
 from spark_cluster.doctor.check import Check
 from spark_cluster.doctor.observations import (
-    Answer,
     CheckResult,
     Observations,
     OpenPort,
     Ping,
     PortScan,
     Probed,
+    ProbedAnswer,
     Rdma,
     Transfer,
 )
@@ -815,7 +815,7 @@ HEALTHY = Probed(
     pings=(Ping("a -> b", True, True),),
     transfers=(Transfer("a -> b", 97.0, 180.0),),
     rdma=(Rdma("a -> b", 111.7),),
-    answer=Answer(200, Completion(200, "Paris"), "Paris"),
+    answer=ProbedAnswer(200, Completion(200, "Paris"), "Paris"),
 )
 RING = (Cabling("a", {"np0": ("c",), "np1": ("b",)}), Cabling("b", {"np0": ("a", "c")}))
 PROBED: list[tuple[str, Probed, str, str]] = [
@@ -842,12 +842,13 @@ PROBED: list[tuple[str, Probed, str, str]] = [
      "fail", "a 44857"),
     ("network.open-ports", Probed(ports=answering(OpenPort("a", 5355, "", False))), "warn",
      "then the time was up"),
-    ("serving.completion", Probed(answer=Answer(200, Completion(0, why="timed out"), "Paris")),
-     "fail",
+    ("serving.completion",
+     Probed(answer=ProbedAnswer(200, Completion(0, why="timed out"), "Paris")), "fail",
      "/health returns 200, a completion nothing: timed out"),
-    ("serving.completion", Probed(answer=Answer(200, Completion(200, "!!!!!!"), "Paris")), "fail",
+    ("serving.completion",
+     Probed(answer=ProbedAnswer(200, Completion(200, "!!!!!!"), "Paris")), "fail",
      "'!!!!!!'"),
-    ("serving.completion", Probed(answer=Answer(0, Completion(0), "Paris")), "fail",
+    ("serving.completion", Probed(answer=ProbedAnswer(0, Completion(0), "Paris")), "fail",
      "/health returns"),
 ]  # fmt: skip
 

@@ -168,10 +168,10 @@ def test_transfers_and_rdma_between_four_nodes(tmp_path: Path, monkeypatch: Any)
     hops = checked_hops(list(topology_of(made, made.nodes, {}, lambda _: facts).values()))
     sessions: Any = {name: name for name in made.nodes}
 
-    def measure(sender: str, receiver: str, address: str, port: int = 0) -> probes.Measured:
+    def measure(sender: str, receiver: str, address: str, port: int = 0) -> probes.Throughput:
         if receiver == "spark3" != sender:
             raise Failed("it is lost", where="spark3")
-        return probes.Measured(10.0 * int(sender[-1]))
+        return probes.Throughput(10.0 * int(sender[-1]))
 
     monkeypatch.setattr(probes, "measure", measure)
     found = probes.transfers(hops, sessions)

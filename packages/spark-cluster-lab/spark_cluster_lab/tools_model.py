@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from spark_cluster.engine import answer_checks, readiness_checks
-from spark_cluster.engine.tool_checks import TOOL_CALLS, Question
+from spark_cluster.engine.tool_checks import TOOL_CALLS, ExactQuestion
 from spark_cluster_lab.vllm_env import Training, trained
 
 if TYPE_CHECKING:
@@ -88,12 +88,12 @@ def _call(name: str, arguments: dict[str, Any]) -> str:
     return f"<tool_call>\n{document}\n</tool_call>"
 
 
-def _with_results(question: Question, calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
+def _with_results(question: ExactQuestion, calls: list[tuple[str, dict[str, Any]]]) -> list[Any]:
     made = [{"function": {"name": name, "arguments": given}} for name, given in calls]
     own = {"role": "assistant", "content": "", "tool_calls": made}
     results = [{"role": "tool", "content": question.results[name]} for name, _ in calls]
     return [*question.to_dict()["messages"], own, *results]
 
 
-def _report(question: Question) -> str:
+def _report(question: ExactQuestion) -> str:
     return f"It is {' and '.join(group[0] for group in question.words)}."
