@@ -40,9 +40,10 @@ from spark_cluster.doctor.observations import (
 )
 from spark_cluster.engine import link_check
 from spark_cluster.engine.deployment import ANSWERS, probe_once, running
-from spark_cluster.engine.engine import ask_health, engine_of
+from spark_cluster.engine.engine import engine_of
 from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS, Cabling, Hop, without_switch
 from spark_cluster.engine.proxy import DESCRIPTION
+from spark_cluster.engine.runtime import ask_health
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.health import judge

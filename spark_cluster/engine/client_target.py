@@ -19,10 +19,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 from urllib.parse import urlsplit
 
 from spark_cluster.config.document import Document, Hidden
+from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.inventory_schema import ServeEntry
 from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.ports import LOOPBACK
@@ -39,11 +40,6 @@ from spark_cluster.runner.dialer import SshConnection
 from spark_cluster.runner.session import Session
 from spark_cluster.runner.ssh_route import Target
 from spark_cluster.runner.tunnel import carried
-
-if TYPE_CHECKING:
-    from spark_cluster.config.inventory import InventoryNode
-    from spark_cluster.config.inventory_schema import ServeEntry
-
 
 KEY_VARIABLE = "SPARK_API_KEY"
 """Variable of clients for a key that the inventory takes from elsewhere than a variable."""

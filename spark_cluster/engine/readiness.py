@@ -23,10 +23,11 @@ from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import runtime, vram
 from spark_cluster.engine.deployment import Deployment, Endpoint, Server, probe_once
-from spark_cluster.engine.engine import ask_health, engine
+from spark_cluster.engine.engine import engine
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
 from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
+from spark_cluster.engine.runtime import ask_health
 from spark_cluster.errors import Failed, Refused, SparkClusterError, VerificationFailed
 from spark_cluster.node import load_guard, memory, replies, unit_state
 from spark_cluster.node.containers import ContainerState

@@ -27,10 +27,11 @@ from spark_cluster.engine.deployment import (
     probe_once,
     short,
 )
-from spark_cluster.engine.engine import Engine, ask_health, engine
+from spark_cluster.engine.engine import Engine, engine
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.readiness import Again, Member, chains, container_state, healthy
 from spark_cluster.engine.result import Served
+from spark_cluster.engine.runtime import ask_health
 from spark_cluster.engine.start import Starting, begin_one, end_server
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies

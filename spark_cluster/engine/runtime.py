@@ -10,28 +10,35 @@ from __future__ import annotations
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal, get_args
 
 from spark_cluster.config.recipe_schema import Readiness
 from spark_cluster.config.topology import Node
-from spark_cluster.engine.deployment import Server
-from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV, EngineProcess
+from spark_cluster.engine.deployment import Endpoint, Server
+from spark_cluster.engine.engine import (
+    SECRET_ENV,
+    WITH_SECRET_ENV,
+    Engine,
+    EngineProcess,
+    judge_health,
+)
 from spark_cluster.engine.names import PAUSE, PROGRAMS, RAY, SERVER
-from spark_cluster.engine.proxy import DESCRIPTION, models_of
+from spark_cluster.engine.proxy import DESCRIPTION, models_of, refused_by_proxy
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.issues import log_lines
 from spark_cluster.issues.match import KnownIssueMatch
 from spark_cluster.node import confinement, unit_state
-from spark_cluster.node.containers import RECIPE
+from spark_cluster.node.containers import RECIPE, ContainerState
 from spark_cluster.node.engine_caches import of_environment
+from spark_cluster.node.health import HEALTH_S, State
 from spark_cluster.node.store.manifest import whole_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
 from spark_cluster.resources.unit import FOLDER
 from spark_cluster.runner.play import Play
-from spark_cluster.runner.session import Session, printed
+from spark_cluster.runner.session import Answer, Session, printed
 
 Name = Literal["docker", "venv"]
 
@@ -314,6 +321,23 @@ def process_ids(
         }
         for node, pending in waiting.items()
     }
+
+
+def ask_health(
+    serving: Engine,
+    endpoint: Endpoint,
+    session: Session,
+    container: ContainerState | None = None,
+    timeout: float = HEALTH_S,
+) -> tuple[State, Answer]:
+    """Ask a server for its health; return whether it lives, by that and its container if known.
+
+    Status 0 of the answer, too, where the proxy answers for it.
+    """
+    answer = endpoint.request(session, serving.health, timeout=timeout)
+    if refused_by_proxy(answer.status, answer.body):
+        answer = replace(answer, status=0)
+    return judge_health(serving, answer.status, container), answer
 
 
 # Logs: the earliest real error in them, and what is known of it. The beginning of a log tells

@@ -18,13 +18,13 @@ from spark_cluster.engine import (
 )
 from spark_cluster.engine.admission import Admitted
 from spark_cluster.engine.deployment import Deployment, Key, Server
-from spark_cluster.engine.engine import ask_health, engine
+from spark_cluster.engine.engine import engine
 from spark_cluster.engine.link_check import must_be_switched
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import ModelServer, Replica
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.engine.readiness import Again, Member, chains, container_state
-from spark_cluster.engine.runtime import absent
+from spark_cluster.engine.runtime import absent, ask_health
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node.containers import NEEDS
 from spark_cluster.node.supervision.look import stop

@@ -14,7 +14,7 @@ from spark_cluster.config.model_kind import ModelKind
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.engine import launches, runtime
 from spark_cluster.engine.deployment import ANSWERS, Endpoint, probe_once, running, short
-from spark_cluster.engine.engine import ask_health, engine_of, judge_health
+from spark_cluster.engine.engine import engine_of, judge_health
 from spark_cluster.engine.launches import Upcoming, Warmth
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import (
@@ -29,6 +29,7 @@ from spark_cluster.engine.proxy import (
 )
 from spark_cluster.engine.ray import ALONE, RayNode, RayState, dashboard_port
 from spark_cluster.engine.result import ModelState, NodeState, ServerState, Status, Word, ask_nodes
+from spark_cluster.engine.runtime import ask_health
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.node import unit_state
 from spark_cluster.node.containers import (

@@ -32,10 +32,11 @@ from spark_cluster.engine.answer_checks import (
     RequestFailed,
 )
 from spark_cluster.engine.deployment import Endpoint, running
-from spark_cluster.engine.engine import Engine, ask_health, engine
+from spark_cluster.engine.engine import Engine, engine
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, ModelServer, models_of
 from spark_cluster.engine.readiness import container_state
+from spark_cluster.engine.runtime import ask_health
 from spark_cluster.engine.vram import NodeVram
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, VerificationFailed
 from spark_cluster.node import durable, unit_state
