@@ -108,17 +108,10 @@ def target_of(
             hint="give it a plain one: `model: {served_name: NAME}` in the recipe",
         )
     through = tunnel or host == LOOPBACK
-    notes = []
+    notes = list[str]()
     if through:
-        port = port or remote_port
-        given = f" --port {port}" if port != serve.port else ""
-        notes.append(f"the address needs `spark-cluster tunnel{given}` to run on this machine")
-        host, remote_port = LOOPBACK, port
-        if found.access.tls == "self-signed":
-            notes.append(f"the certificate is for {head}: add `{LOOPBACK} {head}` to /etc/hosts")
-            host = head
-        elif found.access.tls is not None:
-            notes.append(f"the certificate is not for {LOOPBACK}: use a name that it has")
+        remote_port = port or remote_port
+        host, notes = _through_tunnel(found.access, head, remote_port, serve.port)
     needed = found.access.api_key
     if needed:
         notes += _key_notes(serve.api_key)
@@ -133,6 +126,22 @@ def target_of(
         tunnel=through,
         notes=tuple(notes),
     )
+
+
+def _through_tunnel(access: Access, head: str, port: int, usual: int) -> tuple[str, list[str]]:
+    """Return the host by which this machine's end of a tunnel is asked, and notes on it.
+
+    Args:
+        usual: the port that `tunnel` takes unless told otherwise.
+    """
+    given = f" --port {port}" if port != usual else ""
+    notes = [f"the address needs `spark-cluster tunnel{given}` to run on this machine"]
+    if access.tls == "self-signed":
+        notes.append(f"the certificate is for {head}: add `{LOOPBACK} {head}` to /etc/hosts")
+        return head, notes
+    if access.tls is not None:
+        notes.append(f"the certificate is not for {LOOPBACK}: use a name that it has")
+    return LOOPBACK, notes
 
 
 def _parts(url: str) -> tuple[str, str, int]:

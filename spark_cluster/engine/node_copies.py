@@ -407,13 +407,9 @@ def copy_folder(
     if not path.startswith("/"):
         raise UsageError(f"{path} is not an absolute path", hint="name the folder on the nodes")
 
+    told = play.progress_of(source, f"read {path}")
     reply = play.session(source).request(
-        "copy",
-        play.progress_of(source, f"read {path}"),
-        what="folder",
-        folder=path,
-        exact=exact,
-        timeout=LIMIT_S,
+        "copy", told, what="folder", folder=path, exact=exact, timeout=LIMIT_S
     )
     manifest = Manifest.from_document(reply["manifest"])
     # One node after the other: in a chain a node would send on what it still has of an old file,
@@ -422,13 +418,7 @@ def copy_folder(
         one
         for target in targets
         for one in copy(
-            play,
-            manifest,
-            source,
-            [target],
-            folder=path,
-            encrypt=encrypt,
-            streams=streams,
+            play, manifest, source, [target], folder=path, encrypt=encrypt, streams=streams
         )
     ]
 

@@ -282,13 +282,15 @@ def _problems(
         if checked and state is not None and state.status != "running":
             what = "gone" if state.status == "absent" else state.in_words
             problems.append(f"{whose} on {node.name} is {what}")
-    if ray is None:
-        return problems
-    if len(ray) < size:
-        problems.append(f"Ray shows {len(ray)} of {size} nodes")
-    elif sum(node.gpus for node in ray) < size:
-        problems.append(f"Ray shows {sum(n.gpus for n in ray):g} of {size} GPUs")
-    return problems
+    return problems if ray is None else [*problems, *_of_ray(ray, size)]
+
+
+def _of_ray(nodes: Sequence[RayNode], size: int) -> list[str]:
+    """Return what Ray lacks of the nodes and GPUs of a server over `size` nodes."""
+    gpus = sum(node.gpus for node in nodes)
+    if len(nodes) < size:
+        return [f"Ray shows {len(nodes)} of {size} nodes"]
+    return [f"Ray shows {gpus:g} of {size} GPUs"] if gpus < size else []
 
 
 def _serving(play: Play, size: int) -> tuple[list[str], list[str]]:
