@@ -116,7 +116,7 @@ def test_only_the_client_of_jobs_imports_ray():
     late = {name: all(found) for name, found in found.items() if found}
     assert late == {
         "spark_cluster/bench/fabric_probe.py": True,  # in the engine's image
-        "spark_cluster/engine/job_client.py": True,
+        "spark_cluster/engine/ray_cluster.py": True,
     }
 
 

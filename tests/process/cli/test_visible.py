@@ -183,7 +183,7 @@ def test_what_the_kernel_and_pstore_say_is_not_obeyed(run, project):
 
 SERVED = """\
 from dataclasses import replace
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.engine.result import Served, VerifiedServer
 
 def main(play, *, deployment, **given):

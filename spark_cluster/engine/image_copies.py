@@ -15,7 +15,7 @@ from typing import Any
 from spark_cluster.config.image_build import Image, bases
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Node
-from spark_cluster.engine.copies.copy import copy_image, route
+from spark_cluster.engine.node_copies import copy_image, route
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.resources.image import without_tag
 from spark_cluster.runner.play import Play

@@ -1,5 +1,5 @@
-"""Copying a model or an image from a node that has it to nodes that lack it, over the fabric if
-possible.
+"""Copies of models, images and folders from a node that has them to nodes that lack them, over the
+fabric if possible.
 
 The nodes form a chain: the source sends to the first, which sends on what has arrived. Each node's
 part is a unit that goes on when the laptop is gone; the next call joins it.
@@ -11,6 +11,7 @@ import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 from spark_cluster.config.document import Document
@@ -21,7 +22,8 @@ from spark_cluster.engine.link_check import hops
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
 from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.copy_receiving import MANAGEMENT_MB_S, WARNING
-from spark_cluster.node.store.manifest import Manifest
+from spark_cluster.node.store.manifest import MOST_FILES, Manifest
+from spark_cluster.resources import Directory, File, LaptopFile, Resource
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 
@@ -136,7 +138,7 @@ def copy(
 
     Args:
         hub: folder of the hub cache, the same on all of them.
-        folder: a plain folder instead, whose manifest the source has made (folders.py).
+        folder: a plain folder instead, whose manifest the source has made (see `copy_folder`).
         revision: a branch or tag that gets the commit on the targets.
         encrypt: in TLS; without, the receiver proves that it knows the secret of this copy
             and the content is checked all the same, but who listens on the way can read it.
@@ -322,3 +324,122 @@ class _Chain:
                 self.play.note(event["text"], node=node)
 
         return on_event
+
+
+# Plain folders: from one node to the others, and from the laptop to one node and on from there.
+
+ROLE = "models"
+"""Its name stands for all models in `--tags` and `--skip-tags`."""
+
+SENT_TO_EACH = 512 * 1024 * 1024
+"""Bytes of a folder of the laptop up to which each node gets it from there; larger ones are sent to
+one node, and copied to the others over the fabric."""
+
+
+def is_large(local: Path) -> bool:
+    """Return whether a folder of the laptop is sent once only."""
+    return sum(p.stat().st_size for p in local.rglob("*") if p.is_file()) > SENT_TO_EACH
+
+
+def is_sent_once(given: Mapping[str, Any]) -> bool:
+    """Return whether the folder of a model on the laptop is sent to one node only.
+
+    Args:
+        given: settings of the role `models`.
+    """
+    folder = given.get("directory")
+    return given["source"] == "directory" and folder is not None and is_large(folder)
+
+
+@dataclass(frozen=True)
+class LaptopFolder:
+    """A folder of the laptop that is sent to one node, and copied to the others from there.
+
+    Attributes:
+        nodes: the one that it is sent to first.
+        given: settings of the role `models`.
+    """
+
+    play: Play
+    nodes: Sequence[Node]
+    given: Mapping[str, Any]
+
+    def bring(self) -> None:
+        """Have it on all nodes.
+
+        A file that has arrived is not sent again; one that was cut is begun again.
+        """
+        play, path = self.play, self.given["path"]
+        if not play.options.selection.wants_part([node.name for node in self.nodes], ROLE):
+            return
+        first, *others = self.nodes
+        play.apply([first], uploads(self.given["directory"], path))
+        if play.check or not others:
+            return
+        for one in copy_folder(play, path, first, others):
+            if one.sender:
+                play.note(f"{self.given['name']} on {one}")
+
+
+def copy_folder(
+    play: Play,
+    path: str,
+    source: Node,
+    targets: Sequence[Node],
+    *,
+    exact: bool = False,
+    encrypt: bool = True,
+    streams: int = 0,
+) -> list[Copied]:
+    """Have a folder's files on the targets, at the same path; files of other names stay there.
+
+    The source's files are hashed, those that have not changed since the last time are not read.
+
+    Args:
+        path: absolute, on the nodes.
+        exact: hidden files, too, and the time of each file's last change.
+        encrypt, streams: see `copy`.
+
+    Raises:
+        UsageError: the path is not absolute, or the source is a target.
+        SparkClusterError: a node cannot send or receive, with the reason and the fix.
+    """
+    if not path.startswith("/"):
+        raise UsageError(f"{path} is not an absolute path", hint="name the folder on the nodes")
+
+    told = play.progress_of(source, f"read {path}")
+    reply = play.session(source).request(
+        "copy", told, what="folder", folder=path, exact=exact, timeout=LIMIT_S
+    )
+    manifest = Manifest.from_document(reply["manifest"])
+    # One node after the other: in a chain a node would send on what it still has of an old file,
+    # whose name is the same.
+    return [
+        one
+        for target in targets
+        for one in copy(
+            play, manifest, source, [target], folder=path, encrypt=encrypt, streams=streams
+        )
+    ]
+
+
+def uploads(local: Path, path: str) -> list[Resource]:
+    """The files of a folder of the laptop, and their folders, as resources of a node.
+
+    Hidden files are left out. Which files a recipe may send is checked when it is read.
+
+    Raises:
+        Refused: it has no file, or too many.
+    """
+    found = (path.relative_to(local) for path in local.rglob("*") if path.is_file())
+    files = sorted(path for path in found if not any(one.startswith(".") for one in path.parts))
+    if not 0 < len(files) <= MOST_FILES:
+        raise Refused(
+            f"{local} has {len(files)} files; expected 1 to {MOST_FILES}",
+            hint="name the folder that the model's files are in; names with a leading dot are "
+            "left out",
+        )
+    parents = sorted({parent for file in files for parent in file.parents})
+    folders = [f"{path}/{parent}" if parent.name else path for parent in parents]
+    made: list[Resource] = [Directory(folder, mode=0o755) for folder in folders]
+    return made + [File(f"{path}/{file}", content=LaptopFile(local / file)) for file in files]

@@ -1,4 +1,5 @@
-"""What a deployment needs on its nodes before the engine starts: image, models, patches.
+"""What the nodes have before anything is changed, and what is fetched to them: image, models,
+patches.
 
 A model of the hub is fetched by one node and copied to the others; what has arrived on that node is
 sent on while the rest is still on its way.
@@ -8,25 +9,36 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_settings import MountedPatch
 from spark_cluster.config.topology import Node
-from spark_cluster.engine.copies import folders, images
-from spark_cluster.engine.copies.copy import copy
-from spark_cluster.engine.copies.folders import ROLE
-from spark_cluster.engine.copies.pull import (
+from spark_cluster.engine import image_copies, launches, vram
+from spark_cluster.engine.admission import stays
+from spark_cluster.engine.deployment import Deployment, Server
+from spark_cluster.engine.hub_models import (
     LARGE,
+    Have,
     PullPreview,
+    Stored,
+    Wanted,
     hub_model,
+    models_on,
     must_be_the_hubs,
+    nowhere_complete,
     preview,
     pull,
+    stored,
     warning,
 )
-from spark_cluster.engine.copies.state import Have, Stored, Wanted, models_on, nowhere_complete
-from spark_cluster.engine.deployment import Deployment, Server
+from spark_cluster.engine.node_copies import ROLE, LaptopFolder, copy, is_sent_once
+from spark_cluster.engine.proxy import ModelServer, Replica, models_of, replicas_of
+from spark_cluster.engine.ray import Job
+from spark_cluster.engine.ray_cluster import running_jobs
+from spark_cluster.engine.readiness import Member, behind, members, with_servers
+from spark_cluster.engine.start import obsolete_programs, token
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node import confinement
 from spark_cluster.node.output import gigabytes
@@ -38,6 +50,98 @@ from spark_cluster.node.store.manifest import (
 )
 from spark_cluster.resources import Directory, File, LaptopFile, Resource
 from spark_cluster.runner.play import Play
+
+# What the nodes have before anything is changed: servers, endpoint, memory, models, kernels.
+
+
+@dataclass(frozen=True)
+class Found:
+    """What was found.
+
+    Attributes:
+        deployment: with the folders of the models that the nodes have.
+        members: its servers.
+        before: GPU memory of each node; empty in check mode.
+        stores: recipe to what its nodes have of image and models.
+        kernels: recipe to what is tuned for it.
+        jobs: of users that are running on Ray.
+        ray_token: of the head's Ray, or a new one; None for a server without Ray.
+        replicas, models: what the endpoint has now.
+    """
+
+    deployment: Deployment
+    members: list[Member]
+    before: list[vram.NodeVram]
+    stores: Mapping[str, Stored]
+    kernels: Mapping[str, launches.TunedOn]
+    jobs: Sequence[Job]
+    ray_token: str | None = field(default=None, repr=False)
+    replicas: Sequence[Replica] = ()
+    models: Sequence[ModelServer] = ()
+
+    @property
+    def obsolete(self) -> dict[str, list[str]]:
+        """By node the programs of ours that have no place in the deployment."""
+        return obsolete_programs(self.deployment, self.replicas, self.models)
+
+    @property
+    def starts(self) -> bool:
+        """True if a server does not run."""
+        return any(one.running.status != "running" for one in self.members)
+
+    @property
+    def begins(self) -> bool:
+        """True if a server is to be started, or another one takes its place."""
+        return not all(stays(one) for one in self.members)
+
+    @property
+    def downloaded(self) -> list[Mapping[str, float]]:
+        """For each server, GiB of its model that nodes have in the hub cache; infinite: all."""
+        recipes = [one.server.recipe for one in self.members]
+        return [self.stores[recipe.name].gib_present(recipe.model.name) for recipe in recipes]
+
+
+def look(play: Play, deployment: Deployment, *, offline: bool = False) -> Found:
+    """Look at all of it, in one turn of the network.
+
+    Args:
+        offline: refuse what no node has.
+
+    Raises:
+        Refused: with what is lacking.
+    """
+    recipes = deployment.recipes
+    count = len(recipes)
+    found, before, text, jobs, ray_token, *rest = play.together(
+        lambda: members(play, deployment),
+        lambda: [] if play.check else vram.sample(play.sessions),
+        lambda: behind(play),
+        lambda: running_jobs(play),
+        lambda: token(play.session(play.head)) if deployment.first.on_ray else None,
+        *[partial(stored, play, server.recipe, server.nodes) for server in recipes],
+        *[partial(launches.tuned_on, play, server, server.nodes) for server in recipes],
+    )
+    names = [server.recipe.name for server in recipes]
+    stores: dict[str, Stored] = dict(zip(names, rest[:count], strict=True))
+    kernels: dict[str, launches.TunedOn] = dict(zip(names, rest[count:], strict=True))
+    for server in recipes if offline else ():
+        must_be_present(server.recipe, stores[server.recipe.name], adopt=play.options.may_adopt)
+    for store in stores.values():
+        deployment = deployment.located(store.folders())
+    vram.record(play.bus, "before", before)
+    found = with_servers(found, deployment)
+    return Found(
+        deployment,
+        found,
+        before,
+        stores,
+        kernels,
+        jobs,
+        ray_token,
+        replicas_of(text),
+        models_of(text),
+    )
+
 
 ADOPT_S = 6 * 3600.0
 """Longest time for taking a model over from another cache of a node, seconds."""
@@ -73,14 +177,14 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
         Repository to folder.
     """
     nodes = play.known_now(server.nodes)
-    large = [given for given in server.models if folders.is_sent_once(given)]
+    large = [given for given in server.models if is_sent_once(given)]
     plain = [play.role(ROLE, **given) for given in server.models if given not in large]
     by_image = any(given["source"] == "hub" for given in server.models)
     uploads = patch_files(server.patches)
 
     def image() -> None:
         if server.recipe.venv is None:
-            images.bring(play, nodes, server.image_settings, stored.images, offline=offline)
+            image_copies.bring(play, nodes, server.image_settings, stored.images, offline=offline)
         else:
             play.apply(server.nodes, play.role("venv", **server.recipe.venv.model_dump()))
         if by_image:
@@ -91,7 +195,7 @@ def _fetch(play: Play, server: Server, stored: Stored, *, offline: bool) -> dict
         if more or uploads:
             play.apply(server.nodes, *more, uploads)
         for given in large:
-            folders.LaptopFolder(play, nodes, given).bring()
+            LaptopFolder(play, nodes, given).bring()
         return _hub_models(play, nodes, stored, offline=offline)
 
     _, places = play.together(image, models)
@@ -117,7 +221,7 @@ def must_be_present(recipe: Recipe, stored: Stored, *, adopt: bool) -> None:
             hint += "" if adopt else ", or give --adopt to take it over from where a node has it"
             raise nowhere_complete(wanted, found, hint)
     if recipe.venv is None:
-        images.must_be_present(recipe.image, stored.images)
+        image_copies.must_be_present(recipe.image, stored.images)
 
 
 def _hub_models(
