@@ -16,7 +16,7 @@ from spark_cluster.config.recipe_schema import EngineValue, Flag, why_no_engine_
 from spark_cluster.config.schema import Schema, Word, env_name, validate
 from spark_cluster.config.secret import is_secret_setting, looks_secret
 from spark_cluster.config.yamlfile import Key, Problem, did_you_mean, load
-from spark_cluster.engine.checks.questions import CATALOGUE
+from spark_cluster.engine.tool_checks import CATALOGUE
 
 MOST_CELLS = 5000
 """A suite with more is a mistake: at 10 s a cell it would take 14 hours without one request."""

@@ -14,7 +14,7 @@ from spark_cluster.cli.options import Finite, Group
 from spark_cluster.config.folders import PRUNED_KINDS
 from spark_cluster.engine import cache_parts
 from spark_cluster.engine.cache_parts import CachePart, copy_caches
-from spark_cluster.engine.caches import root_on
+from spark_cluster.engine.deployment import root_on
 from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.facts import Pins
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.doctor.examine import Diagnosis
-    from spark_cluster.doctor.verdict import CheckResult
+    from spark_cluster.doctor.observations import CheckResult
 
 
 @click.command(cls=Command)
@@ -55,7 +55,7 @@ def diagnose(app: App, only: Sequence[str] = (), *, probe: bool = False) -> Diag
         UsageError: there is no such check.
     """
     from spark_cluster.doctor import examine
-    from spark_cluster.doctor.probing import Question
+    from spark_cluster.doctor.probes import Question
     from spark_cluster.issues.entries import catalogue
     from spark_cluster.runner.parallel import start
 

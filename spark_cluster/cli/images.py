@@ -12,7 +12,7 @@ from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, plain_table, styled
 from spark_cluster.cli.options import Finite, Group
 from spark_cluster.config.extension import Allowances
-from spark_cluster.engine.copies.images import (
+from spark_cluster.engine.image_copies import (
     PrunedImages,
     StoredImages,
     is_named,
@@ -21,7 +21,7 @@ from spark_cluster.engine.copies.images import (
     remove,
     stored_images,
 )
-from spark_cluster.engine.copies.upkeep import kept_recipes
+from spark_cluster.engine.model_upkeep import kept_recipes
 from spark_cluster.errors import Failed
 from spark_cluster.node.output import gigabytes
 from spark_cluster.runner.session import Session

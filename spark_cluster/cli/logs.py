@@ -63,7 +63,7 @@ def command(
             raise UsageError("--bundle cannot be combined with --follow or --container")
         _write_bundle(app, "" if bundle == AUTOMATIC else bundle)
         return
-    from spark_cluster.engine import logs
+    from spark_cluster.engine import runtime
     from spark_cluster.engine.runtime import present_programs
 
     with app.play("logs", app.nodes, change=False, gather_facts=False) as run:
@@ -79,7 +79,7 @@ def command(
                 _follow(play, found, tail)
             return
         texts = {
-            (node, name): logs.read(play.connections.session(node), name, lines=tail)
+            (node, name): runtime.read_log(play.connections.session(node), name, lines=tail)
             for node, name in found
         }
     if app.as_json:

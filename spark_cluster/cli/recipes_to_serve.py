@@ -23,9 +23,8 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue, must_be_served
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.engine.models import ServedModel, must_be_on_head, must_go_together
 from spark_cluster.engine.ray_cluster import must_suit
-from spark_cluster.engine.resolve import serving
+from spark_cluster.engine.resolve import ServedModel, must_be_on_head, must_go_together, serving
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers.vllm_flags import kinds
 from spark_cluster.models.lookup import find

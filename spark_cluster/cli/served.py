@@ -14,7 +14,7 @@ from spark_cluster.cli.vram import table
 if TYPE_CHECKING:
     from spark_cluster.cli.serving_results import DownResult
     from spark_cluster.cli.terminal import Console
-    from spark_cluster.engine.status import Status
+    from spark_cluster.engine.result import Status
     from spark_cluster.engine.verify import CheckVerdict, ComparedSize, Verification
 
 STYLES = {

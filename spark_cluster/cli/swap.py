@@ -25,8 +25,8 @@ from spark_cluster.cli.run import keep_plot
 from spark_cluster.cli.up import show_served
 from spark_cluster.config.launch import options_text
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.engine.launches import PreviousServer
 from spark_cluster.engine.memory_phases import MemoryPhases
-from spark_cluster.engine.previous_server import PreviousServer
 from spark_cluster.errors import UsageError
 
 

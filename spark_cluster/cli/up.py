@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from spark_cluster.cli.serving_results import UpResult
-    from spark_cluster.engine.endpoint import Endpoint
+    from spark_cluster.engine.deployment import Endpoint
     from spark_cluster.engine.result import Served
 
 

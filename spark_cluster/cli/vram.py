@@ -147,9 +147,9 @@ def _show_run(app: App, run: str | None, file: Path | None) -> None:
     Raises:
         UsageError: there is no such record, no memory in it, or it cannot be drawn so.
     """
-    from spark_cluster.engine import memory_record
+    from spark_cluster.engine import vram
 
-    record = memory_record.of_run(None if run == LAST else run)
+    record = vram.of_run(None if run == LAST else run)
     if file is not None:
         from spark_cluster.bench.report.plot_run import write_plot
 
