@@ -26,10 +26,9 @@ from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import WOULD_CHANGE
 from spark_cluster.cli.bench_measure import BenchResult
 from spark_cluster.cli.bench_results import PlanComparison
-from spark_cluster.cli.event_stream import EventStream
 from spark_cluster.cli.history import RevertedNode, RunDetails, Runs
 from spark_cluster.cli.init import Written
-from spark_cluster.cli.opened import Opened
+from spark_cluster.cli.opened import EventStream, Opened
 from spark_cluster.cli.predict import KvOnBoth
 from spark_cluster.cli.predicted_speed import PredictedSpeed
 from spark_cluster.cli.recipes_import import NotUpdated
@@ -44,12 +43,7 @@ from spark_cluster.cli.results import (
     RunSummary,
     VramResult,
 )
-from spark_cluster.cli.serving_results import (
-    DownResult,
-    RayUpResult,
-    UpModelsResult,
-    UpResult,
-)
+from spark_cluster.cli.serving_results import DownResult, RayUpResult, UpModelsResult, UpResult
 from spark_cluster.cli.setup_flow import Step
 from spark_cluster.cli.trust import JumpHostKey, NodeKey, UnreadKey
 from spark_cluster.cli.version import Completion, Versions

@@ -18,8 +18,8 @@ import click
 
 from spark_cluster import __version__
 from spark_cluster.cli.app import App, exit_status
+from spark_cluster.cli.console import show_error
 from spark_cluster.cli.options import Group
-from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import INSTALL_LAB, UsageError
 
 if TYPE_CHECKING:

@@ -18,9 +18,8 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import click
 
-from spark_cluster.cli.console import styled
+from spark_cluster.cli.console import show_failure, styled, visible
 from spark_cluster.cli.display import Display, recap, show_diff, summary
-from spark_cluster.cli.visible import show_failure, visible
 from spark_cluster.errors import SparkClusterError
 from spark_cluster.runner.events import Sink
 

@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Annotated
 import click
 
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import painted, plain_table, styled
+from spark_cluster.cli.console import painted, plain_table, styled, visible
 from spark_cluster.cli.options import Command, Group, Port
-from spark_cluster.cli.visible import visible
 from spark_cluster.config.caches import state_folder
 from spark_cluster.engine import endpoint_tunnel, named_keys
 from spark_cluster.engine.client_target import (

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from spark_cluster.cli import process_start
+from spark_cluster.cli.api import probe_of, usual_recipe
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
 from spark_cluster.cli.options import Command
-from spark_cluster.cli.serving import probe_of, usual_recipe
 from spark_cluster.config.document import as_json
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.errors import SparkClusterError

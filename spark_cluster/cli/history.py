@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import plain_table, styled
+from spark_cluster.cli.console import plain_table, show_error, styled
 from spark_cluster.cli.display import summary
 from spark_cluster.cli.options import Command
-from spark_cluster.cli.recap import NodeError
-from spark_cluster.cli.visible import show_error
+from spark_cluster.cli.results import NodeError
 from spark_cluster.errors import Failed, SparkClusterError, worst
 from spark_cluster.runner.events import Bus, NodeFailed, Note, Result
 from spark_cluster.runner.options import Options

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import click
 
+from spark_cluster.cli.api import probe_of, usual_recipe
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import LinePrinter, coloured, lines_of
 from spark_cluster.cli.doctor import diagnose, document
 from spark_cluster.cli.options import Command, hub
-from spark_cluster.cli.serving import probe_of, usual_recipe
-from spark_cluster.cli.visible import LinePrinter, coloured, lines_of
 from spark_cluster.config.caches import state_folder
 from spark_cluster.config.document import as_json
 from spark_cluster.engine.names import RAY

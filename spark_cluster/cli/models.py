@@ -11,9 +11,8 @@ from typing import Annotated, TypeVar
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import plain_table, styled
+from spark_cluster.cli.console import plain_table, styled, visible
 from spark_cluster.cli.options import Finite, Group
-from spark_cluster.cli.visible import visible
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.caches import root_on
@@ -239,7 +238,7 @@ def unpin(app: App, *, model: _One) -> None:
     _change(app, model, False, "is unpinned now", "was not pinned")
 
 
-# -- what they share -----------------------------------------------------------------------------
+# -- what they share -------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -305,7 +304,7 @@ def _change(app: App, model: str, pinned: bool, done: str, nothing: str) -> None
         app.console.print(f"{node}: {model} {done if new else nothing}")
 
 
-# -- what is shown -------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 
 def _show_stored(app: App, found: StoredModels) -> None:
@@ -355,7 +354,7 @@ def _show_pruned(app: App, found: Pruned, *, apply: bool) -> None:
         app.console.print(styled("  stays  {}  [dim]{}[/]", name, kept.reason), soft_wrap=True)
 
 
-# -- pulling -------------------------------------------------------------------------------------
+# -- pulling ---------------------------------------------------------------------------------------
 
 
 def _wanted(model: str) -> Wanted:

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import painted, plain_table, styled
+from spark_cluster.cli.console import painted, plain_table, show_error, styled
 from spark_cluster.cli.options import Changing, Command
-from spark_cluster.cli.visible import show_error
 from spark_cluster.errors import SparkClusterError, worst
 from spark_cluster.node.output import OUTPUT_LIMIT
 

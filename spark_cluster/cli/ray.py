@@ -17,10 +17,17 @@ from typing import TYPE_CHECKING, Annotated, TypedDict, Unpack
 import click
 
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import painted, plain_table, styled
+from spark_cluster.cli.console import (
+    LinePrinter,
+    coloured,
+    lines_of,
+    painted,
+    plain_table,
+    styled,
+    visible,
+)
 from spark_cluster.cli.options import Allowing, Changing, EndingJobs, Group, Port
 from spark_cluster.cli.served import show_stopped
-from spark_cluster.cli.visible import LinePrinter, coloured, lines_of, visible
 from spark_cluster.cli.vram import table
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.ray import Job, must_be_an_id, must_be_sendable

@@ -11,11 +11,10 @@ from rich.table import Table
 from rich.text import Text
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
+from spark_cluster.cli.console import joined, mark, painted, plain_table, styled, visible
 from spark_cluster.cli.options import Command, Group, Overriding
 from spark_cluster.cli.predicted_speed import too_large
 from spark_cluster.cli.recipes_to_serve import changed
-from spark_cluster.cli.visible import visible
 from spark_cluster.config import saved_recipe
 from spark_cluster.config.launch import of_recipe as launched
 from spark_cluster.config.overrides import text as overrides_text

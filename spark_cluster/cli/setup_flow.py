@@ -18,9 +18,8 @@ from rich.padding import Padding
 
 from spark_cluster.cli import process_start
 from spark_cluster.cli.app import App, exit_status
-from spark_cluster.cli.console import mark, painted, styled
+from spark_cluster.cli.console import mark, painted, show_failure, styled, visible
 from spark_cluster.cli.terminal import Console
-from spark_cluster.cli.visible import show_failure, visible
 from spark_cluster.config import discovery
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.discovery import Candidate, Found
@@ -479,7 +478,7 @@ def chosen(text: str, found: Sequence[Candidate]) -> list[Candidate]:
     return picked
 
 
-# -- what is served -------------------------------------------------------------------------------
+# -- what is served --------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

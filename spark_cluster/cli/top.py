@@ -22,9 +22,8 @@ from spark_cluster.bench.telemetry import Row
 from spark_cluster.bench.telemetry_file import JsonLinesWriter, writer
 from spark_cluster.bench.telemetry_flags import size
 from spark_cluster.cli.app import App, ended_by_signals
-from spark_cluster.cli.console import painted
+from spark_cluster.cli.console import painted, show_error, visible
 from spark_cluster.cli.options import Command, Positive
-from spark_cluster.cli.visible import show_error, visible
 from spark_cluster.errors import SparkClusterError
 
 if TYPE_CHECKING:

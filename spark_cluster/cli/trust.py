@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from spark_cluster.cli.app import App
+from spark_cluster.cli.console import coloured
 from spark_cluster.cli.options import Command
-from spark_cluster.cli.visible import coloured
 from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
 from spark_cluster.runner.known_hosts import HostKey, file_of, write
 from spark_cluster.runner.parallel import in_parallel

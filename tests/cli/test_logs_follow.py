@@ -11,7 +11,7 @@ from factories import put
 from fake_cluster import Make
 
 from spark_cluster.cli import logs
-from spark_cluster.cli.visible import LinePrinter
+from spark_cluster.cli.console import LinePrinter
 from spark_cluster.errors import Unreachable
 from spark_cluster.node.output import LINE_LIMIT
 
