@@ -69,11 +69,18 @@ COMMANDS = {
 
 GROUPS = {
     "nodes": ("ping", "facts", "provision", "playbook"),
+    "bench": ("bench",),
+    "caches": ("caches", "tune"),
     "clients": ("clients", "keys", "tunnel"),
-    "served": ("status", "verify", "down"),
-    "version": ("version", "completion"),
+    "doctor": ("doctor", "logs", "version"),
+    "first_steps": ("init", "trust", "completion"),
+    "recipes": ("recipes",),
+    "served": ("status", "verify", "down", "vram"),
+    "stored": ("images", "models"),
+    "top": ("top", "dashboard"),
+    "up": ("up", "swap", "supervise"),
 }
-"""Modules with several commands, whose functions have the names of these."""
+"""Modules whose functions have the names of their commands."""
 
 MODULES = {
     **{name: f"{module}:{name}" for module, names in GROUPS.items() for name in names},
@@ -81,7 +88,7 @@ MODULES = {
     "explain": "lint:explain_command",
     "revert": "history:revert_command",
 }
-"""Where commands are that have no module of their own."""
+"""Where commands are whose module does not have their name."""
 
 
 ELSEWHERE = ("lab",)

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
         VramResult,
     )
     from spark_cluster.cli.run import Run
-    from spark_cluster.cli.serving_results import DownResult, RayUpResult, UpResult
+    from spark_cluster.cli.serving import DownResult, RayUpResult, UpResult
     from spark_cluster.config.inventory import InventoryNode
     from spark_cluster.config.overrides import Changes
     from spark_cluster.config.recipe import Recipe
@@ -216,7 +216,7 @@ class Cluster(Opened):
         Raises:
             SparkClusterError: no node is reached.
         """
-        from spark_cluster.cli.first_login import with_keys
+        from spark_cluster.cli.opened import with_keys
         from spark_cluster.config.secret import Secret
 
         password = Secret(prompt=True) if ask_password else None
@@ -339,7 +339,7 @@ class Cluster(Opened):
             VerificationFailed: it is up, and does not answer as it should.
             SparkClusterError: a node is not reached, or a part of it failed.
         """
-        from spark_cluster.cli.recipes_to_serve import serves_several, texts
+        from spark_cluster.cli.serving import serves_several, texts
 
         changes = texts(overrides)
         several = recipe is None and serves_several(self)
@@ -361,7 +361,7 @@ class Cluster(Opened):
                 play, deployment=resolve(play), force=force, offline=offline, end_jobs=end_jobs
             )
             plot = None if several else keep_plot(run.id, run.bus, memory)
-        from spark_cluster.cli.serving_results import UpModelsResult, UpResult
+        from spark_cluster.cli.serving import UpModelsResult, UpResult
 
         kind = UpModelsResult if several else UpResult
         return kind(run.summary(), served, tuple(memory.nodes.values()), plot)
@@ -457,7 +457,7 @@ class Cluster(Opened):
             stopped = self.project.load_playbook("down").function(
                 run.open(), unload=tuple(unload), end_jobs=end_jobs
             )
-        from spark_cluster.cli.serving_results import DownResult
+        from spark_cluster.cli.serving import DownResult
 
         return DownResult(run.summary(), stopped)
 
@@ -483,8 +483,7 @@ class Cluster(Opened):
             Refused: a server is up, jobs would be ended, or there is one node only.
             SparkClusterError: a node is not reached, or Ray's nodes do not join.
         """
-        from spark_cluster.cli.recipes_to_serve import recipe_for_ray
-        from spark_cluster.cli.serving_results import RayUpResult
+        from spark_cluster.cli.serving import RayUpResult, recipe_for_ray
 
         found, size = recipe_for_ray(self, recipe, "ray up", allow)
         with self.play("ray up", self.nodes, options) as run:
@@ -551,7 +550,7 @@ class Cluster(Opened):
             play = run.open()
             must_serve_nothing(play, play.nodes, "ray down")
             stopped = self.project.load_playbook("down").function(play, end_jobs=True)
-        from spark_cluster.cli.serving_results import DownResult
+        from spark_cluster.cli.serving import DownResult
 
         return DownResult(run.summary(), stopped)
 
@@ -616,7 +615,7 @@ def _models(
         UsageError: an option is for one recipe.
         SparkClusterError: a recipe is wrong, or they cannot be served next to each other.
     """
-    from spark_cluster.cli.recipes_to_serve import OVERRIDE, models_to_serve, must_be_for_all
+    from spark_cluster.cli.serving import OVERRIDE, models_to_serve, must_be_for_all
     from spark_cluster.engine.resolve import resolve_models
 
     must_be_for_all({"--tp": tp not in (None, 1), "--replicas": replicas > 1, OVERRIDE: changes})
@@ -640,7 +639,7 @@ def _recipe(
         UsageError: no recipe is given, or replicas of several nodes each are asked for.
         SparkClusterError: the recipe or the number of nodes does not do this.
     """
-    from spark_cluster.cli.recipes_to_serve import recipe_to_serve, size_on
+    from spark_cluster.cli.serving import recipe_to_serve, size_on
     from spark_cluster.config.overrides import text
     from spark_cluster.engine.resolve import must_have_nodes, resolve
 

@@ -13,7 +13,7 @@ from rich.text import Text
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled, visible
 from spark_cluster.cli.options import Allowing, Command, Offline, hub
-from spark_cluster.cli.recipes_to_serve import changed_launch
+from spark_cluster.cli.serving import changed_launch
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.registries import is_of_registry

@@ -13,7 +13,7 @@ from spark_cluster.bench.planned_speed import own_evidence
 from spark_cluster.cli.app import App
 from spark_cluster.cli.options import Allowing, Command, EndpointPort, Finite, Overriding, hub
 from spark_cluster.cli.plan_picture import show, show_advice, show_together
-from spark_cluster.cli.recipes_to_serve import (
+from spark_cluster.cli.serving import (
     OVERRIDE,
     changed,
     changed_launch,

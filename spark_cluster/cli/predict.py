@@ -12,9 +12,9 @@ from rich.table import Table
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled
 from spark_cluster.cli.options import Command, Finite, Group, Offline, Positive, hub
-from spark_cluster.cli.predict_calibrate import calibration
-from spark_cluster.cli.predicted_speed import (
+from spark_cluster.cli.predictions import (
     PredictedSpeed,
+    calibration,
     evidence_of,
     served_by,
     too_large,

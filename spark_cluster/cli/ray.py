@@ -27,14 +27,13 @@ from spark_cluster.cli.console import (
     visible,
 )
 from spark_cluster.cli.options import Allowing, Changing, EndingJobs, Group, Port
-from spark_cluster.cli.served import show_stopped
-from spark_cluster.cli.vram import table
+from spark_cluster.cli.served import show_stopped, vram_table
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.ray import Job, must_be_an_id, must_be_sendable
 from spark_cluster.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
-    from spark_cluster.cli.serving_results import RayUpResult
+    from spark_cluster.cli.serving import RayUpResult
     from spark_cluster.engine.job_client import RayJobs
     from spark_cluster.engine.ray_cluster import RayStatus
 
@@ -297,7 +296,7 @@ def _show(app: App, found: RayStatus) -> None:
         else:
             console.print(painted("no job is running", "dim"))
     console.print()
-    console.print(table([node.vram for node in found.nodes]))
+    console.print(vram_table([node.vram for node in found.nodes]))
     if found.state == "stopped":
         console.print("spark-cluster ray up starts one")
 

@@ -13,7 +13,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import styled
-from spark_cluster.cli.first_login import FirstLogin, log_in, public_key
+from spark_cluster.cli.opened import FirstLogin, log_in, public_key
 from spark_cluster.cli.options import Command, Port
 from spark_cluster.cli.setup_flow import (
     Asked,

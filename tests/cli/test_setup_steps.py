@@ -13,7 +13,7 @@ from factories import load_inventory
 from spark_cluster import Cluster
 from spark_cluster.cli import cli, setup
 from spark_cluster.cli.app import App
-from spark_cluster.cli.first_login import FirstLogin
+from spark_cluster.cli.opened import FirstLogin
 from spark_cluster.cli.setup import Login
 from spark_cluster.cli.setup_flow import Asker, Flow, Stopped, chosen, own_answers, write
 from spark_cluster.config.discovery import Candidate, Peer

@@ -343,7 +343,7 @@ def test_templates_are_literals():
 
 RAW = {
     "cli/nodes.py": 3,  # passes on, as ssh does; a status; a count of bytes
-    "cli/init.py": 2,  # what its user typed
+    "cli/first_steps.py": 2,  # what its user typed
     "cli/predict.py": 1,  # the help
     "cli/lint.py": 1,  # a file's text, escaped where standard output is a terminal
 }

@@ -1,13 +1,20 @@
-"""The recipes that a command serves: named or the inventory's, with the user's changes, and checked
-as far as that goes without asking a node."""
+"""Recipes to serve, and what comes of it.
+
+The recipes are named or the inventory's, with the user's changes, and checked as far as that goes
+without asking a node.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
 
 from spark_cluster.cli.opened import Opened
+from spark_cluster.cli.results import RunSummary
 from spark_cluster.config.allowances import Allowances
+from spark_cluster.config.document import Document, Flat, Hidden
 from spark_cluster.config.launch import Launch
 from spark_cluster.config.model_kind import must_be_served
 from spark_cluster.config.overrides import (
@@ -24,9 +31,12 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.config.recipes import load_recipe
+from spark_cluster.engine.memory_phases import MemoryOfNode
 from spark_cluster.engine.models import ServedModel, must_be_on_head, must_go_together
-from spark_cluster.engine.ray_cluster import must_suit
+from spark_cluster.engine.ray_cluster import RayStatus, must_suit
 from spark_cluster.engine.resolve import serving
+from spark_cluster.engine.result import Served, ServedModels
+from spark_cluster.engine.vram import Stopped
 from spark_cluster.errors import InvalidFile, UsageError
 from spark_cluster.importers.vllm_flags import kinds
 from spark_cluster.models.find import find
@@ -212,3 +222,59 @@ def changed_launch(launch: Launch, changes: Changes) -> Launch:
 def _read(changes: Changes, engine: str, own: set[str]) -> Overrides:
     """The changes; a flag that is given already is known, whatever the tables say."""
     return read(changes, engine, {**dict.fromkeys(own, ""), **kinds(engine)})
+
+
+# -- results: `up`, `down`, `ray up`, `ray down` ---------------------------------------------------
+
+
+@dataclass(frozen=True)
+class UpResult(Document):
+    """The result of `up`.
+
+    Attributes:
+        run: how the run went.
+        served: the verified endpoint; None where nothing was verified (check mode, a selection of
+            roles).
+        memory: the GPU memory of each node by phase, next to what the plan predicted.
+        memory_plot: file of this machine with its course; None where nothing was started, without
+            the extra `bench`, or of several models.
+    """
+
+    run: Flat[RunSummary]
+    served: Flat[Served | None]
+    memory: tuple[MemoryOfNode, ...]
+    memory_plot: Path | None = None
+
+
+@dataclass(frozen=True)
+class UpModelsResult(UpResult):
+    """The result of `up` of several models."""
+
+    served: Flat[ServedModels | None]
+    memory_plot: Hidden[Path | None] = None
+
+
+@dataclass(frozen=True)
+class DownResult(Document):
+    """The result of `down`.
+
+    Attributes:
+        run: how the run went.
+        stopped: the memory held before and after; None in check mode.
+    """
+
+    run: Flat[RunSummary]
+    stopped: Flat[Stopped | None]
+
+
+@dataclass(frozen=True)
+class RayUpResult(Document):
+    """The result of `ray up`.
+
+    Attributes:
+        run: how the run went.
+        cluster: the Ray cluster; None in check mode and with a selection of roles.
+    """
+
+    run: Flat[RunSummary]
+    cluster: RayStatus | None
