@@ -12,6 +12,7 @@ import platform
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import as_completed
 from dataclasses import dataclass
@@ -24,7 +25,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import click
 
 from spark_cluster import __version__
-from spark_cluster.cli import process_start
 from spark_cluster.cli.api import probe_of, usual_recipe
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import (
@@ -154,7 +154,8 @@ def _show_findings(app: App, diagnosis: Diagnosis) -> None:
         table.add_row(
             mark(result.status), result.id, result.node, _finding_text(result), style=style
         )
-    app.console.print(_findings_summary(diagnosis, process_start.elapsed()), soft_wrap=True)
+    took = time.monotonic() - app.started
+    app.console.print(_findings_summary(diagnosis, took), soft_wrap=True)
     if shown:
         app.console.print(table)
     known = [issue.id for issue in diagnosis.issues]

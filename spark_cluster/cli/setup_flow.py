@@ -7,7 +7,6 @@ import io
 import json
 import shlex
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,7 +15,6 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 import click
 from rich.padding import Padding
 
-from spark_cluster.cli import process_start
 from spark_cluster.cli.app import App, exit_status
 from spark_cluster.cli.console import mark, painted, show_failure, styled, visible
 from spark_cluster.cli.terminal import Console
@@ -163,7 +161,6 @@ class Flow:
 
     def _status(self, words: Sequence[str], *, quiet: bool) -> int:
         """Run it as the program does, and print its error; return the exit status."""
-        process_start.STARTED = time.monotonic()  # what a run shows is its own time
         out = io.StringIO() if quiet else sys.stderr if self.app.as_json else sys.stdout
         try:
             with contextlib.redirect_stdout(out):

@@ -301,8 +301,7 @@ def dashboard(
     """
     from spark_cluster.bench.sampling import Sampling, metrics_url
     from spark_cluster.cli.bench_measure import RESULTS
-    from spark_cluster.dashboard.server import listen, need_libraries, serve
-    from spark_cluster.dashboard.sources import Feed, Questions
+    from spark_cluster.dashboard.server import CommandQuestions, Feed, listen, need_libraries, serve
 
     need_libraries()
     nodes = app.nodes
@@ -318,7 +317,7 @@ def dashboard(
             listener,
             feed,
             sampling,
-            questions=Questions(_options(app)),
+            questions=CommandQuestions(_options(app)),
             runs=runs,
             tell=_teller(app, kept if open_it else None),
         )
