@@ -25,7 +25,7 @@ from spark_cluster.bench.telemetry_flags import size
 from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import painted, show_error, visible
 from spark_cluster.cli.options import Command, Positive
-from spark_cluster.errors import Failed, SparkClusterError
+from spark_cluster.errors import Failed, SparkClusterError, UsageError, install_extra
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -301,9 +301,14 @@ def dashboard(
     """
     from spark_cluster.bench.sampling import Sampling, metrics_url
     from spark_cluster.cli.bench_measure import RESULTS
-    from spark_cluster.dashboard.server import CommandQuestions, Feed, listen, need_libraries, serve
 
-    need_libraries()
+    try:
+        from spark_cluster.dashboard.server import CommandQuestions, Feed, listen, serve
+    except ImportError as error:
+        raise UsageError(
+            f"the dashboard needs {error.name}, which is not installed",
+            hint=install_extra("dashboard"),
+        ) from None
     nodes = app.nodes
     feed = Feed([node.name for node in nodes], interval)
     sampling = Sampling(

@@ -25,6 +25,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any, Protocol
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.middleware import Middleware
@@ -42,7 +43,7 @@ from starlette.types import ASGIApp
 from spark_cluster.bench.run_folder import PAGE, RECORD, REPORT, load_record
 from spark_cluster.bench.sampling import LiveState, Lost, Update, warnings
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.errors import Failed, SparkClusterError, UsageError, install_extra
+from spark_cluster.errors import Failed, SparkClusterError
 
 KEPT_S = 1800
 """Seconds of samples that a page begins with."""
@@ -451,17 +452,6 @@ def _none(text: str) -> Response:
     return PlainTextResponse(f"{text}\n", HTTPStatus.NOT_FOUND)
 
 
-def need_libraries() -> None:
-    """Raise UsageError where the extra is not installed."""
-    try:
-        import uvicorn  # noqa: F401
-    except ImportError as error:
-        raise UsageError(
-            f"the dashboard needs {error.name}, which is not installed",
-            hint=install_extra("dashboard"),
-        ) from None
-
-
 def listen(port: int) -> socket.socket:
     """Return a socket on the loopback.
 
@@ -501,8 +491,6 @@ def serve(
         runs: folder of the benchmark runs.
         tell: gets the address with its token, once pages can be asked for.
     """
-    import uvicorn
-
     port = listener.getsockname()[1]
     token = secrets.token_urlsafe(32)
     hosts = frozenset({f"{LOOPBACK}:{port}", f"localhost:{port}"})
