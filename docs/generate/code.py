@@ -45,7 +45,7 @@ from spark_cluster.cli.results import (
     VramResult,
 )
 from spark_cluster.cli.serving import DownResult, RayUpResult, UpModelsResult, UpResult
-from spark_cluster.cli.setup_flow import Step
+from spark_cluster.cli.setup_flow import SetupStep
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.document import Document, ErrorKeys, Flat
 from spark_cluster.config.inventory_schema import InventoryFile
@@ -180,7 +180,7 @@ _RECIPE = {
 OUTPUTS: dict[str, tuple[str, Any]] = {
     "version": ("version", Versions),
     "completion": ("completion", CompletionScript),
-    "setup": ("setup", {"ok": bool, "check": bool, "steps": [Step]}),
+    "setup": ("setup", {"ok": bool, "check": bool, "steps": [SetupStep]}),
     "init": ("init", Written),
     "trust": ("trust", {"nodes": [NodeKey | UnreadKey], "jump_hosts": [JumpHostKey]}),
     "ping": ("ping", PingResult),

@@ -25,7 +25,7 @@ import click
 from spark_cluster import __version__
 from spark_cluster.cli.app import App, exit_status
 from spark_cluster.cli.console import show_error
-from spark_cluster.cli.options import Group
+from spark_cluster.cli.options import DeclaredGroup
 from spark_cluster.errors import INSTALL_LAB, UsageError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ ELSEWHERE = ("lab",)
 ENTRY_POINTS = "spark_cluster.commands"
 
 
-class Program(Group):
+class AllCommands(DeclaredGroup):
     """All commands, of which --help imports none."""
 
     def resolve_command(
@@ -145,7 +145,7 @@ class Program(Group):
 
 
 @click.group(
-    cls=Program,
+    cls=AllCommands,
     later={name: MODULES.get(name, name) for name in COMMANDS},
     about=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},

@@ -44,7 +44,7 @@ from spark_cluster.cli.bench_measure import (
 )
 from spark_cluster.cli.bench_results import figures_table
 from spark_cluster.cli.console import painted, styled
-from spark_cluster.cli.options import Allowing, Changing, Command, Group
+from spark_cluster.cli.options import Allowing, Changing, DeclaredCommand, DeclaredGroup
 from spark_cluster.cli.serving import recipe_for_ray
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.recipe_settings import must_be_allowed
@@ -84,7 +84,7 @@ Trust = Annotated[
 RunFolder = Annotated[Path, click.Path(path_type=Path, exists=True), {"metavar": "RUN"}]
 
 
-@click.group(cls=Group, later=COMMANDS)
+@click.group(cls=DeclaredGroup, later=COMMANDS)
 def bench() -> None:
     """Measure suites of loads on servers that are brought up for it, compare runs, and report."""
 
@@ -99,7 +99,7 @@ class How(TypedDict):
     options: Changing
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def run(
     app: App, suite: str, recipes: tuple[str, ...], trust_recipes: Trust, **how: Unpack[How]
 ) -> None:
@@ -123,7 +123,7 @@ def run(
     _leave(app, app.cluster.bench(suite, recipes, **how), how["options"])
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def repeat(app: App, folder: RunFolder, trust_recipes: Trust, **how: Unpack[How]) -> None:
     """Run a recorded run again, also somebody else's; RUN is its folder, or its run.json.
 
@@ -215,7 +215,7 @@ def _compare(play: Play, made: BenchRun, original: Original) -> None:
         play.note("these nodes do not differ from what the record says of its nodes")
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def attach(
     app: App,
     *,
@@ -238,7 +238,7 @@ def attach(
     go_on(app, made, options, how)
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def status(app: App, *, folder: RunFolder) -> None:
     """Show how many cells have a result here, and which server the nodes measure now."""
     made = of_folder(app.cluster, folder)
@@ -266,7 +266,7 @@ def status(app: App, *, folder: RunFolder) -> None:
         app.console.print(styled("the nodes measure {}", found["measuring"]), soft_wrap=True)
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def stop(app: App, *, folder: RunFolder) -> None:
     """End what a run measures on the nodes; the cell in progress is lost, the server stays up."""
     made = of_folder(app.cluster, folder)
@@ -287,7 +287,7 @@ def _stopped(servers: list[str]) -> str:
     return f"stopped: {', '.join(servers)}; its server stays up until `spark-cluster down`"
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def fetch(app: App, *, folder: RunFolder) -> None:
     """Copy the results that are on the nodes into RUN; measure nothing, and stop no server."""
     made = of_folder(app.cluster, folder)
@@ -360,7 +360,7 @@ def _show(app: App, made: BenchResult) -> None:
 # -- the link between the nodes and their memory, measured as a Ray job ----------------------------
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def fabric(
     app: App,
     *,

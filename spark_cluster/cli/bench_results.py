@@ -35,7 +35,7 @@ from spark_cluster.bench.run_folder import REPORT, load_record
 from spark_cluster.bench.suite import Suite, load_suite
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled
-from spark_cluster.cli.options import Command
+from spark_cluster.cli.options import DeclaredCommand
 from spark_cluster.cli.predictions import show_fit
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.errors import SparkClusterError, UsageError
@@ -325,7 +325,7 @@ def show_report(app: App, report: Report) -> None:
 # -- the commands ----------------------------------------------------------------------------------
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def show(app: App, *, folder: Annotated[Path, {"metavar": "RUN"}]) -> None:
     """Show the figures of a run, and what failed.
 
@@ -339,7 +339,7 @@ def show(app: App, *, folder: Annotated[Path, {"metavar": "RUN"}]) -> None:
         show_run(app, record)
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def compare(
     ctx: click.Context,
     app: App,
@@ -411,7 +411,7 @@ class PlanComparison:
     calibration: Preview | None
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def report(
     app: App,
     *,
@@ -446,7 +446,7 @@ def report(
 # -- what can be measured --------------------------------------------------------------------------
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def suites(app: App, *, name: str | None, recipes: tuple[str, ...]) -> None:
     """List the suites, or show the servers and cells of one and how long it takes.
 

@@ -11,7 +11,15 @@ from rich.table import Table
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, plain_table, styled
-from spark_cluster.cli.options import Allowing, Changing, Command, Finite, Group, Overriding, Sized
+from spark_cluster.cli.options import (
+    Allowing,
+    Changing,
+    DeclaredCommand,
+    DeclaredGroup,
+    Finite,
+    Overriding,
+    Sized,
+)
 from spark_cluster.cli.serving import recipe_to_serve, size_on
 from spark_cluster.config.caches import PRUNED_KINDS
 from spark_cluster.engine import cache_parts
@@ -26,7 +34,7 @@ DEFAULT_H = 24.0
 """Hours that tuning may take."""
 
 
-@click.group(cls=Group)
+@click.group(cls=DeclaredGroup)
 def caches() -> None:
     """List, prune and copy what engines keep on the nodes for the next start: compiled code."""
 
@@ -165,7 +173,7 @@ def _show_pruned(app: App, chosen: Sequence[CachePart], total: int, *, act: bool
 # -- `tune`: the engine's own tuner for the kernels of a recipe, on this GPU -----------------------
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def tune(
     app: App,
     *,

@@ -37,7 +37,7 @@ from spark_cluster.cli.console import (
     plain_table,
     styled,
 )
-from spark_cluster.cli.options import Command, hub
+from spark_cluster.cli.options import DeclaredCommand, hub
 from spark_cluster.config.caches import state_folder
 from spark_cluster.config.document import as_json
 from spark_cluster.config.ports import EnginePorts
@@ -69,7 +69,7 @@ LIBRARIES = ("paramiko", "ruamel.yaml", "pydantic", "click")
 _SSH_TIMEOUT_S = 5
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def doctor(app: App, *, probe: bool, only: tuple[str, ...]) -> int:
     """Check every node for all known issues, and compare the nodes; nothing is changed.
 
@@ -190,7 +190,7 @@ def _findings_summary(diagnosis: Diagnosis, seconds: float) -> Text:
 # -- `logs`: the logs of the serving containers; all that an issue report may need -----------------
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def logs(
     app: App,
     *,
@@ -427,7 +427,7 @@ class Versions:
     inventory_error: str = ""
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def version(app: App) -> None:
     """Show the versions, the system and the files in use, for a bug report.
 

@@ -18,7 +18,7 @@ from click.shell_completion import BashComplete, FishComplete, ShellComplete, Zs
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import coloured
-from spark_cluster.cli.options import Command, Port
+from spark_cluster.cli.options import DeclaredCommand, Port
 from spark_cluster.config.fields import env_name
 from spark_cluster.config.new_inventory import DEFAULT_RECIPE, Answers
 from spark_cluster.config.new_inventory import write as write_inventory
@@ -56,7 +56,7 @@ class Written:
     next: list[str]
 
 
-@click.command("init", cls=Command)
+@click.command("init", cls=DeclaredCommand)
 def init(
     app: App,
     *,
@@ -199,7 +199,7 @@ class UnreadKey:
     hint: str
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def trust(app: App, *, replace: bool, yes: bool) -> int:
     """Show the SSH host key of every node and save those that you accept in known_hosts.
 
@@ -364,7 +364,7 @@ class CompletionScript:
     script: str
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def completion(
     ctx: click.Context, app: App, *, shell: Annotated[str, click.Choice(list(SHELLS))]
 ) -> None:

@@ -26,7 +26,7 @@ from spark_cluster.cli.console import (
     styled,
     visible,
 )
-from spark_cluster.cli.options import Allowing, Changing, EndingJobs, Group, Port
+from spark_cluster.cli.options import Allowing, Changing, DeclaredGroup, EndingJobs, Port
 from spark_cluster.cli.served import show_stopped, vram_table
 from spark_cluster.config.ports import LOOPBACK
 from spark_cluster.engine.ray import Job, must_be_an_id, must_be_sendable
@@ -47,7 +47,7 @@ def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
 JobId = Annotated[str, {"metavar": "JOB", "callback": _job_id}]
 
 
-@click.group(cls=Group)
+@click.group(cls=DeclaredGroup)
 def command() -> None:
     """Start a Ray cluster over all nodes, without a model, and run jobs on it.
 
@@ -56,7 +56,7 @@ def command() -> None:
     """
 
 
-class Given(TypedDict):
+class RayUpOptions(TypedDict):
     """What is handed on to `Cluster.ray_up`."""
 
     recipe: str | None
@@ -66,7 +66,7 @@ class Given(TypedDict):
 
 
 @command.command()
-def up(app: App, **given: Unpack[Given]) -> None:
+def up(app: App, **given: Unpack[RayUpOptions]) -> None:
     """Start Ray on all nodes, over the fabric, in the image of a recipe.
 
     Running it again changes nothing. Jobs that run on it are not ended without --end-jobs.

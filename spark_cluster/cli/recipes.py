@@ -14,7 +14,7 @@ from rich.text import Text
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import joined, labelled, mark, painted, plain_table, styled
-from spark_cluster.cli.options import Command, Group, Positive
+from spark_cluster.cli.options import DeclaredCommand, DeclaredGroup, Positive
 from spark_cluster.cli.predictions import too_large
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.launch import of_recipe as launched
@@ -52,12 +52,12 @@ WIDE = 100
 """Columns of a terminal from which on a model's name fits in the list."""
 
 
-@click.group(cls=Group, later=_COMMANDS)
+@click.group(cls=DeclaredGroup, later=_COMMANDS)
 def recipes() -> None:
     """List, show, search, import and save recipes: shipped ones, your own in recipes/, others'."""
 
 
-@click.command("list", cls=Command)
+@click.command("list", cls=DeclaredCommand)
 def list_(app: App) -> None:
     """List what can be served, with expected and measured tokens/s.
 
@@ -83,7 +83,7 @@ def list_(app: App) -> None:
             app.console.print(styled("{} {}", mark("fail"), entry.error), soft_wrap=True)
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def search(
     app: App,
     *,
@@ -295,7 +295,7 @@ def _sized(tp: int, text: Text) -> Text:
 # -- `show`: all of a recipe, and the command line that it becomes ---------------------------------
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def show(app: App, *, name: str, tp: Positive | None) -> None:
     """Show all of a recipe and the command line that it becomes.
 

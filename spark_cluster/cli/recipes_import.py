@@ -16,7 +16,7 @@ from rich.text import Text
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled, visible
-from spark_cluster.cli.options import Command, Offline, Overriding, hub
+from spark_cluster.cli.options import DeclaredCommand, Offline, Overriding, hub
 from spark_cluster.cli.serving import changed
 from spark_cluster.config import registries
 from spark_cluster.config.document import ErrorDocument, as_json
@@ -44,7 +44,7 @@ _SHOWN = 40
 """Names of each kind of change that are shown without --verbose."""
 
 
-@click.command("import", cls=Command)
+@click.command("import", cls=DeclaredCommand)
 def import_(
     app: App,
     *,
@@ -210,7 +210,7 @@ def _table(app: App, titles: tuple[str, str], rows: list[tuple[str, str]]) -> No
     app.console.print(table)
 
 
-@click.command("update", cls=Command)
+@click.command("update", cls=DeclaredCommand)
 def update(
     app: App,
     *,
@@ -320,7 +320,7 @@ def _show_changes(app: App, found: Update) -> None:
 # -- save ------------------------------------------------------------------------------------------
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def save(app: App, *, name: str, base: str | None, force: bool, changes: Overriding) -> None:
     """Write recipes/NAME.yaml: another recipe, with the options of `up` as its own values.
 

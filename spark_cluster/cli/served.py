@@ -14,7 +14,7 @@ import click
 
 from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import joined, mark, painted, plain_table, styled
-from spark_cluster.cli.options import Changing, Command, EndingJobs, Positive, Unloading
+from spark_cluster.cli.options import Changing, DeclaredCommand, EndingJobs, Positive, Unloading
 from spark_cluster.errors import UsageError
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ LAST = "last"
 """In place of a run's id: the last run on this machine that read memory."""
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def status(app: App) -> int:
     """Show what serves and what is wrong: containers, Ray, health, and a real completion.
 
@@ -140,7 +140,7 @@ class Verifying(TypedDict):
     model: str | None
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def verify(app: App, **given: Unpack[Verifying]) -> int:
     """Ask the running server what users will ask it, and judge the answers.
 
@@ -230,7 +230,7 @@ class Stopping(TypedDict):
     options: Changing
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def down(app: App, **given: Unpack[Stopping]) -> None:
     """Stop the server and Ray on all nodes.
 
@@ -253,7 +253,7 @@ def show_stopped(app: App, found: DownResult) -> None:
 # -- `vram`: each node's GPU memory by process, and that of recorded runs --------------------------
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def vram(
     app: App,
     *,

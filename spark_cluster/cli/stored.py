@@ -12,7 +12,7 @@ import click
 
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, plain_table, styled, visible
-from spark_cluster.cli.options import Finite, Group
+from spark_cluster.cli.options import DeclaredGroup, Finite
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.topology import Node
 from spark_cluster.engine.caches import root_on
@@ -54,7 +54,7 @@ _Some = Annotated[tuple[str, ...], {"metavar": "[ORG/NAME[@REVISION]]..."}]
 _One = Annotated[str, {"metavar": "ORG/NAME[@REVISION]"}]
 
 
-@click.group(cls=Group)
+@click.group(cls=DeclaredGroup)
 def models() -> None:
     """Look after the models on the nodes: what is there, whole, used, pinned; pull, verify."""
 
@@ -409,7 +409,7 @@ def _pulled(play: Play, node: Node, model: HubModel, *, yes: bool) -> Manifest:
 # -- `images`: the container images of the nodes ---------------------------------------------------
 
 
-@click.group(cls=Group)
+@click.group(cls=DeclaredGroup)
 def images() -> None:
     """Look after the container images on the nodes: what is there, used and needed; prune."""
 

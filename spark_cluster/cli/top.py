@@ -24,7 +24,7 @@ from spark_cluster.bench.telemetry_file import JsonLinesWriter, writer
 from spark_cluster.bench.telemetry_flags import size
 from spark_cluster.cli.app import App, ended_by_signals
 from spark_cluster.cli.console import painted, show_error, visible
-from spark_cluster.cli.options import Command, Positive
+from spark_cluster.cli.options import DeclaredCommand, Positive
 from spark_cluster.errors import Failed, SparkClusterError, UsageError, install_extra
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ ENGINE: Figures = (
 """The last one stands in a line only where something was drafted."""
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def top(
     app: App,
     *,
@@ -280,7 +280,7 @@ def line(update: Update) -> str:
 # -- `dashboard`: a web page of the nodes, on this machine -----------------------------------------
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def dashboard(
     app: App,
     *,

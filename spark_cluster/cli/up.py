@@ -15,11 +15,11 @@ from spark_cluster.cli.options import (
     Adopting,
     Allowing,
     Changing,
-    Command,
+    DeclaredCommand,
+    DeclaredGroup,
     EndingJobs,
     EndpointPort,
     Forced,
-    Group,
     Overriding,
     Positive,
     Sized,
@@ -44,7 +44,7 @@ SHOWN = 10
 """Events of the supervision that are shown; --json has all of them."""
 
 
-class Given(TypedDict):
+class UpOptions(TypedDict):
     """What is handed on to `Cluster.up`."""
 
     tp: Sized
@@ -55,7 +55,7 @@ class Given(TypedDict):
     end_jobs: EndingJobs
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def up(
     app: App,
     *,
@@ -64,7 +64,7 @@ def up(
     port: EndpointPort,
     allow: Allowing,
     options: Changing,
-    **given: Unpack[Given],
+    **given: Unpack[UpOptions],
 ) -> None:
     """Bring the nodes from any state to a verified vLLM endpoint.
 
@@ -188,7 +188,7 @@ def _versions(found: dict[str, Any]) -> str:
 # -- `swap`: serve another recipe in place of the one that runs ------------------------------------
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def swap(
     app: App,
     *,
@@ -263,7 +263,7 @@ def _show_swapped(app: App, swapped: Any, memory: MemoryPhases, plot: Path | Non
 # -- `supervise`: a unit on the head that restarts a dead engine -----------------------------------
 
 
-@click.group(cls=Group)
+@click.group(cls=DeclaredGroup)
 def supervise() -> None:
     """Restart a dead engine from the head itself, without the laptop: install, remove, status."""
 
