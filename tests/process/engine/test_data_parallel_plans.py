@@ -9,7 +9,7 @@ import pytest
 from factories import make_node, make_recipe
 from serve_plans import deployment_for, inventory_of, server_for
 
-from spark_cluster.cli.recipes_to_serve import changed
+from spark_cluster.cli.serving import changed
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.deployment import Deployment

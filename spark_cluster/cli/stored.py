@@ -1,38 +1,48 @@
-"""`models`: the models in the hub caches of the nodes."""
+"""What the nodes have stored: `models` in their hub caches, and container `images`."""
 
 from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Annotated, TypeVar
 
 import click
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.console import plain_table, styled
-from spark_cluster.cli.options import Finite, Group
-from spark_cluster.cli.visible import visible
+from spark_cluster.cli.console import mark, plain_table, styled, visible
+from spark_cluster.cli.options import DeclaredGroup, Finite
 from spark_cluster.config.extension import Allowances
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import hub_models, model_upkeep
 from spark_cluster.engine.deployment import root_on
 from spark_cluster.engine.hub_models import Nodes, PulledModel, Wanted, hub_folder
+from spark_cluster.engine.image_copies import (
+    PrunedImages,
+    StoredImages,
+    is_named,
+    needs_of,
+    planned,
+    remove,
+    stored_images,
+)
 from spark_cluster.engine.model_upkeep import (
     ModelSizes,
     Need,
     Pruned,
     StoredModels,
     copy_model,
+    kept_recipes,
     short,
 )
-from spark_cluster.errors import Refused, UsageError, VerificationFailed
+from spark_cluster.errors import Failed, Refused, UsageError, VerificationFailed
 from spark_cluster.node.output import gigabytes
 from spark_cluster.node.store.manifest import Manifest, is_repository
 from spark_cluster.resources.hub_model import HubModel
 from spark_cluster.runner.events import Options
 from spark_cluster.runner.play import Play
+from spark_cluster.runner.session import Session
 
 OfNode = TypeVar("OfNode", StoredModels, Pruned, ModelSizes)
 
@@ -42,12 +52,12 @@ _Some = Annotated[tuple[str, ...], {"metavar": "[ORG/NAME[@REVISION]]..."}]
 _One = Annotated[str, {"metavar": "ORG/NAME[@REVISION]"}]
 
 
-@click.group(cls=Group)
-def command() -> None:
+@click.group(cls=DeclaredGroup)
+def models() -> None:
     """Look after the models on the nodes: what is there, whole, used, pinned; pull, verify."""
 
 
-@command.command("list")
+@models.command("list")
 def list_models(app: App) -> None:
     """List the models on each node: size, last use, pins, and what is missing of them.
 
@@ -59,7 +69,7 @@ def list_models(app: App) -> None:
     _show(app, found, _show_stored)
 
 
-@command.command()
+@models.command()
 def size(app: App) -> None:
     """Show what the models take on each node, by recipe, and what pruning would free."""
     needs = _needs(app)
@@ -68,7 +78,7 @@ def size(app: App) -> None:
     _show(app, found, _show_sizes)
 
 
-@command.command()
+@models.command()
 def pull(
     app: App,
     *,
@@ -113,7 +123,7 @@ def pull(
             app.console.print(str(pulled))
 
 
-@command.command()
+@models.command()
 def copy(
     app: App,
     *,
@@ -156,7 +166,7 @@ def copy(
             app.console.print(str(one), soft_wrap=True)
 
 
-@command.command()
+@models.command()
 def verify(ctx: click.Context, app: App, *, models: _Some) -> None:
     """Read models on their nodes and compare each file with the hub's hash; all without a name.
 
@@ -179,7 +189,7 @@ def verify(ctx: click.Context, app: App, *, models: _Some) -> None:
         )
 
 
-@command.command()
+@models.command()
 def repair(app: App, *, models: _Some) -> None:
     """Verify models, remove what is damaged, and have just that again; all models without a name.
 
@@ -197,8 +207,8 @@ def repair(app: App, *, models: _Some) -> None:
         app.console.print("all models are sound")
 
 
-@command.command()
-def prune(
+@models.command("prune")
+def prune_models(
     app: App,
     *,
     models: _Some,
@@ -222,12 +232,12 @@ def prune(
         found = model_upkeep.prune(
             nodes, needs, only=models, free=size, unused_s=unused_s, apply=apply
         )
-    _show(app, found, partial(_show_pruned, apply=apply), applied=apply)
+    _show(app, found, partial(_show_pruned_models, apply=apply), applied=apply)
     if not app.as_json and not apply and any(one.removed for one in found):
         app.console.print("nothing was removed yet: --apply does it")
 
 
-@command.command()
+@models.command()
 def pin(app: App, *, model: _One) -> None:
     """Pin a model on the selected nodes, so that `models prune` never removes it.
 
@@ -236,7 +246,7 @@ def pin(app: App, *, model: _One) -> None:
     _change(app, model, True, "is pinned now", "was pinned already")
 
 
-@command.command()
+@models.command()
 def unpin(app: App, *, model: _One) -> None:
     """Unpin a model on the selected nodes, so that `models prune` may remove it.
 
@@ -245,7 +255,7 @@ def unpin(app: App, *, model: _One) -> None:
     _change(app, model, False, "is unpinned now", "was not pinned")
 
 
-# -- what they share -----------------------------------------------------------------------------
+# -- what they share -------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -311,7 +321,7 @@ def _change(app: App, model: str, pinned: bool, done: str, nothing: str) -> None
         app.console.print(f"{node}: {model} {done if new else nothing}")
 
 
-# -- what is shown -------------------------------------------------------------------------------
+# -- what is shown ---------------------------------------------------------------------------------
 
 
 def _show_stored(app: App, found: StoredModels) -> None:
@@ -349,7 +359,7 @@ def _show_sizes(app: App, sizes: ModelSizes) -> None:
         app.console.print(styled("  {}  {}", gigabytes(taken).rjust(9), what))
 
 
-def _show_pruned(app: App, found: Pruned, *, apply: bool) -> None:
+def _show_pruned_models(app: App, found: Pruned, *, apply: bool) -> None:
     did = "freed" if apply else "would be freed"
     app.console.print(styled("[bold]{}[/]  {} {}", found.node, gigabytes(found.freed), did))
     verb = "removed" if apply else "would go"
@@ -361,7 +371,7 @@ def _show_pruned(app: App, found: Pruned, *, apply: bool) -> None:
         app.console.print(styled("  stays  {}  [dim]{}[/]", name, kept.reason), soft_wrap=True)
 
 
-# -- pulling -------------------------------------------------------------------------------------
+# -- pulling ---------------------------------------------------------------------------------------
 
 
 def _wanted(model: str) -> Wanted:
@@ -394,3 +404,112 @@ def _pulled(play: Play, node: Node, model: HubModel, *, yes: bool) -> Manifest:
         if consent is None or not consent(f"{text}. Fetch it?"):
             raise Refused(text, where=node.name, hint="--yes fetches it without asking")
     return hub_models.pull(play, node, model)
+
+
+# -- `images`: the container images of the nodes ---------------------------------------------------
+
+
+@click.group(cls=DeclaredGroup)
+def images() -> None:
+    """Look after the container images on the nodes: what is there, used and needed; prune."""
+
+
+@contextlib.contextmanager
+def _sessions(app: App) -> Iterator[Mapping[str, Session]]:
+    """Start agents on the selected nodes; they end with the block."""
+    app.import_meanwhile()
+    with app.cluster.dialer.sessions(app.nodes, "images") as found:
+        yield found
+
+
+def _image_needs(app: App) -> dict[str, list[str]]:
+    allow = app.allowances(Allowances())
+    return needs_of(kept_recipes(app.project, app.inventory.serve.recipe_names, allow))
+
+
+@images.command("list")
+def list_images(app: App) -> None:
+    """List the images of each node: size, the container that uses them, the recipe that needs them.
+
+    Sizes include layers that several images share.
+    """
+    needs = _image_needs(app)
+    with _sessions(app) as sessions:
+        found = stored_images(sessions, needs)
+    if app.as_json:
+        app.print_json({"nodes": found})
+        return
+    for one in found:
+        _show_images(app, one)
+
+
+def _show_images(app: App, found: StoredImages) -> None:
+    app.console.print(styled("[bold]{}[/]  {} images", found.node, len(found.images)))
+    table = plain_table(
+        "image", "digest", "size", "remarks",
+        right=("digest", "size"), whole=("digest", "size"), fold=("image", "remarks"),
+        header=False, wide=True,
+    )  # fmt: skip
+    for image in found.images:
+        digest = (image.digests[0].partition("@")[2] if image.digests else image.id)[7:19]
+        parts = [f"in use by {image.used_by[0]}" if image.used_by else "", *image.recipes]
+        remarks = "; ".join(part for part in parts if part)
+        table.add_row(f"  {image.shown}", digest, gigabytes(image.size), remarks)
+    if found.images:
+        app.console.print(table)
+
+
+@images.command("prune")
+def prune_images(
+    app: App,
+    *,
+    images: Annotated[tuple[str, ...], {"metavar": "[NAME:TAG|ID]..."}],
+    free: Annotated[float, Finite(min=0)] = 0.0,
+    apply: bool,
+) -> int:
+    """List the images that can go, the oldest first; with --apply, remove them.
+
+    Never what a container stands on, nor what the inventory's recipe or one of your own recipes
+    needs or is built on. Exit status 1 when Docker refuses to remove one.
+
+    Args:
+        free (GB): Stop at so much.
+        apply: Remove them; without it they are only listed.
+    """
+    needs = _image_needs(app)
+    with _sessions(app) as sessions:
+        listed = stored_images(sessions, needs)
+        _must_be_there(images, listed)
+        found = [planned(one, images, int(free * 1e9)) for one in listed]
+        if apply:
+            found = remove(sessions, found)
+    if app.as_json:
+        app.print_json({"applied": apply, "nodes": found})
+    else:
+        for one in found:
+            _show_pruned_images(app, one, apply=apply)
+        if not apply and any(one.removed for one in found):
+            app.console.print("nothing was removed yet: --apply does it")
+    return 1 if any(one.refused for one in found) else 0
+
+
+def _must_be_there(names: tuple[str, ...], listed: list[StoredImages]) -> None:
+    """Raise Failed for a name that no node has."""
+    for name in names:
+        if not any(is_named(image, [name]) for one in listed for image in one.images):
+            raise Failed(f"{name} is on no node", hint="`spark-cluster images list` shows them")
+
+
+def _show_pruned_images(app: App, found: PrunedImages, *, apply: bool) -> None:
+    did = "freed" if apply else "would be freed"
+    line = styled("[bold]{}[/]  up to {} {}", found.node, gigabytes(found.freed), did)
+    app.console.print(line)
+    verb = "removed" if apply else "would go"
+    for image in found.removed:
+        line = styled("  {}  {}  {}", verb, image.shown, gigabytes(image.size))
+        app.console.print(line, soft_wrap=True)
+    for refused in found.refused:
+        app.console.print(styled("  {}  {}", mark("fail"), refused.reason), soft_wrap=True)
+    for kept in found.kept:
+        line = styled("  stays  {}  [dim]{}[/]", kept.name, kept.reason)
+        app.console.print(line, soft_wrap=True)

@@ -1,23 +1,161 @@
-"""`trust`: look at the host keys of the nodes and their jump hosts, and accept them."""
+"""The first steps with Sparks: `init` writes an inventory, `trust` accepts the host keys.
+
+And `completion` for the shell that all commands are typed in.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import click
+from click.shell_completion import BashComplete, FishComplete, ShellComplete, ZshComplete
 
 from spark_cluster.cli.app import App
-from spark_cluster.cli.options import Command
-from spark_cluster.cli.visible import coloured
-from spark_cluster.errors import Failed, SparkClusterError, Unreachable, worst
+from spark_cluster.cli.console import coloured
+from spark_cluster.cli.options import DeclaredCommand, Port
+from spark_cluster.config.discovery import DEFAULT_RECIPE, Answers
+from spark_cluster.config.discovery import write as write_inventory
+from spark_cluster.config.schema import env_name
+from spark_cluster.errors import Failed, SparkClusterError, Unreachable, UsageError, worst
 from spark_cluster.runner.known_hosts import HostKey, file_of, write
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.ssh import REVOKED_HINT, Connection
 from spark_cluster.runner.ssh_route import SshHop, Target, route
+
+PROGRAM = "spark-cluster"
+VARIABLE = "_SPARK_CLUSTER_COMPLETE"
+"""The variable in which click looks for a shell's request, derived from the program's name."""
+
+SHELLS: dict[str, type[ShellComplete]] = {
+    "bash": BashComplete,
+    "zsh": ZshComplete,
+    "fish": FishComplete,
+}
+
+
+@dataclass(frozen=True)
+class Written:
+    """The document of `init`.
+
+    Attributes:
+        file: path of the inventory that was written.
+        nodes: names of its nodes.
+        next: commands to run next.
+    """
+
+    ok: bool
+    file: str
+    nodes: list[str]
+    next: list[str]
+
+
+@click.command("init", cls=DeclaredCommand)
+def init(
+    app: App,
+    *,
+    addresses: tuple[str, ...],
+    user: str | None,
+    identity_file: str | None,
+    port: Port | None,
+    recipe: str | None,
+    sudo_password: str | None,
+    passwordless_sudo: bool,
+    force: bool,
+    yes: bool,
+) -> None:
+    """Write a commented inventory.yaml for one or more Sparks into the project folder.
+
+    Args:
+        addresses (--node ADDRESS): Management address of a Spark, the head first; once for each.
+        user (NAME): User to log in as (default: as ~/.ssh/config says).
+        identity_file (FILE): Private key (default: agent and ~/.ssh).
+        port: Port of the nodes' sshd.
+        recipe (NAME): What to serve.
+        sudo_password (SOURCE): Where sudo's password comes from: `prompt`, or the name of an
+            environment variable.
+        passwordless_sudo: Have `provision` let the user use sudo without a password.
+        force: Replace an existing inventory.yaml.
+        yes: Ask nothing.
+    """
+    project = app.project
+    path = project.folder / "inventory.yaml"
+    # Before the questions: no one likes to answer them for nothing.
+    if path.exists() and not force:
+        raise UsageError(f"{path} exists", hint="edit it, or replace it with --force")
+    if not addresses and yes:
+        raise _no_node()
+    if not addresses:
+        try:
+            addresses = _ask_addresses()
+            user = user or click.prompt("User on the Sparks", default="nvidia", err=True)
+        except click.Abort:
+            # Ctrl-C at a terminal stays what it is; without one there was no one to ask.
+            if sys.stdin.isatty():
+                raise click.Abort from None
+            click.echo("", err=True)  # the question's line has no end
+            raise _no_node() from None
+    answers = Answers(
+        addresses,
+        user,
+        identity_file,
+        recipe or DEFAULT_RECIPE,
+        port,
+        _source(sudo_password),
+        passwordless_sudo,
+    )
+    inventory = write_inventory(path, answers, project)
+    _print(path, list(inventory.nodes), as_json=app.as_json)
+
+
+def _source(text: str | None) -> str | None:
+    """Raises:
+    UsageError: it is neither `prompt` nor the name of a variable; it could be the password.
+    """
+    if text in (None, "prompt"):
+        return text
+    try:
+        return env_name(str(text))
+    except ValueError:
+        raise UsageError(
+            "--sudo-password: expected `prompt` or the name of an environment variable",
+            hint="the password itself never stands on a command line",
+        ) from None
+
+
+def _no_node() -> UsageError:
+    return UsageError("no node given", hint="name each Spark with --node ADDRESS")
+
+
+def _ask_addresses() -> tuple[str, ...]:
+    addresses = [click.prompt("Address of the first Spark (the head)", err=True)]
+    while True:
+        more = click.prompt(
+            "Address of the next Spark (empty: no more)", default="", show_default=False, err=True
+        )
+        if not more:
+            return tuple(addresses)
+        addresses.append(more)
+
+
+def _print(path: Path, nodes: list[str], *, as_json: bool) -> None:
+    steps = ["spark-cluster trust", "spark-cluster ping"]
+    steps.append(f"spark-cluster up --tp {min(len(nodes), 2)}")
+    if as_json:
+        click.echo(json.dumps(asdict(Written(True, str(path), nodes, steps))))
+        return
+    click.echo(f"Wrote {path} ({', '.join(nodes)}). Next:")
+    meanings = ["accept the nodes' host keys", "check that they answer", "serve"]
+    for step, meaning in zip(steps, meanings, strict=True):
+        click.echo(f"  {step:<24}  {meaning}")
+
+
+# -- `trust`: look at the host keys of the nodes and their jump hosts, and accept them -------------
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,8 +198,8 @@ class UnreadKey:
     hint: str
 
 
-@click.command(cls=Command)
-def command(app: App, *, replace: bool, yes: bool) -> int:
+@click.command(cls=DeclaredCommand)
+def trust(app: App, *, replace: bool, yes: bool) -> int:
     """Show the SSH host key of every node and save those that you accept in known_hosts.
 
     Compare the fingerprints with the nodes' own: on a node,
@@ -212,3 +350,31 @@ def _row(shown: HostKey, *, trusted: bool) -> dict[str, Any]:
 
 def _say(app: App, text: str) -> None:
     click.echo(coloured(text), err=app.as_json)
+
+
+# -- `completion` ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CompletionScript:
+    """The completion script of one shell."""
+
+    shell: str
+    script: str
+
+
+@click.command(cls=DeclaredCommand)
+def completion(
+    ctx: click.Context, app: App, *, shell: Annotated[str, click.Choice(list(SHELLS))]
+) -> None:
+    """Print the completion script for SHELL, to be loaded by its start-up file.
+
+    \b
+    echo 'eval "$(spark-cluster completion bash)"' >> ~/.bashrc
+    echo 'eval "$(spark-cluster completion zsh)"' >> ~/.zshrc
+    spark-cluster completion fish > ~/.config/fish/completions/spark-cluster.fish
+
+    bash must be 4.4 or newer.
+    """
+    script = SHELLS[shell](ctx.find_root().command, {}, PROGRAM, VARIABLE).source()
+    app.show(CompletionScript(shell, script), script)
