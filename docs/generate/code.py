@@ -80,6 +80,7 @@ from spark_cluster.importers.fetching import Update
 from spark_cluster.importers.importer import Imported
 from spark_cluster.issues.entries import Issue, KnownIssueMatch, files, read
 from spark_cluster.issues.explain import Explanation
+from spark_cluster.models import memory_share
 from spark_cluster.plan import fit, plan, room
 from spark_cluster.plan.calibrate import Calibration
 from spark_cluster.plan.evidence import Comparison

@@ -281,8 +281,12 @@ def _lacking(
             "the nodes have it",
             blocks=True,
         )
-    if not any(left.what.startswith("mods:") for left in parts.left_out):
-        return
+    if any(left.what.startswith("mods:") for left in parts.left_out):
+        yield from _of_missing_mods(source, parts)
+
+
+def _of_missing_mods(source: Source, parts: Parts) -> Iterator[Left]:
+    """Yield the flags and files that only a mod that was not carried over can have brought."""
     known = kinds(source.launch.engine)
     for flag, value in parts.engine_args.items():
         if flag not in known and flag.removeprefix("no-") not in known:
