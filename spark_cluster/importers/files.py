@@ -1,5 +1,6 @@
-"""Which importer reads a file: ours, and those of other packages, whose faults do not touch the
-others.
+"""From a file of another tool to a recipe: which importer reads it, and the text that is written.
+
+Importers of other packages are asked, too; their faults do not touch the others.
 """
 
 from __future__ import annotations
