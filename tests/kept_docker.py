@@ -49,7 +49,7 @@ def install(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _of_memory(argv: Sequence[str]) -> str:
     """Return what a command does for the node's memory, in words; empty for another one."""
-    if "spark_cluster.node.memory:main" in argv:
+    if "spark_cluster.node.load_watch:reclaim" in argv:
         return "prepare"
     unit = next((word for word in argv if "load-guard" in word), "").removeprefix("--unit=")
     name = unit.removeprefix("spark-cluster-load-guard-").removesuffix(".service")

@@ -17,8 +17,7 @@ from pathlib import Path
 import click
 
 from spark_cluster.node import telemetry
-from spark_cluster.node.engine_metrics import figures
-from spark_cluster.node.telemetry import Settings, SystemReader
+from spark_cluster.node.telemetry import Settings, SystemReader, figures
 
 TICKS = os.sysconf("SC_CLK_TCK")
 WARM_UP_S = 8.0

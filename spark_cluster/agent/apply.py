@@ -7,12 +7,20 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spark_cluster.node import container_gpu
-from spark_cluster.node.faults import explain, unforeseen
+from spark_cluster.node import confinement
 from spark_cluster.node.host import Cancelled, Host
-from spark_cluster.node.masking import MASK, mask
 from spark_cluster.node.output import shortened
-from spark_cluster.node.values import Missing, RebootNeeded, ResourceError, Skip, Unknown
+from spark_cluster.node.values import (
+    MASK,
+    Missing,
+    RebootNeeded,
+    ResourceError,
+    Skip,
+    Unknown,
+    explain,
+    mask,
+    unforeseen,
+)
 from spark_cluster.resources.base import Resource, State, differences
 
 Emit = Callable[[dict[str, Any]], None]
@@ -132,7 +140,7 @@ class Document:
             return event
         self._asked(resource, event)
         if not self._touched:
-            container_gpu.keep(host)
+            confinement.keep(host)
         self.emit({"event": "changing", "id": resource.id})
         self._converge(resource, actual, changes)
         return event

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import cache_usage, engine_caches, launch_records, tuned_kernels
+from spark_cluster.node import engine_caches, launch_records
 from spark_cluster.node.host import Host
 
 Reply = dict[str, Any]
@@ -29,8 +29,8 @@ def _state(host: Host, request: Mapping[str, Any]) -> Reply:
     """The records, and the compiled configurations that are there; sizes take longer."""
     return {
         "launches": [record.to_dict() for record in launch_records.read(host.root)],
-        "compiled": cache_usage.compiled_keys(_folder(host, request)),
-        "tuned": tuned_kernels.read(_folder(host, request)),
+        "compiled": engine_caches.compiled_keys(_folder(host, request)),
+        "tuned": engine_caches.tuned(_folder(host, request)),
     }
 
 
@@ -57,7 +57,7 @@ def _record(host: Host, request: Mapping[str, Any]) -> Reply:
 
 
 def _usage(host: Host, request: Mapping[str, Any]) -> Reply:
-    entries = cache_usage.usage(_folder(host, request))
+    entries = engine_caches.usage(_folder(host, request))
     records = launch_records.read(host.root)
     return {
         "entries": [entry.to_dict() for entry in entries],
@@ -69,12 +69,12 @@ def _usage(host: Host, request: Mapping[str, Any]) -> Reply:
 def _written(host: Host, request: Mapping[str, Any]) -> Reply:
     """Return the size of an image's caches; 0 files where not all of it could be counted."""
     path = f"{engine_caches.IMAGES}/{request['name']}"
-    found = cache_usage.Count().entry("", _folder(host, request), path)
+    found = engine_caches.Count().entry("", _folder(host, request), path)
     return {"files": found.files, "bytes": found.bytes} if found.whole else {"files": 0, "bytes": 0}
 
 
 def _remove(host: Host, request: Mapping[str, Any]) -> Reply:
-    return {"removed": cache_usage.remove(_folder(host, request), set(request["paths"]))}
+    return {"removed": engine_caches.remove(_folder(host, request), set(request["paths"]))}
 
 
 ACTIONS: dict[str, Callable[[Host, Mapping[str, Any]], Reply]] = {

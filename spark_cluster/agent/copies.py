@@ -16,7 +16,7 @@ from typing import Any
 from spark_cluster.node import images, paths
 from spark_cluster.node.durable import read_object, write_file
 from spark_cluster.node.host import Host
-from spark_cluster.node.store import copy_work, manifest, plain_folder, verify
+from spark_cluster.node.store import copy_work, verify
 from spark_cluster.node.store.copy_channel import make_secrets
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.units import result_of
@@ -40,8 +40,8 @@ def _where(host: Host, request: Request) -> dict[str, str]:
     """The hub cache or plain folder of a request, as `copy_work.cache_of` takes it."""
     if request.get("folder"):
         folder = str(host.path(str(request["folder"])))
-        return {"folder": folder, "ours": str(host.path(plain_folder.OURS))}
-    return {"hub": str(host.path(str(request["hub"]))), "ours": str(host.path(manifest.OURS))}
+        return {"folder": folder, "ours": str(host.path(paths.FOLDERS))}
+    return {"hub": str(host.path(str(request["hub"]))), "ours": str(host.path(paths.MODELS))}
 
 
 def _folder(host: Host, request: Request) -> Reply:

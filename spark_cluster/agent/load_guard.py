@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from spark_cluster.node import load_guard, memory, own_program
+from spark_cluster.node import load_watch, own_program
 from spark_cluster.node.host import Host
 from spark_cluster.node.units import BOOTED
 from spark_cluster.node.values import ResourceError
@@ -24,10 +24,10 @@ def _prepare(host: Host, _request: Request) -> Reply:
 
     The pressure is that from before: compaction itself makes some.
     """
-    pressure = memory.pressure(host.root)
-    argv = own_program.argv(memory.__name__, str(host.root))
+    pressure = load_watch.pressure(host.root)
+    argv = own_program.argv(load_watch.RECLAIM, str(host.root))
     try:
-        done = host.run(argv, timeout=memory.RECLAIM_S)
+        done = host.run(argv, timeout=load_watch.RECLAIM_S)
         problem = done.stderr.strip() if done.status != 0 else ""
     except ResourceError as error:  # a disk that does not take what is to be written
         problem = error.message
@@ -50,8 +50,8 @@ def _begin(host: Host, request: Request) -> Reply:
         return {}
     limit = min(float(request["limit_s"]), LONGEST_S)
     health = str(request.get("health", ""))
-    settings = load_guard.Settings(server, programs, limit, health, str(host.root))
-    host.run(load_guard.start(settings, host.search_path)).check("starting the load guard")
+    settings = load_watch.Settings(server, programs, limit, health, str(host.root))
+    host.run(load_watch.start(settings, host.search_path)).check("starting the load guard")
     return {}
 
 
@@ -59,8 +59,8 @@ def _end(host: Host, request: Request) -> Reply:
     """End the guard of a server, of which nothing stays."""
     server = _name(request["server"])
     if host.which("systemctl") is not None:
-        host.run(("systemctl", "stop", load_guard.unit(server)))  # fails where it has ended
-    path = host.path(load_guard.reason_file(server))
+        host.run(("systemctl", "stop", load_watch.unit(server)))  # fails where it has ended
+    path = host.path(load_watch.reason_file(server))
     with contextlib.suppress(OSError):  # there is none, or another server has one
         path.unlink(missing_ok=True)
         path.parent.rmdir()
@@ -68,7 +68,7 @@ def _end(host: Host, request: Request) -> Reply:
 
 
 def _name(found: object) -> str:
-    if load_guard.NAME.fullmatch(str(found)) is None:
+    if load_watch.NAME.fullmatch(str(found)) is None:
         raise ResourceError(f"{str(found)[:60]!r} is not the name of a program of ours")
     return str(found)
 

@@ -23,8 +23,7 @@ from typing import Any, TypeVar
 from spark_cluster.agent import bootstrap, frames
 from spark_cluster.agent.operations import Laptop, Node, carry_out
 from spark_cluster.node import own_program, paths
-from spark_cluster.node.masking import mask, secrets_in
-from spark_cluster.node.values import Blob, ResourceError
+from spark_cluster.node.values import Blob, ResourceError, mask, secrets_in
 
 # The agent's own code on this node: parts that come later, and the folders of other versions.
 

@@ -9,11 +9,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any, cast
 
-from spark_cluster.node import launch_records
+from spark_cluster.node import launch_records, paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import verify
 from spark_cluster.node.store.hub_cache import HubCache, alone
-from spark_cluster.node.store.manifest import OURS, is_commit, is_repository
+from spark_cluster.node.store.manifest import is_commit, is_repository
 from spark_cluster.node.store.usage import LOCK_S, Usage, plan, remove, usage
 from spark_cluster.node.units import result_of
 from spark_cluster.node.values import ResourceError
@@ -37,7 +37,7 @@ class Store:
     def __init__(self, host: Host, request: Request) -> None:
         self.host = host
         self.request = request
-        self.cache = HubCache(host.path(str(request["hub"])), host.path(OURS))
+        self.cache = HubCache(host.path(str(request["hub"])), host.path(paths.MODELS))
 
     def state(self) -> Reply:
         """Return what of the `wanted` (`repository`, `revision`) is here, without reading it."""

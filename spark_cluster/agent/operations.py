@@ -16,12 +16,16 @@ from typing import Any
 
 from spark_cluster.agent.apply import Document
 from spark_cluster.agent.gathering import Gathering
-from spark_cluster.node import locks, own_program
-from spark_cluster.node.faults import explain, unforeseen
+from spark_cluster.node import durable, own_program
 from spark_cluster.node.host import Cancelled, Host, Processes
-from spark_cluster.node.masking import secrets_in
-from spark_cluster.node.project_code import project_place
-from spark_cluster.node.values import Blob, ResourceError
+from spark_cluster.node.values import (
+    Blob,
+    ResourceError,
+    explain,
+    project_place,
+    secrets_in,
+    unforeseen,
+)
 from spark_cluster.resources.base import from_wire
 
 Request = Mapping[str, Any]
@@ -66,10 +70,10 @@ class Node:
     root: Path = Path("/")
     processes: Processes = field(default_factory=Processes)
     overlays: dict[str, Any] = field(default_factory=dict)
-    lock: locks.NodeLock = field(init=False)
+    lock: durable.NodeLock = field(init=False)
 
     def __post_init__(self) -> None:
-        self.lock = locks.NodeLock(self.root / locks.RUN.lstrip("/"))
+        self.lock = durable.NodeLock(self.root / durable.RUN_LOCK.lstrip("/"))
 
     def host(self, request: Request, laptop: Laptop | None = None) -> Host:
         """This node, for one request."""
@@ -118,7 +122,7 @@ def do_lock(node: Node, request: Request, _laptop: Laptop) -> Reply:
     """Take this node's lock for as long as the agent lives."""
     try:
         node.lock.take(dict(request["owner"]), PATIENCE_S)
-    except locks.Locked as locked:
+    except durable.Locked as locked:
         return {"locked_by": locked.owner}
     return {}
 
@@ -153,11 +157,12 @@ def _machine(root: Path) -> Reply:
 def do_run(node: Node, request: Request, laptop: Laptop) -> Reply:
     """Run one command, or a program of ours: status and outputs, and how many bytes were too many.
 
-    With `program`, a module with `main`, `argv` are its words.
+    With `program` (as `own_program` names one), `argv` are its words.
     """
     argv = request["argv"]
     if program := str(request.get("program", "")):
-        find_spec(program)  # also brings it, where it is in a part of the code that is not here
+        # Also brings it, where it is in a part of the code that is not here.
+        find_spec(program.partition(":")[0])
         argv = own_program.argv(program, *argv)
     done = node.host(request, laptop).run(
         argv,

@@ -21,10 +21,9 @@ from spark_cluster.agent.revert_plan import (
 )
 from spark_cluster.node import safe_paths
 from spark_cluster.node.durable import sync_folder
-from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
 from spark_cluster.node.journal import Journal, Shape
-from spark_cluster.node.values import ResourceError
+from spark_cluster.node.values import ResourceError, explain
 from spark_cluster.resources.file import DIFF_INPUT_LIMIT, sizes, unified
 
 Emit = Callable[[dict[str, Any]], None]

@@ -40,7 +40,7 @@ LONGEST = 200
 
 TRIES = 9
 
-ROUND_TRIP = "spark_cluster.node.probes.round_trip"
+ROUND_TRIP = "spark_cluster.node.probes:round_trip"
 
 VERSIONS = """\
 import ctypes, importlib.metadata as metadata

@@ -26,7 +26,7 @@ ARCHIVE = "programs.pyz"
 """In a folder of a run: the programs that measure there. The name is not their hash: by its command
 a unit is found again that was started by another version."""
 
-MAIN, ASK = "spark_cluster.node.bench.measure", "spark_cluster.node.bench.ask"
+MAIN, ASK = "spark_cluster.node.bench.measure", "spark_cluster.node.bench.completions"
 
 MEASURED = 'test -e "$0" || exit 0; exec 9<"$0"; flock --shared --nonblock 9 || cat "$0"'
 """Prints the folder whose cells are being measured; nothing where none are."""

@@ -71,7 +71,7 @@ def _named(node: ast.AST) -> Iterator[str]:
         yield node.module
         yield from (f"{node.module}.{alias.name}" for alias in node.names)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        yield from re.findall(r"^spark_cluster\.node\.[\w.]+$", node.value)
+        yield from re.findall(r"^(spark_cluster\.node\.[\w.]+)(?::\w+)?$", node.value)
     for below in ast.iter_child_nodes(node):
         yield from _named(below)
 

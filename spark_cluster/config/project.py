@@ -25,7 +25,7 @@ from spark_cluster.config.extension import Extensions, broken, extensions_in_use
 from spark_cluster.config.suggest import did_you_mean
 from spark_cluster.config.yamlfile import Sourced, load, shown
 from spark_cluster.errors import InvalidFile, Refused, SparkClusterError, UsageError
-from spark_cluster.node.project_code import PROJECT_PACKAGE, PROJECT_RESOURCES
+from spark_cluster.node.values import PROJECT_PACKAGE, PROJECT_RESOURCES
 from spark_cluster.resources import base
 from spark_cluster.resources.base import Resource
 

@@ -9,7 +9,7 @@ import re
 import tomllib
 from pathlib import Path
 
-from spark_cluster.node.masking import MASK
+from spark_cluster.node.values import MASK
 
 _FILE = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 _NAMES, _VALUES = _FILE["names"], _FILE["values"]

@@ -10,7 +10,7 @@ from spark_cluster.doctor.check import check
 from spark_cluster.doctor.observations import Observations
 from spark_cluster.doctor.verdict import NotSeen, Verdict, fail, ok, warn
 from spark_cluster.engine.names import RAY, SERVER, TITLE
-from spark_cluster.node.memory import SSH_STOPS_KIB
+from spark_cluster.node.load_watch import SSH_STOPS_KIB
 
 WARN_KIB = 6 * 2**20
 

@@ -16,7 +16,7 @@ from spark_cluster.config.topology import cabled_port
 from spark_cluster.doctor.question import Context, NodeSource, sources
 from spark_cluster.doctor.verdict import NotSeen
 from spark_cluster.engine.names import PROGRAMS
-from spark_cluster.node import unit_state
+from spark_cluster.node import containers
 from spark_cluster.node.containers import ContainerState, parse_containers, with_logs
 
 TIMEOUT_S = 20.0
@@ -196,7 +196,7 @@ class Observations:
         """
         units = tuple(self._units())
         if units:
-            units = with_logs(units, unit_state.stamped(self.output("unit_logs")))
+            units = with_logs(units, containers.stamped(self.output("unit_logs")))
         if not self.has("docker"):
             return units
         return (*parse_containers(self.output("containers"), self.output("logs")), *units)
@@ -206,7 +206,7 @@ class Observations:
             if self.hangs(name):
                 raise NotSeen(self._prefix + self.hangs(name))
             done = self.answer["commands"].get(name)
-            state = unit_state.parse(done["stdout"], name) if done and done["stdout"] else None
+            state = containers.parse(done["stdout"], name) if done and done["stdout"] else None
             if state is not None and state.status != "absent":
                 yield state
 

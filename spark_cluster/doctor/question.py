@@ -18,7 +18,7 @@ from spark_cluster.engine import firewall, ray
 from spark_cluster.engine.names import PAUSE, PROGRAMS
 from spark_cluster.engine.runtime import JOURNAL
 from spark_cluster.issues.entries import shipped
-from spark_cluster.node import container_gpu, unit_state
+from spark_cluster.node import confinement, containers
 from spark_cluster.node.nvidia_smi import THROTTLE
 from spark_cluster.resources import docker
 from spark_cluster.resources.unit import FOLDER
@@ -176,15 +176,15 @@ def _of_modules(context: Context) -> dict[str, NodeSource]:
     """The sources whose commands and files are known elsewhere."""
     smi, asked = "nvidia-smi", ray.question(context.dashboard)
     load = (smi, f"--query-gpu={GPU_LOAD}", "--format=csv,noheader,nounits")
-    devices = shell(container_gpu.SPECIFICATIONS, *container_gpu.FOLDERS)
+    devices = shell(confinement.SPECIFICATIONS, *confinement.FOLDERS)
     commands = {
         "load": ("nvidia-smi: load, clock, power", load, smi),
         "apps": ("nvidia-smi --query-compute-apps", tuple(fact_gathering.COMPUTE_APPS), smi),
         "cdi": ("CDI specifications", devices, ""),
-        "gpu_access": ("control groups of containers", shell(container_gpu.ACCESS), "docker"),
+        "gpu_access": ("control groups of containers", shell(confinement.ACCESS), "docker"),
         "image_store": ("docker info", tuple(docker.STORE), "docker"),
         "firewall": ("nft list table", firewall.LIST, "nft"),
-        **{n: (f"systemctl show {n}", tuple(unit_state.question(n)), "") for n in PROGRAMS},
+        **{n: (f"systemctl show {n}", tuple(containers.question(n)), "") for n in PROGRAMS},
     }
     return {
         **{n: NodeSource(label, argv, tool=tool) for n, (label, argv, tool) in commands.items()},

@@ -26,12 +26,11 @@ from spark_cluster.engine.deployment import Deployment, Key, Server
 from spark_cluster.engine.logs import BEGINNING
 from spark_cluster.engine.members import Member
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.node import images, launch_records, unit_state
+from spark_cluster.node import containers, images, launch_records
 from spark_cluster.node.containers import ContainerState
-from spark_cluster.node.engine_caches import of_environment, short
+from spark_cluster.node.engine_caches import TUNED_VARIABLE, of_environment, short, tuned_folder
 from spark_cluster.node.launch_records import LaunchRecord
 from spark_cluster.node.store.manifest import revision_of
-from spark_cluster.node.tuned_kernels import VARIABLE, folder_of
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Pending, Session
 
@@ -45,7 +44,7 @@ TunedOn = Mapping[str, Sequence[Mapping[str, Any]]]
 def tuned_on(play: Play, server: Server, nodes: Sequence[Node]) -> TunedOn:
     """Ask the nodes for what is tuned for a server's model; nothing is asked where it cannot be."""
     recipe, folder = server.recipe, server.cache_root
-    if recipe.engine != "vllm" or recipe.venv is not None or VARIABLE in recipe.env:
+    if recipe.engine != "vllm" or recipe.venv is not None or TUNED_VARIABLE in recipe.env:
         return {}
     waiting = {
         node.name: play.session(node).submit("caches", what="state", folder=folder)
@@ -86,10 +85,10 @@ def with_tuned_kernels(play: Play, server: Server, found: TunedOn) -> Server:
             f"`spark-cluster tune {server.recipe.name}` tunes them for this one"
         )
         return server
-    folder = folder_of(server.cache_root, image, server.recipe.model.name, server.tp)
+    folder = tuned_folder(server.cache_root, image, server.recipe.model.name, server.tp)
     return replace(
         server,
-        env={**server.env, VARIABLE: folder},
+        env={**server.env, TUNED_VARIABLE: folder},
         mounts=(*server.mounts, f"{folder}:{folder}:ro"),
         labels={**server.labels, TUNED: " ".join(sorted(files))},
     )
@@ -433,7 +432,7 @@ def _made(one: Member) -> LaunchRecord | None:
 
 def _unrecorded(session: Session, server: Server) -> LaunchRecord | None:
     asked = session.request("gather", commands={"inspect": runtime.question(server.program)})
-    state = unit_state.answered(asked["commands"]["inspect"])
+    state = containers.answered(asked["commands"]["inspect"])
     run = f"{state.id[:12]} {state.started}".strip()
     answer = session.request(
         "caches",

@@ -18,7 +18,7 @@ from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.errors import Failed, VerificationFailed
 from spark_cluster.issues import log_lines
 from spark_cluster.issues.match import KnownIssueMatch
-from spark_cluster.node import unit_state
+from spark_cluster.node import containers
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session
 
@@ -78,7 +78,7 @@ def read(session: Session, container: str, *, lines: int = 400) -> str:
         done = session.run(runtime.log(container, lines))
     except Failed:  # an idle node need not even have Docker
         return ""
-    return unit_state.stamped(done.stdout + done.stderr) if done.status == 0 else ""
+    return containers.stamped(done.stdout + done.stderr) if done.status == 0 else ""
 
 
 def last_line(log: str) -> str:

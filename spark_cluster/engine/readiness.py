@@ -26,7 +26,7 @@ from spark_cluster.engine.engine import ask_health, engine
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.ray import TOKENS_SINCE, RayNode, RayState
 from spark_cluster.errors import Failed, SparkClusterError, VerificationFailed
-from spark_cluster.node import load_guard, memory, replies, unit_state
+from spark_cluster.node import containers, load_watch, replies
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.node.health import Life, judge
@@ -88,12 +88,12 @@ class LoadGuard:
             what = "memory is not guarded while weights load"
             self._play.note(f"{error.where}: {what}: {error.message}", warning=True)
 
-    def ended(self) -> tuple[str, load_guard.Reason] | None:
+    def ended(self) -> tuple[str, load_watch.Reason] | None:
         """Return the node on which it has ended the load, and why; None where it has not."""
-        files = {"reason": load_guard.reason_file(self._server)}
+        files = {"reason": load_watch.reason_file(self._server)}
         sessions = {n.name: self._play.session(n) for n in self._nodes if self._begun}
         waiting = {name: one.submit("gather", files=files) for name, one in sessions.items()}
-        found = {n: load_guard.parse(p.wait()["files"]["reason"]) for n, p in waiting.items()}
+        found = {n: load_watch.parse(p.wait()["files"]["reason"]) for n, p in waiting.items()}
         return next(((name, reason) for name, reason in found.items() if reason), None)
 
     def end(self) -> None:
@@ -109,7 +109,7 @@ def _ask_guard(
 ) -> list[tuple[Node, Any]]:
     """Ask the nodes whose memory is the GPU's, all at once."""
     waiting = [
-        (node, play.session(node).submit("load_guard", memory.RECLAIM_S, what=what, **given))
+        (node, play.session(node).submit("load_guard", load_watch.RECLAIM_S, what=what, **given))
         for node in nodes
         if not node.facts.gpu_memory.of_gpu
     ]
@@ -209,7 +209,7 @@ def progress(play: Play, server: Server) -> Seen:
         answer = session.request("gather", commands=asked)
         tables = printed(answer)
         found[f"compilers on {node.name}"] = _compilers([tables[f"cpu {n}"] for n in programs])
-        states = [unit_state.answered(answer["commands"][name]) for name in programs]
+        states = [containers.answered(answer["commands"][name]) for name in programs]
         image = next((state.image for state in states if state.image), "")
         folder = short(image) if image else of_environment(server.venv)
         root = server.cache_root
@@ -437,7 +437,7 @@ def container_state(play: Play, name: str, node: str | None = None) -> Container
     """State of a program on a node, by default the head, whatever runs it."""
     session = play.connections.session(node or play.head.name)
     asked = {"inspect": runtime.question(name)}
-    return unit_state.answered(session.request("gather", commands=asked)["commands"]["inspect"])
+    return containers.answered(session.request("gather", commands=asked)["commands"]["inspect"])
 
 
 def _ended(

@@ -23,9 +23,8 @@ from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.engine.names import SERVER
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.issues import rules
-from spark_cluster.node import replies
-from spark_cluster.node.supervision import model_probe
-from spark_cluster.node.supervision.model_probe import (
+from spark_cluster.node import health, replies
+from spark_cluster.node.health import (
     DISTINCT,
     FORM_TYPE,
     SAME,
@@ -75,14 +74,14 @@ def embedding(client: Client) -> str:
     _sized(client, [one, near, far, again])
     if client.normalized:
         _normalized(client, [one, near, far])
-    same = model_probe.cosine(one, again)
+    same = health.cosine(one, again)
     if same < SAME:
         raise client.wrong(
             f"embedding: the same text gives another vector the second time (cosine {same:.3f}, "
             f"expected at least {SAME})",
             KERNELS,
         )
-    related, unrelated = model_probe.cosine(one, near), model_probe.cosine(one, far)
+    related, unrelated = health.cosine(one, near), health.cosine(one, far)
     if unrelated > DISTINCT:
         raise client.wrong(
             "embedding: two sentences about different things have the same vector "
@@ -106,7 +105,7 @@ def reranking(client: Client) -> str:
     """
     document = _reranked(client)
     try:
-        found = model_probe.scores(document, len(DOCUMENTS))
+        found = health.scores(document, len(DOCUMENTS))
     except NotVectors as error:
         raise client.wrong(f"reranking: {error}", KERNELS) from None
     high, low = found[RELEVANT], found[1 - RELEVANT]
@@ -163,7 +162,7 @@ def _embedded(client: Client, texts: Sequence[str]) -> list[Vector]:
     except NoSuchPath as error:
         raise client.wrong(error.message, POOLING) from None
     try:
-        return model_probe.vectors(document, len(texts))
+        return health.vectors(document, len(texts))
     except NotVectors as error:
         raise client.wrong(f"embedding: {error}", f"{KERNELS}; {FOREIGN}") from None
 
@@ -183,7 +182,7 @@ def _sized(client: Client, found: Sequence[Vector]) -> None:
 
 def _normalized(client: Client, found: Sequence[Vector]) -> None:
     for vector in found:
-        length = model_probe.length(vector)
+        length = health.length(vector)
         if abs(length - 1) > UNIT:
             raise client.wrong(
                 f"embedding: a vector has the length {length:.4g}, expected 1",

@@ -13,7 +13,7 @@ from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV, Process
 from spark_cluster.engine.names import PAUSE, PROGRAMS, RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
-from spark_cluster.node import confinement, unit_state
+from spark_cluster.node import confinement, containers
 from spark_cluster.node.containers import RECIPE
 from spark_cluster.node.engine_caches import of_environment
 from spark_cluster.node.store.manifest import whole_folder
@@ -179,11 +179,11 @@ def pause(server: Server) -> list[Resource]:
 
 
 def question(name: str) -> list[list[str]]:
-    """Return the commands that tell a program's state; `unit_state.parse` reads what they print.
+    """Return the commands that tell a program's state; `containers.parse` reads what they print.
 
     The first one counts that has an answer, as the agent's `gather` takes them.
     """
-    return [unit_state.question(name), ["docker", "container", "inspect", name]]
+    return [containers.question(name), ["docker", "container", "inspect", name]]
 
 
 def servers_question() -> list[str]:

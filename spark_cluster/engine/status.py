@@ -14,7 +14,7 @@ from spark_cluster.engine.launches import Warmth
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, LOADER_UNIT, UNIT, Access
 from spark_cluster.engine.ray import RayNode
-from spark_cluster.node import unit_state
+from spark_cluster.node import containers
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import printed
@@ -87,7 +87,7 @@ def ask_nodes(play: Play) -> list[NodeState]:
             NodeState(
                 name,
                 True,
-                {n: unit_state.answered(commands[n]) for n in (SERVER, RAY)},
+                {n: containers.answered(commands[n]) for n in (SERVER, RAY)},
                 firewall=firewall.wrong_with(commands["firewall"], files["firewall"]),
                 proxy=outputs[UNIT].strip(),
                 loader=outputs[LOADER_UNIT].strip(),

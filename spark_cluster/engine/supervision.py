@@ -18,8 +18,8 @@ from spark_cluster.config.topology import Node
 from spark_cluster.engine import proxy, runtime
 from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.engine.ray import TOKEN_FILE
-from spark_cluster.node import locks, own_program, paths, replies
-from spark_cluster.node.supervision.policy import SupervisionState
+from spark_cluster.node import durable, own_program, paths, replies
+from spark_cluster.node.supervision.main import SupervisionState
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
 from spark_cluster.runner.session import Session, printed
@@ -121,7 +121,7 @@ def _known() -> dict[str, Any]:
         "server": SERVER,
         "ray": RAY,
         "unit_folder": UNIT_FOLDER,
-        "lock": locks.RUN,
+        "lock": durable.RUN_LOCK,
         "title": TITLE.pattern,
         "ray_token": TOKEN_FILE,
         "description": proxy.DESCRIPTION,

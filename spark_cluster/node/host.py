@@ -15,13 +15,17 @@ from pathlib import Path
 from typing import Any
 
 from spark_cluster.node import paths, safe_paths
-from spark_cluster.node.durable import naming, sync_folder, write_file
-from spark_cluster.node.faults import explain
+from spark_cluster.node.durable import (
+    TemporaryFiles,
+    mounts_below,
+    naming,
+    remove_tree,
+    sync_folder,
+    write_file,
+)
 from spark_cluster.node.journal import Journal, Shape, file_shape, folder_shape, shape
-from spark_cluster.node.masking import marks_of
 from spark_cluster.node.processes import SEARCH_PATH, Cancelled, Completed, Processes
-from spark_cluster.node.temporary import TemporaryFiles, mounts_below, remove_tree
-from spark_cluster.node.values import Blob, ResourceError, Unknown
+from spark_cluster.node.values import Blob, ResourceError, Unknown, explain, marks_of
 
 # The content of a file while it is written: its digest, and whether a secret is in it.
 

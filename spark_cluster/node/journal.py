@@ -28,8 +28,8 @@ from spark_cluster.node.durable import (
     sync_folder,
     write_file,
 )
-from spark_cluster.node.masking import marks_of
 from spark_cluster.node.safe_paths import file_in
+from spark_cluster.node.values import marks_of
 
 # Paths on this node that hold secrets: neither the journal nor a diff says what is in them.
 

@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from spark_cluster.node import locks, own_program, paths, processes, worker
+from spark_cluster.node import durable, own_program, paths, processes, worker
 from spark_cluster.node.durable import read_object
-from spark_cluster.node.faults import explain
 from spark_cluster.node.host import Host
 from spark_cluster.node.own_program import answer_of
 from spark_cluster.node.processes import Cancelled, Completed
-from spark_cluster.node.values import ResourceError
+from spark_cluster.node.values import ResourceError, explain
 from spark_cluster.node.worker import Tail, text_of
 
 FOLDER = paths.UNITS
@@ -329,7 +328,7 @@ def _running(folder: Path) -> bool:
     except FileNotFoundError:
         return False
     try:
-        return locks.is_held(handle)
+        return durable.is_lock_held(handle)
     finally:
         os.close(handle)
 

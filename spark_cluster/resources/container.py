@@ -8,7 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_cluster.node import container_gpu
+from spark_cluster.node import confinement
 from spark_cluster.node.containers import ContainerState, rights
 from spark_cluster.node.engine_caches import folder_of, prepare, short
 from spark_cluster.node.host import Host
@@ -288,7 +288,7 @@ class Container(Program):
     def _argv_here(self, host: Host) -> tuple[str, ...]:
         """Return the arguments with the folder of this image's caches, which is made, and rules
         for this node's GPU, not its devices: without one of these nothing starts after a boot."""
-        numbers = container_gpu.devices(host).values() if self.gpus == "all" else ()
+        numbers = confinement.devices(host).values() if self.gpus == "all" else ()
         rules = (("--device-cgroup-rule", f"c {number} rwm") for number in numbers)
         argv = (*(word for rule in rules for word in rule), *self.argv)
         if not self.caches:

@@ -10,9 +10,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from spark_cluster.node import paths
+from spark_cluster.node.containers import DECLARED, declared
 from spark_cluster.node.engine_caches import folder_of, prepare
 from spark_cluster.node.host import Host
-from spark_cluster.node.unit_state import DECLARED, declared
 from spark_cluster.node.values import Missing, ResourceError
 from spark_cluster.resources.base import State, checks, differences, like, one_of
 from spark_cluster.resources.file import unified

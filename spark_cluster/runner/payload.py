@@ -36,7 +36,7 @@ CORE = ""
 
 PARTS: dict[str, tuple[str, ...]] = {
     CORE: ("spark_cluster/agent/", "spark_cluster/node/", "spark_cluster/resources/"),
-    "probes": ("spark_cluster/node/probes/",),
+    "probes": ("spark_cluster/node/probes.py",),
     "store": (
         "spark_cluster/agent/copies.py",
         "spark_cluster/agent/model_store.py",

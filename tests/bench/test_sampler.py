@@ -16,12 +16,11 @@ from factories import put
 from telemetry_node import APPS, BUSY, PAGE, loop, nvidia_smi, put_system, server
 from waiting import HANG_S, until
 
-from spark_cluster.node import gpu_readings, telemetry
-from spark_cluster.node.engine_metrics import EngineReader, figures
-from spark_cluster.node.gpu_readings import AppsReader, GpuReader
-from spark_cluster.node.nvidia_smi import THROTTLE
+from spark_cluster.node import nvidia_smi as readers
+from spark_cluster.node import telemetry
+from spark_cluster.node.nvidia_smi import THROTTLE, AppsReader, GpuReader
 from spark_cluster.node.telemetry import PAGE as PAGE_SIZE
-from spark_cluster.node.telemetry import File, Pipe, Sampler, Settings
+from spark_cluster.node.telemetry import EngineReader, File, Pipe, Sampler, Settings, figures
 from spark_cluster.runner import payload
 
 QUICK = {"every": 0.1, "slowly": 0.1}
@@ -153,7 +152,7 @@ def test_a_field_that_this_driver_does_not_have_is_left_out(root):
 
 
 def test_a_driver_that_is_not_loaded_is_noted_and_asked_again(root, monkeypatch):
-    monkeypatch.setattr(gpu_readings, "FIRST_PAUSE_S", 0.05)
+    monkeypatch.setattr(readers, "FIRST_PAUSE_S", 0.05)
     said = "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."
     nvidia_smi(root, gpu=f'test -e {root}/loaded || {{ echo "{said}"; exit 9; }}; {loop()}')
     reader = GpuReader(1.0)
@@ -169,7 +168,7 @@ def test_a_driver_that_is_not_loaded_is_noted_and_asked_again(root, monkeypatch)
 
 
 def test_one_that_hangs_is_noted_ended_and_never_waited_for(root, monkeypatch):
-    monkeypatch.setattr(gpu_readings, "SILENT_S", 0.2)
+    monkeypatch.setattr(readers, "SILENT_S", 0.2)
     hangs = "trap '' TERM; while :; do sleep 0.1; done"
     nvidia_smi(root, gpu=hangs, apps=hangs)
     gpu, apps = GpuReader(0.1), AppsReader(0.1)
@@ -193,9 +192,9 @@ def test_one_that_hangs_is_noted_ended_and_never_waited_for(root, monkeypatch):
 def test_none_is_started_next_to_one_that_does_not_end(root, monkeypatch):
     """As in uninterruptible sleep, which no signal ends: its output stays open. They must not
     become many."""
-    monkeypatch.setattr(gpu_readings, "SILENT_S", 0.1)
-    monkeypatch.setattr(gpu_readings, "END_S", 0.1)
-    monkeypatch.setattr(gpu_readings, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(readers, "SILENT_S", 0.1)
+    monkeypatch.setattr(readers, "END_S", 0.1)
+    monkeypatch.setattr(readers, "FIRST_PAUSE_S", 0.01)
     held = f"python3 -c 'import time; time.sleep(600)' {root}/held"
     nvidia_smi(root, apps=f"echo >>{root}/starts; {held} & echo $! >{root}/pid; wait")
     reader = AppsReader(0.1)

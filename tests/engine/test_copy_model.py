@@ -11,8 +11,8 @@ from spark_cluster.engine.copies import copy_model as module
 from spark_cluster.engine.copies.copy import Copied
 from spark_cluster.engine.copies.state import Wanted, hub_folder
 from spark_cluster.errors import Refused, UsageError
+from spark_cluster.node import paths
 from spark_cluster.node.store.hub_cache import HubCache
-from spark_cluster.node.store.manifest import OURS
 from spark_cluster.runner.options import Options
 
 WANTED = Wanted("org/model")
@@ -20,7 +20,8 @@ UNVERIFIED = "org/model@cccccccccccc is not verified against the hub"
 
 
 def cache_of(node: FakeNode) -> HubCache:
-    return HubCache(node.root / hub_folder(CACHE_ROOT).lstrip("/"), node.root / OURS.lstrip("/"))
+    ours = node.root / paths.MODELS.lstrip("/")
+    return HubCache(node.root / hub_folder(CACHE_ROOT).lstrip("/"), ours)
 
 
 @pytest.fixture

@@ -7,7 +7,7 @@ import json
 from role_samples import a_spark, ids, one, together
 
 from spark_cluster.engine import supervision
-from spark_cluster.node.supervision.policy import Limits
+from spark_cluster.node.supervision.main import Limits
 
 UNIT_FILE = "/etc/systemd/system/spark-cluster-supervise.service"
 

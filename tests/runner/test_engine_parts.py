@@ -117,7 +117,7 @@ def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
         return [one != other for one, other in zip(before, paths(), strict=True)]
 
     assert paths() == paths()
-    assert changed("node/supervision/policy.py") == [True, False, False]
+    assert changed("node/supervision/main.py") == [True, False, False]
     assert changed("node/supervision/look.py") == [True, True, True]
     assert changed("node/model_loader/policy.py") == [False, False, True]
     assert changed("__init__.py") == [False, False, False]

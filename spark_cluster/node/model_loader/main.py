@@ -18,11 +18,10 @@ from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import memory
+from spark_cluster.node import load_watch, probes
 from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.node.health import State, judge
 from spark_cluster.node.model_loader.policy import Answer, Loaded, Queue, Room, make_room
-from spark_cluster.node.probes import unix_socket
 from spark_cluster.node.supervision import look
 
 ACT_S = 180.0
@@ -48,7 +47,7 @@ class ProxyAway(Failed):
 
 def available_gib() -> float:
     """Return MemAvailable of the node."""
-    return memory.meminfo().get("MemAvailable", 0) / 2**20
+    return load_watch.meminfo().get("MemAvailable", 0) / 2**20
 
 
 class Servers:
@@ -208,7 +207,7 @@ def command(path: str, text: str) -> str:
     Raises:
         OSError: it is not there, or does not answer in time.
     """
-    return unix_socket.ask(path, f"{text}\n".encode(), PROXY_S).decode(errors="replace")
+    return probes.ask(path, f"{text}\n".encode(), PROXY_S).decode(errors="replace")
 
 
 def uses(printed: str) -> dict[str, Use]:

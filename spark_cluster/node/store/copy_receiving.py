@@ -21,7 +21,7 @@ from spark_cluster.node.store.copy_channel import (
 )
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import KEPT_FREE, Manifest, StoredFile
-from spark_cluster.node.store.progress import Progress
+from spark_cluster.node.store.progress import ByteProgress
 from spark_cluster.node.store.verify import make_own
 from spark_cluster.node.values import ResourceError
 
@@ -70,7 +70,7 @@ class Receiver:
     switch_s: float = SWITCH_S
     kept_free: int = KEPT_FREE
     switched: bool = False
-    _progress: Progress = field(default_factory=lambda: Progress(0))
+    _progress: ByteProgress = field(default_factory=lambda: ByteProgress(0))
     _ended: threading.Event = field(default_factory=threading.Event)
     _failure: ResourceError | None = None
     _said: str = ""
@@ -108,7 +108,7 @@ class Receiver:
             if missing.blobs:
                 self._must_fit(missing.size)
                 self.cache.files.make(self.cache.blobs(self.manifest.repository))
-                self._progress = Progress(self.manifest.size, f"from {self.sender}", have=kept)
+                self._progress = ByteProgress(self.manifest.size, f"from {self.sender}", have=kept)
                 self._fetch({file.blob for file in missing.blobs})
             self.cache.publish(self.manifest, self.revision)
         about = {"moved": self._progress.read, "kept": kept, "switched": self.switched}

@@ -25,14 +25,17 @@ from subprocess import DEVNULL, PIPE
 from typing import IO, Any
 
 from spark_cluster.node import own_program
-from spark_cluster.node.open_files import write_all
+from spark_cluster.node.beneath import write_all
 from spark_cluster.node.store.copy_channel import (
     DATA,
     FAILED,
     PIECE,
     Broken,
     Channel,
+    Give,
     Refused,
+    Sender,
+    StoredFiles,
     Stream,
 )
 from spark_cluster.node.store.copy_receiving import (
@@ -42,11 +45,10 @@ from spark_cluster.node.store.copy_receiving import (
     Receiver,
     silent,
 )
-from spark_cluster.node.store.copy_sending import Give, Sender, StoredFiles
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
-from spark_cluster.node.store.plain_folder import PlainFolder
-from spark_cluster.node.store.progress import Progress
+from spark_cluster.node.store.progress import ByteProgress
+from spark_cluster.node.store.verify import PlainFolder
 from spark_cluster.node.values import ResourceError
 
 LOOK_S = 0.2
@@ -204,7 +206,7 @@ def _receive_image(given: Given) -> dict[str, Any]:
     Raises:
         ResourceError: either of them fails, with its own words, or other images came.
     """
-    begun, progress = time.monotonic(), Progress(int(given["size"]))
+    begun, progress = time.monotonic(), ByteProgress(int(given["size"]))
     ref, sender = given["image"], given["receive"]["sender"]
     try:
         with _connected(given) as stream:

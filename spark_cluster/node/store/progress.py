@@ -9,7 +9,7 @@ EVERY_S = 1.0
 """Seconds between two lines."""
 
 
-class Progress:
+class ByteProgress:
     """Prints lines about bytes that were read or came, at most one in EVERY_S.
 
     Args:
@@ -40,10 +40,10 @@ class Progress:
 
     def line(self, seconds: float) -> str:
         """Return what is done after so many seconds, at which speed, and the time left."""
-        return line(self._done, self._have + self.read, self._total, self.read, seconds)
+        return progress_line(self._done, self._have + self.read, self._total, self.read, seconds)
 
 
-def line(what: str, done: int, total: int, moved: int, seconds: float) -> str:
+def progress_line(what: str, done: int, total: int, moved: int, seconds: float) -> str:
     """Return how far something is, its mean speed, and the time left.
 
     Args:

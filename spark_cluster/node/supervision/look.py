@@ -17,14 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from spark_cluster.node import (
-    engine_metrics,
-    load_guard,
-    memory,
-    nvidia_smi,
-    own_program,
-    unit_state,
-)
+from spark_cluster.node import containers, load_watch, nvidia_smi, own_program, telemetry
 from spark_cluster.node.containers import (
     DASHBOARD,
     ENDPOINT,
@@ -35,9 +28,8 @@ from spark_cluster.node.containers import (
     ContainerState,
     parse_state,
 )
-from spark_cluster.node.health import Completion
+from spark_cluster.node.health import Completion, completion_of, request_of
 from spark_cluster.node.http import ask
-from spark_cluster.node.supervision.model_probe import completion_of, request_of
 
 COMMAND_S = 20.0
 """Seconds for a question to Docker, systemd or nvidia-smi."""
@@ -84,8 +76,8 @@ def program(name: str, config: Mapping[str, Any]) -> ContainerState:
     """Return a program of ours; `unknown` where Docker or systemd does not answer."""
     folder = str(config["unit_folder"])
     if Path(f"{folder}/{name}.service").exists():
-        shown = output(unit_state.question(name, folder))
-        return unit_state.parse(shown, name) if shown else UNSEEN
+        shown = output(containers.question(name, folder))
+        return containers.parse(shown, name) if shown else UNSEEN
     # One question that both a missing container and a Docker that is down answer differently.
     listed = output(
         ["docker", "container", "ls", "--all", "--quiet", "--filter", f"name=^/?{name}$"]
@@ -123,8 +115,8 @@ def answer(server: ContainerState, limit_s: float) -> Completion:
 def tokens(server: ContainerState) -> float | None:
     """Return the tokens that the server has read and written so far; None where it does not say."""
     base = server.label(ENDPOINT).removesuffix("/v1")
-    reply = ask({"url": f"{base}/metrics", "timeout": engine_metrics.ASK_S})
-    found = engine_metrics.figures(str(reply["body"])) if reply["status"] == 200 else None
+    reply = ask({"url": f"{base}/metrics", "timeout": telemetry.ASK_S})
+    found = telemetry.figures(str(reply["body"])) if reply["status"] == 200 else None
     if found is None:
         return None
     return (found["prompt_tokens"] or 0.0) + (found["generation_tokens"] or 0.0)
@@ -163,7 +155,7 @@ def memory_obstacle(need_mib: int, title: str) -> str:
     for (_, name, _), text in zip(listed, named, strict=True):
         if re.match(title, name):
             return f"memory is still held by {text}"
-    available = memory.meminfo().get("MemAvailable", 0) // 1024
+    available = load_watch.meminfo().get("MemAvailable", 0) // 1024
     if available >= need_mib * RETURNED:
         return ""
     holder = f"; GPU memory is held by {', '.join(named[:3])}" if named else ""
@@ -213,7 +205,7 @@ def _is_own(address: str) -> bool:
 def prepare_memory(config: Mapping[str, Any]) -> None:
     """Give the page cache back and compact memory, where that is the GPU's, too."""
     if config["unified_memory"]:
-        output(own_program.argv(memory.__name__, "/"), memory.RECLAIM_S)
+        output(own_program.argv(load_watch.RECLAIM, "/"), load_watch.RECLAIM_S)
 
 
 def guard_load(
@@ -221,14 +213,14 @@ def guard_load(
 ) -> None:
     """Guard the load of a server that has been started."""
     if config["unified_memory"]:
-        told = load_guard.Settings(server, tuple(programs), limit_s)
-        output(load_guard.start(told, os.environ.get("PATH", os.defpath)))
+        told = load_watch.Settings(server, tuple(programs), limit_s)
+        output(load_watch.start(told, os.environ.get("PATH", os.defpath)))
 
 
 def load_ended_for(server: str) -> str:
     """Return why the load of a server was ended; empty where it was not."""
     try:
-        found = load_guard.parse(Path(load_guard.reason_file(server)).read_text())
+        found = load_watch.parse(Path(load_watch.reason_file(server)).read_text())
     except OSError:
         return ""
     return f"its load was ended before the node ran out of memory: {found}" if found else ""
@@ -237,5 +229,5 @@ def load_ended_for(server: str) -> str:
 def end_guard(server: str, config: Mapping[str, Any]) -> None:
     """End the guard_load of a server, and forget its load_ended_for."""
     if config["unified_memory"]:
-        output(["systemctl", "stop", load_guard.unit(server)])
-        Path(load_guard.reason_file(server)).unlink(missing_ok=True)
+        output(["systemctl", "stop", load_watch.unit(server)])
+        Path(load_watch.reason_file(server)).unlink(missing_ok=True)

@@ -22,7 +22,7 @@ from waiting import until
 
 from spark_cluster.engine import model_loading, proxy
 from spark_cluster.engine.proxy import ModelServer
-from spark_cluster.node import load_guard
+from spark_cluster.node import load_watch
 from spark_cluster.node.containers import NEEDS, ContainerState
 from spark_cluster.node.health import State
 from spark_cluster.node.model_loader import main as program
@@ -287,7 +287,7 @@ def asked(path: str, program: str, model: str = "m") -> http.client.HTTPResponse
 def test_a_load_is_prepared_and_guarded(node, monkeypatch):
     """P07: caches are dropped before the start; P06: a load that was ended says why."""
     reason = node.folder / "reason.json"
-    monkeypatch.setattr(load_guard, "reason_file", lambda _name: str(reason))
+    monkeypatch.setattr(load_watch, "reason_file", lambda _name: str(reason))
     monkeypatch.setattr(program, "available_gib", lambda: 100.0)
     queue = Queue(lambda: 0.0)
     loader = Loader(Servers(node.config), queue)

@@ -12,9 +12,8 @@ from free_ports import free_port
 
 from spark_cluster.node.processes import Processes
 from spark_cluster.node.store import copy_channel
-from spark_cluster.node.store.copy_channel import Channel
+from spark_cluster.node.store.copy_channel import Channel, Sender, StoredFiles
 from spark_cluster.node.store.copy_receiving import Receiver
-from spark_cluster.node.store.copy_sending import Sender, StoredFiles
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 

@@ -16,9 +16,8 @@ from models import COMMIT, REPOSITORY, content, model
 from waiting import until
 
 from spark_cluster.node.processes import Processes
-from spark_cluster.node.store import copy_channel, copy_receiving, copy_sending
-from spark_cluster.node.store.copy_channel import DATA, Broken, Channel, Refused, Stream
-from spark_cluster.node.store.copy_sending import Sender
+from spark_cluster.node.store import copy_channel, copy_receiving
+from spark_cluster.node.store.copy_channel import DATA, Broken, Channel, Refused, Sender, Stream
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.node.store.verify import verify
@@ -317,7 +316,7 @@ def _arrived(target: HubCache) -> int:
 
 
 def test_what_nobody_downloads_any_more_is_not_waited_for(source, target, serving, monkeypatch):
-    monkeypatch.setattr(copy_sending, "WRITER_GONE_S", 0.3)
+    monkeypatch.setattr(copy_channel, "WRITER_GONE_S", 0.3)
     cache, manifest = source
     cache.blob(REPOSITORY, manifest.files[0].blob).unlink()
     ended = pytest.raises(ResourceError, match="its download there has ended without it")

@@ -21,12 +21,11 @@ from unit_programs import installed
 from waiting import HANG_S
 
 from spark_cluster.engine import supervision
-from spark_cluster.node import load_guard, memory, own_program, unit_state
+from spark_cluster.node import containers, load_watch, own_program
 from spark_cluster.node.containers import KIND, ContainerState
-from spark_cluster.node.load_guard import PROGRAM, Settings
+from spark_cluster.node.load_watch import Settings
 from spark_cluster.node.supervision import look
-from spark_cluster.node.supervision.main import Supervisor
-from spark_cluster.node.supervision.policy import START, STOP
+from spark_cluster.node.supervision.main import START, STOP, Supervisor
 
 OWN = "--node-ip-address"
 SMI = '#!/bin/sh\ncat "{folder}/apps"\n'
@@ -319,8 +318,8 @@ def test_a_unit_of_the_runtime_venv(node, monkeypatch):
 
 def test_a_unit_that_was_stopped_by_hand_keeps_the_result_of_the_run_before():
     shown = "[Unit]\nActiveState={}\nResult=exit-code\nExecMainStatus=1\n"
-    assert not unit_state.parse(shown.format("failed")).by_hand
-    assert unit_state.parse(shown.format("inactive")).by_hand
+    assert not containers.parse(shown.format("failed")).by_hand
+    assert containers.parse(shown.format("inactive")).by_hand
 
 
 REASON = {"available_kib": 2**20, "free_kib": 0, "swap_free_kib": 0, "pressure": None, "at": 0}
@@ -329,7 +328,7 @@ REASON = {"available_kib": 2**20, "free_kib": 0, "swap_free_kib": 0, "pressure":
 def test_a_start_of_its_own_is_prepared_and_guarded(node, engine, monkeypatch):
     """P07: caches are dropped before each start; P06: the guard is there while weights load."""
     reason = node.folder / "reason.json"
-    monkeypatch.setattr(load_guard, "reason_file", lambda _name: str(reason))
+    monkeypatch.setattr(load_watch, "reason_file", lambda _name: str(reason))
     node.look()
     engine.alive = False
     node.holds()
@@ -364,7 +363,10 @@ def must_guard(code: str, root: Path) -> None:
     """Run the installed guard to its limit, and drop the caches of a node that has none."""
     told = Settings("spark-vllm", ("spark-vllm",), 0.0, root=str(root))
     put(root / "proc/sys/vm/drop_caches", "0")
-    for program, word in ((PROGRAM, json.dumps(asdict(told))), (memory.__name__, str(root))):
+    for program, word in (
+        (load_watch.__name__, json.dumps(asdict(told))),
+        (load_watch.RECLAIM, str(root)),
+    ):
         argv = [sys.executable, "-I", "-S", "-B", *own_program.entry(code, program), word]
         subprocess.run(argv, check=True, timeout=HANG_S)
     assert (root / "proc/sys/vm/drop_caches").read_text() == "3"
