@@ -11,7 +11,7 @@ from spark_cluster.config.model_kind import ReadinessCheck
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
-from spark_cluster.node.bench.completions import Completion, complete, streamed
+from spark_cluster.node.completions import Completion, complete, streamed
 from spark_cluster.runner.session import Answer, Session
 
 PATIENCE_S = 900.0

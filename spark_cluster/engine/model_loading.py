@@ -18,7 +18,7 @@ from spark_cluster.errors import VerificationFailed
 from spark_cluster.models.memory import RESERVE_GIB
 from spark_cluster.node import paths
 from spark_cluster.node.health import judge
-from spark_cluster.node.supervision.look import stop
+from spark_cluster.node.local_server import stop_command
 from spark_cluster.runner.play import Play
 
 ANSWER_S = 30.0
@@ -32,7 +32,7 @@ POLL_S = 1.0
 
 UNIT = OwnUnit(
     proxy.LOADER_UNIT,
-    "spark_cluster.node.model_loader.main",
+    "spark_cluster.node.model_loader",
     paths.MODEL_LOADER,
     paths.MODEL_LOADER_SETTINGS,
     mode=0o600,
@@ -88,7 +88,7 @@ def unload(play: Play, found: Sequence[Member]) -> None:
     session = play.session(play.head)
     session.run(["systemctl", "stop", proxy.LOADER_UNIT])  # or it loads them; the role starts it
     for name in present:  # which of them run may have changed since they were looked at
-        session.run(stop(name, "docker"), timeout=STOP_S)
+        session.run(stop_command(name, "docker"), timeout=STOP_S)
     stays = [one.server.program for one in found if not one.server.on_request]
     nodes = [node.name for node in play.nodes]
     vram.until_free(play.sessions, ignored=runtime.our_processes(play, nodes, stays))

@@ -30,7 +30,7 @@ from spark_cluster.node import containers, load_watch, replies
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.engine_caches import of_environment, short
 from spark_cluster.node.health import Life, judge
-from spark_cluster.node.supervision.look import stop
+from spark_cluster.node.local_server import stop_command
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import printed
@@ -287,7 +287,7 @@ def ray_cluster(play: Play, tp: int, port: int, timeout: float) -> list[RayNode]
 def _ray_ended(play: Play, state: ContainerState, name: str) -> Failed:
     fault = logs.first_error({f"{name} {RAY}": logs.read(play.connections.session(name), RAY)})
     # Docker would start it again and again; what it said stays to be read.
-    play.connections.session(name).run(stop(RAY, state.runtime))
+    play.connections.session(name).run(stop_command(RAY, state.runtime))
     return Failed(
         f"Ray on {name} ended {state.restarts} times: "
         f"{fault.text if fault else 'its log has no error'}",
@@ -454,7 +454,7 @@ def _ended(
     if short := guard.ended():  # asked last: it may be the reason for a state
         node, reason = short
         for name, state in states.items():
-            play.connections.session(name).run(stop(server.program, state.runtime))
+            play.connections.session(name).run(stop_command(server.program, state.runtime))
         return LoadEnded(
             f"the load was ended before the node ran out of memory: {reason}",
             where=f"{node} {server.program}",
@@ -473,7 +473,7 @@ def _rank_ended(play: Play, server: Server, state: ContainerState, name: str) ->
     last = logs.last_line(logs.read(session, server.program, lines=20))
     who = "the server" if name == play.head.name else f"the rank on {name}"
     what = "restarted" if state.status == "running" else f"is {state.status}"
-    session.run(stop(server.program, state.runtime))
+    session.run(stop_command(server.program, state.runtime))
     return ServerEnded(
         f"{who} {what} while loading: {fault.text if fault else last or state.error}",
         where=fault.where if fault else f"{name} {server.program}",

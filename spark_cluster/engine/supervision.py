@@ -19,7 +19,7 @@ from spark_cluster.engine import proxy, runtime
 from spark_cluster.engine.names import RAY, SERVER, TITLE
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.node import durable, own_program, paths, replies
-from spark_cluster.node.supervision.main import SupervisionState
+from spark_cluster.node.supervisor import SupervisionState
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
 from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
 from spark_cluster.runner.session import Session, printed
@@ -86,7 +86,7 @@ class OwnUnit:
 
 UNIT = OwnUnit(
     "spark-cluster-supervise",
-    "spark_cluster.node.supervision.main",
+    "spark_cluster.node.supervisor",
     paths.SUPERVISION,
     paths.SUPERVISE_SETTINGS,
 )
@@ -94,7 +94,7 @@ STATE = f"{paths.SUPERVISION}/state/state.json"
 
 START_LIMIT = OwnUnit(
     "spark-cluster-start-limit",
-    "spark_cluster.node.supervision.start_limit",
+    "spark_cluster.node.start_limit",
     paths.START_LIMIT,
     paths.START_LIMIT_SETTINGS,
 )

@@ -49,14 +49,17 @@ PARTS: dict[str, tuple[str, ...]] = {
 resource first needs one of its modules (agent/own_code.py)."""
 
 UNITS = (
-    "spark_cluster/node/bench/",
-    "spark_cluster/node/model_loader/",
-    "spark_cluster/node/supervision/",
+    "spark_cluster/node/completions.py",
+    "spark_cluster/node/local_server.py",
+    "spark_cluster/node/measure.py",
+    "spark_cluster/node/model_loader.py",
+    "spark_cluster/node/start_limit.py",
+    "spark_cluster/node/supervisor.py",
 )
-"""Folders with programs of units (config/programs.py)."""
+"""Modules of programs that units start from archives of their own (config/programs.py)."""
 
-LAPTOP_ONLY = {PACKAGE / "agent" / name for name in ("messages.py", "shape.py")}
-"""Modules next to the agent with which the laptop checks what the agent says."""
+LAPTOP_ONLY = {PACKAGE / "agent" / "messages.py"}
+"""The module next to the agent with which the laptop checks what the agent says."""
 
 
 def code(part: str = CORE) -> bytes:

@@ -22,8 +22,8 @@ from spark_cluster.bench.generator import At
 from spark_cluster.bench.record import CellResult
 from spark_cluster.bench.suite import Suite
 from spark_cluster.config import programs
-from spark_cluster.node.bench import completions
-from spark_cluster.node.bench.measure import PLAN
+from spark_cluster.node import completions
+from spark_cluster.node.measure import PLAN
 
 Handler = Callable[[dict[str, Any]], tuple[int, list[str]]]
 """From a request to a status and the lines of the reply."""

@@ -22,7 +22,7 @@ from factories import put
 from fork_server import Forked, program
 
 from spark_cluster.bench import on_node
-from spark_cluster.node.bench import measure
+from spark_cluster.node import measure
 from spark_cluster.resources import Command, Directory, File
 from spark_cluster.runner.session import Output
 

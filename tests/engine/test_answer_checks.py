@@ -19,7 +19,7 @@ from spark_cluster.engine.checks import context, logprobs, questions, texts
 from spark_cluster.engine.client import Client, NotApplicable
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.node.bench.completions import Completion, streamed
+from spark_cluster.node.completions import Completion, streamed
 
 CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
 ASKING = [check for check in CHAT if check != "answer"]

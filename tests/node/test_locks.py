@@ -15,10 +15,9 @@ from hostile import user
 from waiting import HANG_S
 
 from spark_cluster.engine import supervision
-from spark_cluster.node import durable, kernel_tuner
-from spark_cluster.node.bench import measure
+from spark_cluster.node import durable, kernel_tuner, measure
 from spark_cluster.node.durable import Locked, NodeLock
-from spark_cluster.node.supervision.main import Supervisor
+from spark_cluster.node.supervisor import Supervisor
 from spark_cluster_lab.lock import LabLock
 
 pytestmark = user.needs_root

@@ -13,7 +13,7 @@ from typing import Any
 from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.node import replies
-from spark_cluster.node.bench.completions import Completion
+from spark_cluster.node.completions import Completion
 from spark_cluster.runner.parallel import in_parallel
 
 _WHAT = ("lamp", "chair", "mirror", "kettle", "ladder", "bucket", "carpet", "drawer", "basket")

@@ -12,7 +12,7 @@ from typing import Any
 from spark_cluster.engine.checks.questions import TOOL_CALLS, VISION, Question, why_wrong
 from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 from spark_cluster.node import replies
-from spark_cluster.node.bench.completions import Completion
+from spark_cluster.node.completions import Completion
 
 ROUNDS = 4
 """Most requests of a conversation: the model calls tools, gets their results, and goes on."""

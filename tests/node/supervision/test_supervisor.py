@@ -21,11 +21,10 @@ from unit_programs import installed
 from waiting import HANG_S
 
 from spark_cluster.engine import supervision
-from spark_cluster.node import containers, load_watch, own_program
+from spark_cluster.node import containers, load_watch, local_server, own_program
 from spark_cluster.node.containers import KIND, ContainerState
 from spark_cluster.node.load_watch import Settings
-from spark_cluster.node.supervision import look
-from spark_cluster.node.supervision.main import START, STOP, Supervisor
+from spark_cluster.node.supervisor import START, STOP, Supervisor
 
 OWN = "--node-ip-address"
 SMI = '#!/bin/sh\ncat "{folder}/apps"\n'
@@ -239,10 +238,10 @@ def test_after_down_it_is_idle(node):
 
 def test_memory_that_another_program_holds(node):
     node.holds("9, ollama, 70000")
-    why = look.memory_obstacle(10**9, node.config["title"])
+    why = local_server.memory_obstacle(10**9, node.config["title"])
     assert "MiB of memory are available, the server held 1000000000 MiB" in why
     assert "PID 9 ollama (70000 MiB)" in why
-    assert look.memory_obstacle(1, node.config["title"]) == ""
+    assert local_server.memory_obstacle(1, node.config["title"]) == ""
 
 
 def test_an_endpoint_whose_address_has_changed_is_told_and_restarted(node, engine):
@@ -266,17 +265,22 @@ def test_ray_whose_address_has_changed_is_waited_for(node, engine):
     node.holds()
     assert node.look() == ""
     assert "192.0.2.8 is none of this node's addresses" in node.supervisor.state.reason
-    assert look.lost_of_ray(ContainerState(command=("ray", "start", f"{OWN}=127.0.0.1"))) == []
+    assert (
+        local_server.lost_of_ray(ContainerState(command=("ray", "start", f"{OWN}=127.0.0.1"))) == []
+    )
 
 
 def test_ray_without_the_other_node(node, free_rays):
     labels = {"spark-cluster.tp": "2", "spark-cluster.dashboard": str(free_rays)}
     server = ContainerState(id="one", labels=labels)
-    assert look.ray_obstacle(server, node.config) == "Ray shows 1 of 2 nodes: is the other one on?"
+    assert (
+        local_server.ray_obstacle(server, node.config)
+        == "Ray shows 1 of 2 nodes: is the other one on?"
+    )
     alone = ContainerState(id="one", labels={**labels, "spark-cluster.tp": "1"})
-    assert look.ray_obstacle(alone, node.config) == ""
+    assert local_server.ray_obstacle(alone, node.config) == ""
     mp = ContainerState(id="one", labels={**labels, "spark-cluster.executor": "mp"})
-    assert look.ray_obstacle(mp, node.config) == ""
+    assert local_server.ray_obstacle(mp, node.config) == ""
 
 
 @pytest.fixture
@@ -308,12 +312,12 @@ def test_a_unit_of_the_runtime_venv(node, monkeypatch):
     began = "ExecMainStartTimestamp=Fri 2026-11-20 10:00:00.5 UTC"
     shown = f"ActiveState=failed\\nNRestarts=2\\nResult=exit-code\\n{began}\\n"
     put(node.folder / "bin/systemctl", f"#!/bin/sh\nprintf '{shown}'\n", 0o755)
-    found = look.program("spark-vllm", node.config)
+    found = local_server.program("spark-vllm", node.config)
     assert (found.id, found.runtime, found.kept_up, found.by_hand) == ("abc", "venv", False, False)
     assert (found.restarts, found.label("spark-cluster.tp")) == (2, "1")
     assert found.started.startswith("2026-11-20T10:00:00.45")
     put(node.folder / "bin/systemctl", "#!/bin/sh\nexit 1\n", 0o755)
-    assert look.program("spark-vllm", node.config).status == "unknown"
+    assert local_server.program("spark-vllm", node.config).status == "unknown"
 
 
 def test_a_unit_that_was_stopped_by_hand_keeps_the_result_of_the_run_before():

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from spark_cluster.node.bench.measure import PLAN
+from spark_cluster.node.measure import PLAN
 from spark_cluster.node.replies import (
     NotACompletion,
     at,

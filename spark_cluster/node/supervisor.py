@@ -14,10 +14,9 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from spark_cluster.node import durable
+from spark_cluster.node import durable, local_server
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.health import MANY_RESTARTS, Completion, Life, State, judge
-from spark_cluster.node.supervision import look as looking
 
 EVENTS = 50
 """Events that are kept for `supervise status`."""
@@ -52,25 +51,30 @@ class Supervisor:
     def look_once(self, now: float) -> str:
         """Look, decide and act; return what was done (START, STOP or nothing)."""
         with self._alone() as free:
-            server = looking.program(self.config["server"], self.config) if free else looking.UNSEEN
+            server = self._program(free)
         if server.status == "unknown":  # a run is at work, or Docker does not answer (yet)
             return ""
         look = self._look(server)  # without the lock: an answer may take its time
         after, action = decide(self.state, look, now, self.limits)
         if self._guarded and after.phase != "loading":
-            looking.end_guard(self.config["server"], self.config)
+            local_server.end_guard(self.config["server"], self.config)
             self._guarded = False
         if not action:
             self._take(after, action, now)
             return ""
         with self._alone() as free:
-            again = looking.program(self.config["server"], self.config) if free else looking.UNSEEN
+            again = self._program(free)
             if again != server:  # a run, or the runtime, has done something meanwhile
                 return ""
             # First: after a power cut in the middle, a stop must not look like one by hand.
             self._take(after, action, now)
             self._act(server, action)
         return action
+
+    def _program(self, free: bool) -> ContainerState:
+        """Return the server's program; `unknown` while a run has the lock."""
+        name = self.config["server"]
+        return local_server.program(name, self.config) if free else local_server.UNSEEN
 
     def _take(self, after: SupervisionState, action: str, now: float) -> None:
         before, self.state = self.state, after
@@ -79,26 +83,28 @@ class Supervisor:
 
     def _look(self, server: ContainerState) -> Look:
         name = self.config["server"]
-        ray = looking.program(self.config["ray"], self.config)
-        lost = looking.lost_of_ray(ray)
-        self.problems = [LOST.format(a) for a in (*lost, *looking.lost_of_endpoint(self.config))]
+        ray = local_server.program(self.config["ray"], self.config)
+        lost = local_server.lost_of_ray(ray)
+        self.problems = [
+            LOST.format(a) for a in (*lost, *local_server.lost_of_endpoint(self.config))
+        ]
         state = judge(server, None, self._completion(server) if server.kept_up else None)
         if state.serves and self.state.phase != "serving":
             programs = [(name, server), (self.config["ray"], ray)]
-            self.need_mib = looking.held_mib([(n, one) for n, one in programs if one.id])
+            self.need_mib = local_server.held_mib([(n, one) for n, one in programs if one.id])
         return Look(
             server,
             state,
-            ended="" if server.kept_up or not server.id else looking.load_ended_for(name),
+            ended="" if server.kept_up or not server.id else local_server.load_ended_for(name),
             obstacle="" if server.kept_up else self._obstacle(server, lost),
-            boot=looking.boot(),
+            boot=local_server.boot(),
         )
 
     def _completion(self, server: ContainerState) -> Completion:
         """Ask for a completion; one that does not come while others do is late."""
-        found = looking.answer(server, self.limits.answer_s)
+        found = local_server.answer(server, self.limits.answer_s)
         # After each answer too: the tokens of our own question say nothing of other requests.
-        before, tokens = self._tokens, looking.tokens(server)
+        before, tokens = self._tokens, local_server.tokens(server)
         if tokens is None:
             return found
         self._tokens = tokens
@@ -111,26 +117,22 @@ class Supervisor:
             return ""
         return (
             "; ".join(map(LOST.format, lost))
-            or looking.ray_obstacle(server, self.config)
-            or looking.memory_obstacle(self.need_mib, self.config["title"])
+            or local_server.ray_obstacle(server, self.config)
+            or local_server.memory_obstacle(self.need_mib, self.config["title"])
         )
 
     def _act(self, server: ContainerState, action: str) -> None:
         name = self.config["server"]
-        start = ["docker", "start", name]
-        if server.runtime == "venv":
-            start = ["systemctl", "start", f"{name}.service"]
-        argv = looking.stop(name, server.runtime) if action == STOP else start
-        looking.end_guard(name, self.config)
         if action == START:
-            looking.prepare_memory(self.config)
-        done = looking.output(argv, looking.ACT_S)
-        if action == START and done is not None:
             programs = (name, self.config["ray"])
-            looking.guard_load(name, programs, self.limits.load_s, self.config)
-            self._guarded = True
-        if done is None:
-            self._event(time.time(), f"{' '.join(argv)} failed")
+            failed = local_server.start(
+                name, server.runtime, programs, self.limits.load_s, self.config
+            )
+            self._guarded |= not failed
+        else:
+            failed = local_server.stop(name, server.runtime, self.config)
+        if failed:
+            self._event(time.time(), f"{failed} failed")
             self._keep()
 
     def _tell(self, before: SupervisionState, action: str, now: float) -> None:

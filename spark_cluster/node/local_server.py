@@ -1,4 +1,5 @@
-"""Look at the engine's server on the head: its program, a completion, its memory, its addresses.
+"""The engine's server on its head, without the laptop: its program, a completion, its memory and
+addresses, its start and stop.
 
 What the laptop knows (names, labels, paths, requests) comes in the configuration that the role
 `supervise` writes, so that this module repeats none of it.
@@ -61,10 +62,39 @@ def output(argv: Sequence[str], limit_s: float = COMMAND_S) -> str | None:
     return done.stdout if done.returncode == 0 else None
 
 
-def stop(name: str, runtime: str) -> list[str]:
+def stop_command(name: str, runtime: str) -> list[str]:
     """Return the command that stops a program as a person does, so that it stays stopped."""
     unit = ["systemctl", "stop", f"{name}.service"]
     return unit if runtime == "venv" else ["docker", "stop", "-t", "5", name]
+
+
+def start(
+    name: str, runtime: str, programs: Sequence[str], limit_s: float, config: Mapping[str, Any]
+) -> str:
+    """Start a server with memory given back before and its load guarded.
+
+    Args:
+        programs: those that the guard ends, with the server.
+        limit_s: seconds after which the guard ends.
+
+    Returns:
+        The command that failed; empty where it did not.
+    """
+    end_guard(name, config)
+    prepare_memory(config)
+    unit = ["systemctl", "start", f"{name}.service"]
+    argv = unit if runtime == "venv" else ["docker", "start", name]
+    if output(argv, ACT_S) is None:
+        return " ".join(argv)
+    guard_load(name, programs, limit_s, config)
+    return ""
+
+
+def stop(name: str, runtime: str, config: Mapping[str, Any]) -> str:
+    """Stop a server, so that it stays stopped, and the guard of its load; returns as `start`."""
+    end_guard(name, config)
+    argv = stop_command(name, runtime)
+    return "" if output(argv, ACT_S) is not None else " ".join(argv)
 
 
 def boot() -> str:
