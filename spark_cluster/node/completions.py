@@ -63,7 +63,7 @@ class MessageParts:
 
 
 @dataclass(frozen=True)
-class Completion:
+class ChatCompletion:
     """An answer of the model.
 
     Attributes:
@@ -104,7 +104,7 @@ class Completion:
         return {**base, "tool_calls": list(self.calls)} if self.calls else base
 
 
-def complete(body: str) -> Completion:
+def complete(body: str) -> ChatCompletion:
     """Read a reply that is not streamed.
 
     Raises:
@@ -115,7 +115,7 @@ def complete(body: str) -> Completion:
     choice = at(document, "choices", 0)
     parts = MessageParts()
     parts.add(found)
-    return Completion(
+    return ChatCompletion(
         parts.content,
         parts.reasoning,
         tuple(parts.calls),
@@ -126,7 +126,7 @@ def complete(body: str) -> Completion:
     )
 
 
-def streamed(body: str) -> Completion:
+def streamed(body: str) -> ChatCompletion:
     """Put a stream of server-sent events together.
 
     Raises:
@@ -155,7 +155,7 @@ def streamed(body: str) -> Completion:
             finish = text_of(at(event, "choices", 0, "finish_reason")) or finish
     if not events:
         raise NotACompletion(body)
-    return Completion(
+    return ChatCompletion(
         parts.content,
         parts.reasoning,
         tuple(parts.calls),
@@ -272,7 +272,7 @@ def _results(calls: Sequence[Mapping[str, Any]], results: dict[str, str]) -> Ite
 
 def _ask(
     work: dict[str, Any], question: dict[str, Any], messages: list[dict[str, Any]]
-) -> tuple[dict[str, Any], Completion]:
+) -> tuple[dict[str, Any], ChatCompletion]:
     """Make a request; returns what is kept of it, and the answer."""
     asked: dict[str, Any] = {
         "model": work["model"],
@@ -286,7 +286,7 @@ def _ask(
         asked["stream_options"] = {"include_usage": True}
     if question.get("tools"):
         asked |= {"tools": question["tools"], "tool_choice": "auto"}
-    reply, found, why = Reply(), Completion(), ""
+    reply, found, why = Reply(), ChatCompletion(), ""
     started = time.monotonic()
     try:
         _post(work["base_url"], asked, reply, started + work["answer_s"])
@@ -348,15 +348,15 @@ def _post(base_url: str, asked: dict[str, Any], reply: Reply, until: float) -> N
                 reply.first = time.monotonic()
 
 
-def _read(reply: Reply, *, stream: bool) -> tuple[Completion, str]:
+def _read(reply: Reply, *, stream: bool) -> tuple[ChatCompletion, str]:
     """Return a reply's completion, and why it is no whole one; empty when it is."""
     body, cut = reply.body.decode("utf-8", "replace"), "the stream ended before its end"
     if reply.status != HTTPStatus.OK:
-        return Completion(), f"HTTP {reply.status}: {_said(body)}"
+        return ChatCompletion(), f"HTTP {reply.status}: {_said(body)}"
     try:
         found = streamed(body) if stream else complete(body)
     except NotACompletion as failure:
-        return Completion(), cut if stream else str(failure)
+        return ChatCompletion(), cut if stream else str(failure)
     if found.error:
         return found, f"in the stream: {found.error}"
     return found, "" if found.ended else cut

@@ -95,7 +95,7 @@ NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,200}")
 
 
 @dataclass(frozen=True)
-class Settings:
+class GuardSettings:
     """What a guard is told.
 
     Attributes:
@@ -163,7 +163,7 @@ def unit(server: str) -> str:
     return f"spark-cluster-load-guard-{server}.service"
 
 
-def start(settings: Settings, search_path: str) -> list[str]:
+def start(settings: GuardSettings, search_path: str) -> list[str]:
     """Return the command that starts a guard."""
     return own_program.in_unit(
         unit(settings.server),
@@ -204,7 +204,7 @@ MLOCK_ALL = 1 | 2
 
 def main(text: str) -> int:
     """Guard the load until it is ready, has ended, or the limit has passed."""
-    settings = Settings(**json.loads(text))
+    settings = GuardSettings(**json.loads(text))
     with contextlib.suppress(OSError, AttributeError):  # or its code is read again from the disk
         ctypes.CDLL(None).mlockall(MLOCK_ALL)
     Guard(settings).run()
@@ -214,7 +214,7 @@ def main(text: str) -> int:
 class Guard:
     """Looks at the memory of a node while a server loads."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: GuardSettings) -> None:
         self.settings = settings
         self.root = Path(settings.root)
         self._over = threading.Event()

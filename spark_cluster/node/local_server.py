@@ -243,7 +243,7 @@ def guard_load(
 ) -> None:
     """Guard the load of a server that has been started."""
     if config["unified_memory"]:
-        told = load_watch.Settings(server, tuple(programs), limit_s)
+        told = load_watch.GuardSettings(server, tuple(programs), limit_s)
         output(load_watch.start(told, os.environ.get("PATH", os.defpath)))
 
 

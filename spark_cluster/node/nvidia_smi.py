@@ -83,7 +83,7 @@ READ = 64 * 1024
 """Characters of a line, and of the output, that are kept."""
 
 
-class Reader(ABC):
+class SmiReader(ABC):
     """Reads nvidia-smi in a thread, and starts it again with growing pauses.
 
     Attributes:
@@ -182,7 +182,7 @@ class Reader(ABC):
         return self.ended(process.returncode, said) if self._hangs_since is None else None
 
 
-class GpuReader(Reader):
+class GpuReader(SmiReader):
     """The GPU's figures from one nvidia-smi that prints a line every interval.
 
     Args:
@@ -234,7 +234,7 @@ class GpuReader(Reader):
         return None
 
 
-class AppsReader(Reader):
+class AppsReader(SmiReader):
     """The memory of processes, by a nvidia-smi every so many seconds.
 
     Args:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 STATE = "/var/lib/spark-cluster"
 """Folder of what is kept: the agent, the journal, units, records, environments."""
+JOURNAL = f"{STATE}/journal"
 CONFIGURATION = "/etc/spark-cluster"
 RUNTIME = "/run/spark-cluster"
 """Folder on a tmpfs: sockets, and secrets while something runs."""

@@ -39,7 +39,7 @@ LEAST_EVERY_S = 0.1
 
 
 @dataclass(frozen=True)
-class Settings:
+class SamplerSettings:
     """The sampler's settings.
 
     Attributes:
@@ -60,17 +60,17 @@ class Settings:
     root: str = "/"
 
 
-def argv(settings: Settings) -> list[str]:
+def argv(settings: SamplerSettings) -> list[str]:
     """Return the command that runs the sampler from this very code."""
     return own_program.argv(__name__, json.dumps(asdict(settings)))
 
 
 def main(settings_text: str) -> NoReturn:
     """Run until the parent has gone, the output is closed, or SIGTERM comes."""
-    settings = Settings(**json.loads(settings_text))
+    settings = SamplerSettings(**json.loads(settings_text))
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, _ended)
-    out: Out = File(Path(settings.file)) if settings.file else Pipe(1)
+    out: Out = TelemetryFile(Path(settings.file)) if settings.file else Pipe(1)
     sampler = Sampler(settings)
     try:
         with contextlib.suppress(BrokenPipeError):  # whoever read it is gone
@@ -92,7 +92,7 @@ def _ended(_number: int, _frame: object) -> NoReturn:
     raise _End
 
 
-def _run(sampler: Sampler, out: Out, settings: Settings) -> None:
+def _run(sampler: Sampler, out: Out, settings: SamplerSettings) -> None:
     every = max(settings.every, LEAST_EVERY_S)
     while not settings.parent or os.getppid() == settings.parent:
         # On whole seconds of the clock, so that the lines of several nodes belong together.
@@ -104,7 +104,7 @@ def _run(sampler: Sampler, out: Out, settings: Settings) -> None:
 class Sampler:
     """All readers of a node."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: SamplerSettings) -> None:
         self._slowly = settings.slowly
         self._system = SystemReader(Path(settings.root))
         self._gpu = GpuReader(max(settings.every, LEAST_EVERY_S))
@@ -177,7 +177,7 @@ class Pipe:
             self._rest = self._rest[os.write(self._handle, self._rest[: select.PIPE_BUF]) :]
 
 
-class File:
+class TelemetryFile:
     """A file of lines and those before it, the last one FILE.1; with a full disk lines are
     dropped."""
 
@@ -209,16 +209,16 @@ class File:
             return 0
 
 
-def settings_of(request: Mapping[str, Any], **own: Any) -> Settings:
+def settings_of(request: Mapping[str, Any], **own: Any) -> SamplerSettings:
     """Return the settings that a request names; the others are as usual.
 
     Args:
         own: settings that are not for the laptop to choose.
     """
-    every = max(LEAST_EVERY_S, float(request.get("every", Settings.every)))
-    slowly = max(every, float(request.get("slowly", Settings.slowly)))
+    every = max(LEAST_EVERY_S, float(request.get("every", SamplerSettings.every)))
+    slowly = max(every, float(request.get("slowly", SamplerSettings.slowly)))
     metrics, file = str(request.get("metrics", "")), str(request.get("file", ""))
-    return Settings(every, slowly, metrics, file, **own)
+    return SamplerSettings(every, slowly, metrics, file, **own)
 
 
 # Memory, network and RDMA counters of a node, from /proc and /sys: cheap enough for each second.
@@ -251,7 +251,7 @@ nvidia-docs-rdma-counters."""
 
 
 @dataclass(frozen=True)
-class Hca:
+class HcaCounters:
     """The counters of an RDMA device's first port.
 
     Attributes:
@@ -286,7 +286,7 @@ class SystemReader:
     def __init__(self, root: Path) -> None:
         self._proc = root / "proc"
         self._folder = root / "sys/class/infiniband"
-        self._hcas: dict[str, Hca] = {}
+        self._hcas: dict[str, HcaCounters] = {}
         self._scanned = float("-inf")
 
     def memory(self) -> dict[str, int | None]:
@@ -329,7 +329,7 @@ class SystemReader:
         self._scanned = time.monotonic()
         folders = {name: self._folder / name for name in _names(self._folder)}
         self._hcas = {
-            name: Hca(folder, next(iter(_names(folder / "device/net")), None))
+            name: HcaCounters(folder, next(iter(_names(folder / "device/net")), None))
             for name, folder in folders.items()
         }
 

@@ -8,7 +8,8 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from spark_cluster.node.host import Completed, Host
+from spark_cluster.node.host import Host
+from spark_cluster.node.processes import Completed
 from spark_cluster.node.values import Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute, checks, like, one_of
 from spark_cluster.resources.docker import docker, image

@@ -6,8 +6,9 @@ from collections.abc import Callable
 
 from spark_cluster.node import units
 from spark_cluster.node.containers import ContainerState, parse_state
-from spark_cluster.node.host import Completed, Host
+from spark_cluster.node.host import Host
 from spark_cluster.node.images import DockerImage, parse_images
+from spark_cluster.node.processes import Completed
 from spark_cluster.node.values import Missing, ResourceError
 
 RUNNING = "running:docker.service"

@@ -8,8 +8,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from spark_cluster.node import images
-from spark_cluster.node.host import Completed, Host
+from spark_cluster.node.host import Host
 from spark_cluster.node.images import DockerImage
+from spark_cluster.node.processes import Completed
 from spark_cluster.node.values import Missing, ResourceError
 from spark_cluster.resources.base import Resource, State, absolute, checks, like
 from spark_cluster.resources.docker import docker, image

@@ -38,7 +38,6 @@ PARTS: dict[str, tuple[str, ...]] = {
     CORE: ("spark_cluster/agent/", "spark_cluster/node/", "spark_cluster/resources/"),
     "probes": ("spark_cluster/node/probes.py",),
     "store": (
-        "spark_cluster/agent/copies.py",
         "spark_cluster/agent/model_store.py",
         "spark_cluster/node/store/",
         "spark_cluster/resources/hub_model.py",
@@ -46,7 +45,7 @@ PARTS: dict[str, tuple[str, ...]] = {
     "tuner": ("spark_cluster/node/kernel_tuner.py", "spark_cluster/resources/tuned_kernels.py"),
 }
 """Each part of the agent's code and where its files are. A part is sent when an operation or a
-resource first needs one of its modules (agent/own_code.py)."""
+resource first needs one of its modules (`OwnCode` in agent/main.py)."""
 
 UNITS = (
     "spark_cluster/node/completions.py",

@@ -93,7 +93,7 @@ class Wire(ABC):
         """
         try:
             return frames.pack(message)
-        except frames.TooLong as error:
+        except frames.FrameTooLong as error:
             raise Failed(
                 f"`{message['op']}` is too large to be sent: {error}", where=self.node
             ) from None

@@ -8,7 +8,6 @@ import os
 import pytest
 from factories import apply
 
-from spark_cluster.agent.history import History
 from spark_cluster.node import durable
 from spark_cluster.node import journal as journal_module
 from spark_cluster.node.durable import (
@@ -18,6 +17,7 @@ from spark_cluster.node.durable import (
     read_lines,
     temporary_name,
 )
+from spark_cluster.node.journal import History
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Directory, File, JsonKeys, Line
 

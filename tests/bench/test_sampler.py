@@ -20,7 +20,14 @@ from spark_cluster.node import nvidia_smi as readers
 from spark_cluster.node import telemetry
 from spark_cluster.node.nvidia_smi import THROTTLE, AppsReader, GpuReader
 from spark_cluster.node.telemetry import PAGE as PAGE_SIZE
-from spark_cluster.node.telemetry import EngineReader, File, Pipe, Sampler, Settings, figures
+from spark_cluster.node.telemetry import (
+    EngineReader,
+    Pipe,
+    Sampler,
+    SamplerSettings,
+    TelemetryFile,
+    figures,
+)
 from spark_cluster.runner import payload
 
 QUICK = {"every": 0.1, "slowly": 0.1}
@@ -48,7 +55,7 @@ def alive(text: str) -> list[str]:
 
 
 @contextmanager
-def started(settings: Settings):
+def started(settings: SamplerSettings):
     process = subprocess.Popen(telemetry.argv(settings), stdout=subprocess.PIPE, text=True)
     try:
         yield process
@@ -73,7 +80,7 @@ def test_a_whole_sample(root):
     put_system(root)
     nvidia_smi(root)
     with server(lambda _names: (200, PAGE)) as (url, _):
-        settings = Settings(**QUICK, metrics=url, root=str(root))
+        settings = SamplerSettings(**QUICK, metrics=url, root=str(root))
         with started(settings) as process:
             line = lines(process, lambda t: t["gpu"] and t["engine"] and t["processes"])
             errors = lines(process, lambda t: "rdma_errors" in t)
@@ -97,7 +104,9 @@ def test_a_whole_sample(root):
 
 def test_a_node_that_has_nothing(root, monkeypatch):
     monkeypatch.setenv("PATH", str(root / "none"))
-    with started(Settings(**QUICK, metrics="http://127.0.0.1:9/metrics", root=str(root))) as p:
+    with started(
+        SamplerSettings(**QUICK, metrics="http://127.0.0.1:9/metrics", root=str(root))
+    ) as p:
         line = lines(p, lambda _: True)
     missing = ("gpu", "network", "rdma", "engine", "processes")
     assert [line[name] for name in missing] == [None] * len(missing)
@@ -106,7 +115,7 @@ def test_a_node_that_has_nothing(root, monkeypatch):
 
 
 def test_real_proc():
-    sampler = Sampler(Settings())
+    sampler = Sampler(SamplerSettings())
     try:
         line = sampler.sample()
     finally:
@@ -314,7 +323,7 @@ def test_a_reader_that_does_not_read_costs_lines_and_no_wait():
 
 def test_a_file_is_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(telemetry, "FILE_LIMIT", 100)
-    out = File(tmp_path / "t.jsonl")
+    out = TelemetryFile(tmp_path / "t.jsonl")
     for number in range(200):
         out.write(f"{number:09}\n")
     sizes = {path.name: path.stat().st_size for path in tmp_path.iterdir()}
@@ -325,7 +334,7 @@ def test_a_file_is_bounded(tmp_path, monkeypatch):
 
 
 def test_a_file_that_cannot_be_written_ends_nothing(tmp_path):
-    out = File(tmp_path / "none/t.jsonl")
+    out = TelemetryFile(tmp_path / "none/t.jsonl")
     out.write("lost\n")
     (tmp_path / "none").mkdir()
     out.write("kept\n")
@@ -333,13 +342,13 @@ def test_a_file_that_cannot_be_written_ends_nothing(tmp_path):
 
 
 def test_a_file_on_a_full_disk():
-    File(Path("/dev/full")).write("lost\n")
+    TelemetryFile(Path("/dev/full")).write("lost\n")
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_ends_all_of_it(root, number):
     nvidia_smi(root)
-    with started(Settings(**QUICK, root=str(root))) as process:
+    with started(SamplerSettings(**QUICK, root=str(root))) as process:
         lines(process, lambda t: t["gpu"])
         assert alive(f"{root}/usr/local/bin/nvidia-smi")
         process.send_signal(number)
@@ -349,7 +358,7 @@ def test_a_signal_ends_all_of_it(root, number):
 
 def test_it_ends_when_nobody_reads(root):
     nvidia_smi(root)
-    with started(Settings(**QUICK, root=str(root))) as process:
+    with started(SamplerSettings(**QUICK, root=str(root))) as process:
         lines(process, lambda t: t["gpu"])
         process.stdout.close()
         assert process.wait(HANG_S) == 0

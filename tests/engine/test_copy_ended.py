@@ -25,7 +25,7 @@ from spark_cluster.engine.copies import copy as copying
 from spark_cluster.errors import Failed
 from spark_cluster.node import paths
 from spark_cluster.node.store import copy_work
-from spark_cluster.node.store.copy_channel import Channel
+from spark_cluster.node.store.copy_channel import CopyChannel
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.events import Bus
@@ -146,7 +146,7 @@ def copy(tmp_path: Path, pipes: Any, own_ports: None) -> Iterator[Callable[..., 
 def kept_busy(copy: Copy) -> Iterator[None]:
     """A receiver that knows the secret and stays: by itself the sender would not end."""
     (place,) = (copy.folder / "spark1").glob("run/spark-cluster/copies/*/offered.json")
-    channel = Channel.of_receiver(json.loads(place.read_text()), encrypted=True)
+    channel = CopyChannel.of_receiver(json.loads(place.read_text()), encrypted=True)
     with channel.connected("127.0.0.1", "spark1") as stream:
         stream.request(0, 0)
         assert b"".join(map(bytes, stream.answered(memoryview(bytearray(99))))) == b"config"

@@ -18,7 +18,7 @@ from waiting import FAR_S, until
 
 from spark_cluster.models.memory import RESERVE_GIB
 from spark_cluster.node import load_watch, own_program
-from spark_cluster.node.load_watch import FLOOR_KIB, Reason, Settings, parse
+from spark_cluster.node.load_watch import FLOOR_KIB, GuardSettings, Reason, parse
 
 GIB = 2**20
 GOOD = {"available_kib": 1.5, "free_kib": 1, "swap_free_kib": 1, "pressure": 1, "at": 1}
@@ -61,7 +61,9 @@ class Spark:
         (self.root / "proc/meminfo.new").rename(self.root / "proc/meminfo")
 
     def guard(self, limit_s: float = FAR_S, **more: Any) -> subprocess.Popen[str]:
-        told = Settings("spark-vllm", ("spark-vllm", "spark-ray"), limit_s, root=str(self.root))
+        told = GuardSettings(
+            "spark-vllm", ("spark-vllm", "spark-ray"), limit_s, root=str(self.root)
+        )
         text = json.dumps({**told.__dict__, **more})
         process = subprocess.Popen(
             own_program.argv(load_watch.__name__, text),
@@ -262,7 +264,7 @@ def test_the_floor_is_between_what_the_plan_leaves_and_where_ssh_stops() -> None
 
 
 def test_a_guard_is_a_unit_of_its_own_that_is_not_killed_for_memory() -> None:
-    command = load_watch.start(Settings("spark-vllm", ("spark-vllm",), 600.0), "/usr/bin")
+    command = load_watch.start(GuardSettings("spark-vllm", ("spark-vllm",), 600.0), "/usr/bin")
     assert "--unit=spark-cluster-load-guard-spark-vllm.service" in command
     assert {
         "--property=OOMScoreAdjust=-1000",

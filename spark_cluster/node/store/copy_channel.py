@@ -65,7 +65,7 @@ class Later(Exception):
     """The sender does not have the file yet."""
 
 
-class Refused(Exception):
+class CopyRefused(Exception):
     """The sender cannot give the file; the message is its own."""
 
 
@@ -154,7 +154,7 @@ class Stream:
                 raise Later
             if kind == FAILED:
                 reason = self._exactly(min(size, LONGEST_REASON)).decode(errors="replace")
-                raise Refused("".join(filter(str.isprintable, reason)))
+                raise CopyRefused("".join(filter(str.isprintable, reason)))
             if kind != DATA:
                 raise Broken("an answer is not understood")
             if not size:
@@ -167,7 +167,7 @@ class Stream:
 
     def leave(self) -> None:
         """Tell the sender that the receiver has everything; one that is gone need not know."""
-        with contextlib.suppress(Broken, Later, Refused):
+        with contextlib.suppress(Broken, Later, CopyRefused):
             self.request(DONE, 0)
             next(self.answered(memoryview(bytearray(1))), None)
 
@@ -212,7 +212,7 @@ def cut(connection: socket.socket) -> None:
 
 
 @dataclass(frozen=True)
-class Channel:
+class CopyChannel:
     """One end of a copy.
 
     Args:
@@ -226,7 +226,7 @@ class Channel:
     sender: bool
 
     @classmethod
-    def of_sender(cls, secrets: Mapping[str, Any], folder: Path, *, encrypted: bool) -> Channel:
+    def of_sender(cls, secrets: Mapping[str, Any], folder: Path, *, encrypted: bool) -> CopyChannel:
         """Return the end whose `make_secrets` returned these, with its key in the folder."""
         tls = None
         if encrypted:
@@ -236,7 +236,7 @@ class Channel:
         return cls(int(secrets["port"]), str(secrets["token"]), tls, sender=True)
 
     @classmethod
-    def of_receiver(cls, secrets: Mapping[str, Any], *, encrypted: bool) -> Channel:
+    def of_receiver(cls, secrets: Mapping[str, Any], *, encrypted: bool) -> CopyChannel:
         """Return the other end."""
         tls = None
         if encrypted:
@@ -358,7 +358,7 @@ class Sender:
     """
 
     def __init__(
-        self, channel: Channel, addresses: Sequence[str], spare: Sequence[str], give: Give
+        self, channel: CopyChannel, addresses: Sequence[str], spare: Sequence[str], give: Give
     ) -> None:
         self.idle_s = IDLE_S
         self._channel, self._give = channel, give

@@ -14,15 +14,14 @@ from dataclasses import dataclass, field
 from spark_cluster.node.store.copy_channel import (
     PIECE,
     Broken,
-    Channel,
+    CopyChannel,
+    CopyRefused,
     Later,
-    Refused,
     Stream,
 )
 from spark_cluster.node.store.hub_cache import HubCache, alone
 from spark_cluster.node.store.manifest import KEPT_FREE, Manifest, StoredFile
-from spark_cluster.node.store.progress import ByteProgress
-from spark_cluster.node.store.verify import make_own
+from spark_cluster.node.store.verify import ByteProgress, make_own
 from spark_cluster.node.values import ResourceError
 
 STREAMS = max(2, min(4, (os.cpu_count() or 1) // 4))
@@ -59,7 +58,7 @@ class Receiver:
 
     cache: HubCache
     manifest: Manifest
-    channel: Channel
+    channel: CopyChannel
     addresses: Sequence[str]
     sender: str = "the sender"
     spare: Sequence[str] = ()
@@ -183,7 +182,7 @@ class Receiver:
             except Broken as error:
                 self._said = f"{address}: {error}"
                 self._ended.wait(RECONNECT_S)
-            except Refused as error:
+            except CopyRefused as error:
                 text = f"{self.sender} cannot give all of {self.manifest.repository}: {error}"
                 self._fail(ResourceError(text, self._verify))
             except ResourceError as error:
@@ -254,7 +253,7 @@ class Receiver:
             stream.request(number, half.size)
             for data in stream.answered(memory):
                 if half.size + len(data) > file.size:
-                    raise Refused(f"{file.path} does not end")
+                    raise CopyRefused(f"{file.path} does not end")
                 half.add(data)
                 self._progress.add(len(data))
                 self._hear(len(data))

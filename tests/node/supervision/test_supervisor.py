@@ -23,7 +23,7 @@ from waiting import HANG_S
 from spark_cluster.engine import supervision
 from spark_cluster.node import containers, load_watch, local_server, own_program
 from spark_cluster.node.containers import KIND, ContainerState
-from spark_cluster.node.load_watch import Settings
+from spark_cluster.node.load_watch import GuardSettings
 from spark_cluster.node.supervisor import START, STOP, Supervisor
 
 OWN = "--node-ip-address"
@@ -365,7 +365,7 @@ def test_a_gpu_with_memory_of_its_own_is_left_alone(node, engine):
 
 def must_guard(code: str, root: Path) -> None:
     """Run the installed guard to its limit, and drop the caches of a node that has none."""
-    told = Settings("spark-vllm", ("spark-vllm",), 0.0, root=str(root))
+    told = GuardSettings("spark-vllm", ("spark-vllm",), 0.0, root=str(root))
     put(root / "proc/sys/vm/drop_caches", "0")
     for program, word in (
         (load_watch.__name__, json.dumps(asdict(told))),
