@@ -14,13 +14,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from spark_cluster.node import engine_caches, images, launch_records, load_watch, own_program
+from spark_cluster.node import (
+    dockerd,
+    engine_caches,
+    launch_records,
+    load_watch,
+    own_program,
+    paths,
+)
 from spark_cluster.node.containers import parse_containers
+from spark_cluster.node.dockerd import CONTAINERD_STORE, STORE, docker, image, parse_images
 from spark_cluster.node.host import Host
-from spark_cluster.node.images import parse_images
 from spark_cluster.node.units import BOOTED
 from spark_cluster.node.values import Missing, ResourceError
-from spark_cluster.resources.docker import CONTAINERD_STORE, STORE, docker, image
 
 if TYPE_CHECKING:
     from spark_cluster.agent.operations import Action, Reply, Request
@@ -116,7 +122,7 @@ def _image_state(host: Host, request: Request) -> Reply:
         found = None
     if found is None:
         return {"image": None}
-    copied = images.remembered(host.path(images.FILE), found.id)
+    copied = dockerd.remembered(host.path(paths.IMAGE_DIGESTS), found.id)
     digests = [*found.digests, *copied]
     return {"image": {"id": found.id, "digests": digests, "size": found.size}}
 

@@ -18,7 +18,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from spark_cluster.node import images, launch_records, paths
+from spark_cluster.node import dockerd, launch_records, paths
 from spark_cluster.node.durable import read_object, write_file
 from spark_cluster.node.host import Host
 from spark_cluster.node.store import copy_work, verify
@@ -210,9 +210,6 @@ _STORE: dict[str, Action] = {
 
 # The operation `copy`: this node's part in a copy of a model or an image from node to node.
 
-COPIES = paths.COPIES
-"""Root-only and in memory: a folder for each part of a copy, which ends with it, with the keys of
-its sender: a later run joins the same copy."""
 SECRETS = "offered.json"
 LIMIT_S = 24 * 3600.0
 """Seconds that a copy may take: 400 GB over a network of 1 Gbit/s take one."""
@@ -245,7 +242,7 @@ def _missing(host: Host, request: Request) -> Reply:
 
 def _place(host: Host, request: Request) -> Path:
     name = hashlib.sha256(str(request["name"]).encode()).hexdigest()[:16]
-    return host.path(COPIES) / name
+    return host.path(paths.COPIES) / name
 
 
 def _begin_copy(host: Host, request: Request) -> Reply:
@@ -303,8 +300,8 @@ def _copy(host: Host, request: Request) -> Reply:
         timeout=LIMIT_S,
     )
     if image and given["receive"]:
-        path = host.path(images.FILE)
-        images.remember(path, str(request["id"]), map(str, request["digests"]))
+        path = host.path(paths.IMAGE_DIGESTS)
+        dockerd.remember(path, str(request["id"]), map(str, request["digests"]))
     return done
 
 

@@ -28,7 +28,7 @@ from spark_cluster.config.caches import CACHES
 from spark_cluster.engine.deployment import Server
 from spark_cluster.node import confinement, measure
 from spark_cluster.node.store.manifest import whole_folder
-from spark_cluster.resources.program import split_mount
+from spark_cluster.resources.unit import split_mount
 
 NAME = "vllm-bench"
 

@@ -18,10 +18,8 @@ from spark_cluster.engine import firewall, ray
 from spark_cluster.engine.names import PAUSE, PROGRAMS
 from spark_cluster.engine.runtime import JOURNAL
 from spark_cluster.issues.entries import shipped
-from spark_cluster.node import confinement, containers
+from spark_cluster.node import confinement, containers, dockerd, paths
 from spark_cluster.node.nvidia_smi import THROTTLE
-from spark_cluster.resources import docker
-from spark_cluster.resources.unit import FOLDER
 
 LOG_LINES = 20000
 """How many lines at the end of a program's log are looked through."""
@@ -157,7 +155,7 @@ def _listed(context: Context) -> dict[str, NodeSource]:
         "{kernel_words}": kernel_words(),
         "{cache_root}": (context.cache_root,),
         "{model_paths}": context.model_paths,
-        "{unit_folder}": (FOLDER,),
+        "{unit_folder}": (paths.SYSTEMD_UNITS,),
         "{versions_code}": (VERSIONS_CODE,),
     }
     return {name: _source(name, given, known) for name, given in _file().items()}
@@ -182,7 +180,7 @@ def _of_modules(context: Context) -> dict[str, NodeSource]:
         "apps": ("nvidia-smi --query-compute-apps", tuple(fact_gathering.COMPUTE_APPS), smi),
         "cdi": ("CDI specifications", devices, ""),
         "gpu_access": ("control groups of containers", shell(confinement.ACCESS), "docker"),
-        "image_store": ("docker info", tuple(docker.STORE), "docker"),
+        "image_store": ("docker info", tuple(dockerd.STORE), "docker"),
         "firewall": ("nft list table", firewall.LIST, "nft"),
         **{n: (f"systemctl show {n}", tuple(containers.question(n)), "") for n in PROGRAMS},
     }

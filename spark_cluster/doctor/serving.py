@@ -15,8 +15,7 @@ from spark_cluster.engine.ray import parse_nodes
 from spark_cluster.issues.entries import catalogue
 from spark_cluster.node import confinement
 from spark_cluster.node.containers import FIREWALL, ContainerState
-from spark_cluster.node.images import parse_images
-from spark_cluster.resources.docker import CONTAINERD_STORE
+from spark_cluster.node.dockerd import CONTAINERD_STORE, parse_images
 
 # Checks of how Docker gives containers the GPU, and of where it keeps images.
 

@@ -26,7 +26,7 @@ from spark_cluster.engine.deployment import Deployment, Key, Server
 from spark_cluster.engine.logs import BEGINNING
 from spark_cluster.engine.members import Member
 from spark_cluster.errors import SparkClusterError
-from spark_cluster.node import containers, images, launch_records
+from spark_cluster.node import containers, dockerd, launch_records
 from spark_cluster.node.containers import ContainerState
 from spark_cluster.node.engine_caches import TUNED_VARIABLE, of_environment, short, tuned_folder
 from spark_cluster.node.launch_records import LaunchRecord
@@ -104,9 +104,9 @@ def fitting(
 
 def image_on_head(play: Play, server: Server) -> str:
     """Return the id of the image on the head; `-` where it is not there yet."""
-    asked = {"image": images.question(server.image)}
+    asked = {"image": dockerd.image_question(server.image)}
     answer = play.session(server.nodes[0]).request("gather", commands=asked)
-    found = images.answered(answer["commands"]["image"])
+    found = dockerd.image_answer(answer["commands"]["image"])
     return found.id if found is not None else "-"
 
 
@@ -327,7 +327,7 @@ class Upcoming:
         state = session.submit("caches", what="state", folder=self.folders[node])
         if self.recipe.venv is not None or without_nodes(self.recipe) is not None:
             return Asked(state, None)  # Docker takes longer to answer than all else
-        asked = {"image": images.question(self.image or self.recipe.image.ref)}
+        asked = {"image": dockerd.image_question(self.image or self.recipe.image.ref)}
         return Asked(state, session.submit("gather", commands=asked))
 
     def judge(self, asked: Mapping[str, Asked], tp: int) -> Warmth:
@@ -346,7 +346,7 @@ class Upcoming:
             answer = asked.image.wait()["commands"]["image"] if asked.image is not None else None
         except SparkClusterError as error:
             return NodeWarmth("unknown", (error.message,))
-        recipe, image = self.recipe, images.answered(answer)
+        recipe, image = self.recipe, dockerd.image_answer(answer)
         own = image.id if image is not None else ""
         entries = fitting(state["tuned"], tp, own or "-")
         files = sorted(str(one["file"]) for one in entries if one["model"] == recipe.model.name)

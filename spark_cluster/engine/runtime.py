@@ -13,13 +13,12 @@ from spark_cluster.engine.deployment import Server
 from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV, Process
 from spark_cluster.engine.names import PAUSE, PROGRAMS, RAY, SERVER
 from spark_cluster.engine.proxy import DESCRIPTION, models_of
-from spark_cluster.node import confinement, containers
+from spark_cluster.node import confinement, containers, paths
 from spark_cluster.node.containers import RECIPE
 from spark_cluster.node.engine_caches import of_environment
 from spark_cluster.node.store.manifest import whole_folder
 from spark_cluster.node.values import Secret
 from spark_cluster.resources import Container, Resource, Unit
-from spark_cluster.resources.unit import FOLDER
 from spark_cluster.runner.play import Play
 from spark_cluster.runner.session import Session, printed
 
@@ -202,12 +201,12 @@ def server_names(printed: str) -> tuple[str, ...]:
 
 def log(name: str, lines: int) -> list[str]:
     """Return the command that prints the end of a program's log, with time stamps."""
-    return ["sh", "-c", LOG, "log", f"{FOLDER}/{name}.service", name, str(lines)]
+    return ["sh", "-c", LOG, "log", f"{paths.SYSTEMD_UNITS}/{name}.service", name, str(lines)]
 
 
 def beginning(name: str, size: int) -> list[str]:
     """Return the command that prints the first bytes of a program's log, without time stamps."""
-    return ["sh", "-c", BEGINNING, "log", f"{FOLDER}/{name}.service", name, str(size)]
+    return ["sh", "-c", BEGINNING, "log", f"{paths.SYSTEMD_UNITS}/{name}.service", name, str(size)]
 
 
 def processes(name: str) -> list[list[str]]:

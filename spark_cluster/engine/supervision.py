@@ -21,7 +21,6 @@ from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.node import durable, own_program, paths, replies
 from spark_cluster.node.supervisor import SupervisionState
 from spark_cluster.resources import Directory, File, Resource, Service, UnusedPrograms
-from spark_cluster.resources.unit import FOLDER as UNIT_FOLDER
 from spark_cluster.runner.session import Session, printed
 
 
@@ -120,7 +119,7 @@ def _known() -> dict[str, Any]:
         "folder": STATE.rpartition("/")[0],
         "server": SERVER,
         "ray": RAY,
-        "unit_folder": UNIT_FOLDER,
+        "unit_folder": paths.SYSTEMD_UNITS,
         "lock": durable.RUN_LOCK,
         "title": TITLE.pattern,
         "ray_token": TOKEN_FILE,

@@ -345,8 +345,6 @@ def _list(value: Any) -> list[Any]:
 
 # A program of the runtime venv as systemd tells it, in the words that containers have.
 
-FOLDER = paths.SYSTEMD_UNITS
-
 DECLARED = "Declared="
 """Key of the section that systemd leaves alone (`[X-...]`), with what was declared as JSON."""
 
@@ -372,7 +370,7 @@ def question(name: str, folder: str = "") -> list[str]:
     Args:
         folder: of the units' files; empty for that of a node.
     """
-    file = f"{folder or FOLDER}/{name}.service"
+    file = f"{folder or paths.SYSTEMD_UNITS}/{name}.service"
     return ["sh", "-c", SHOW, "unit", file, f"{name}.service"]
 
 

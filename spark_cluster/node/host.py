@@ -112,7 +112,6 @@ class Overlay:
         return self.claims.get(claim)
 
 
-RUN = paths.RUNTIME
 PIECE = 1024 * 1024
 """Bytes of a file that are in memory at a time."""
 
@@ -468,9 +467,9 @@ class Host:
         Raises:
             Cancelled: the laptop is gone.
         """
-        folder = self.path(RUN)
+        folder = self.path(paths.RUNTIME)
         folder.mkdir(parents=True, exist_ok=True, mode=0o755)
-        proof = f"{RUN}/proof-{os.urandom(12).hex()}"
+        proof = f"{paths.RUNTIME}/proof-{os.urandom(12).hex()}"
         self.verify_login(proof)
         deadline = time.monotonic() + within_s
         while not self.path(proof).exists():

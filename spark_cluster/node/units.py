@@ -26,7 +26,6 @@ from spark_cluster.node.processes import Cancelled, Completed
 from spark_cluster.node.values import ResourceError, explain
 from spark_cluster.node.worker import Tail, text_of
 
-FOLDER = paths.UNITS
 BOOTED = "/run/systemd/system"
 """Is there when systemd runs the machine (sd_booted(3))."""
 
@@ -137,7 +136,7 @@ class _Unit:
         text = "\0".join((work.key, *work.argv))
         name = hashlib.sha256(text.encode()).hexdigest()[:16]
         self.name = f"spark-cluster-{name}.service"
-        self.folder = host.path(FOLDER) / name
+        self.folder = host.path(paths.UNITS) / name
 
     # -- what there is -------------------------------------------------------------------------
 

@@ -9,7 +9,7 @@ from typing import Any
 from spark_cluster.node import own_program, paths, units
 from spark_cluster.node.host import Host
 from spark_cluster.node.store.hub_cache import HubCache
-from spark_cluster.node.store.manifest import LIBRARY, is_commit, is_repository
+from spark_cluster.node.store.manifest import is_commit, is_repository
 from spark_cluster.node.values import Secret
 from spark_cluster.resources.base import Resource, State, absolute, checks
 
@@ -48,7 +48,7 @@ class HubModel(Resource):
     repository: str
     revision: str
     cache: str
-    library: str = LIBRARY
+    library: str = paths.HUB_LIBRARY
     token: Secret | None = field(default=None, kw_only=True)
     endpoint: str = field(default="", kw_only=True)
     all_files: bool = field(default=False, kw_only=True)

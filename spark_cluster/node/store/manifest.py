@@ -14,16 +14,12 @@ from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from spark_cluster.node import paths
 from spark_cluster.node.values import ResourceError
 
 # Names and folders of the hub cache (hub_cache.py), of our notes on it, and of its library.
 
 LOCKS = "locks"
 """Below `paths.MODELS`: one file for each repository, locked while one of us writes it."""
-
-LIBRARY = paths.HUB_LIBRARY
-"""Folder of the virtual environment with the hub's own library."""
 
 HUB = "huggingface/hub"
 """Below the folder of the caches: the hub cache."""

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from spark_cluster.agent import operations
-from spark_cluster.node import durable, engine_caches, launch_records
+from spark_cluster.node import durable, engine_caches, launch_records, paths
 from spark_cluster.node.host import Host
 from spark_cluster.node.launch_records import LaunchRecord
 from tests.factories import put
@@ -51,7 +51,7 @@ def entries(root: Path) -> dict[str, engine_caches.CacheEntry]:
 
 def test_a_record_is_kept_for_root_alone(tmp_path: Path) -> None:
     launch_records.add(tmp_path, ONE)
-    path = tmp_path / launch_records.FILE.lstrip("/")
+    path = tmp_path / paths.LAUNCHES.lstrip("/")
     assert path.stat().st_mode & 0o777 == 0o600
     assert path.parent.stat().st_mode & 0o777 == 0o700
     assert launch_records.read(tmp_path) == [ONE]
@@ -75,7 +75,7 @@ def test_records_are_bounded(tmp_path: Path) -> None:
     assert found[0].recipe == many[-1].recipe
     keys = tuple(f"torch_aot_compile/{n:064}" for n in range(launch_records.MOST_KEYS))
     launch_records.write(tmp_path, [replace(record, keys=keys) for record in many])
-    path = tmp_path / launch_records.FILE.lstrip("/")
+    path = tmp_path / paths.LAUNCHES.lstrip("/")
     assert path.stat().st_size <= launch_records.LARGEST
     assert launch_records.read(tmp_path)[0].recipe == many[-1].recipe
 
