@@ -14,8 +14,7 @@ from pathlib import Path
 from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.sampling import Lost, Update
 from spark_cluster.bench.telemetry import Row
-from spark_cluster.dashboard.server import listen, serve
-from spark_cluster.dashboard.sources import Feed, Questions
+from spark_cluster.dashboard.server import CommandQuestions, Feed, listen, serve
 from spark_cluster.errors import Unreachable
 
 BEGAN = datetime(2026, 11, 1, 12, tzinfo=UTC)
@@ -71,7 +70,7 @@ if __name__ == "__main__":
             listen(0),
             Feed(NAMES, 1.0),
             Replay(),
-            questions=Questions(("-i", "lab"), words),
+            questions=CommandQuestions(("-i", "lab"), words),
             runs=Path(sys.argv[1]),
             tell=lambda address: print(address, flush=True),
         )

@@ -30,7 +30,7 @@ from spark_cluster.cli import bench_measure
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.topology import Link
-from spark_cluster.engine.checks import questions
+from spark_cluster.engine import tool_checks
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import InvalidFile, UsageError
 
@@ -126,7 +126,7 @@ def test_the_record_says_which_vllm_measured(tmp_path):
     assert plain.record.tool.version == benchy.VERSION
     asked = made(tmp_path / "asked", kind="tool_call", questions=["one"])
     asked.add_version("0.32.0")
-    assert asked.record.tool.version == questions.VERSION
+    assert asked.record.tool.version == tool_checks.VERSION
     assert asked.record.tool.settings["questions"] == ["one"]
 
 

@@ -21,7 +21,7 @@ from spark_cluster.bench.generator import result
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.run_folder import load_record
 from spark_cluster.bench.suite import Suite
-from spark_cluster.cli import bench_run
+from spark_cluster.cli import bench
 from spark_cluster.cli.bench_measure import BenchResult
 from spark_cluster.cli.results import RunSummary
 from spark_cluster.cli.terminal import Console
@@ -264,7 +264,7 @@ def test_the_summary_says_each_reason_once(run, cluster, capsys):
     app: Any = SimpleNamespace(console=Console(width=200))
     found = BenchResult(RunSummary(run.record.id, False, 0, {}), run.record, run.folder)
     capsys.readouterr()
-    bench_run._show(app, found)
+    bench._show(app, found)
     said = capsys.readouterr().out
     assert said.count("CUDA out of memory") == 1
     server = run.record.cells[2].setup

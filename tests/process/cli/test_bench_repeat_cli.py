@@ -16,7 +16,7 @@ from spark_cluster.bench.record import Repeats, Tool
 from spark_cluster.bench.repeat import Original, expansion_of
 from spark_cluster.bench.run import BenchRun
 from spark_cluster.bench.suite import Suite, canonical
-from spark_cluster.cli import bench_run
+from spark_cluster.cli import bench
 from spark_cluster.errors import InvalidFile, Refused, Unreachable, UsageError
 
 NAME = "gemma4-31b-fp8"
@@ -46,7 +46,7 @@ def theirs(tmp_path):
 def went_on(monkeypatch):
     """The runs that would have been started."""
     found = []
-    monkeypatch.setattr(bench_run, "go_on", lambda _app, made, *_a, **_o: found.append(made))
+    monkeypatch.setattr(bench, "go_on", lambda _app, made, *_a, **_o: found.append(made))
     return found
 
 
@@ -192,7 +192,7 @@ def test_the_load_generator_that_is_compared_is_the_one_that_measures(
     theirs_again = Original(run, b"", suite, {})
     ours = run.model_copy(update={"tool": generators.of(suite).tool(suite)})
     made = BenchRun(ours, suite, expansion_of(theirs_again, 1), tmp_path)
-    bench_run._compare(cluster.play, made, theirs_again)
+    bench._compare(cluster.play, made, theirs_again)
     told = [note for note in cluster.notes if tool in note]
     assert len(told) == (tool == "llama-benchy"), "which vLLM will measure is not known yet"
 

@@ -13,7 +13,7 @@ from json_schema import document as fits
 
 from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import App
-from spark_cluster.cli.init import command
+from spark_cluster.cli.first_steps import init
 from spark_cluster.config.new_inventory import Answers, write
 from spark_cluster.config.project import Project
 from spark_cluster.errors import UsageError
@@ -26,7 +26,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def run(*args: str, text: str | None = None, obj: App | None = None) -> Result:
-    return CliRunner().invoke(command, args, input=text, obj=obj or App(Cluster()))
+    return CliRunner().invoke(init, args, input=text, obj=obj or App(Cluster()))
 
 
 def test_two_nodes_without_questions(here: Path) -> None:

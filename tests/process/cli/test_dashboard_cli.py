@@ -15,6 +15,9 @@ from factories import put
 from hostile import user
 from waiting import until
 
+from spark_cluster.cli import cli
+from spark_cluster.errors import UsageError
+
 ARGUMENTS = """
 for path in Path("/proc").glob("[0-9]*/cmdline"):
     try:
@@ -64,3 +67,17 @@ def test_no_other_user_learns_the_token(opened: tuple[subprocess.Popen[str], str
     process.send_signal(signal.SIGINT)
     process.wait(120)
     assert not page.exists()
+
+
+@pytest.mark.parametrize("library", ["starlette.applications", "uvicorn"])
+def test_without_the_extra_it_says_how_to_install_it(
+    library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    monkeypatch.delitem(sys.modules, "spark_cluster.dashboard.server", raising=False)
+    inventory = tmp_path / "inventory.yaml"
+    inventory.write_text("nodes:\n  spark1:\n    address: 127.0.0.1\n")
+    with pytest.raises(UsageError, match="which is not installed") as found:
+        cli.main(["-i", str(inventory), "dashboard"], standalone_mode=False)
+    assert found.value.message.startswith(f"the dashboard needs {library}")
+    assert "`dashboard`" in found.value.hint

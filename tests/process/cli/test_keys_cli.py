@@ -21,7 +21,7 @@ from proxied import HAPROXY, LOG, Engine, converse, proxied
 from waiting import until
 
 from spark_cluster.config.secret_text import looks_secret
-from spark_cluster.engine import named_keys, proxy
+from spark_cluster.engine import proxy
 from spark_cluster.errors import Unreachable, UsageError
 
 KEY = "sk-test-5be1cf0277a04d"
@@ -48,7 +48,7 @@ def guarded(head: Path, monkeypatch):
         pytest.skip("no HAProxy here; the lab has one")
     engine = Engine()
     with tempfile.TemporaryDirectory(dir="/tmp") as runtime:
-        monkeypatch.setattr(named_keys, "ADMIN_SOCKET", f"{runtime}/admin.sock")
+        monkeypatch.setattr(proxy, "ADMIN_SOCKET", f"{runtime}/admin.sock")
         node, where = make_node("spark1"), Path(runtime)
         with proxied(head, node, engine.port, runtime=where, api_key=KEY) as port:
             yield port
@@ -131,7 +131,7 @@ def test_an_endpoint_that_asks_for_no_key_is_left_as_it_is(run, head):
 
 
 def test_a_proxy_that_does_not_run_is_told_of(run, head, monkeypatch):
-    monkeypatch.setattr(named_keys, "ADMIN_SOCKET", "/tmp/no-proxy/admin.sock")
+    monkeypatch.setattr(proxy, "ADMIN_SOCKET", "/tmp/no-proxy/admin.sock")
     description = {"url": "http://10.0.0.1:8000/v1", "api_key": True, "tls": None}
     put(head / Path(proxy.DESCRIPTION).name, json.dumps(description))
     code, _, err = run("keys", "add", "alice")
@@ -158,7 +158,7 @@ def cut_at(line: int) -> Iterator[None]:
 
     def follow(frame: FrameType, event: str, _: Any) -> Any:
         code = frame.f_code
-        if code.co_filename != named_keys.__file__ or code.co_name not in CHANGING:
+        if code.co_filename != proxy.__file__ or code.co_name not in CHANGING:
             return None
         if event != "line" or (frame, frame.f_lineno) in seen:
             return follow
@@ -201,8 +201,8 @@ def test_an_addition_cut_at_any_line_leaves_no_unlisted_key_in_force(
     run, head, guarded, monkeypatch
 ):
     for line in count(1):
-        key = f"{named_keys.PREFIX}{line}"
-        monkeypatch.setattr(named_keys, "new_key", lambda key=key: key)
+        key = f"{proxy.PREFIX}{line}"
+        monkeypatch.setattr(proxy, "new_key", lambda key=key: key)
         with cut_at(line):
             code, _, err = run("keys", "add", "bob")
         if code == 0:
@@ -245,7 +245,7 @@ def test_a_key_that_was_put_into_the_file_by_hand_is_listed_and_revoked(run, hea
 
 def test_a_key_is_revoked_while_no_proxy_runs(run, head, guarded, monkeypatch):
     added(run, "bob")
-    monkeypatch.setattr(named_keys, "ADMIN_SOCKET", "/tmp/no-proxy/admin.sock")
+    monkeypatch.setattr(proxy, "ADMIN_SOCKET", "/tmp/no-proxy/admin.sock")
     assert run("keys", "revoke", "bob")[0] == 0
     assert " bob/" not in (head / Path(proxy.NAMED_KEYS).name).read_text()
 
@@ -257,8 +257,8 @@ def test_a_proxy_that_does_not_answer_leaves_the_key_listed(run, head, guarded, 
         tempfile.TemporaryDirectory(dir="/tmp") as folder,
         monkeypatch.context() as meanwhile,
     ):
-        meanwhile.setattr(named_keys, "ADMIN_SOCKET", f"{folder}/mute.sock")
-        meanwhile.setattr(named_keys, "ANSWERS_S", 0.5)
+        meanwhile.setattr(proxy, "ADMIN_SOCKET", f"{folder}/mute.sock")
+        meanwhile.setattr(proxy, "ANSWERS_S", 0.5)
         mute.bind(f"{folder}/mute.sock")
         mute.listen(8)
         code, _, err = run("keys", "revoke", "bob")
@@ -269,4 +269,4 @@ def test_a_proxy_that_does_not_answer_leaves_the_key_listed(run, head, guarded, 
 @pytest.mark.parametrize("name", ["", "a b", "a/b", "-a", "inventory", "x" * 65, "a;b", "a\nb"])
 def test_a_name_that_the_proxy_would_read_otherwise_is_refused(name):
     with pytest.raises(UsageError, match="is no name for a key"):
-        named_keys.check_name(name)
+        proxy.check_name(name)

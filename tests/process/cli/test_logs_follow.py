@@ -10,8 +10,8 @@ import pytest
 from factories import put
 from fake_cluster import Make
 
-from spark_cluster.cli import logs
-from spark_cluster.cli.visible import LinePrinter
+from spark_cluster.cli import doctor
+from spark_cluster.cli.console import LinePrinter
 from spark_cluster.errors import Unreachable
 from spark_cluster.node.output import LINE_LIMIT
 
@@ -33,7 +33,7 @@ def follow(fake_cluster: Make) -> Callable[..., None]:
         if lost is not None:
             node, words = cluster.nodes[lost[0]], lost[1]
             node.channels[-1].on_data = lambda data: words in data and node.lose()
-        logs._follow(cluster.play, {(node, "spark-vllm"): "docker" for node in scripts}, 5)
+        doctor._follow(cluster.play, {(node, "spark-vllm"): "docker" for node in scripts}, 5)
 
     return run
 

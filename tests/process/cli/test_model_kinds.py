@@ -15,7 +15,7 @@ from spark_cluster.cli import served as status_command
 from spark_cluster.cli.terminal import Console
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.engine.status import Status
+from spark_cluster.engine.result import Status
 from spark_cluster.errors import Refused
 
 TEXT = """\

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from factories import put
 
-from spark_cluster.engine.copies import upkeep
-from spark_cluster.engine.copies.state import hub_folder
+from spark_cluster.engine import model_upkeep
+from spark_cluster.engine.hub_models import hub_folder
 from spark_cluster.node.store.hub_cache import HubCache
 from spark_cluster.node.store.manifest import Manifest
 
@@ -123,8 +123,8 @@ def test_repair_has_only_the_damaged_file_again(run, cache, monkeypatch):
         pulled.append((wanted.repository, wanted.revision))
         blob.write_bytes(WEIGHTS)
 
-    monkeypatch.setattr(upkeep, "pull", pull)
-    monkeypatch.setattr(upkeep, "copy", lambda *_, **__: pytest.fail("no other node has it"))
+    monkeypatch.setattr(model_upkeep, "pull", pull)
+    monkeypatch.setattr(model_upkeep, "copy", lambda *_, **__: pytest.fail("no other node has it"))
     status, out, err = run("models", "repair", "--json")
     assert status == 0, err
     [model] = json.loads(out)["models"]
@@ -146,8 +146,8 @@ def test_repair_copies_from_the_node_that_is_sound(run, cache, project, monkeypa
         copied.append((manifest.size, source.name, [node.name for node in targets]))
         blob.write_bytes(WEIGHTS)
 
-    monkeypatch.setattr(upkeep, "pull", lambda *_, **__: pytest.fail("the hub was asked"))
-    monkeypatch.setattr(upkeep, "copy", copy)
+    monkeypatch.setattr(model_upkeep, "pull", lambda *_, **__: pytest.fail("the hub was asked"))
+    monkeypatch.setattr(model_upkeep, "copy", copy)
     status, out, err = run("models", "repair", "org/model", "--json")
     assert status == 0, err
     assert copied == [(7000, "spark2", ["spark1"])]

@@ -9,7 +9,7 @@ import pytest
 from spark_cluster import Cluster
 from spark_cluster.cli import cli
 from spark_cluster.cli.app import App
-from spark_cluster.cli.setup_flow import Asker, Flow, Stopped
+from spark_cluster.cli.setup_flow import Asker, Flow, StepFailed
 
 INVENTORY = """\
 nodes:
@@ -61,7 +61,7 @@ def test_a_node_that_is_lost_stops_the_step(flow, project, capsys):
     (project / "inventory.yaml").write_text(
         "nodes: {spark1: {address: a, roles: [head]}, lost: {address: b}}\n"
     )
-    with pytest.raises(Stopped) as stopped, flow.step("up", "serve it") as step:
+    with pytest.raises(StepFailed) as stopped, flow.step("up", "serve it") as step:
         flow.run(step, "playbook", "one.py")
     assert stopped.value.status == 3
     assert "switch it on" in capsys.readouterr().out

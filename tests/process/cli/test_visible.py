@@ -16,9 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from spark_cluster.cli.console import joined, painted, styled
+from spark_cluster.cli.console import coloured, joined, lines_of, painted, styled, visible
 from spark_cluster.cli.terminal import Console
-from spark_cluster.cli.visible import coloured, lines_of, visible
 from spark_cluster.runner.events import (
     NodeFailed,
     Note,
@@ -183,7 +182,7 @@ def test_what_the_kernel_and_pstore_say_is_not_obeyed(run, project):
 
 SERVED = """\
 from dataclasses import replace
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.engine.result import Served, VerifiedServer
 
 def main(play, *, deployment, **given):
@@ -344,7 +343,7 @@ def test_templates_are_literals():
 
 RAW = {
     "cli/nodes.py": 3,  # passes on, as ssh does; a status; a count of bytes
-    "cli/init.py": 2,  # what its user typed
+    "cli/first_steps.py": 2,  # what its user typed
     "cli/predict.py": 1,  # the help
     "cli/lint.py": 1,  # a file's text, escaped where standard output is a terminal
 }
@@ -360,6 +359,6 @@ def test_what_is_echoed_is_escaped():
         safe = isinstance(inner, ast.Constant) or (
             isinstance(inner, ast.Call) and name_of(inner) in ("visible", "coloured", "dumps")
         )
-        if not safe and path != "cli/visible.py":
+        if not safe and path != "cli/console.py":
             found[path] = found.get(path, 0) + 1
     assert found == RAW

@@ -13,7 +13,7 @@ from json_schema import document as fits
 from spark_cluster.bench.report import drawing, plot_run
 from spark_cluster.cli import run as record_module
 from spark_cluster.cli.run import RunRecord, keep_plot
-from spark_cluster.engine import memory_record
+from spark_cluster.engine import vram
 from spark_cluster.runner.events import Event, MemoryHeld, MemoryPlanned, RunStarted
 
 RUN = "20261120-141502-3fa9"
@@ -94,14 +94,14 @@ def test_up_keeps_the_plot_next_to_the_record(
 ) -> None:
     told: list[Event] = []
     bus: Any = SimpleNamespace(emit=told.append)
-    phases = memory_record.read(recorded).phases()
+    phases = vram.read(recorded).phases()
     assert keep_plot(RUN, bus, phases) == recorded.with_suffix(".svg")
     assert "under load" in recorded.with_suffix(".svg").read_text()
     for node in phases.nodes.values():
         node.under_load = None
     assert keep_plot(RUN, bus, phases) is None, "nothing was started"
     monkeypatch.setattr(plot_run, "is_installed", lambda: False)
-    assert keep_plot(RUN, bus, memory_record.read(recorded).phases()) is None
+    assert keep_plot(RUN, bus, vram.read(recorded).phases()) is None
     assert told == []
 
 
@@ -109,7 +109,7 @@ def test_a_plot_that_cannot_be_kept_fails_nothing(recorded: Path) -> None:
     told: list[Any] = []
     bus: Any = SimpleNamespace(emit=told.append)
     recorded.with_suffix(".svg").mkdir()
-    assert keep_plot(RUN, bus, memory_record.read(recorded).phases()) is None
+    assert keep_plot(RUN, bus, vram.read(recorded).phases()) is None
     assert [(one.level, "no plot of the memory" in one.text) for one in told] == [("warning", True)]
 
 

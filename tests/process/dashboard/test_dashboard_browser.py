@@ -16,7 +16,7 @@ import replayed
 import waiting
 from browser import Browser, browser, installed
 
-from spark_cluster.cli.dashboard import leading_to
+from spark_cluster.cli.top import leading_to
 from spark_cluster.config.ports import LOOPBACK
 
 PROGRAM = installed()

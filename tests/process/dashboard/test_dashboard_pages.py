@@ -17,9 +17,15 @@ from spark_cluster.bench.record import ProcessMemory
 from spark_cluster.bench.sampling import Lost
 from spark_cluster.bench.telemetry import Row
 from spark_cluster.config.ports import LOOPBACK
-from spark_cluster.dashboard import sources as feed_module
-from spark_cluster.dashboard.server import listen, make_site
-from spark_cluster.dashboard.sources import QUESTIONS, BenchRuns, Feed, Questions
+from spark_cluster.dashboard import server
+from spark_cluster.dashboard.server import (
+    QUESTIONS,
+    BenchRuns,
+    CommandQuestions,
+    Feed,
+    listen,
+    make_site,
+)
 from spark_cluster.errors import Unreachable
 
 HOST = "127.0.0.1:8800"
@@ -34,10 +40,10 @@ def row(number: int = 0, node: str = "spark1") -> Row:
     )  # fmt: skip
 
 
-def questions(said: str, limit_s: float = 30.0) -> Questions:
+def questions(said: str, limit_s: float = 30.0) -> CommandQuestions:
     """Commands that are a program which prints its words, after this code."""
     code = f"import sys, json, time; words = sys.argv[1:]; {said}"
-    return Questions(("-i", "lab"), (sys.executable, "-I", "-S", "-c", code), limit_s)
+    return CommandQuestions(("-i", "lab"), (sys.executable, "-I", "-S", "-c", code), limit_s)
 
 
 @pytest.fixture
@@ -226,9 +232,9 @@ def test_a_page_gets_what_was_and_what_comes(feed: Feed, user: TestClient) -> No
 
 
 def test_half_an_hour_is_kept_and_no_more(feed: Feed) -> None:
-    for number in range(feed_module.KEPT_S + 10):
+    for number in range(server.KEPT_S + 10):
         feed.take(row(number))
-    assert len(feed.since(0)["rows"]["spark1"]) == feed_module.KEPT_S
+    assert len(feed.since(0)["rows"]["spark1"]) == server.KEPT_S
 
 
 def test_a_fault_of_the_samples_is_told_to_the_pages(feed: Feed, user: TestClient) -> None:

@@ -19,8 +19,7 @@ from ruamel.yaml import YAML
 from docs.generate import schemas
 from docs.generate.code import OUTPUTS, commands, event_classes
 from spark_cluster.cli import api
-from spark_cluster.cli.recap import Recap
-from spark_cluster.cli.results import RunSummary
+from spark_cluster.cli.results import Recap, RunSummary
 from spark_cluster.engine.link_check import Bandwidth, Hop
 from spark_cluster.engine.provisioning import Provisioned
 from spark_cluster.errors import Unreachable

@@ -34,11 +34,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spark_cluster.config import fact_gathering
-from spark_cluster.doctor import examine, logs
+from spark_cluster.doctor import examine, serving
 from spark_cluster.doctor.check import Check
-from spark_cluster.doctor.observations import Observations
-from spark_cluster.doctor.probed import Answer, OpenPort, Ping, PortScan, Probed, Rdma, Transfer
-from spark_cluster.doctor.verdict import CheckResult
+from spark_cluster.doctor.observations import (
+    CheckResult,
+    Observations,
+    OpenPort,
+    Ping,
+    PortScan,
+    Probed,
+    ProbedAnswer,
+    Rdma,
+    Transfer,
+)
 from spark_cluster.engine.link_check import Cabling
 from spark_cluster.issues.entries import catalogue, for_check
 from spark_cluster.node.health import Completion
@@ -306,7 +314,7 @@ SICK: list[tuple[str, dict[str, Any], str, str]] = [
 
 SICK += [
     (search.id, {"logs": logged(issue.samples[0])}, "fail", issue.samples[0][-40:])
-    for search in logs.SEARCHES
+    for search in serving.SEARCHES
     for issue in search.issues
 ]
 
@@ -706,8 +714,8 @@ def test_an_engine_in_a_virtual_environment_is_looked_at_like_a_container() -> N
 # --- logs -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("rule", logs.SEARCHES, ids=lambda rule: rule.id)
-def test_a_node_finds_the_lines_that_a_rule_is_about(rule: logs.LogSearch) -> None:
+@pytest.mark.parametrize("rule", serving.SEARCHES, ids=lambda rule: rule.id)
+def test_a_node_finds_the_lines_that_a_rule_is_about(rule: serving.LogSearch) -> None:
     assert any(word in rule.sample for word in rule.words)
 
 
@@ -807,7 +815,7 @@ HEALTHY = Probed(
     pings=(Ping("a -> b", True, True),),
     transfers=(Transfer("a -> b", 97.0, 180.0),),
     rdma=(Rdma("a -> b", 111.7),),
-    answer=Answer(200, Completion(200, "Paris"), "Paris"),
+    answer=ProbedAnswer(200, Completion(200, "Paris"), "Paris"),
 )
 RING = (Cabling("a", {"np0": ("c",), "np1": ("b",)}), Cabling("b", {"np0": ("a", "c")}))
 PROBED: list[tuple[str, Probed, str, str]] = [
@@ -834,12 +842,13 @@ PROBED: list[tuple[str, Probed, str, str]] = [
      "fail", "a 44857"),
     ("network.open-ports", Probed(ports=answering(OpenPort("a", 5355, "", False))), "warn",
      "then the time was up"),
-    ("serving.completion", Probed(answer=Answer(200, Completion(0, why="timed out"), "Paris")),
-     "fail",
+    ("serving.completion",
+     Probed(answer=ProbedAnswer(200, Completion(0, why="timed out"), "Paris")), "fail",
      "/health returns 200, a completion nothing: timed out"),
-    ("serving.completion", Probed(answer=Answer(200, Completion(200, "!!!!!!"), "Paris")), "fail",
+    ("serving.completion",
+     Probed(answer=ProbedAnswer(200, Completion(200, "!!!!!!"), "Paris")), "fail",
      "'!!!!!!'"),
-    ("serving.completion", Probed(answer=Answer(0, Completion(0), "Paris")), "fail",
+    ("serving.completion", Probed(answer=ProbedAnswer(0, Completion(0), "Paris")), "fail",
      "/health returns"),
 ]  # fmt: skip
 
@@ -896,9 +905,9 @@ def test_findings_are_sorted_and_selected() -> None:
 
 
 def test_the_samples_answer_what_is_asked() -> None:
-    from spark_cluster.doctor.question import Context, question
+    from spark_cluster.doctor.observations import Context, question
 
-    asked, told = question(Context("nvidia", logs.WORDS)), seen(1).answer
+    asked, told = question(Context("nvidia", serving.WORDS)), seen(1).answer
     of_facts = {*fact_gathering.COMMANDS, *fact_gathering.FILES, *fact_gathering.NETPLAN}
     for part in PARTS:
         assert set(told[part]) - of_facts == set(asked[part]) - of_facts

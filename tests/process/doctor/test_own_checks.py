@@ -15,15 +15,13 @@ from example_pages import write_files
 from spark_cluster.config.extension import using
 from spark_cluster.config.project import Project
 from spark_cluster.doctor import examine
-from spark_cluster.doctor.observations import Observations
-from spark_cluster.doctor.question import Context, question, sources
+from spark_cluster.doctor.observations import Context, Observations, question, sources
 from spark_cluster.errors import InvalidFile, Refused, UsageError
 from spark_cluster.runner.session import Session
 
 CHECK = """\
 from spark_cluster.doctor.check import check
-from spark_cluster.doctor.question import NodeSource
-from spark_cluster.doctor.verdict import ok
+from spark_cluster.doctor.observations import NodeSource, ok
 
 @check("own.thing", title="it is there", needs=("hosts",), effect="risks")
 def thing(seen):
@@ -137,7 +135,7 @@ SOURCE = 'needs=("x",), sources={"x": NodeSource("x", argv=("true",))}'
     ("old", "new", "expected"),
     [
         ("def thing(seen):", "def thing(seen:", r"checks/own\.py:6: checks own: SyntaxError"),
-        ("from spark_cluster.doctor.verdict", "import nothing_here\nfrom x", r"own\.py:3: "),
+        ("from spark_cluster.doctor.observations", "import nothing_here\nfrom x", r"own\.py:3: "),
         ("@check", "# @check", r"checks/own\.py:1: checks own: no check\n  put @check"),
         ("own.thing", "Own", r"own\.py:5: check Own: id: found 'Own', expected area\.what"),
         ("own.thing", examine.NODE[0].id, "id: there is a check of this id already"),

@@ -11,7 +11,7 @@ import pytest
 from factories import make_inventory
 from free_ports import free_port
 
-from spark_cluster.doctor import port_scan, probing
+from spark_cluster.doctor import port_scan, probes
 
 SS = """\
 LISTEN 0 4096            *:6379            *:*    users:(("gcs_server",pid=1122,fd=44))
@@ -24,7 +24,7 @@ odd
 
 
 def test_what_listens_as_ss_tells_it() -> None:
-    assert probing.parse_listeners(SS) == {6379: "gcs_server", 22: "", 37479: "ray::RayWorkerP"}
+    assert probes.parse_listeners(SS) == {6379: "gcs_server", 22: "", 37479: "ray::RayWorkerP"}
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ def test_what_the_laptop_reaches_has_a_name(
     answer = {"commands": {"ss": {"status": 0, "stdout": said}}}
     session: Any = SimpleNamespace(request=lambda _op, **_asked: answer)
     made = make_inventory(tmp_path, "nodes:\n  spark1: {address: 127.0.0.1, roles: [head]}\n")
-    found = probing.look(made, {"spark1": session}, ((listener, listener),))
+    found = probes.look(made, {"spark1": session}, ((listener, listener),))
     assert not isinstance(found, str)
     (one,) = found.open
     assert (one.node, one.port, one.program, one.engines) == ("spark1", listener, "raylet", True)
@@ -79,4 +79,4 @@ def test_what_the_laptop_reaches_has_a_name(
 def test_behind_a_jump_host_nothing_can_be_tried(tmp_path: Path) -> None:
     made = make_inventory(tmp_path, "nodes:\n  a: {address: 10.0.0.1, roles: [head], jump: gate}\n")
     session: Any = None
-    assert "behind a jump host" in str(probing.look(made, {"a": session}))
+    assert "behind a jump host" in str(probes.look(made, {"a": session}))

@@ -18,8 +18,8 @@ from spark_cluster.config.facts import Facts, Hca
 from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.recipe_schema import Probe
 from spark_cluster.config.topology import topology_of
-from spark_cluster.doctor import probing
-from spark_cluster.doctor.probing import Question
+from spark_cluster.doctor import probes
+from spark_cluster.doctor.probes import Question
 from spark_cluster.engine import link_check
 from spark_cluster.engine.link_check import Cabling, checked_hops
 from spark_cluster.errors import Failed
@@ -80,10 +80,10 @@ class Fake:
 
 
 def probed(inventory: Inventory, monkeypatch: pytest.MonkeyPatch, one: Fake, two: Fake) -> Any:
-    monkeypatch.setattr(probing, "transfers", lambda *_: ())
+    monkeypatch.setattr(probes, "transfers", lambda *_: ())
     sessions: Any = {"spark1": one, "spark2": two}
     bare = {"tools": "ping\n"}
-    return probing.probe(inventory, [seen(1, **bare), seen(2, **bare)], sessions, QUESTION)
+    return probes.probe(inventory, [seen(1, **bare), seen(2, **bare)], sessions, QUESTION)
 
 
 def test_full_size_packets_on_every_way(inventory: Inventory, monkeypatch: Any) -> None:
@@ -109,10 +109,10 @@ def test_a_server_that_is_healthy_and_does_not_answer(
     inventory: Inventory, monkeypatch: Any
 ) -> None:
     one = Fake()
-    monkeypatch.setattr(probing, "transfers", lambda *_: ())
+    monkeypatch.setattr(probes, "transfers", lambda *_: ())
     sessions: Any = {"spark1": one, "spark2": Fake()}
     nodes = [seen(number, tools="docker\nping\n") for number in (1, 2)]
-    found = probing.probe(inventory, nodes, sessions, QUESTION)
+    found = probes.probe(inventory, nodes, sessions, QUESTION)
     assert found.answer is not None
     assert found.answer.health == 200
     assert (found.answer.completion.status, found.answer.completion.why) == (0, "timed out")
@@ -123,10 +123,10 @@ def test_a_server_that_is_healthy_and_does_not_answer(
 def test_what_is_probed_is_what_users_reach(inventory: Inventory, monkeypatch: Any) -> None:
     one = Fake()
     one.description = '{"url": "https://10.0.0.1:8443/v1", "api_key": true, "tls": "self-signed"}'
-    monkeypatch.setattr(probing, "transfers", lambda *_: ())
+    monkeypatch.setattr(probes, "transfers", lambda *_: ())
     sessions: Any = {"spark1": one, "spark2": Fake()}
     nodes = [seen(number, tools="docker\nping\n") for number in (1, 2)]
-    probing.probe(inventory, nodes, sessions, QUESTION)
+    probes.probe(inventory, nodes, sessions, QUESTION)
     assert one.requests[0] == "https://10.0.0.1:8443/health"
     assert one.certificates == ["/etc/spark-cluster/endpoint/self-signed.pem"] * 2
 
@@ -137,7 +137,7 @@ def test_a_ring_of_cables_is_named_and_nothing_is_waited_for(
     ring = [Cabling("spark1", {"np0": ("spark3",), "np1": ("spark2",)})]
     monkeypatch.setattr(link_check, "in_doubt", lambda _: True)
     monkeypatch.setattr(link_check, "look", lambda *_: ring)
-    found = probing.probe(inventory, [seen(1, tools=""), seen(2, tools="")], {}, QUESTION)
+    found = probes.probe(inventory, [seen(1, tools=""), seen(2, tools="")], {}, QUESTION)
     assert found.cabling == tuple(ring)
     assert (found.pings, found.transfers, found.rdma) == (None, None, None)
     assert found.why_not["pings"] == "no switch joins the nodes"
@@ -146,14 +146,14 @@ def test_a_ring_of_cables_is_named_and_nothing_is_waited_for(
         raise Failed("it is gone", where="spark2")
 
     monkeypatch.setattr(link_check, "look", lost)
-    monkeypatch.setattr(probing, "_hops", lambda *_: ([], "none"))
-    found = probing.probe(inventory, [seen(1, tools=""), seen(2, tools="")], {}, QUESTION)
+    monkeypatch.setattr(probes, "_hops", lambda *_: ([], "none"))
+    found = probes.probe(inventory, [seen(1, tools=""), seen(2, tools="")], {}, QUESTION)
     assert (found.cabling, found.why_not["cabling"]) == (None, "spark2: it is gone")
 
 
 def test_nothing_to_probe(inventory: Inventory) -> None:
     stopped = inspected(1, "spark-vllm", State__Status="exited")
-    found = probing.probe(inventory, [seen(1, containers=stopped)], {}, QUESTION)
+    found = probes.probe(inventory, [seen(1, containers=stopped)], {}, QUESTION)
     assert found.pings is None
     assert found.why_not["pings"] == "one node alone"
     assert found.why_not["answer"] == "no server of ours runs on these nodes"
@@ -168,13 +168,13 @@ def test_transfers_and_rdma_between_four_nodes(tmp_path: Path, monkeypatch: Any)
     hops = checked_hops(list(topology_of(made, made.nodes, {}, lambda _: facts).values()))
     sessions: Any = {name: name for name in made.nodes}
 
-    def measure(sender: str, receiver: str, address: str, port: int = 0) -> probing.Measured:
+    def measure(sender: str, receiver: str, address: str, port: int = 0) -> probes.Throughput:
         if receiver == "spark3" != sender:
             raise Failed("it is lost", where="spark3")
-        return probing.Measured(10.0 * int(sender[-1]))
+        return probes.Throughput(10.0 * int(sender[-1]))
 
-    monkeypatch.setattr(probing, "measure", measure)
-    found = probing.transfers(hops, sessions)
+    monkeypatch.setattr(probes, "measure", measure)
+    found = probes.transfers(hops, sessions)
     assert [(t.link, t.rate, t.own, t.message) for t in found] == [
         ("spark1 enp1s0f1np1 to spark2", 10.0, 10.0, ""),
         ("spark2 enp1s0f1np1 to spark3", None, 20.0, "it is lost"),
@@ -184,14 +184,14 @@ def test_transfers_and_rdma_between_four_nodes(tmp_path: Path, monkeypatch: Any)
     monkeypatch.setattr(
         link_check, "measure", lambda server, client, hop: measure(client, server, "").rate
     )
-    assert [(t.rate, t.message) for t in probing.rdma(hops, sessions)] == [
+    assert [(t.rate, t.message) for t in probes.rdma(hops, sessions)] == [
         *((10.0, ""), (None, "it is lost")),
         *((30.0, ""), (40.0, "")),
     ]
 
 
 def test_a_transfer_between_real_agents(agent: Callable[..., Session]) -> None:
-    done = probing.measure(agent("spark1"), agent("spark2"), "127.0.0.1")
+    done = probes.measure(agent("spark1"), agent("spark2"), "127.0.0.1")
     assert done.output == ""
     assert done.rate is not None
     assert done.rate > 0
@@ -200,13 +200,13 @@ def test_a_transfer_between_real_agents(agent: Callable[..., Session]) -> None:
 def test_a_transfer_to_a_port_that_another_program_has(agent: Callable[..., Session]) -> None:
     def refuse() -> None:
         with contextlib.suppress(OSError):
-            for _ in range(probing.STREAMS):
+            for _ in range(probes.STREAMS):
                 server.accept()[0].close()
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(HANG_S)
         port = server.getsockname()[1]
         threading.Thread(target=refuse, daemon=True).start()
-        done = probing.measure(agent("spark1"), agent("spark2"), "127.0.0.1", port=port)
+        done = probes.measure(agent("spark1"), agent("spark2"), "127.0.0.1", port=port)
     assert done.rate is None
     assert "Address already in use" in done.output

@@ -12,10 +12,8 @@ import pytest
 from doctor_samples import containers
 from waiting import HANG_S
 
-from spark_cluster.doctor import examine, logs
-from spark_cluster.doctor import question as questions
-from spark_cluster.doctor.observations import Observations
-from spark_cluster.doctor.question import Context, question, sources
+from spark_cluster.doctor import examine, observations, serving
+from spark_cluster.doctor.observations import Context, Observations, question, sources
 from spark_cluster.node.containers import parse_containers
 
 DOCKER = """#!/bin/sh
@@ -48,7 +46,7 @@ def run(tmp_path: Path) -> Callable[..., str]:
 
     def script(name: str, *words: str) -> str:
         path = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-        argv = questions.shell(questions.script(name), *words)
+        argv = observations.shell(observations.script(name), *words)
         done = subprocess.run(argv, env=path, capture_output=True, text=True, check=True)
         return done.stdout
 
@@ -89,19 +87,19 @@ def test_a_long_log_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> 
     noise = [f"2026-11-20T14:00:00.{n:09}Z EngineDeadError {n}" for n in range(1000)]
     said = "2026-11-20T13:00:00.5Z NCCL INFO via NET/Socket/0"
     (tmp_path / "log-spark-vllm").write_text("\n".join(["nothing", said, *noise]) + "\n")
-    text = run("logs", *logs.WORDS)
+    text = run("logs", *serving.WORDS)
     (engine, *_) = parse_containers(json.dumps(containers(1)[1:]), text)
     assert len(engine.log) == 21
     assert engine.log[0].text == "NCCL INFO via NET/Socket/0"
     assert engine.log[-1].text == "EngineDeadError 999"
 
 
-@pytest.mark.parametrize("rule", logs.SEARCHES, ids=lambda rule: rule.id)
+@pytest.mark.parametrize("rule", serving.SEARCHES, ids=lambda rule: rule.id)
 def test_the_node_keeps_the_line_of_each_rule(
-    run: Callable[..., str], tmp_path: Path, rule: logs.LogSearch
+    run: Callable[..., str], tmp_path: Path, rule: serving.LogSearch
 ) -> None:
     (tmp_path / "log-spark-vllm").write_text(f"2026-11-20T14:00:00.5Z {rule.sample}\n")
-    assert rule.sample in run("logs", *logs.WORDS)
+    assert rule.sample in run("logs", *serving.WORDS)
 
 
 def test_the_journal_of_our_units_costs_few_lines(run: Callable[..., str], tmp_path: Path) -> None:
@@ -136,7 +134,7 @@ def test_only_what_the_kernel_itself_logged_is_kept_and_by_time(
     journalctl.chmod(0o755)
     kept = run("kernel", "-1", "pc : ", "severity=", "Unable to handle").splitlines()
     assert kept[:2] == [oops[1], oops[0]]
-    assert kept[2:] == flood[-questions.KEPT_LINES :]
+    assert kept[2:] == flood[-observations.KEPT_LINES :]
     asked = (tmp_path / "asked").read_text()
     assert "--dmesg --boot -1 --lines 20000" in asked
     assert "--identifier" not in asked
@@ -190,7 +188,7 @@ def test_models_are_listed_with_sizes(run: Callable[..., str], tmp_path: Path) -
 
 def test_the_whole_question_to_a_real_agent(agent: Callable[..., object]) -> None:
     """Any machine answers in a form that every check can read, in one request."""
-    context = Context("root", logs.WORDS)
+    context = Context("root", serving.WORDS)
     session = agent("spark1")
     answer = session.request("gather", **question(context), timeout=HANG_S)  # type: ignore[attr-defined]
     seen = Observations("spark1", answer, _sources=sources(context))

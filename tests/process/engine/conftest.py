@@ -11,14 +11,14 @@ from checkpoints import SMALL
 from fake_cluster import FakeCluster, Make
 from free_ports import free_port
 
-from spark_cluster.engine.copies import copy as copying
+from spark_cluster.engine import node_copies
 from spark_cluster_lab.hub import LabHub, serve
 
 
 @pytest.fixture
 def own_ports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Senders listen on ports that no other test has."""
-    monkeypatch.setattr(copying, "COPIES", (free_port(), free_port()))
+    monkeypatch.setattr(node_copies, "COPIES", (free_port(), free_port()))
 
 
 @pytest.fixture

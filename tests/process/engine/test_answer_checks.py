@@ -14,17 +14,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spark_cluster.config.model_kind import CHECKS_OF_KIND
-from spark_cluster.engine import readiness_checks
-from spark_cluster.engine.checks import context, logprobs, questions, texts
-from spark_cluster.engine.client import Client, NotApplicable
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine import answer_checks, readiness_checks, tool_checks
+from spark_cluster.engine.answer_checks import Client, NotApplicable
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node.completions import ChatCompletion, streamed
 
 CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
 ASKING = [check for check in CHAT if check != "answer"]
 TOOLS = [check for check in CHAT if check.startswith("tool-")]
-HTML = str(questions.TOOL_CALLS[6].calls[0].arguments["content"])
+HTML = str(tool_checks.TOOL_CALLS[6].calls[0].arguments["content"])
 GEMMA = '<|tool_call>call:get_weather{city:<|"|>Paris<|"|>}<tool_call|>'
 
 
@@ -261,7 +260,7 @@ def test_what_is_asked(server: ChatServer) -> None:
         CHAT[check].run(server.client())
     assert all(request["tool_choice"] == "auto" for request, _ in server.asked)
     second = server.asked[[text_of(r) for r, _ in server.asked].index(
-        questions.TOOL_CALLS[4].text) + 1][0]  # fmt: skip
+        tool_checks.TOOL_CALLS[4].text) + 1][0]  # fmt: skip
     roles = [message["role"] for message in second["messages"]]
     assert roles == ["user", "assistant", "tool"]
     assert second["messages"][2]["tool_call_id"] == second["messages"][1]["tool_calls"][0]["id"]
@@ -274,12 +273,12 @@ def test_what_is_asked(server: ChatServer) -> None:
 
 @pytest.mark.parametrize("text", ["Paris", "Paris.", " **Paris**\n", '"paris"'])
 def test_short_answers_that_are_right(text: str) -> None:
-    assert texts.wrong_short(text, ("paris",)) == ""
+    assert answer_checks.wrong_short(text, ("paris",)) == ""
 
 
 @pytest.mark.parametrize("text", ["", "Paris!!!! Paris", "Lyon", "The capital is Paris"])
 def test_short_answers_that_are_wrong(text: str) -> None:
-    assert texts.wrong_short(text, ("paris",))
+    assert answer_checks.wrong_short(text, ("paris",))
 
 
 def test_a_model_that_reasons_is_asked_to_answer_at_once(server: ChatServer) -> None:
@@ -296,8 +295,8 @@ def test_a_model_that_reasons_is_asked_to_answer_at_once(server: ChatServer) -> 
 
 def test_an_answer_that_does_not_come_for_reasoning() -> None:
     cut = ChatCompletion(reasoning="Let me think", finish="length")
-    assert "no answer within 1024 tokens" in texts.wrong_answer(cut, ("paris",))
-    assert texts.wrong_answer(ChatCompletion("Paris", finish="stop"), ("paris",)) == ""
+    assert "no answer within 1024 tokens" in answer_checks.wrong_answer(cut, ("paris",))
+    assert answer_checks.wrong_answer(ChatCompletion("Paris", finish="stop"), ("paris",)) == ""
 
 
 # -- any reply gets a verdict ----------------------------------------------------------------------
@@ -390,8 +389,8 @@ def test_logprobs_that_change(
 
 
 def test_two_tokens_that_are_as_likely_may_change_places() -> None:
-    assert logprobs.unstable(SAME, [*SAME[:2], ("Sunday", -0.3)]) == ""
-    assert logprobs.unstable(SAME, [(token, value - 0.1) for token, value in SAME]) == ""
+    assert readiness_checks.unstable(SAME, [*SAME[:2], ("Sunday", -0.3)]) == ""
+    assert readiness_checks.unstable(SAME, [(token, value - 0.1) for token, value in SAME]) == ""
 
 
 def test_a_server_without_logprobs(server: ChatServer) -> None:
@@ -474,7 +473,7 @@ def test_the_launch_states_the_context_where_the_list_of_models_does_not(
     assert "states no context" in error.message
 
 
-@pytest.mark.parametrize(("depth", "code"), context.NEEDLES)
+@pytest.mark.parametrize(("depth", "code"), readiness_checks.NEEDLES)
 def test_a_fact_that_is_lost_at_one_depth(server: ChatServer, depth: float, code: str) -> None:
     server.change = lambda _request, reply: Reply(
         "I do not know" if reply.content == code else reply.content,

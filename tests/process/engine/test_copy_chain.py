@@ -14,8 +14,8 @@ from fake_cluster import FakeCluster
 from fake_programs import missing
 from stored_models import COMMIT, model
 
-from spark_cluster.engine.copies import copy as copying
-from spark_cluster.engine.copies.folders import LaptopFolder, copy_folder, uploads
+from spark_cluster.engine import node_copies
+from spark_cluster.engine.node_copies import LaptopFolder, copy_folder, uploads
 from spark_cluster.errors import Failed, Refused, UsageError
 from spark_cluster.node.store import copy_work
 from spark_cluster.node.store.hub_cache import HubCache
@@ -40,10 +40,10 @@ class Chain:
     def hub(self, number: int) -> Path:
         return self.root(number) / "hub"
 
-    def copy(self, most: int = 1, **how: Any) -> list[copying.Copied]:
+    def copy(self, most: int = 1, **how: Any) -> list[node_copies.Copied]:
         """Copy the model from the first node to the next ones."""
         first, *others = self.nodes
-        return copying.copy(self.play, self.manifest, first, others[:most], hub=HUB, **how)
+        return node_copies.copy(self.play, self.manifest, first, others[:most], hub=HUB, **how)
 
     @property
     def asked(self) -> list[dict[str, Any]]:
@@ -89,14 +89,14 @@ def test_a_node_sends_two_at_the_same_time(chain):
     manifests = [model(chain.hub(0), name) for name in ("org/a", "org/b")]
     first, second, _ = chain.nodes
 
-    def send(manifest: Manifest) -> list[copying.Copied]:
-        return copying.copy(chain.play, manifest, first, [second], hub=HUB)
+    def send(manifest: Manifest) -> list[node_copies.Copied]:
+        return node_copies.copy(chain.play, manifest, first, [second], hub=HUB)
 
     found = in_parallel({one.repository: partial(send, one) for one in manifests})
     for outcome in found.values():
         assert not isinstance(outcome, Exception), outcome
     ports = {what["serve"]["secrets"]["port"] for what in chain.asked if what.get("serve")}
-    assert ports == set(copying.COPIES)
+    assert ports == set(node_copies.COPIES)
     for manifest in manifests:
         assert verify(HubCache(chain.hub(1)), manifest).sound
 
@@ -158,7 +158,7 @@ def test_the_ports_are_closed_to_strangers_before_a_sender_listens(chain):
     for name in ("spark1", "spark2"):
         given = chain.cluster.settings("firewall", name)
         assert (given.state, given.endpoint_port) == ("copies", None)
-        assert given.ports == ((copying.COPIES[0], copying.COPIES[-1]),)
+        assert given.ports == ((node_copies.COPIES[0], node_copies.COPIES[-1]),)
     assert "firewall" not in chain.cluster.roles("spark3"), "it sends nothing"
     assert set(chain.kinds) == {"missing", "begin", "work"}
 
@@ -206,10 +206,10 @@ def test_a_sender_that_runs_is_joined_with_its_own_secrets(chain):
         what="begin",
         name="model",
         sends=True,
-        ports=list(copying.COPIES),
+        ports=list(node_copies.COPIES),
     )
     first = ask()["secrets"]
-    assert first["port"] == copying.COPIES[0]
+    assert first["port"] == node_copies.COPIES[0]
     assert ask()["secrets"] == first
     (place,) = chain.root(0).glob("run/spark-cluster/copies/*/offered.json")
     assert place.stat().st_mode & 0o077 == 0
@@ -236,12 +236,12 @@ def test_check_mode_copies_nothing(chain):
 
 def test_a_node_cannot_copy_to_itself(chain):
     with pytest.raises(UsageError, match="to itself"):
-        copying.copy(chain.play, chain.manifest, chain.nodes[0], chain.nodes, hub=HUB)
+        node_copies.copy(chain.play, chain.manifest, chain.nodes[0], chain.nodes, hub=HUB)
 
 
 def test_without_a_link_the_management_network_is_taken_and_its_cost_said(linked_with):
     chain = Chain(linked_with(fabric=False))
-    way = copying.route(*chain.nodes[:2])
+    way = node_copies.route(*chain.nodes[:2])
     assert (way.addresses, way.fabric) == (("127.0.1.1",), False)
     chain.copy()
     (note,) = chain.cluster.notes
@@ -250,10 +250,10 @@ def test_without_a_link_the_management_network_is_taken_and_its_cost_said(linked
 
 def test_a_fabric_interface_without_its_address_is_not_taken(chain):
     first, second, _ = chain.nodes
-    assert copying.route(first, second).fabric
+    assert node_copies.route(first, second).fabric
     bare = tuple(replace(one, addresses=()) for one in second.facts.interfaces)
     facts = replace(second.facts, interfaces=bare)
-    assert not copying.route(first, replace(second, facts=facts)).fabric
+    assert not node_copies.route(first, replace(second, facts=facts)).fabric
 
 
 def test_progress_says_bytes_speed_and_time_left():

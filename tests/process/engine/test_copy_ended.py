@@ -21,7 +21,7 @@ from waiting import until
 from spark_cluster.config.facts import Facts, Interface
 from spark_cluster.config.project import Project
 from spark_cluster.config.topology import Link, Node
-from spark_cluster.engine.copies import copy as copying
+from spark_cluster.engine import node_copies
 from spark_cluster.errors import Failed
 from spark_cluster.node import paths
 from spark_cluster.node.store import copy_work
@@ -93,7 +93,7 @@ class Copy:
     def start(self, targets: list[Node]) -> None:
         """Start it, and wait until every target has the file that is there."""
         self.done = start(
-            lambda: copying.copy(self.play, self.manifest, NODES[0], targets, hub=HUB)
+            lambda: node_copies.copy(self.play, self.manifest, NODES[0], targets, hub=HUB)
         )
         name = self.manifest.files[0].blob
         for node in targets:

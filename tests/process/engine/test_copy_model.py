@@ -7,9 +7,9 @@ from fake_cluster import FakeCluster, FakeNode, Make
 from stored_models import COMMIT, model
 
 from spark_cluster.config.caches import CACHE_ROOT
-from spark_cluster.engine.copies import copy_model as module
-from spark_cluster.engine.copies.copy import Copied
-from spark_cluster.engine.copies.state import Wanted, hub_folder
+from spark_cluster.engine import model_upkeep
+from spark_cluster.engine.hub_models import Wanted, hub_folder
+from spark_cluster.engine.node_copies import Copied
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.node import paths
 from spark_cluster.node.store.hub_cache import HubCache
@@ -39,7 +39,7 @@ def ways(done: list[Copied]) -> list[tuple[str, str]]:
 
 
 def test_by_default_who_has_it_sends_to_all_others(linked: FakeCluster) -> None:
-    done = module.copy_model(linked.play, WANTED.repository)
+    done = model_upkeep.copy_model(linked.play, WANTED.repository)
     assert ways(done) == [("spark2", "spark1"), ("spark1", "spark3")], "on, in a chain"
     assert all(one.fabric for one in done)
     for node in linked.nodes.values():
@@ -49,32 +49,32 @@ def test_by_default_who_has_it_sends_to_all_others(linked: FakeCluster) -> None:
 
 
 def test_targets_are_those_that_are_named_once(linked: FakeCluster) -> None:
-    done = module.copy_model(linked.play, WANTED.repository, targets=("spark3", "spark3"))
+    done = model_upkeep.copy_model(linked.play, WANTED.repository, targets=("spark3", "spark3"))
     assert ways(done) == [("spark2", "spark3")]
     assert cache_of(linked.nodes["spark1"]).commit_of(WANTED.repository, "main") is None
 
 
 def test_a_source_that_does_not_have_it_says_what_it_lacks(linked: FakeCluster) -> None:
     with pytest.raises(Refused, match=r"no node has org/model@main whole \(spark1: not") as error:
-        module.copy_model(linked.play, WANTED.repository, source="spark1")
+        model_upkeep.copy_model(linked.play, WANTED.repository, source="spark1")
     assert "models pull" in error.value.hint
 
 
 def test_a_node_that_is_not_there_is_named(linked: FakeCluster) -> None:
     with pytest.raises(UsageError, match="spark9 is not in this run"):
-        module.copy_model(linked.play, WANTED.repository, targets=("spark9",))
+        model_upkeep.copy_model(linked.play, WANTED.repository, targets=("spark9",))
 
 
 def test_one_node_alone_has_nobody_to_copy_to(linked: FakeCluster) -> None:
     with pytest.raises(UsageError, match="no other node"):
-        module.copy_model(linked.play.part(["spark2"]), WANTED.repository)
+        model_upkeep.copy_model(linked.play.part(["spark2"]), WANTED.repository)
 
 
 def test_in_check_mode_nothing_is_copied_nor_asked_of_the_hub(fake_cluster: Make) -> None:
     cluster = fake_cluster(options=Options(check=True))
     there = cache_of(cluster.head)
     model(there.root, WANTED.repository, there.ours)
-    assert module.copy_model(cluster.play, WANTED.repository) == []
+    assert model_upkeep.copy_model(cluster.play, WANTED.repository) == []
     assert cluster.notes == []
 
 
@@ -103,13 +103,13 @@ def test_a_folder_goes_from_the_first_node_or_the_one_named(
     for node in linked.nodes.values():
         (node.root / "srv").mkdir()
     linked.nodes[sent[0][0]].put("/srv/model/config.json", "{}")
-    done = module.copy_model(linked.play, "/srv/model", **given)
+    done = model_upkeep.copy_model(linked.play, "/srv/model", **given)
     assert ways(done) == sent
     assert all(linked.nodes[name].text("/srv/model/config.json") == "{}" for _, name in sent)
 
 
 def test_a_folder_has_to_go_to_another_node(linked: FakeCluster) -> None:
     with pytest.raises(UsageError, match="no other node"):
-        module.copy_model(linked.play, "/srv/model", source="spark2", targets=("spark2",))
+        model_upkeep.copy_model(linked.play, "/srv/model", source="spark2", targets=("spark2",))
     with pytest.raises(UsageError, match="spark9 is not in this run"):
-        module.copy_model(linked.play, "/srv/model", source="spark9")
+        model_upkeep.copy_model(linked.play, "/srv/model", source="spark9")

@@ -9,12 +9,12 @@ import pytest
 from factories import make_node, make_recipe
 from serve_plans import deployment_for, inventory_of, server_for
 
-from spark_cluster.cli.recipes_to_serve import changed
+from spark_cluster.cli.serving import changed
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.engine.resolve import resolve
-from spark_cluster.engine.vllm import Vllm
+from spark_cluster.engine.vllm import VllmEngine
 from spark_cluster.errors import Refused
 
 
@@ -51,7 +51,7 @@ def test_a_rank_on_each_of_two_nodes(deployment: Deployment) -> None:
 
 
 def test_the_server_puts_one_rank_on_each_node(deployment: Deployment) -> None:
-    head = Vllm().server(FOUR[0], deployment.first, 29501)
+    head = VllmEngine().server(FOUR[0], deployment.first, 29501)
     assert head is not None
     words = head.command
     assert words[words.index("--data-parallel-size") + 1] == "2"
@@ -61,8 +61,8 @@ def test_the_server_puts_one_rank_on_each_node(deployment: Deployment) -> None:
         "--data-parallel-address=192.168.177.11",
         "--distributed-executor-backend=ray",
     } <= set(words)
-    assert Vllm().server(FOUR[1], deployment.first, 29501) is None
-    alone = Vllm().server(FOUR[0], server_for(make_recipe(executor="ray"), *FOUR[:2]), 29501)
+    assert VllmEngine().server(FOUR[1], deployment.first, 29501) is None
+    alone = VllmEngine().server(FOUR[0], server_for(make_recipe(executor="ray"), *FOUR[:2]), 29501)
     assert alone is not None
     assert not any("data-parallel" in word for word in alone.command)
 

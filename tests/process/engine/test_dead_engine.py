@@ -15,7 +15,7 @@ from fake_programs import Said
 from serve_plans import server_for
 
 from spark_cluster.engine import ready
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.engine.names import SERVER
 
 ERROR = json.dumps({"error": {"message": "EngineCore encountered an issue.", "code": 500}})

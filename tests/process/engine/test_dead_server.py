@@ -12,7 +12,7 @@ from fake_cluster import FakeCluster, Make
 from serve_plans import located, server_for, starting
 
 from spark_cluster.engine import start
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.runner.options import Options, Selection

@@ -11,8 +11,7 @@ from serve_plans import deployment_for, inventory_of
 
 from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.models import ServedModel
-from spark_cluster.engine.resolve import resolve, resolve_models
+from spark_cluster.engine.resolve import ServedModel, resolve, resolve_models
 
 CHAT, EMBEDDING = "gemma4-26b-a4b-nvfp4", "qwen3-embedding-0.6b"
 

@@ -15,8 +15,8 @@ from spark_cluster.config.inventory import Inventory
 from spark_cluster.config.inventory_schema import ServeEntry, Tls
 from spark_cluster.config.secret import Secret
 from spark_cluster.config.topology import Node
-from spark_cluster.engine import endpoint, proxy
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine import deployment, proxy
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node.containers import ENDPOINT
 from spark_cluster.runner.session import Answer
@@ -28,7 +28,7 @@ def of(**serve):
     own = (IPv4Interface("10.0.0.1/24"), IPv4Interface("192.168.177.11/24"))
     head = Node("a", "10.0.0.1", facts=Facts(interfaces=(Interface("e", True, addresses=own),)))
     inventory = Inventory(Path("inventory.yaml"), {}, {}, ServeEntry(**serve), (), 9000)
-    return endpoint.endpoint_of(inventory, head, RECIPE.model.served_name)
+    return deployment.endpoint_of(inventory, head, RECIPE.model.served_name)
 
 
 @pytest.fixture
@@ -115,7 +115,7 @@ def test_a_request_is_what_a_user_sends(key):
     ],
 )  # fmt: skip
 def test_where_a_server_that_runs_answers(label, description, url):
-    found = endpoint.running({ENDPOINT: label, "spark-cluster.model": "m"}, description, "k")
+    found = deployment.running({ENDPOINT: label, "spark-cluster.model": "m"}, description, "k")
     assert (found.url if found else None) == url
     if found:
         assert (found.model, found.api_key) == ("m", "k")

@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 from factories import make_inventory, make_node, make_recipe
 
-from spark_cluster.engine.copies import fetch
-from spark_cluster.engine.copies.copy import Copied
-from spark_cluster.engine.copies.pull import PullPreview
-from spark_cluster.engine.copies.state import Have, Stored, Wanted, wanted_by
+from spark_cluster.engine import fetch
+from spark_cluster.engine.hub_models import Have, PullPreview, Stored, Wanted, wanted_by
+from spark_cluster.engine.node_copies import Copied
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.store.manifest import Manifest
 from spark_cluster.runner.options import Options

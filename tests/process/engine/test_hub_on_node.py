@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from spark_cluster.agent.operations import Gathering
-from spark_cluster.engine.hub_on_node import NodeDocuments
+from spark_cluster.engine.hub_models import NodeDocuments
 from spark_cluster.models.find import find
 from spark_cluster.models.hub.documents import HubError, HubLibrary
 from spark_cluster.models.hub.lookup import Hub, ModelStore

@@ -13,8 +13,8 @@ from factories import make_recipe
 from fake_cluster import FakeCluster, Make
 from fake_programs import Program, Said
 
-from spark_cluster.engine.copies import images as module
-from spark_cluster.engine.copies.images import ImageOnNode
+from spark_cluster.engine import image_copies
+from spark_cluster.engine.image_copies import ImageOnNode
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.node.dockerd import CONTAINERD_STORE
 from spark_cluster.runner.events import Event, Note
@@ -48,11 +48,11 @@ class Two:
     @property
     def docker(self) -> dict[str, ImageOnNode | None]:
         """Node to its image."""
-        return module.images_on(self.cluster.play, self.cluster.play.nodes, REF)
+        return image_copies.images_on(self.cluster.play, self.cluster.play.nodes, REF)
 
     def bring(self, *, offline: bool = False, **given: Any) -> None:
         play = self.cluster.play
-        module.bring(play, play.nodes, {"ref": REF, **given}, self.docker, offline=offline)
+        image_copies.bring(play, play.nodes, {"ref": REF, **given}, self.docker, offline=offline)
 
 
 @pytest.fixture
@@ -196,9 +196,9 @@ def test_an_image_that_was_built_anew_is_copied(cluster):
 def test_offline_it_has_to_be_there():
     recipe = make_recipe().image
     with pytest.raises(Refused, match="no node has the image"):
-        module.must_be_present(recipe, {"spark1": None})
+        image_copies.must_be_present(recipe, {"spark1": None})
     has = ImageOnNode(f"sha256:{'1' * 64}", frozenset([recipe.digest or ""]), 5_000_000_000)
-    module.must_be_present(recipe, {"spark1": None, "spark2": has})
+    image_copies.must_be_present(recipe, {"spark1": None, "spark2": has})
 
 
 @pytest.mark.parametrize("said", ["x", None])
@@ -206,4 +206,4 @@ def test_an_answer_that_is_none(fake_cluster, said):
     cluster = fake_cluster("spark1")
     cluster.head.programs["docker"] = lambda _words, _stdin: json.dumps([{"Id": said}])
     with pytest.raises(Failed, match="gave no id"):
-        module.images_on(cluster.play, cluster.play.nodes, REF)
+        image_copies.images_on(cluster.play, cluster.play.nodes, REF)

@@ -8,9 +8,9 @@ import pytest
 from ray_server import TOKEN, RayServer, ray_server
 from waiting import HANG_S, until
 
-from spark_cluster.engine import job_client
-from spark_cluster.engine.job_client import RayJobs, last_line
+from spark_cluster.engine import ray_cluster
 from spark_cluster.engine.ray import Job, job_of
+from spark_cluster.engine.ray_cluster import RayJobs, last_line
 from spark_cluster.errors import Failed, Unreachable, UsageError
 
 PYTHON = sys.executable
@@ -88,7 +88,7 @@ def test_a_log_that_is_cut_says_how_to_attach_again(server, jobs):
 
 
 def test_a_ray_that_ends_during_a_silent_job_is_noticed(server, jobs, monkeypatch):
-    monkeypatch.setattr(job_client, "SILENT_S", 0.05)
+    monkeypatch.setattr(ray_cluster, "SILENT_S", 0.05)
     name = jobs.submit(["sleep", "600"])
     log = jobs.follow(name)
     server.replies[f"/api/jobs/{name}"] = (500, "no agent")
@@ -151,14 +151,14 @@ def test_a_head_that_lies(server, jobs, body):
 
 
 def test_an_answer_without_end_is_not_kept(server, jobs, monkeypatch):
-    monkeypatch.setattr(job_client, "LARGEST", 1 << 20)
+    monkeypatch.setattr(ray_cluster, "LARGEST", 1 << 20)
     server.replies["/api/jobs/a"] = (200, b"x" * (3 << 20))
     with pytest.raises(Failed, match="more than 1 MiB"):
         jobs.job("a")
 
 
 def test_a_head_that_hangs(server, jobs, monkeypatch):
-    monkeypatch.setattr(job_client, "ANSWER_S", 0.1)
+    monkeypatch.setattr(ray_cluster, "ANSWER_S", 0.1)
     server.hangs = "/api/jobs/"
     with pytest.raises(Failed, match="Ray did not list its jobs"):
         jobs.list()
@@ -181,7 +181,7 @@ def test_a_name_that_is_taken(jobs):
 
 
 def test_a_folder_that_is_too_large(server, jobs, tmp_path, monkeypatch):
-    monkeypatch.setattr(job_client, "LARGEST_FOLDER", 1 << 20)
+    monkeypatch.setattr(ray_cluster, "LARGEST_FOLDER", 1 << 20)
     folder = tmp_path / "large"
     folder.mkdir()
     with (folder / "weights").open("wb") as file:

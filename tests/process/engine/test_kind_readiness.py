@@ -22,9 +22,9 @@ from serve_plans import server_for, snapshot_of
 
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
-from spark_cluster.engine import endpoint, readiness_checks
-from spark_cluster.engine.client import Client
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine import deployment, readiness_checks
+from spark_cluster.engine.answer_checks import Client
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import health
 from spark_cluster.node.containers import KIND, ContainerState
@@ -37,7 +37,7 @@ VECTORS = {
     readiness_checks.UNRELATED: [0.0, 0.6, 0.8],
 }
 NAN = "NaN"
-KIND_RUNGS = {check.readiness: check.run for check in readiness_checks.CHECKS}
+KIND_RUNGS = {check.readiness: check.run for check in readiness_checks.KIND_CHECKS}
 
 
 class Server:
@@ -262,7 +262,7 @@ def failed(server: Server, rung: str, text: str, **known: Any) -> VerificationFa
 
 def test_the_short_request_of_status(server: Server) -> None:
     def probed(kind: Any) -> Any:
-        return endpoint.probe_once(server.session, server.endpoint, kind, PROBE, timeout=5)
+        return deployment.probe_once(server.session, server.endpoint, kind, PROBE, timeout=5)
 
     server.scores = [0.5]
     assert probed("embedding").text == "3 numbers"

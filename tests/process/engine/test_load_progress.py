@@ -14,7 +14,7 @@ from scratch_nodes import ScratchNode, play_over
 from serve_plans import server_for
 
 from spark_cluster.engine import readiness
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import VerificationFailed
 
 LIMIT_S = 0.2

@@ -15,8 +15,7 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine import proxy
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.models import ServedModel, must_go_together
-from spark_cluster.engine.resolve import resolve_models
+from spark_cluster.engine.resolve import ServedModel, must_go_together, resolve_models
 from spark_cluster.errors import Refused
 from spark_cluster.resources import File
 

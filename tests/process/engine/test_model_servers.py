@@ -15,16 +15,15 @@ from health_server import HealthServer
 from serve_plans import inventory_of
 
 from spark_cluster.config.facts import Process
-from spark_cluster.engine import model_loading
 from spark_cluster.engine import start as starting
+from spark_cluster.engine import supervision
 from spark_cluster.engine.admission import Admitted, admit
 from spark_cluster.engine.deployment import Deployment, Key
-from spark_cluster.engine.members import Member
-from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, Replica
+from spark_cluster.engine.readiness import Member
 from spark_cluster.engine.ready import ready
-from spark_cluster.engine.resolve import resolve_models
+from spark_cluster.engine.resolve import ServedModel, resolve_models
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.node.containers import NEEDS, ContainerState
 
@@ -209,6 +208,6 @@ def test_what_may_have_been_loaded_meanwhile_is_unloaded_too(spark, status):
     cluster.head.run_container(LOADS[1], status="running")
     deployment = deployment_of(ON_REQUEST)
     found = members(cluster, running(0), made("21.8", status), deployment=deployment)
-    model_loading.unload(cluster.play, found)
+    supervision.unload_models(cluster.play, found)
     assert cluster.head.calls("systemctl") == [["stop", LOADER_UNIT]], "or it loads them again"
     assert cluster.head.containers == {LOADS[1]: "exited"}

@@ -10,7 +10,7 @@ from serve_plans import located, snapshot_of
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_settings import FOLDER, mounted_patches
 from spark_cluster.config.recipes import load_recipe
-from spark_cluster.engine.copies import fetch
+from spark_cluster.engine import fetch
 from spark_cluster.errors import Failed, Refused
 from spark_cluster.resources import LaptopFile
 

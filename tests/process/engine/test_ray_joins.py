@@ -7,7 +7,7 @@ from fake_cluster import FakeCluster, FakeNode, Make
 from fake_programs import Said
 from free_ports import free_port
 
-from spark_cluster.engine import logs, readiness
+from spark_cluster.engine import readiness, runtime
 from spark_cluster.engine.names import RAY
 from spark_cluster.errors import Failed, VerificationFailed
 
@@ -58,10 +58,10 @@ def test_a_worker_that_was_started_again_once_is_waited_for(cluster: FakeCluster
 def test_what_ends_at_once_is_explained():
     """The catalogue knows a line of the log that is in the message."""
     said = "container x ended right after its start; its log ends:\n    a\n    " + MISMATCH
-    with pytest.raises(Failed) as found, logs.explained():
+    with pytest.raises(Failed) as found, runtime.explained():
         raise Failed(said, where="spark2", hint="docker logs x")
     assert found.value.hint.startswith("the nodes serve from different images (ray-versions-")
     assert found.value.hint.endswith("docker logs x")
-    with pytest.raises(Failed) as plain, logs.explained():
+    with pytest.raises(Failed) as plain, runtime.explained():
         raise Failed("no idea", hint="look there")
     assert plain.value.hint == "look there"

@@ -17,7 +17,7 @@ from serve_plans import server_for
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.schema import parse
 from spark_cluster.engine import readiness_checks
-from spark_cluster.engine.checks.texts import incoherent
+from spark_cluster.engine.answer_checks import incoherent
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
 from spark_cluster.node.containers import parse_state

@@ -18,8 +18,8 @@ from spark_cluster.engine import proxy
 from spark_cluster.engine import start as starts
 from spark_cluster.engine.admission import admit
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.members import behind, members
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
+from spark_cluster.engine.readiness import behind, members
 from spark_cluster.engine.resolve import resolve
 from spark_cluster.errors import DoesNotFit, Refused
 from spark_cluster.resources import File

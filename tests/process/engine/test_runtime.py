@@ -11,7 +11,7 @@ import pytest
 from serve_plans import bare_server
 
 from spark_cluster.engine import runtime
-from spark_cluster.engine.engine import Process
+from spark_cluster.engine.engine import EngineProcess
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.node import containers
 from spark_cluster.node.containers import ContainerState
@@ -120,5 +120,5 @@ def test_a_server_that_ended_with_status_0_is_started_again(name: runtime.Name) 
     """vLLM's server ends so when a worker was killed; `on-failure` would leave it."""
     server = bare_server("spark1", runtime=name, venv="/srv/venv")
     for program in (SERVER, RAY):
-        made = runtime.resource(Process(program, ("vllm", "serve")), server)
+        made = runtime.resource(EngineProcess(program, ("vllm", "serve")), server)
         assert made.restart in ("always", "unless-stopped")

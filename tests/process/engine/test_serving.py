@@ -18,8 +18,8 @@ from serve_plans import bare_server
 
 from spark_cluster.config.facts import Facts, Hca, Process
 from spark_cluster.config.recipe_schema import Probe
-from spark_cluster.engine import logs, ray, readiness, state, vram
-from spark_cluster.engine.endpoint import Endpoint, probe_once
+from spark_cluster.engine import ray, readiness, runtime, state, vram
+from spark_cluster.engine.deployment import Endpoint, probe_once
 from spark_cluster.engine.names import RAY, SERVER
 from spark_cluster.engine.proxy import LOADER_UNIT, NOT_SERVED, UNIT
 from spark_cluster.engine.ray import RayNode
@@ -42,7 +42,7 @@ def log(name):
 
 def test_the_cause_is_found_behind_what_follows_from_it():
     """The engine's and the server's own errors come first in the log; the worker's is the cause."""
-    fault = logs.first_error({"spark1 spark-vllm": log("vllm_no_compiler.log")})
+    fault = runtime.first_error({"spark1 spark-vllm": log("vllm_no_compiler.log")})
     assert fault.text == (
         "torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found in "
         "torch._inductor.config.cpp.cxx: (None, 'g++')"
@@ -51,7 +51,7 @@ def test_the_cause_is_found_behind_what_follows_from_it():
 
 
 def test_a_worker_that_was_killed():
-    fault = logs.first_error({"x": log("vllm_worker_killed.log")})
+    fault = runtime.first_error({"x": log("vllm_worker_killed.log")})
     assert fault.text == "RayWorkerProc rank=[1] died unexpectedly"
 
 
@@ -59,13 +59,13 @@ def test_a_healthy_log_has_no_error():
     """It has warnings that quote one."""
     text = log("vllm_healthy.log")
     assert "OSError: [Errno 24]" in text
-    assert logs.first_error({"x": text}) is None
-    assert logs.first_error({}) is None
-    assert logs.first_error({"x": ""}) is None
+    assert runtime.first_error({"x": text}) is None
+    assert runtime.first_error({}) is None
+    assert runtime.first_error({"x": ""}) is None
 
 
 def test_the_earliest_of_all_ranks():
-    found = logs.first_error(
+    found = runtime.first_error(
         {
             "spark1 spark-vllm": "2026-11-20T14:12:19.5Z ValueError: late\n",
             "spark2 spark-ray": "2026-11-20T14:12:18.9Z \x1b[36m(w)\x1b[0m OSError: early\n"
@@ -99,16 +99,16 @@ def test_the_earliest_of_all_ranks():
     ],
 )  # fmt: skip
 def test_what_is_an_error(line, text):
-    found = logs.first_error({"x": line})
+    found = runtime.first_error({"x": line})
     assert (found.text if found else None) == text
 
 
 def test_last_line():
     assert (
-        logs.last_line("2026-11-20T14:12:18.9Z \x1b[36mone\x1b[0m\n\n2026-11-20T14:12:19Z \n")
+        runtime.last_line("2026-11-20T14:12:18.9Z \x1b[36mone\x1b[0m\n\n2026-11-20T14:12:19Z \n")
         == "one"
     )
-    assert logs.last_line("") == ""
+    assert runtime.last_line("") == ""
 
 
 # -- containers --------------------------------------------------------------------------------
@@ -840,6 +840,6 @@ def test_reading_a_log(fake_cluster):
     cluster.head.log(SERVER, "out\nerr\n")
     cluster.nodes["spark2"].programs["docker"] = missing
     head, bare = map(cluster.play.session, cluster.play.nodes)
-    assert logs.read(head, SERVER) == "out\nerr\n"
-    assert logs.read(head, RAY) == "", "there is no such container"
-    assert logs.read(bare, SERVER) == "", "there is no Docker"
+    assert runtime.read_log(head, SERVER) == "out\nerr\n"
+    assert runtime.read_log(head, RAY) == "", "there is no such container"
+    assert runtime.read_log(bare, SERVER) == "", "there is no Docker"

@@ -20,11 +20,10 @@ from spark_cluster.config.recipe_settings import must_be_servable
 from spark_cluster.config.schema import parse
 from spark_cluster.config.topology import Link, Node
 from spark_cluster.engine import readiness, readiness_checks, result, runtime
-from spark_cluster.engine.deployment import Server
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.deployment import Endpoint, Server
 from spark_cluster.engine.engine import engine
-from spark_cluster.engine.members import Member
 from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.readiness import Member
 from spark_cluster.errors import Refused
 from spark_cluster.issues.startup import Start
 from spark_cluster.node.containers import ContainerState

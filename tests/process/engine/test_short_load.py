@@ -17,7 +17,7 @@ from serve_plans import deployment_for, served_by
 
 from spark_cluster.config.facts import Process
 from spark_cluster.engine import ready
-from spark_cluster.engine.endpoint import Endpoint
+from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.result import Served
 from spark_cluster.errors import VerificationFailed

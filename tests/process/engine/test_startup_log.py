@@ -11,7 +11,7 @@ from fake_programs import missing
 from waiting import HANG_S
 
 from spark_cluster.config.recipe_schema import Readiness
-from spark_cluster.engine import logs
+from spark_cluster.engine import runtime
 from spark_cluster.errors import VerificationFailed
 
 DATA = Path(__file__).parents[2] / "data"
@@ -38,7 +38,7 @@ def look(cluster):
                 node.run_container(container)
                 node.log(container, text)
         wanted = Readiness(log_expect=list(expect), log_forbid=list(forbid))
-        logs.must_fit(cluster.play, cluster.play.nodes, wanted)
+        runtime.must_fit(cluster.play, cluster.play.nodes, wanted)
 
     return look
 
@@ -92,13 +92,13 @@ def test_all_logs_are_asked_for_at_once(fake_cluster):
 
     for node in cluster.nodes.values():
         node.programs["docker"] = docker
-    logs.must_fit(cluster.play, cluster.play.nodes, Readiness(log_expect=[WANTED]))
+    runtime.must_fit(cluster.play, cluster.play.nodes, Readiness(log_expect=[WANTED]))
 
 
 def test_a_real_log():
     text = (DATA / "vllm_healthy.log").read_text()
-    assert logs.unmet(text, ["Initializing a V1 LLM engine"], ["NET/Socket"]) == []
-    (missing,) = logs.unmet(text, ["version 0\\.99\\.0"], [])
+    assert runtime.unmet(text, ["Initializing a V1 LLM engine"], ["NET/Socket"]) == []
+    (missing,) = runtime.unmet(text, ["version 0\\.99\\.0"], [])
     assert not missing.forbidden
     assert "version" in missing.line
 
@@ -108,4 +108,4 @@ def test_a_node_without_docker(fake_cluster):
     cluster.head.run_container("spark-vllm")
     cluster.head.log("spark-vllm", MARLIN)
     cluster.nodes["spark2"].programs["docker"] = missing
-    logs.must_fit(cluster.play, cluster.play.nodes, Readiness(log_expect=[WANTED]))
+    runtime.must_fit(cluster.play, cluster.play.nodes, Readiness(log_expect=[WANTED]))

@@ -11,9 +11,8 @@ from serve_plans import deployment_for, inventory_of
 
 from spark_cluster.config.fact_parsers import Listener, listeners
 from spark_cluster.engine import firewall
-from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.resolve import resolve_models
+from spark_cluster.engine.resolve import ServedModel, resolve_models
 from spark_cluster.errors import Refused
 from spark_cluster.node.containers import ENDPOINT
 

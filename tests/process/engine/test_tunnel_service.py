@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from spark_cluster.engine import endpoint_tunnel
+from spark_cluster.engine import client_target
 from spark_cluster.errors import Failed, UsageError
 
 ARGV = ["/opt/python 3/bin/python", "-m", "spark_cluster", "--project", '/home/a/50%"x$y', "tunnel"]
@@ -38,7 +38,7 @@ def systemctl(tmp_path, monkeypatch):
 
 def test_install_writes_the_unit_and_starts_it(systemctl, tmp_path):
     calls, folder = systemctl(), tmp_path / "config" / "systemd" / "user"
-    path = endpoint_tunnel.install(folder, "spark1", ARGV)
+    path = client_target.install(folder, "spark1", ARGV)
     name = "spark-cluster-tunnel-spark1.service"
     assert path == folder / name
     assert calls.read_text().splitlines() == [
@@ -51,8 +51,8 @@ def test_install_writes_the_unit_and_starts_it(systemctl, tmp_path):
 
 @pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="no systemd here")
 def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
-    path = tmp_path / endpoint_tunnel.unit_name("spark1")
-    path.write_text(endpoint_tunnel.unit_text("spark1", [sys.executable, *ARGV[1:]]))
+    path = tmp_path / client_target.unit_name("spark1")
+    path.write_text(client_target.unit_text("spark1", [sys.executable, *ARGV[1:]]))
     argv = ["systemd-analyze", "verify", "--man=no", str(path)]
     done = subprocess.run(argv, check=False, capture_output=True, text=True)
     assert str(path) not in done.stderr
@@ -61,30 +61,30 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path):
 
 def test_remove_stops_it_and_removes_its_file(systemctl, tmp_path):
     systemctl()
-    path = endpoint_tunnel.install(tmp_path, "spark1", ARGV)
-    assert endpoint_tunnel.remove(tmp_path, "spark1")
+    path = client_target.install(tmp_path, "spark1", ARGV)
+    assert client_target.remove(tmp_path, "spark1")
     assert not path.exists()
-    assert not endpoint_tunnel.remove(tmp_path, "spark1")
+    assert not client_target.remove(tmp_path, "spark1")
 
 
 def test_without_a_session_of_systemd_the_reason_is_given(systemctl, tmp_path):
     systemctl(status=1)
     with pytest.raises(Failed, match="No medium found") as caught:
-        endpoint_tunnel.install(tmp_path / "new", "spark1", ARGV)
+        client_target.install(tmp_path / "new", "spark1", ARGV)
     assert "login session" in caught.value.hint
 
 
 def test_without_systemd_there_is_another_way(tmp_path, monkeypatch):
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match="systemd") as caught:
-        endpoint_tunnel.install(tmp_path / "new", "spark1", ARGV)
+        client_target.install(tmp_path / "new", "spark1", ARGV)
     assert "launchd" in caught.value.hint
     assert not (tmp_path / "new").exists()
 
 
 def test_a_control_character_is_refused():
     with pytest.raises(UsageError, match="control character"):
-        endpoint_tunnel.unit_text("spark1", ["/bin/a\nb"])
+        client_target.unit_text("spark1", ["/bin/a\nb"])
 
 
 @pytest.mark.parametrize(
@@ -96,7 +96,7 @@ def test_a_control_character_is_refused():
     ],
 )
 def test_the_folder_of_the_users_units(environment, expected):
-    assert str(endpoint_tunnel.unit_folder(environment, Path("/home/a"))) == expected
+    assert str(client_target.unit_folder(environment, Path("/home/a"))) == expected
 
 
 def test_the_commands_of_the_service(systemctl, tmp_path, monkeypatch, capsys):

@@ -18,7 +18,7 @@ from spark_cluster.config.schema import parse
 from spark_cluster.engine import readiness_checks, verify
 from spark_cluster.engine.names import SERVER
 from spark_cluster.engine.proxy import DESCRIPTION
-from spark_cluster.engine.verify import RunningServer, Selection, Verification
+from spark_cluster.engine.verify import CheckSelection, RunningServer, Verification
 from spark_cluster.errors import Failed, UsageError
 from spark_cluster.node.containers import NEEDS
 
@@ -45,7 +45,9 @@ def verified(server: ChatServer, one_node: FakeCluster) -> Verified:
 
     def verified(*rungs: str, **selection: Any) -> Verification:
         running, chosen = RunningServer(server.endpoint, "r", 1, "chat", FLAGS), recipe(*rungs)
-        return verify.verify(one_node.play, running, chosen, Selection(**selection), patience_s=10)
+        return verify.verify(
+            one_node.play, running, chosen, CheckSelection(**selection), patience_s=10
+        )
 
     return verified
 
@@ -113,8 +115,8 @@ def test_a_selection_by_check_and_by_rung(server: ChatServer, verified: Verified
     with pytest.raises(UsageError, match="no check of a model of kind chat is selected"):
         verified(only=("embedding",))
     with pytest.raises(UsageError, match="unknown check tools"):
-        Selection(("tools",)).must_be_known()
-    Selection(("tool_use", "tool-one"), ("embedding",)).must_be_known()
+        CheckSelection(("tools",)).must_be_known()
+    CheckSelection(("tool_use", "tool-one"), ("embedding",)).must_be_known()
 
 
 # -- the server that runs --------------------------------------------------------------------------
@@ -219,7 +221,7 @@ def test_answers_at_two_sizes_are_compared(
 
         server.change = change
         running = RunningServer(server.endpoint, "r", tp, "chat", FLAGS)
-        only = Selection(("short_answers", "structured_output"))
+        only = CheckSelection(("short_answers", "structured_output"))
         found[tp] = verify.verify(one_node.play, running, recipe(), only)
         found[tp] = verify.with_other_sizes(found[tp], running, recipe(), tmp_path)
     assert found[1].other_sizes == ()

@@ -15,8 +15,8 @@ from serve_plans import server_for
 from spark_cluster.config.caches import CACHE_ROOT
 from spark_cluster.config.recipe_schema import Drafter
 from spark_cluster.engine import launches
-from spark_cluster.engine.members import Member
 from spark_cluster.engine.names import SERVER
+from spark_cluster.engine.readiness import Member
 from spark_cluster.node import engine_caches, launch_records, paths
 from spark_cluster.node.beneath import Folder
 from spark_cluster.node.containers import ContainerState

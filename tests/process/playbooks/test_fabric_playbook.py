@@ -18,7 +18,7 @@ from serve_plans import server_for
 from spark_cluster.bench.fabric_probe import MARK
 from spark_cluster.bench.fabric_run import UNIT
 from spark_cluster.engine import runtime
-from spark_cluster.engine.engine import Process
+from spark_cluster.engine.engine import EngineProcess
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import MEASURING, TOKEN_FILE
 from spark_cluster.engine.start import start_ray_alone
@@ -160,7 +160,7 @@ def test_its_ray_has_neither_model_nor_secrets(measuring: Measuring) -> None:
     made = measuring.cluster.settings("ray").server
     assert made.on_ray
     assert made.ray_token == "5eed" * 16
-    container = runtime.resource(Process("spark-ray", ("ray", "start")), made)
+    container = runtime.resource(EngineProcess("spark-ray", ("ray", "start")), made)
     assert container.mounts == ("/opt/vllm:/opt/vllm:ro",), "no folder of a model"
     assert container.caches == made.cache_root
     assert not container.secret_files

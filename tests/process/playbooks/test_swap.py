@@ -12,8 +12,8 @@ from fake_cluster import FakeCluster, Make
 from ray_server import ray_server
 
 from spark_cluster.config import overrides
+from spark_cluster.engine.launches import PreviousServer, previous_server_of
 from spark_cluster.engine.names import RAY, SERVER
-from spark_cluster.engine.previous_server import PreviousServer, previous_server_of
 from spark_cluster.engine.proxy import DESCRIPTION
 from spark_cluster.errors import (
     DoesNotFit,

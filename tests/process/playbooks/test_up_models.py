@@ -16,9 +16,8 @@ from free_ports import BESIDE_RAY, free_port
 
 from spark_cluster.config.recipe_schema import Readiness
 from spark_cluster.engine.deployment import Deployment
-from spark_cluster.engine.models import ServedModel
 from spark_cluster.engine.proxy import DESCRIPTION
-from spark_cluster.engine.resolve import resolve_models
+from spark_cluster.engine.resolve import ServedModel, resolve_models
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.runner.events import Result
 from spark_cluster.runner.options import Options, Selection

@@ -19,7 +19,7 @@ from spark_cluster.config.inventory_schema import Tls
 from spark_cluster.config.recipe_schema import FromLaptop, Venv
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.secret import Secret
-from spark_cluster.engine.endpoint import Endpoint, management_ip
+from spark_cluster.engine.deployment import Endpoint, management_ip
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.engine.ray import TOKEN_FILE
 from spark_cluster.engine.resolve import resolve

@@ -11,7 +11,7 @@ import pytest
 
 from spark_cluster.agent import operations
 from spark_cluster.agent.messages import ACTIONS, check_reply
-from spark_cluster.engine.copies.pull import PullPreview, warning
+from spark_cluster.engine.hub_models import PullPreview, warning
 from spark_cluster.node.host import Host
 from spark_cluster.node.own_program import answer_of
 from spark_cluster.node.values import ResourceError, Secret

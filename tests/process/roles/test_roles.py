@@ -17,7 +17,7 @@ from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.recipe_schema import Ray
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.config.topology import Link, Node
-from spark_cluster.engine.copies import folders
+from spark_cluster.engine import node_copies
 from spark_cluster.engine.engine import SECRET_ENV, WITH_SECRET_ENV
 from spark_cluster.engine.names import PAUSE, RAY, SERVER
 from spark_cluster.errors import Failed, Refused
@@ -184,7 +184,7 @@ def test_a_folder_that_cannot_be_sent(tmp_path, monkeypatch):
     with pytest.raises(Refused, match="has 0 files"):
         model(tmp_path)
     (tmp_path / "m/w.bin").write_bytes(b"x" * 2_000_000)
-    monkeypatch.setattr(folders, "SENT_TO_EACH", 1_000_000)
+    monkeypatch.setattr(node_copies, "SENT_TO_EACH", 1_000_000)
     with pytest.raises(Refused, match="holds more than") as caught:
         model(tmp_path)
     assert "source: hub" in caught.value.hint

@@ -20,7 +20,7 @@ from waiting import HANG_S
 from spark_cluster.agent import bootstrap, frames
 from spark_cluster.cli import run as record
 from spark_cluster.cli.opened import new_run
-from spark_cluster.cli.recap import Recap
+from spark_cluster.cli.results import Recap
 from spark_cluster.cli.run import RunRecord
 from spark_cluster.config import caches, programs
 from spark_cluster.config.role import tagged

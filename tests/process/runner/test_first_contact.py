@@ -11,7 +11,7 @@ from pathlib import Path
 import paramiko
 import pytest
 
-from spark_cluster.cli.first_login import public_key
+from spark_cluster.cli.opened import public_key
 from spark_cluster.config.inventory import InventoryNode
 from spark_cluster.config.secret import Secret
 from spark_cluster.errors import Unreachable

@@ -21,9 +21,8 @@ from spark_cluster.cli import history
 from spark_cluster.cli.history import revert
 from spark_cluster.config import fact_gathering
 from spark_cluster.config.project import Project
-from spark_cluster.engine import cache_parts
-from spark_cluster.engine.copies import images, upkeep
-from spark_cluster.engine.copies.state import Nodes, Wanted, all_models_on
+from spark_cluster.engine import cache_parts, image_copies, model_upkeep
+from spark_cluster.engine.hub_models import Nodes, Wanted, all_models_on
 from spark_cluster.errors import Failed, SparkClusterError
 from spark_cluster.resources import Command, Directory, File, Reboot
 from spark_cluster.runner import delivery, wire
@@ -88,9 +87,9 @@ def looking_back(node):
 
 def looking_at_models(node):
     nodes = Nodes({"spark1": node.asked()}, {"spark1": HUB})
-    needs = [upkeep.Need("recipe", "org/name", "main")]
-    upkeep.stored(nodes, needs)
-    upkeep.prune(nodes, needs, apply=False)
+    needs = [model_upkeep.Need("recipe", "org/name", "main")]
+    model_upkeep.stored(nodes, needs)
+    model_upkeep.prune(nodes, needs, apply=False)
     all_models_on(nodes, [Wanted("org/name")])
 
 
@@ -111,8 +110,8 @@ def asking(node):
 
 
 def looking_at_images(node):
-    (found,) = images.stored_images({"spark1": node.asked()}, {"org/image:1": ["recipe"]})
-    images.planned(found)
+    (found,) = image_copies.stored_images({"spark1": node.asked()}, {"org/image:1": ["recipe"]})
+    image_copies.planned(found)
 
 
 CONVERSATIONS = (

@@ -11,7 +11,7 @@ import pytest
 from factories import put
 from waiting import HANG_S
 
-from spark_cluster.cli.recap import Recap
+from spark_cluster.cli.results import Recap
 from spark_cluster.config.inventory import read_inventory
 from spark_cluster.config.project import Project
 from spark_cluster.errors import Failed, InvalidFile, Unreachable, UsageError

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from spark_cluster.cli import history as history_command
-from spark_cluster.cli.history import Left, revert
+from spark_cluster.cli.history import LeftAsIs, revert
 from spark_cluster.errors import Failed
 from spark_cluster.resources import Command, File
 from spark_cluster.runner.options import Options
@@ -40,7 +40,7 @@ def test_on_all_nodes(changed, nodes):
     for found in done.values():
         assert found.of == "r1"
         assert found.error is None
-        assert found.left == [Left("Command:flash it", "what it did stays")]
+        assert found.left == [LeftAsIs("Command:flash it", "what it did stays")]
     told = [e.verdict for e in events.of("Result")]
     assert told == ["change"] * 4
 

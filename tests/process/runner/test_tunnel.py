@@ -26,8 +26,8 @@ from relay import Relay
 from waiting import HANG_S, until
 
 from spark_cluster.config.inventory_schema import ServeEntry
-from spark_cluster.engine import endpoint_tunnel
-from spark_cluster.engine.endpoint_tunnel import TunnelEvent, keep_open, url_on_head
+from spark_cluster.engine import client_target
+from spark_cluster.engine.client_target import TunnelEvent, keep_open, url_on_head
 from spark_cluster.engine.proxy import Access
 from spark_cluster.errors import Unreachable, UsageError
 from spark_cluster.runner import tunnel
@@ -125,7 +125,7 @@ class Running:
 @pytest.fixture
 def run(target, monkeypatch):
     """`run(remote_port, **target) -> (tunnel, relay)`: through a relay that can be cut."""
-    monkeypatch.setattr(endpoint_tunnel, "PAUSES_S", (0.01, 0.02))
+    monkeypatch.setattr(client_target, "PAUSES_S", (0.01, 0.02))
     made = []
 
     def start(remote_port, *, port=None, **given):

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from spark_cluster.engine.checks.questions import CATALOGUE, Question, picture_url, why_wrong
+from spark_cluster.engine.tool_checks import CATALOGUE, ExactQuestion, picture_url, why_wrong
 
 QUESTIONS = {one.id: one for listed in CATALOGUE.values() for one in listed}
 
@@ -162,5 +162,5 @@ def test_digits_are_those_of_a_display():
 
 def test_a_picture_is_the_same_every_time():
     for question in QUESTIONS.values():
-        assert isinstance(question, Question)
+        assert isinstance(question, ExactQuestion)
         assert question.to_dict() == question.to_dict()

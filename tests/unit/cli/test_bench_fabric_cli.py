@@ -13,7 +13,7 @@ from program import invoke
 from rich.console import Console
 
 from spark_cluster.bench.fabric_record import judged, load_fabric
-from spark_cluster.cli.bench_fabric import show, size_text
+from spark_cluster.cli.bench import show_fabric, size_text
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.plan.speed.constants import Constants
 
@@ -21,7 +21,7 @@ from spark_cluster.plan.speed.constants import Constants
 def shown(folder: str) -> str:
     out = io.StringIO()
     app = SimpleNamespace(console=Console(file=out, width=80))
-    show(app, judged(load_fabric(Path(folder))), Path(folder))  # type: ignore[arg-type]
+    show_fabric(app, judged(load_fabric(Path(folder))), Path(folder))  # type: ignore[arg-type]
     return out.getvalue()
 
 

@@ -10,7 +10,7 @@ import pytest
 from factories import put
 from program import invoke
 
-from spark_cluster.cli import supervise
+from spark_cluster.cli import up
 from spark_cluster.cli.terminal import Console
 from spark_cluster.engine.supervision import Supervision, SupervisionEvent
 from spark_cluster.errors import SparkClusterError, UsageError
@@ -54,7 +54,7 @@ def test_what_is_unloaded_has_a_name():
 def shown(found: Supervision) -> str:
     out = io.StringIO()
     app: Any = SimpleNamespace(console=Console(file=out, width=200))
-    supervise._show(app, found)
+    up._show_supervision(app, found)
     return out.getvalue()
 
 

@@ -12,7 +12,7 @@ from click.testing import CliRunner
 
 from spark_cluster.cli import cli
 from spark_cluster.cli.app import App
-from spark_cluster.cli.options import Command, Finite, Port, declared
+from spark_cluster.cli.options import DeclaredCommand, Finite, Port, declared
 
 
 class Given(TypedDict):
@@ -30,7 +30,7 @@ def pair(app: App, *, first: str = "", other: bool) -> str:
     return f"{first}{other}"
 
 
-@click.command(cls=Command)
+@click.command(cls=DeclaredCommand)
 def sample(
     name: str,
     files: tuple[Path, ...],

@@ -13,9 +13,9 @@ from factories import load_inventory
 from spark_cluster import Cluster
 from spark_cluster.cli import cli, setup
 from spark_cluster.cli.app import App
-from spark_cluster.cli.first_login import FirstLogin
+from spark_cluster.cli.opened import FirstLogin
 from spark_cluster.cli.setup import Login
-from spark_cluster.cli.setup_flow import Asker, Flow, Stopped, chosen, own_answers, write
+from spark_cluster.cli.setup_flow import Asker, Flow, StepFailed, chosen, own_answers, write
 from spark_cluster.config.discovery import Candidate, Peer
 from spark_cluster.config.new_inventory import Answers
 from spark_cluster.errors import UsageError
@@ -127,7 +127,7 @@ def test_each_node_keeps_the_password_that_it_took(flow, logins, tmp_path):
 
 def test_three_wrong_passwords_are_enough(flow, logins, capsys):
     logins({"spark1": "right"}, sudo_asks=False, typed=["a", "b", "c"])
-    with pytest.raises(Stopped) as stopped, flow.step("login", "log in") as step:
+    with pytest.raises(StepFailed) as stopped, flow.step("login", "log in") as step:
         Login(flow, None, passwordless_sudo=False).log_in(step)
     assert stopped.value.status == 3
     assert flow.steps[-1].state == "failed"
@@ -136,7 +136,7 @@ def test_three_wrong_passwords_are_enough(flow, logins, capsys):
 def test_no_password_is_asked_for_where_nothing_is_asked(flow, logins, capsys, tmp_path):
     offered = logins({"spark1": "right"}, sudo_asks=True, typed=[])
     flow.ask = Asker(yes=True)
-    with pytest.raises(Stopped) as stopped, flow.step("login", "log in") as step:
+    with pytest.raises(StepFailed) as stopped, flow.step("login", "log in") as step:
         Login(flow, None, passwordless_sudo=False).log_in(step)
     assert stopped.value.status == 3
     assert "--password-env" in capsys.readouterr().out
@@ -183,7 +183,7 @@ def ends(how: str) -> None:
 )
 def test_how_a_command_ends_is_told_with_the_way_on(how, status, capsys, tmp_path):
     flow = Flow(root, App(Cluster(project=tmp_path)), Asker(yes=True))
-    with pytest.raises(Stopped) as stopped, flow.step("up", "serve it") as step:
+    with pytest.raises(StepFailed) as stopped, flow.step("up", "serve it") as step:
         flow.run(step, "ends", how)
     assert stopped.value.status == status
     flow.show_way_on(stopped.value)

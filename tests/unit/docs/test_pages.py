@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import html
 import importlib
 import re
 import shlex
@@ -16,6 +17,7 @@ import pytest
 import readme
 from factories import load_inventory, put
 
+from docs.generate import pictures
 from docs.generate.code import commands, root
 from spark_cluster import __version__
 from spark_cluster.config.project import Project
@@ -43,8 +45,9 @@ def blocks(page: Path, language: str) -> list[str]:
 
 def command_lines() -> Iterator[tuple[str, list[str]]]:
     """Every `spark-cluster ...` of README and in the pages' blocks for a shell, without its
-    comment."""
-    in_short = [code for code in CODE.findall(readme.README) if first(code.split()) in COMMANDS]
+    comment; and the commands in short, as README and the page of all commands have them."""
+    text = readme.README + (DOCS / "commands.md").read_text()
+    in_short = [code for code in CODE.findall(text) if first(code.split()) in COMMANDS]
     for line in [*readme.COMMANDS, *in_short]:
         words = shlex.split(line.removeprefix("spark-cluster "))
         if first(words) in COMMANDS:
@@ -81,8 +84,9 @@ def test_commands_and_options_are_there():
         assert given <= known, where
 
 
-def test_the_inventory_of_the_readme(tmp_path):
-    put(tmp_path / "inventory.yaml", readme.blocks("yaml")[0])
+@pytest.mark.parametrize("page", ["README.md", "docs/how-to/inventory.md"])
+def test_the_inventory_of_a_page(tmp_path, page):
+    put(tmp_path / "inventory.yaml", readme.blocks("yaml", page)[0])
     found = load_inventory(str(tmp_path / "inventory.yaml"), Project(tmp_path))
     assert list(found.nodes) == ["spark1", "spark2"]
 
@@ -156,7 +160,7 @@ def test_the_check_of_the_page():
 def test_what_the_page_of_the_python_api_imports_is_there():
     """What its methods do is run by the tests of the script and the notebook next to it."""
     found = [ast.parse(text) for text in blocks(DOCS / "how-to/python-api.md", "python")]
-    assert len(found) == 3
+    assert len(found) == 4
     lines = [node for tree in found for node in tree.body if isinstance(node, ast.ImportFrom)]
     space: dict[str, object] = {}
     for line in lines:
@@ -179,3 +183,21 @@ def test_the_modules_in_the_picture_of_up_exist() -> None:
     named = re.findall(r"\b(?:cli|engine)/[\w/]+(?:\.py|/)", picture)
     assert len(named) > 8
     assert not [name for name in named if not (CHECKOUT / "spark_cluster" / name).exists()]
+
+
+@pytest.mark.parametrize("name", pictures.NAMES)
+def test_a_picture_of_a_terminal_shows_its_recorded_run(name: str) -> None:
+    drawn = (pictures.FOLDER / f"{name}.svg").read_text()
+    shown = "".join(html.unescape(text) for text in re.findall(r">([^<]*)</text>", drawn))
+    recorded = (pictures.FOLDER / f"{name}.txt").read_text()
+    assert "".join(recorded.split()) in "".join(shown.split()), "run `python -m docs.generate`"
+    assert "url(http" not in drawn
+
+
+def test_every_room_is_in_the_picture_of_the_house_and_on_its_page() -> None:
+    folders = {path.parent.name for path in (CHECKOUT / "spark_cluster").glob("*/__init__.py")}
+    picture = (DOCS / "pictures/house.svg").read_text()
+    drawn = set(re.findall(r">(\w+)/</text>", picture))
+    assert drawn == folders | {"playbooks", "roles"}
+    page = (DOCS / "explanation/house.md").read_text()
+    assert folders - set(re.findall(r"^\| `(\w+)/` \|", page, re.M)) == {"dashboard"}

@@ -37,7 +37,7 @@ from docs.generate.site import PAGES
 
 CHECKOUT = Path(__file__).parents[3]
 FILES = (INVENTORY, RECIPE, REGISTRIES, SUITE)
-README = (CHECKOUT / "README.md").read_text()
+AT_A_GLANCE = (CHECKOUT / "docs/commands.md").read_text()
 
 
 @pytest.mark.parametrize("kind", resource_classes(), ids=lambda kind: kind.__name__)
@@ -104,8 +104,8 @@ def test_global_options_are_told_once():
     assert "`--json`" not in page.partition("\n## up")[2].partition("\n## ")[0]
 
 
-def test_exit_statuses_are_those_of_the_readme():
-    told = README.partition("Exit status: ")[2].partition(". ")[0] + "10"
+def test_exit_statuses_are_those_of_the_commands_at_a_glance():
+    told = AT_A_GLANCE.partition("Exit status: ")[2].partition(". ")[0] + "10"
     numbers = {int(number) for number in re.findall(r"\b(\d+)\b", told)}
     assert set(exit_status.statuses()) == numbers | {141}
     assert all(exit_status.statuses().values())

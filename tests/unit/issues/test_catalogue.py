@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from spark_cluster.engine import logs as serving_logs
+from spark_cluster.engine import runtime
 from spark_cluster.errors import InvalidFile
 from spark_cluster.issues import entries, log_lines
 from spark_cluster.issues.entries import Issue
@@ -83,15 +83,15 @@ def test_a_trace_decides():
 
 def test_a_fault_of_up_knows_its_trace():
     log = "(W pid=1)   File x.py, line 1, in tie_weights\n(W pid=1) NotImplementedError\n"
-    fault = serving_logs.first_error({"spark1": log})
+    fault = runtime.first_error({"spark1": log})
     assert fault.known.id == "gemma4-tie-weights"
-    said = serving_logs.advice(fault, "look at the logs")
+    said = runtime.advice(fault, "look at the logs")
     assert "gemma4-tie-weights" in said
     assert "0.22 or older" in said
     assert said.endswith("look at the logs")
-    unknown = serving_logs.first_error({"spark1": "ValueError: new\n"})
+    unknown = runtime.first_error({"spark1": "ValueError: new\n"})
     assert unknown.known is None
-    assert serving_logs.advice(unknown, "x") == serving_logs.advice(None, "x") == "x"
+    assert runtime.advice(unknown, "x") == runtime.advice(None, "x") == "x"
 
 
 def test_harmless_lines_are_no_issue():

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from spark_cluster.config.pins import load
-from spark_cluster.doctor import examine, logs
+from spark_cluster.doctor import examine, serving
 from spark_cluster.errors import InvalidFile
 from spark_cluster.issues import entries
 from spark_cluster.issues.entries import FOLDER, STEPS, for_check, steps
@@ -20,7 +20,7 @@ from spark_cluster.issues.entries import FOLDER, STEPS, for_check, steps
 ROOT = Path(__file__).parents[3]
 CATALOGUE = entries.catalogue()
 CHECKS = {*(check.id for check in examine.ALL), examine.ID}
-BY_FUNCTION = CHECKS - {check.id for check in logs.CHECKS}
+BY_FUNCTION = CHECKS - {check.id for check in serving.CHECKS}
 PINS = load(ROOT / "roles/drivers/pins.json")
 
 
@@ -106,7 +106,7 @@ def test_what_is_known_to_be_bad_is_explained_where_it_runs():
 
 
 def test_a_check_of_logs_has_one_title():
-    for search in logs.SEARCHES:
+    for search in serving.SEARCHES:
         titles = [issue.log_check.title for issue in search.issues]
         assert sum(bool(title) for title in titles) == 1, search.id
 

@@ -12,7 +12,7 @@ from gpu_runs import GpuRun, runs
 from spark_cluster.config import fact_parsers
 from spark_cluster.config.facts import Facts, Gpu, Memory, Process
 from spark_cluster.config.launch import Launch
-from spark_cluster.engine.admission import without_ours
+from spark_cluster.engine.survey import without_ours
 from spark_cluster.issues.rules import lint
 from spark_cluster.models.find import find
 from spark_cluster.models.memory import GIB, GIB_KIB, utilization

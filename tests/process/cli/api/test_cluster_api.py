@@ -16,8 +16,8 @@ from program import run as command
 
 import spark_cluster
 from spark_cluster import Allowances, Cluster, Options, Selection
-from spark_cluster.cli.recipes_to_serve import texts
 from spark_cluster.cli.results import Reached
+from spark_cluster.cli.serving import texts
 from spark_cluster.config.overrides import read
 from spark_cluster.errors import InvalidFile, Refused, Unreachable, UsageError
 from spark_cluster.importers.vllm_flags import kinds

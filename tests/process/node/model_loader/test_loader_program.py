@@ -20,7 +20,7 @@ from factories import make_node, put
 from unit_programs import installed
 from waiting import until
 
-from spark_cluster.engine import model_loading, proxy
+from spark_cluster.engine import proxy, supervision
 from spark_cluster.engine.proxy import ModelServer
 from spark_cluster.node import load_watch, model_loader
 from spark_cluster.node.containers import NEEDS, ContainerState
@@ -76,7 +76,7 @@ class Node:
         ]
         always = ModelServer("h", "127.0.0.1", port, names=("chat",), program="chat")
         self.config = {
-            **model_loading.configuration(make_node("h"), [always, *servers], 20.0, 60.0),
+            **supervision.loader_configuration(make_node("h"), [always, *servers], 20.0, 60.0),
             "unit_folder": str(folder),
             "socket": str(folder / "http.sock"),
             "admin": admin.server_address,
@@ -317,7 +317,7 @@ def test_the_installed_files_answer_and_load_by_themselves(node, tmp_path):
     node.write()
     # This machine's caches are its own; test_supervisor.py runs the same files on a scratch root.
     put(tmp_path / "config.json", json.dumps({**node.config, "unified_memory": False}))
-    argv = installed(tmp_path, model_loading.UNIT.program, str(tmp_path / "config.json"))
+    argv = installed(tmp_path, supervision.LOADER.program, str(tmp_path / "config.json"))
     process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
     try:
         until((tmp_path / "http.sock").exists)
