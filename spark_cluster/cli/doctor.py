@@ -38,6 +38,7 @@ from spark_cluster.cli.console import (
     styled,
 )
 from spark_cluster.cli.options import DeclaredCommand, hub
+from spark_cluster.config.facts import load_pins
 from spark_cluster.config.folders import state_folder
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.project import INVENTORY
@@ -136,12 +137,11 @@ def _served_recipe(app: App) -> Recipe | None:
 
 def _known_pins(app: App) -> Pins | None:
     """Return the known combinations of kernel and driver, from the role `drivers`."""
-    from spark_cluster.config import facts
 
     folder = app.project.find("roles", "drivers")
     app.project.must_be_own(folder, "role drivers")
     with contextlib.suppress(SparkClusterError, OSError):
-        return facts.load_pins(folder / "pins.json")
+        return load_pins(folder / "pins.json")
     return None
 
 

@@ -19,7 +19,7 @@ from spark_cluster.cli.console import mark, painted, styled, visible
 from spark_cluster.cli.options import DeclaredCommand, Offline, Overriding, hub
 from spark_cluster.cli.serving import changed
 from spark_cluster.config import registries
-from spark_cluster.config.launch import options_text as overrides_text
+from spark_cluster.config.launch import options_text
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipes import NAME, folders_of, load_recipe, write_recipe
 from spark_cluster.config.recipes import save as save_recipe
@@ -342,6 +342,6 @@ def save(app: App, *, name: str, base: str | None, force: bool, changes: Overrid
             {"name": name, "file": str(path), "from": recipe.name, "overrides": overrides}
         )
         return
-    with_changes = f" with {overrides_text(recipe.overrides)}" if recipe.overrides else ""
+    with_changes = f" with {options_text(recipe.overrides)}" if recipe.overrides else ""
     click.echo(visible(f"{path}: {recipe.name}{with_changes}"))
     click.echo(visible(f"Next: spark-cluster plan {name}"))

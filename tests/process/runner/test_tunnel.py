@@ -124,7 +124,7 @@ class Running:
 
 @pytest.fixture
 def run(target, monkeypatch):
-    """`run(remote_port, **target) -> (tunnel, relay)`: through a relay that can be cut."""
+    """`run(remote_port, **target) -> (dialer, relay)`: through a relay that can be cut."""
     monkeypatch.setattr(client_target, "PAUSES_S", (0.01, 0.02))
     made = []
 
@@ -341,7 +341,7 @@ KILLED = """\
 import os, sys
 from pathlib import Path
 from spark_cluster.runner.ssh_route import Target
-from spark_cluster.runner.dialer import forward
+from spark_cluster.runner.tunnel import forward
 port, key, to = sys.argv[1:]
 target = Target("spark1", "127.0.0.1", port=int(port), identity_file=Path(key))
 with forward(target, "127.0.0.1", int(to)) as here:
