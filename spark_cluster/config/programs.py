@@ -18,7 +18,7 @@ PACKAGE = Path(__file__).resolve().parent.parent
 
 
 def program(folder: str, *modules: str) -> File:
-    """Return the file by which modules with a `main` run without the agent, in units.
+    """Return the file by which programs (`own_program`) run without the agent, in units.
 
     It is an archive that is named by its hash, so that it is another file when,
     and only when, the program is another one. `own_program.entry` starts it; `UnusedPrograms`
@@ -35,7 +35,7 @@ def program(folder: str, *modules: str) -> File:
 
 @cache
 def archive(*modules: str) -> bytes:
-    """Return an archive of programs: modules with a `main`, and all that they import."""
+    """Return an archive of programs, and all that they import."""
     files = imported(*modules, "spark_cluster.node.__main__")
     files["spark_cluster/__init__.py"] = b""  # or a new version alone would be another program
     # Not compressed: the same files are the same archive, whatever zlib this machine has.
@@ -49,7 +49,7 @@ def imported(*modules: str) -> dict[str, bytes]:
     as texts: programs that they start.
     """
     found: dict[str, bytes] = {}
-    left = list(modules)
+    left = [module.partition(":")[0] for module in modules]
     while left:
         name = left.pop()
         path = _file_of(name)

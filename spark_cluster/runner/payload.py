@@ -52,7 +52,6 @@ UNITS = (
     "spark_cluster/node/local_server.py",
     "spark_cluster/node/measure.py",
     "spark_cluster/node/model_loader.py",
-    "spark_cluster/node/start_limit.py",
     "spark_cluster/node/supervisor.py",
 )
 """Modules of programs that units start from archives of their own (config/programs.py)."""

@@ -91,7 +91,7 @@ def test_what_every_agent_gets_imports_nothing_of_a_part():
 
 
 def test_a_program_of_a_unit_is_all_that_it_imports_and_no_more():
-    found = programs.program("/x", "spark_cluster.node.start_limit")
+    found = programs.program("/x", "spark_cluster.node.local_server:limit_restarts")
     names = set(unpacked(found.content))
     assert {f"spark_cluster/node/{name}.py" for name in ("__main__", "local_server")} <= names
     assert "spark_cluster/node/supervisor.py" not in names
@@ -106,7 +106,7 @@ def test_a_program_has_the_hash_of_its_own_files(monkeypatch, tmp_path):
 
     def paths():
         programs.archive.cache_clear()
-        modules = ("supervisor", "start_limit", "model_loader")
+        modules = ("supervisor", "local_server:limit_restarts", "model_loader")
         return [programs.program("/x", f"spark_cluster.node.{name}").path for name in modules]
 
     def changed(name):
