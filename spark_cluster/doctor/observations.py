@@ -21,7 +21,6 @@ from spark_cluster.config.facts import Facts, Hca, Interface, Memory, Pins
 from spark_cluster.config.folders import CACHE_ROOT
 from spark_cluster.config.ports import EnginePorts
 from spark_cluster.config.topology import cabled_port
-
 from spark_cluster.engine import firewall, ray
 from spark_cluster.engine.link_check import Cabling
 from spark_cluster.engine.names import PAUSE, PROGRAMS
