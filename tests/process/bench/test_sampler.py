@@ -16,6 +16,7 @@ from factories import put
 from telemetry_node import APPS, BUSY, PAGE, loop, nvidia_smi, put_system, server
 from waiting import HANG_S, until
 
+from spark_cluster.node import nvidia_smi as readers
 from spark_cluster.node import telemetry
 from spark_cluster.node.nvidia_smi import THROTTLE, AppsReader, GpuReader
 from spark_cluster.node.telemetry import PAGE as PAGE_SIZE
