@@ -1,7 +1,7 @@
-"""The check whether others could have written what is about to be run.
+"""What a project brings to run, who could have written it, and what its user allows a recipe.
 
 Roles and playbooks are code, and a recipe names the image that runs as root on the nodes. So they
-are used only from folders that no one but their user (and root) can write.
+are loaded only from folders that no one but their user (and root) can write.
 """
 
 from __future__ import annotations

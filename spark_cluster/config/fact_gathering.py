@@ -572,23 +572,14 @@ def question() -> dict[str, Any]:
 def facts(answer: Mapping[str, Any]) -> Facts:
     """The facts in an agent's answer to `question()`."""
     files = {name: (answer["files"].get(name) or "").strip() for name in FILES}
-    commands = answer["commands"]
-    smi = commands.get("gpu")
-    smi_fails = smi is not None and smi["status"] != 0
-    hangs = str(answer.get("late", {}).get("gpu", ""))
-    hcas = _out(commands, "hcas")
-    trees = answer.get("trees", {})
-    gids = gid_indexes({k: v for name in TREES for k, v in trees.get(name, {}).items()})
+    commands, trees, machine = answer["commands"], answer.get("trees", {}), answer["machine"]
     packages = (commands.get("dpkg") or {"stdout": ""})["stdout"]
-    machine = answer["machine"]
-    interfaces = ip_addr(_out(commands, "ip"))
-    hcas_of = tuple(
-        replace(hca, gid_index=gids.get(hca.name)) for hca in ibdev2netdev(hcas) or rdma_link(hcas)
-    )
+    gpu_found, nvml_error = _gpu(answer)
+    interfaces, hcas = ip_addr(_out(commands, "ip")), _hcas(answer)
     configured = netplan_files(
         {k: v for name in NETPLAN for k, v in trees.get(name, {}).items()},
         interfaces,
-        {hca.interface for hca in hcas_of},
+        {hca.interface for hca in hcas},
     )
     return Facts(
         hostname=machine["hostname"],
@@ -602,11 +593,11 @@ def facts(answer: Mapping[str, Any]) -> Facts:
         memory=meminfo(files["meminfo"]),
         disk_total_bytes=machine["disk_total"],
         disk_free_bytes=machine["disk_free"],
-        gpu=None if smi_fails else gpu(_out(commands, "gpu")),
-        nvml_error=(smi["stdout"] + smi["stderr"]).strip() if smi_fails else hangs,
+        gpu=gpu_found,
+        nvml_error=nvml_error,
         dgx_version=dgx_version(files["dgx"]),
         interfaces=interfaces,
-        hcas=hcas_of,
+        hcas=hcas,
         docker=_out(commands, "docker").strip() or None,
         packages=dpkg(packages),
         held=dpkg_held(packages),
@@ -621,6 +612,22 @@ def facts(answer: Mapping[str, Any]) -> Facts:
         ),
         netplan=configured,
     )
+
+
+def _gpu(answer: Mapping[str, Any]) -> tuple[Gpu | None, str]:
+    """Return the GPU, and what nvidia-smi says where it fails or hangs; empty where it answers."""
+    smi = answer["commands"].get("gpu")
+    if smi is not None and smi["status"] != 0:
+        return None, (smi["stdout"] + smi["stderr"]).strip()
+    return gpu(_out(answer["commands"], "gpu")), str(answer.get("late", {}).get("gpu", ""))
+
+
+def _hcas(answer: Mapping[str, Any]) -> tuple[Hca, ...]:
+    """Return the RDMA devices, each with the index of its GID for RoCE v2."""
+    shown, trees = _out(answer["commands"], "hcas"), answer.get("trees", {})
+    gids = gid_indexes({k: v for name in TREES for k, v in trees.get(name, {}).items()})
+    hcas = ibdev2netdev(shown) or rdma_link(shown)
+    return tuple(replace(hca, gid_index=gids.get(hca.name)) for hca in hcas)
 
 
 def memory(answer: Mapping[str, Any]) -> tuple[tuple[GpuProcess, ...] | None, Memory]:

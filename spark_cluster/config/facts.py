@@ -1,4 +1,4 @@
-"""The typed facts of one node."""
+"""The typed facts of one node, and which kernels and drivers are known to work together."""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The schema of an inventory file; `spark_cluster.config.inventory` is what the program uses."""
+"""The schema of an inventory file and the checks between its fields; `inventory.py` is what the
+program uses.
+"""
 
 from __future__ import annotations
 

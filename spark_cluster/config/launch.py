@@ -1,9 +1,7 @@
-"""What the command line gives in place of the recipe's, for one `plan` or `up`.
+"""A launch of an inference engine, by a recipe or a command line, and the options that change it.
 
-Engine arguments are the engine's own flags: `--max-model-len 32768` or `-o max-model-len=32768`.
-A value is checked as a recipe's is; what is no engine argument of a recipe is refused with its
-place. Variables of the containers (`-e NAME=VALUE`) and the image (`--image`) stand among them
-under names that no flag has.
+A recipe becomes a `Launch` (`of_recipe`), and so does a command line that someone pasted
+(`spark_cluster.importers.commandline`): the input of plans and rules.
 """
 
 from __future__ import annotations
@@ -34,11 +32,6 @@ from spark_cluster.config.recipe_schema import (
 from spark_cluster.config.secret import is_secret_setting
 from spark_cluster.config.yamlfile import described, did_you_mean
 from spark_cluster.errors import UsageError
-
-# A launch of an inference engine, by a recipe or a command line: the input of plans and rules.
-#
-# A recipe becomes one (`of_recipe`), and so does a command line that someone pasted
-# (`spark_cluster.importers.commandline`).
 
 MOST_DRAFTED = 1000
 
@@ -222,6 +215,13 @@ def of_recipe(recipe: Recipe, tp: int, gpu_memory_utilization: float | None = No
         kind=recipe.kind,
     )
 
+
+# What the command line gives in place of the recipe's, for one `plan` or `up`.
+#
+# Engine arguments are the engine's own flags: `--max-model-len 32768` or `-o max-model-len=32768`.
+# A value is checked as a recipe's is; what is no engine argument of a recipe is refused with its
+# place. Variables of the containers (`-e NAME=VALUE`) and the image (`--image`) stand among them
+# under names that no flag has.
 
 ENV = "env."
 """Before the name of a variable of the containers; no flag begins so."""

@@ -1,4 +1,4 @@
-"""The recipe: the model, its image, the engine's arguments, and how to verify that it works."""
+"""The recipe: model, image, engine arguments, how to verify that it works; what none may hold."""
 
 from __future__ import annotations
 

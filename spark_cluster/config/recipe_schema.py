@@ -1,4 +1,4 @@
-"""The sections of a recipe file; `spark_cluster.config.recipe` puts them together."""
+"""The sections of a recipe file and the kinds of models; `recipe.py` puts them together."""
 
 from __future__ import annotations
 

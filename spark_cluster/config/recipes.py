@@ -1,4 +1,4 @@
-"""Recipes by name or path, read and checked."""
+"""Recipes by name or path, read, checked, searched, and saved with changes."""
 
 from __future__ import annotations
 

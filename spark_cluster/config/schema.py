@@ -1,7 +1,7 @@
-"""Checks data that a user wrote against a pydantic model, and says what is wrong in their words.
+"""pydantic for both directions: files that users write, and results that commands print.
 
-Every wrong field is reported, each on a line of its own with file, line, field, what was found and
-what was expected, and a suggestion for a misspelt name or value.
+Every wrong field of a file is reported, each on a line of its own with file, line, field, what was
+found and what was expected, and a suggestion for a misspelt name or value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A secret that a file refers to and never contains."""
+"""Secrets in files of users: references to them, and texts that look like one where none may be."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The nodes as roles see them: who they are, what is true of them, how they are linked."""
+"""Roles and what they are given: the nodes, with what is true of them and how they are linked."""
 
 from __future__ import annotations
 

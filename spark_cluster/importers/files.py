@@ -1,5 +1,6 @@
-"""Which importer reads a file: ours, and those of other packages, whose faults do not touch the
-others.
+"""From a file of another tool to a recipe: which importer reads it, and the text that is written.
+
+Importers of other packages are asked, too; their faults do not touch the others.
 """
 
 from __future__ import annotations
@@ -281,8 +282,12 @@ def _lacking(
             "the nodes have it",
             blocks=True,
         )
-    if not any(left.what.startswith("mods:") for left in parts.left_out):
-        return
+    if any(left.what.startswith("mods:") for left in parts.left_out):
+        yield from _of_missing_mods(source, parts)
+
+
+def _of_missing_mods(source: Source, parts: Parts) -> Iterator[Left]:
+    """Yield the flags and files that only a mod that was not carried over can have brought."""
     known = kinds(source.launch.engine)
     for flag, value in parts.engine_args.items():
         if flag not in known and flag.removeprefix("no-") not in known:

@@ -1,4 +1,4 @@
-"""Rules on flags and variables that contradict each other, and on what is not pinned."""
+"""Rules on flags, variables and containers: what contradicts, is not pinned, or opens the node."""
 
 from __future__ import annotations
 

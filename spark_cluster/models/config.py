@@ -1,4 +1,4 @@
-"""The conversion of a model's config.json into its geometry."""
+"""The conversion of a model's config.json into its geometry, with its quantization."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kind of each layer of a model, from the many ways in which configs give it."""
+"""The layers of a model, from the many ways in which configs give them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Looking a model up: what is kept of it, and, where that is allowed, the hub."""
+"""Looking a model up by name: in folders, in what is kept of it, and where allowed on the hub."""
 
 from __future__ import annotations
 

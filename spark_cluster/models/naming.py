@@ -1,4 +1,4 @@
-"""Information from names: base model of a build, quantization of weights, version of an image."""
+"""What names tell, by tables: base of a build, quantization of weights, version of an image."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How the nodes of an opened inventory are reached: their connections, and passwords.
+"""How the nodes of an opened inventory are reached: connections, passwords, tunnels to their ports.
 
 The socket to the first host of the way is opened here, while fabric is still being imported; what
 logs in over it is runner/ssh.py.

@@ -1,4 +1,7 @@
-"""Events: the one way out of a run, for the display, the recap, `--json` and the run record."""
+"""The options of a run, and its events: the one way out, for display, recap, `--json` and record.
+
+Light, because it is needed before connecting.
+"""
 
 from __future__ import annotations
 

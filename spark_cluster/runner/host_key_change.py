@@ -65,23 +65,33 @@ def replace_shared_keys(
     announced = {name: announce(play.connections, name) for name in asked}
     play.apply(play.nodes, bootstrap, fail_fast=False)
     play.refresh(play.nodes, fail_fast=False)
-    for name in (node.name for node in play.nodes):
-        path, prints = announced.get(name, (Path(), []))
-        if not prints:
-            continue
+    for name, (path, prints) in announced.items():
+        if prints:
+            notes[name].append(
+                f"it has new SSH host keys ({', '.join(prints)}); they came over the connection "
+                f"that was verified with the old one, and are in {path} now. Other machines that "
+                "know the node will report a changed key"
+            )
+            _verify(play.connections, name, notes, failures)
+
+
+def _verify(
+    connections: Connections,
+    name: str,
+    notes: MutableMapping[str, list[str]],
+    failures: MutableMapping[str, list[SparkClusterError]],
+) -> None:
+    """Add a note if sshd still shows the old key, a failure if it shows neither."""
+    try:
+        shows_new = verify(connections, name)
+    except SparkClusterError as error:
+        failures[name].append(error)
+        return
+    if not shows_new:
         notes[name].append(
-            f"it has new SSH host keys ({', '.join(prints)}); they came over the connection that "
-            f"was verified with the old one, and are in {path} now. Other machines that know the "
-            "node will report a changed key"
+            "its sshd still shows the old host key: `systemctl reload ssh` there; both are in "
+            "known_hosts until the next run"
         )
-        try:
-            if not verify(play.connections, name):
-                notes[name].append(
-                    "its sshd still shows the old host key: `systemctl reload ssh` there; both "
-                    "are in known_hosts until the next run"
-                )
-        except SparkClusterError as error:
-            failures[name].append(error)
 
 
 def announce(connections: Connections, name: str) -> tuple[Path, list[str]]:

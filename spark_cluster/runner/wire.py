@@ -1,4 +1,4 @@
-"""The wire to one node's agent: how it starts, frames both ways, signs of life, why it ended."""
+"""The wire to one node's agent: the Python that is sent, how it starts, frames, why it ended."""
 
 from __future__ import annotations
 
