@@ -54,27 +54,24 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.config.registries import Registries
 from spark_cluster.doctor.bundle_archive import BundleEntry
-from spark_cluster.doctor.verdict import CheckResult
+from spark_cluster.doctor.observations import CheckResult
 from spark_cluster.engine.cache_parts import CachePart, CopiedCache
-from spark_cluster.engine.client_target import ClientTarget, Snippet
-from spark_cluster.engine.copies.copy import Copied
-from spark_cluster.engine.copies.images import PrunedImages, StoredImages
-from spark_cluster.engine.copies.pull import PulledModel
-from spark_cluster.engine.copies.upkeep import (
+from spark_cluster.engine.client_target import ClientTarget, Snippet, TunnelEvent
+from spark_cluster.engine.hub_models import PulledModel
+from spark_cluster.engine.image_copies import PrunedImages, StoredImages
+from spark_cluster.engine.memory_phases import MemoryOfNode
+from spark_cluster.engine.model_upkeep import (
     ModelSizes,
     Pruned,
     RepairedModel,
     StoredModels,
     VerifiedModel,
 )
-from spark_cluster.engine.endpoint_tunnel import TunnelEvent
-from spark_cluster.engine.job_client import RayJobs
-from spark_cluster.engine.memory_phases import MemoryOfNode
-from spark_cluster.engine.named_keys import NamedKey
+from spark_cluster.engine.node_copies import Copied
+from spark_cluster.engine.proxy import NamedKey
 from spark_cluster.engine.ray import Job
-from spark_cluster.engine.ray_cluster import RayMember, RayStatus
-from spark_cluster.engine.result import Served
-from spark_cluster.engine.status import Status
+from spark_cluster.engine.ray_cluster import RayJobs, RayMember, RayStatus
+from spark_cluster.engine.result import Served, Status
 from spark_cluster.engine.supervision import Supervision
 from spark_cluster.engine.tuning import Tuning
 from spark_cluster.engine.verify import CheckVerdict, Verification

@@ -40,10 +40,9 @@ if TYPE_CHECKING:
     from spark_cluster.config.recipe_schema import EngineValue, Probe
     from spark_cluster.config.role import Playbook
     from spark_cluster.engine.deployment import Deployment
-    from spark_cluster.engine.job_client import RayJobs
     from spark_cluster.engine.launches import Upcoming
-    from spark_cluster.engine.ray_cluster import RayStatus
-    from spark_cluster.engine.status import Status
+    from spark_cluster.engine.ray_cluster import RayJobs, RayStatus
+    from spark_cluster.engine.result import Status
     from spark_cluster.engine.verify import Verification
     from spark_cluster.runner.play import Play
 
@@ -387,7 +386,7 @@ class Cluster(Opened):
     def _upcoming(self, recipe: Recipe | None) -> Upcoming | None:
         if recipe is None:
             return None
-        from spark_cluster.engine.caches import root_on
+        from spark_cluster.engine.deployment import root_on
         from spark_cluster.engine.launches import Upcoming
 
         return Upcoming(recipe, {node.name: root_on(node) for node in self.nodes})
@@ -419,9 +418,9 @@ class Cluster(Opened):
             SparkClusterError: nothing serves, or the head is not reached.
         """
         from spark_cluster.engine import verify as in_depth
-        from spark_cluster.engine.client import PATIENCE_S
+        from spark_cluster.engine.answer_checks import PATIENCE_S
 
-        selection = in_depth.Selection(tuple(only), tuple(skip))
+        selection = in_depth.CheckSelection(tuple(only), tuple(skip))
         selection.must_be_known()
         key = self.inventory.api_key()
         head_must_be_selected(self)
@@ -525,8 +524,7 @@ class Cluster(Opened):
         """
         head = [self.inventory.head]
         with self.play(command, head, change=False, gather_facts=False) as run:
-            from spark_cluster.engine.job_client import ray_jobs
-            from spark_cluster.engine.ray_cluster import running_port
+            from spark_cluster.engine.ray_cluster import ray_jobs, running_port
 
             play = run.open()
             with ray_jobs(play, running_port(play)) as jobs:

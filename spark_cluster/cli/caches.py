@@ -24,7 +24,7 @@ from spark_cluster.cli.serving import recipe_to_serve, size_on
 from spark_cluster.config.caches import PRUNED_KINDS
 from spark_cluster.engine import cache_parts
 from spark_cluster.engine.cache_parts import CachePart, copy_caches
-from spark_cluster.engine.caches import root_on
+from spark_cluster.engine.deployment import root_on
 from spark_cluster.engine.tuning import SIZES, Tuning
 from spark_cluster.errors import UsageError
 from spark_cluster.runner.options import Options

@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.recipe import Recipe
     from spark_cluster.doctor.bundle_archive import BundleArchive
     from spark_cluster.doctor.examine import Diagnosis
-    from spark_cluster.doctor.verdict import CheckResult
+    from spark_cluster.doctor.observations import CheckResult
     from spark_cluster.engine.runtime import Name
     from spark_cluster.runner.play import Play
     from spark_cluster.runner.session import Pending
@@ -98,7 +98,7 @@ def diagnose(app: App, only: Sequence[str] = (), *, probe: bool = False) -> Diag
         UsageError: there is no such check.
     """
     from spark_cluster.doctor import examine
-    from spark_cluster.doctor.probing import Question
+    from spark_cluster.doctor.probes import Question
     from spark_cluster.issues.entries import catalogue
     from spark_cluster.runner.parallel import start
 
@@ -217,7 +217,7 @@ def logs(
             raise UsageError("--bundle cannot be combined with --follow or --container")
         _write_bundle(app, "" if bundle == AUTOMATIC else bundle)
         return
-    from spark_cluster.engine import logs
+    from spark_cluster.engine import runtime
     from spark_cluster.engine.runtime import present_programs
 
     with app.play("logs", app.nodes, change=False, gather_facts=False) as run:
@@ -233,7 +233,7 @@ def logs(
                 _follow(play, found, tail)
             return
         texts = {
-            (node, name): logs.read(play.connections.session(node), name, lines=tail)
+            (node, name): runtime.read_log(play.connections.session(node), name, lines=tail)
             for node, name in found
         }
     if app.as_json:

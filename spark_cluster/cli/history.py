@@ -213,7 +213,7 @@ def _details(run_id: str, found: Answers, errors: dict[str, NodeError]) -> RunDe
 
 
 def _memory_plot(run: str) -> str | None:
-    from spark_cluster.engine.memory_record import plot_path
+    from spark_cluster.engine.vram import plot_path
 
     path = plot_path(run)
     return str(path) if path.is_file() else None

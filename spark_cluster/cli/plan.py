@@ -41,10 +41,9 @@ from spark_cluster.config.recipe_settings import (
 )
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.engine import firewall, launches
-from spark_cluster.engine.copies.state import stored_models
-from spark_cluster.engine.hub_on_node import NodeDocuments
-from spark_cluster.engine.models import ServedModel
-from spark_cluster.engine.models import placed as placed_on_nodes
+from spark_cluster.engine.hub_models import NodeDocuments, stored_models
+from spark_cluster.engine.resolve import ServedModel
+from spark_cluster.engine.survey import placed as placed_on_nodes
 from spark_cluster.engine.survey import survey
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import commandline

@@ -34,8 +34,7 @@ from spark_cluster.errors import Interrupted, UsageError
 
 if TYPE_CHECKING:
     from spark_cluster.cli.serving import RayUpResult
-    from spark_cluster.engine.job_client import RayJobs
-    from spark_cluster.engine.ray_cluster import RayStatus
+    from spark_cluster.engine.ray_cluster import RayJobs, RayStatus
 
 
 def _job_id(_ctx: click.Context, _param: click.Parameter, value: str) -> str:
@@ -188,9 +187,8 @@ def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -
         with_token (--token): Print the token that the page asks for.
         open_it (--open): Open the page in the browser.
     """
-    from spark_cluster.engine.endpoint_tunnel import TunnelEvent, keep_open
-    from spark_cluster.engine.job_client import token_of
-    from spark_cluster.engine.ray_cluster import running_port
+    from spark_cluster.engine.client_target import TunnelEvent, keep_open
+    from spark_cluster.engine.ray_cluster import running_port, token_of
     from spark_cluster.runner.tunnel import free_port
 
     head, dialer = app.inventory.head, app.cluster.dialer

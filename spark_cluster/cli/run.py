@@ -113,13 +113,13 @@ def keep_plot(run: str, bus: Bus, memory: MemoryPhases) -> Path | None:
     if all(node.under_load is None for node in memory.nodes.values()):
         return None  # nothing was started
     from spark_cluster.bench.report import plot_run
-    from spark_cluster.engine import memory_record
+    from spark_cluster.engine import vram
 
     if not plot_run.is_installed():
         return None
-    path = memory_record.plot_path(run)
+    path = vram.plot_path(run)
     try:
-        plot_run.write_plot(memory_record.of_run(run), path)
+        plot_run.write_plot(vram.of_run(run), path)
     except SparkClusterError as error:
         bus.emit(Note(f"no plot of the memory: {error}", "warning"))
         return None

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from spark_cluster.cli.serving import DownResult
     from spark_cluster.cli.terminal import Console
-    from spark_cluster.engine.status import Status
+    from spark_cluster.engine.result import Status
     from spark_cluster.engine.verify import CheckVerdict, ComparedSize, Verification
     from spark_cluster.engine.vram import NodeVram
     from spark_cluster.runner.session import Session
@@ -376,9 +376,9 @@ def _show_recorded(app: App, run: str | None, file: Path | None) -> None:
     Raises:
         UsageError: there is no such record, no memory in it, or it cannot be drawn so.
     """
-    from spark_cluster.engine import memory_record
+    from spark_cluster.engine import vram
 
-    record = memory_record.of_run(None if run == LAST else run)
+    record = vram.of_run(None if run == LAST else run)
     if file is not None:
         from spark_cluster.bench.report.plot_run import write_plot
 

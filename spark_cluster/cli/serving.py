@@ -32,9 +32,8 @@ from spark_cluster.config.recipe_schema import EngineValue
 from spark_cluster.config.recipe_settings import must_be_allowed
 from spark_cluster.config.recipes import load_recipe
 from spark_cluster.engine.memory_phases import MemoryOfNode
-from spark_cluster.engine.models import ServedModel, must_be_on_head, must_go_together
 from spark_cluster.engine.ray_cluster import RayStatus, must_suit
-from spark_cluster.engine.resolve import serving
+from spark_cluster.engine.resolve import ServedModel, must_be_on_head, must_go_together, serving
 from spark_cluster.engine.result import Served, ServedModels
 from spark_cluster.engine.vram import Stopped
 from spark_cluster.errors import InvalidFile, UsageError

@@ -15,11 +15,10 @@ from spark_cluster.cli.console import mark, plain_table, styled, visible
 from spark_cluster.cli.options import DeclaredGroup, Finite
 from spark_cluster.config.allowances import Allowances
 from spark_cluster.config.topology import Node
-from spark_cluster.engine.caches import root_on
-from spark_cluster.engine.copies import pull as pulling
-from spark_cluster.engine.copies import upkeep
-from spark_cluster.engine.copies.copy_model import copy_model
-from spark_cluster.engine.copies.images import (
+from spark_cluster.engine import hub_models, model_upkeep
+from spark_cluster.engine.deployment import root_on
+from spark_cluster.engine.hub_models import Nodes, PulledModel, Wanted, hub_folder
+from spark_cluster.engine.image_copies import (
     PrunedImages,
     StoredImages,
     is_named,
@@ -28,13 +27,12 @@ from spark_cluster.engine.copies.images import (
     remove,
     stored_images,
 )
-from spark_cluster.engine.copies.pull import PulledModel
-from spark_cluster.engine.copies.state import Nodes, Wanted, hub_folder
-from spark_cluster.engine.copies.upkeep import (
+from spark_cluster.engine.model_upkeep import (
     ModelSizes,
     Need,
     Pruned,
     StoredModels,
+    copy_model,
     kept_recipes,
     short,
 )
@@ -67,7 +65,7 @@ def list_models(app: App) -> None:
     other tools have downloaded into the same cache are listed, too.
     """
     with _nodes(app) as nodes:
-        found = upkeep.stored(nodes, _needs(app))
+        found = model_upkeep.stored(nodes, _needs(app))
     _show(app, found, _show_stored)
 
 
@@ -76,7 +74,7 @@ def size(app: App) -> None:
     """Show what the models take on each node, by recipe, and what pruning would free."""
     needs = _needs(app)
     with _nodes(app) as nodes:
-        found = upkeep.sizes(nodes, needs)
+        found = model_upkeep.sizes(nodes, needs)
     _show(app, found, _show_sizes)
 
 
@@ -110,9 +108,9 @@ def pull(
         node = _node(play, on)
         hub = _hub_folders(app)[node.name]
         if offline:
-            manifest = pulling.present(play, node, wanted, hub=hub)
+            manifest = hub_models.present(play, node, wanted, hub=hub)
         else:
-            pulled_one = pulling.hub_model(
+            pulled_one = hub_models.hub_model(
                 play, node, wanted, hub, endpoint=endpoint, all_files=all_files
             )
             manifest = _pulled(play, node, pulled_one, yes=yes)
@@ -176,7 +174,7 @@ def verify(ctx: click.Context, app: App, *, models: _Some) -> None:
     when a file is damaged or missing; `spark-cluster models repair` fetches just these.
     """
     with _nodes(app) as nodes:
-        found = upkeep.verify(nodes, models, _progress)
+        found = model_upkeep.verify(nodes, models, _progress)
     if app.as_json:
         app.print_json({"models": found})
         ctx.exit(0 if all(one.sound for one in found) else VerificationFailed.exit_code)
@@ -199,7 +197,7 @@ def repair(app: App, *, models: _Some) -> None:
     Links that are missing or broken are made again.
     """
     with app.play("models repair", app.nodes, Options()) as run:
-        found = upkeep.repair(run.open(), _hub_folders(app), models, _progress)
+        found = model_upkeep.repair(run.open(), _hub_folders(app), models, _progress)
     if app.as_json:
         app.print_json(run.document(models=found))
         return
@@ -231,7 +229,9 @@ def prune_models(
     needs = _needs(app)
     size, unused_s = int(free * 1e9), unused_for * DAY_S
     with _nodes(app) as nodes:
-        found = upkeep.prune(nodes, needs, only=models, free=size, unused_s=unused_s, apply=apply)
+        found = model_upkeep.prune(
+            nodes, needs, only=models, free=size, unused_s=unused_s, apply=apply
+        )
     _show(app, found, partial(_show_pruned_models, apply=apply), applied=apply)
     if not app.as_json and not apply and any(one.removed for one in found):
         app.console.print("nothing was removed yet: --apply does it")
@@ -274,7 +274,7 @@ def _hub_folders(app: App) -> dict[str, str]:
 
 def _needs(app: App) -> list[Need]:
     """Return what the inventory's recipe and the user's own need."""
-    return upkeep.needed(
+    return model_upkeep.needed(
         app.project, app.inventory.serve.recipe_names, app.allowances(Allowances())
     )
 
@@ -397,13 +397,13 @@ def _node(play: Play, name: str | None) -> Node:
 
 def _pulled(play: Play, node: Node, model: HubModel, *, yes: bool) -> Manifest:
     """Fetch a model; a large download is asked about first. Raises Refused without a yes."""
-    found = pulling.preview(play, node, model)
-    if found.missing > pulling.LARGE and not yes:
-        text = pulling.warning(model.repository, node.name, found)
+    found = hub_models.preview(play, node, model)
+    if found.missing > hub_models.LARGE and not yes:
+        text = hub_models.warning(model.repository, node.name, found)
         consent = play.options.consent
         if consent is None or not consent(f"{text}. Fetch it?"):
             raise Refused(text, where=node.name, hint="--yes fetches it without asking")
-    return pulling.pull(play, node, model)
+    return hub_models.pull(play, node, model)
 
 
 # -- `images`: the container images of the nodes ---------------------------------------------------

@@ -34,8 +34,8 @@ if TYPE_CHECKING:
 
     from spark_cluster.cli.serving import UpResult
     from spark_cluster.config.recipe import Recipe
-    from spark_cluster.engine.endpoint import Endpoint
-    from spark_cluster.engine.previous_server import PreviousServer
+    from spark_cluster.engine.deployment import Endpoint
+    from spark_cluster.engine.launches import PreviousServer
     from spark_cluster.engine.result import Served
     from spark_cluster.engine.supervision import Supervision
     from spark_cluster.runner.options import Options
