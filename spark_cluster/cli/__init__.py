@@ -1,4 +1,11 @@
-"""The command line: one module a command (group), loaded when it is asked for."""
+"""The command line, and the Python API that it calls.
+
+The API is `Cluster` (`api.py`), on an open inventory (`opened.py`), with runs (`run.py`) and results
+(`results.py`, `serving.py`): it prints nothing, ends no process and knows no options. A module of
+commands parses (`options.py`), calls it and shows the result (`console.py`, `app.py`). A command is
+a function with the docstring of its options and a name in COMMANDS, and in GROUPS or MODULES below
+where its module has another name. Nothing imports this room; what --help imports stays light.
+"""
 
 # ruff: noqa: E402  (the time is noted before anything else is imported)
 from __future__ import annotations
