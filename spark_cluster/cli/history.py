@@ -138,7 +138,7 @@ class RunDetails(RunHead):
 
 
 @click.command(cls=DeclaredCommand)
-def command(
+def history(
     app: App,
     *,
     run_id: Annotated[str | None, {"metavar": "[RUN]"}],
@@ -349,7 +349,7 @@ class RevertedNode:
 
 
 @click.command(cls=DeclaredCommand)
-def revert_command(
+def revert(
     app: App,
     *,
     run_id: Annotated[str, {"metavar": "RUN"}],
@@ -372,7 +372,7 @@ def revert_command(
     options = Options(check=check, diff=diff)
     with app.play(f"revert {run_id}", app.nodes, options, gather_facts=False) as run:
         play = run.open(fail_fast=False)
-        nodes, refused = revert(play, run_id)
+        nodes, refused = revert_run(play, run_id)
         errors = {**play.out, **refused}
         run.finish(str(next(iter(errors.values()), "")))
     for name, error in play.out.items():
@@ -396,7 +396,7 @@ def _show_reverted(app: App, nodes: dict[str, RevertedNode]) -> None:
     app.show_recap()
 
 
-def revert(play: Play, of: str) -> tuple[dict[str, RevertedNode], dict[str, SparkClusterError]]:
+def revert_run(play: Play, of: str) -> tuple[dict[str, RevertedNode], dict[str, SparkClusterError]]:
     """Revert run `of` on the nodes of a play, in parallel: on each of them all of it or nothing.
 
     Returns:

@@ -57,7 +57,7 @@ PURPOSES = ("latency", "throughput", "capacity")
 
 
 @click.command(cls=DeclaredCommand)
-def command(
+def plan(
     app: App,
     *,
     recipe_name: Annotated[str | None, {"metavar": "[RECIPE]"}],
