@@ -385,7 +385,7 @@ def _said(status: HTTPStatus, text: str) -> Response:
 
 
 @dataclass
-class Pages:
+class SitePages:
     """What is answered to a request that was let through.
 
     Args:
@@ -446,7 +446,7 @@ def make_site(
     Args:
         token, hosts: see `TokenGuard`.
     """
-    pages = Pages(feed, questions, runs, token)
+    pages = SitePages(feed, questions, runs, token)
     return Starlette(
         routes=[
             *(Route(path, _asset(*named), methods=["GET"]) for path, named in ASSETS.items()),
