@@ -12,11 +12,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
-from spark_cluster.cli.opened import EventStream, Opened, head_must_be_selected
+from spark_cluster.cli.opened import EventStream, Opened, head_must_be_selected, with_keys
 from spark_cluster.config.extension import NOTHING, Allowances, where_raised
 from spark_cluster.config.folders import state_folder
-from spark_cluster.config.launch import options_text
-from spark_cluster.config.secret import SecretReference
 from spark_cluster.engine.memory_phases import MemoryPhases
 from spark_cluster.errors import Failed, SparkClusterError, UsageError
 from spark_cluster.runner.events import Options
@@ -216,7 +214,7 @@ class Cluster(Opened):
         Raises:
             SparkClusterError: no node is reached.
         """
-        from spark_cluster.cli.opened import with_keys
+        from spark_cluster.config.secret import SecretReference
 
         password = SecretReference(prompt=True) if ask_password else None
         if password_env is not None:
@@ -638,6 +636,7 @@ def _recipe(
         SparkClusterError: the recipe or the number of nodes does not do this.
     """
     from spark_cluster.cli.serving import recipe_to_serve, size_on
+    from spark_cluster.config.launch import options_text
     from spark_cluster.engine.resolve import must_have_nodes, resolve
 
     name = name or opened.inventory.serve.recipe

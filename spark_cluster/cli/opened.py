@@ -17,7 +17,6 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 from spark_cluster.config.extension import Allowances, Prompts
-from spark_cluster.config.secret import SecretReference
 from spark_cluster.errors import Failed, Interrupted, SparkClusterError, UsageError
 from spark_cluster.runner.events import Event, Options, RunFinished, Sink
 
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from spark_cluster.config.discovery import Peer
     from spark_cluster.config.inventory import Inventory, InventoryNode
     from spark_cluster.config.project import Project
+    from spark_cluster.config.secret import SecretReference
     from spark_cluster.runner.dialer import Dialer
 
     Watch = Callable[[Run], Sink]

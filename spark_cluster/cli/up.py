@@ -26,7 +26,6 @@ from spark_cluster.cli.options import (
     Unloading,
 )
 from spark_cluster.cli.served import vram_table
-from spark_cluster.config.launch import options_text
 from spark_cluster.engine.memory_phases import MemoryOfNode, MemoryPhases
 from spark_cluster.errors import UsageError
 
@@ -215,6 +214,7 @@ def swap(
     """
     from spark_cluster.cli.run import keep_plot
     from spark_cluster.cli.serving import recipe_to_serve, size_on
+    from spark_cluster.config.launch import options_text
 
     options.adopt = adopt
     if options.selection.partial:
