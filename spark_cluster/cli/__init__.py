@@ -1,4 +1,11 @@
-"""The command line: one module a command (group), loaded when it is asked for."""
+"""The command line, and the Python API that it calls.
+
+The API is `Cluster` (`api.py`), on an open inventory (`opened.py`), with runs (`run.py`) and
+results (`results.py`, `serving.py`): it prints nothing, ends no process, knows no options. A module
+of commands parses (`options.py`), calls it and shows the result (`console.py`, `app.py`). To add a
+command, write its function, with its options in the docstring, and name it in COMMANDS and MODULES.
+Nothing but `__main__` imports this room, and what --help imports stays light.
+"""
 
 # ruff: noqa: E402  (the time is noted before anything else is imported)
 from __future__ import annotations
@@ -73,29 +80,32 @@ COMMANDS = {
 }
 """In the order in which a newcomer meets them. The text is here so that --help imports nothing."""
 
-GROUPS = {
-    "nodes": ("ping", "facts", "provision", "playbook"),
+MODULES = {
     "bench": ("bench",),
     "caches": ("caches", "tune"),
     "clients": ("clients", "keys", "tunnel"),
     "doctor": ("doctor", "logs", "version"),
     "first_steps": ("init", "trust", "completion"),
+    "history": ("history", "revert"),
+    "lint": ("lint", "explain"),
+    "nodes": ("ping", "facts", "exec", "provision", "playbook"),
+    "plan": ("plan",),
+    "predict": ("predict",),
+    "ray": ("ray",),
     "recipes": ("recipes",),
     "served": ("status", "verify", "down", "vram"),
+    "setup": ("setup",),
     "stored": ("images", "models"),
     "top": ("top", "dashboard"),
     "up": ("up", "swap", "supervise"),
 }
-"""Modules whose functions have the names of their commands."""
+"""Modules and their commands, each a function of that name (`exec_`, as exec is Python's own)."""
 
-MODULES = {
-    **{name: f"{module}:{name}" for module, names in GROUPS.items() for name in names},
-    "exec": "nodes:exec_",
-    "explain": "lint:explain_command",
-    "revert": "history:revert_command",
+PLACES = {
+    name: f"{module}:{'exec_' if name == 'exec' else name}"
+    for module, names in MODULES.items()
+    for name in names
 }
-"""Where commands are whose module does not have their name."""
-
 
 ELSEWHERE = ("lab",)
 """Commands of distributions of their own, which bring them by an entry point: each its name."""
@@ -146,7 +156,7 @@ class AllCommands(DeclaredGroup):
 
 @click.group(
     cls=AllCommands,
-    later={name: MODULES.get(name, name) for name in COMMANDS},
+    later={name: PLACES.get(name, "") for name in COMMANDS},
     about=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )

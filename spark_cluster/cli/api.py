@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 from weakref import WeakSet
 
-from spark_cluster.cli.opened import EventStream, Opened, head_must_be_selected
+from spark_cluster.cli.opened import EventStream, Opened, head_must_be_selected, with_keys
 from spark_cluster.config.extension import NOTHING, Allowances, where_raised
 from spark_cluster.config.folders import state_folder
 from spark_cluster.engine.memory_phases import MemoryPhases
@@ -214,7 +214,6 @@ class Cluster(Opened):
         Raises:
             SparkClusterError: no node is reached.
         """
-        from spark_cluster.cli.opened import with_keys
         from spark_cluster.config.secret import SecretReference
 
         password = SecretReference(prompt=True) if ask_password else None

@@ -201,6 +201,21 @@ class App:
         else:
             show(self, found)
 
+    def show_run(
+        self, run: Run, key: str, found: R | None, show: Callable[[App, R], object]
+    ) -> None:
+        """Print what a run has found: in its JSON document, or for people below its recap.
+
+        Args:
+            key: of what was found in the document; None is left out.
+        """
+        if self.as_json:
+            self.print_json(run.document(None if found is None else {key: found}))
+            return
+        self.show_recap()
+        if found is not None:
+            show(self, found)
+
     def watch(self, run: Run) -> Sink:
         """Return what shows a run of this command; with --step it also asks.
 

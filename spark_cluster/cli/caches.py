@@ -216,12 +216,7 @@ def tune(
             tuner=tuner,
             renew=again,
         )
-    if app.as_json:
-        app.print_json(run.document(**({"tuned": done} if done is not None else {})))
-    else:
-        app.show_recap()
-        if done is not None:
-            _show_tuned(app, done)
+    app.show_run(run, "tuned", done, _show_tuned)
 
 
 def _batch_sizes(text: str) -> tuple[int, ...]:

@@ -218,13 +218,12 @@ def logs(
         _write_bundle(app, "" if bundle == AUTOMATIC else bundle)
         return
     from spark_cluster.engine import runtime
-    from spark_cluster.engine.runtime import present_programs
 
     with app.play("logs", app.nodes, change=False, gather_facts=False) as run:
         play = run.open()
         wanted = {
             node: [name for name in names if only is None or (only == "ray") == (name == RAY)]
-            for node, names in present_programs(play).items()
+            for node, names in runtime.present_programs(play).items()
         }
         found = _present(play, wanted)
         run.finish()
@@ -236,11 +235,12 @@ def logs(
             (node, name): runtime.read_log(play.connections.session(node), name, lines=tail)
             for node, name in found
         }
-    if app.as_json:
-        app.print_json(
-            {"logs": [{"node": n, "container": c, "text": t} for (n, c), t in texts.items()]}
-        )
-        return
+    rows = [{"node": n, "container": c, "text": text} for (n, c), text in texts.items()]
+    app.show({"logs": rows}, lambda _app, _found: _show_logs(texts))
+
+
+def _show_logs(texts: Mapping[tuple[str, str], str]) -> None:
+    """Print logs, each line with its node and container."""
     if not texts:
         click.echo("no container of spark-cluster is on these nodes", err=True)
     for (node, name), text in texts.items():

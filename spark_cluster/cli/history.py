@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
@@ -137,7 +137,7 @@ class RunDetails(RunHead):
 
 
 @click.command(cls=DeclaredCommand)
-def command(
+def history(
     app: App,
     *,
     run_id: Annotated[str | None, {"metavar": "[RUN]"}],
@@ -348,7 +348,7 @@ class RevertedNode:
 
 
 @click.command(cls=DeclaredCommand)
-def revert_command(
+def revert(
     app: App,
     *,
     run_id: Annotated[str, {"metavar": "RUN"}],
@@ -371,7 +371,7 @@ def revert_command(
     options = Options(check=check, diff=diff)
     with app.play(f"revert {run_id}", app.nodes, options, gather_facts=False) as run:
         play = run.open(fail_fast=False)
-        nodes, refused = revert(play, run_id)
+        nodes, refused = revert_run(play, run_id)
         errors = {**play.out, **refused}
         run.finish(str(next(iter(errors.values()), "")))
     for name, error in play.out.items():
@@ -395,7 +395,7 @@ def _show_reverted(app: App, nodes: dict[str, RevertedNode]) -> None:
     app.show_recap()
 
 
-def revert(play: Play, of: str) -> tuple[dict[str, RevertedNode], dict[str, SparkClusterError]]:
+def revert_run(play: Play, of: str) -> tuple[dict[str, RevertedNode], dict[str, SparkClusterError]]:
     """Revert run `of` on the nodes of a play, in parallel: on each of them all of it or nothing.
 
     Returns:
@@ -425,6 +425,14 @@ def revert(play: Play, of: str) -> tuple[dict[str, RevertedNode], dict[str, Spar
 def _on_node(
     session: Session, bus: Bus, wanted: dict[str, Any], done: RevertedNode
 ) -> dict[str, Any]:
+    """Revert on one node; return the agent's reply.
+
+    Args:
+        done: is filled with what was reverted and what is left.
+
+    Raises:
+        Failed: a path is not what the run left, so that nothing was reverted.
+    """
     failed: list[Result] = []
 
     def take(event: dict[str, Any]) -> None:
@@ -449,21 +457,20 @@ def _on_node(
     done.continued = reply.get("continued") or None
     for note in reply.get("notes", ()):
         bus.emit(Note(f"run {done.of}: {note}", "warning", session.node))
-    if done.continued and not failed:
+    if failed:
+        raise _nothing_reverted(session.node, failed)
+    if done.continued:
         does = "would continue" if wanted["check"] else "continued"
         text = f"{does} run {done.continued}, a revert of the same run that was killed"
-        bus.emit(
-            Note(
-                f"{text}; to revert it: spark-cluster revert {done.continued}",
-                "info",
-                session.node,
-            )
-        )
-    if failed:
-        others = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
-        raise Failed(
-            f"nothing was reverted: {failed[0].error}{others}",
-            where=session.node,
-            hint="restore these to what the run left, or revert the later run first",
-        )
+        again = f"; to revert it: spark-cluster revert {done.continued}"
+        bus.emit(Note(text + again, "info", session.node))
     return reply
+
+
+def _nothing_reverted(node: str, failed: Sequence[Result]) -> Failed:
+    others = f", and {len(failed) - 1} more" if len(failed) > 1 else ""
+    return Failed(
+        f"nothing was reverted: {failed[0].error}{others}",
+        where=node,
+        hint="restore these to what the run left, or revert the later run first",
+    )

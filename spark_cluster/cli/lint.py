@@ -22,7 +22,8 @@ from spark_cluster.engine import firewall
 from spark_cluster.errors import UsageError
 from spark_cluster.issues import lint_target, log_reading
 from spark_cluster.issues.entries import Issue, KnownIssueMatch, catalogue
-from spark_cluster.issues.explain import Explanation, explain
+from spark_cluster.issues.explain import Explanation
+from spark_cluster.issues.explain import explain as explained
 from spark_cluster.issues.lint_target import Fixed, LintTarget
 from spark_cluster.issues.log_reading import Seen
 
@@ -85,7 +86,7 @@ def _found_by(issue: Issue) -> str:
 
 
 @click.command(cls=DeclaredCommand)
-def command(
+def lint(
     app: App,
     *,
     target: Annotated[str | None, {"metavar": "[RECIPE|FILE]"}],
@@ -282,7 +283,7 @@ NAMED = 4
 
 
 @click.command(cls=DeclaredCommand)
-def explain_command(
+def explain(
     app: App, *, files: Annotated[tuple[str, ...], {"metavar": "FILE..."}], about: str | None
 ) -> None:
     """Explain logs of vLLM, SGLang, Ray, NCCL or Docker: the root of all logs first, with its cause
@@ -303,7 +304,7 @@ def explain_command(
             raise UsageError("give --about or log files, not both")
         _about(app, about)
         return
-    explanation = explain(log_reading.sources(files, short=not app.as_json))
+    explanation = explained(log_reading.sources(files, short=not app.as_json))
     app.show(explanation, _show_explanation)
 
 

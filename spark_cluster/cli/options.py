@@ -222,7 +222,7 @@ class DeclaredGroup(DeclaredCommand, click.Group):
 
     Args:
         later: commands that are imported when they are called, in the order of --help: name to
-            `MODULE:FUNCTION` of this package, or a module whose function is `command`.
+            `MODULE:FUNCTION` of this package.
         about: name to the line of --help, so that it imports nothing.
     """
 
@@ -253,7 +253,7 @@ class DeclaredGroup(DeclaredCommand, click.Group):
         """Import a command of `later`."""
         module, _, function = self.later[name].partition(":")
         found = import_module(f"spark_cluster.cli.{module}")
-        return getattr(found, function or "command")  # type: ignore[no-any-return]
+        return getattr(found, function)  # type: ignore[no-any-return]
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         def line(name: str) -> str:

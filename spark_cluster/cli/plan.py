@@ -49,14 +49,14 @@ from spark_cluster.importers import commandline
 from spark_cluster.plan.planner import Planner, Question, Subject, of_a_command, of_a_recipe
 from spark_cluster.plan.purpose import Purpose, advise
 from spark_cluster.plan.room import NodeMemory, assumed
-from spark_cluster.plan.together import Placed, plan_together
+from spark_cluster.plan.together import Placed, PlanTogether, plan_together
 
 NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"
 PURPOSES = ("latency", "throughput", "capacity")
 
 
 @click.command(cls=DeclaredCommand)
-def command(
+def plan(
     app: App,
     *,
     recipe_name: Annotated[str | None, {"metavar": "[RECIPE]"}],
@@ -97,17 +97,13 @@ def command(
         raise UsageError(
             "--available needs --offline; otherwise the nodes are asked", hint="add --offline"
         )
-    several = recipe_name is None and text is None and serves_several(app.cluster)
-    if several:
-        must_be_for_all({"--tp": tp not in (None, 1), "--for": purpose, OVERRIDE: changes})
     planner = Planner(app.project, hub(offline=offline), partial(own_evidence, app.project))
     question = Question(context, prompt, users)
-    if several:
+    if recipe_name is None and text is None and serves_several(app.cluster):
+        must_be_for_all({"--tp": tp not in (None, 1), "--for": purpose, OVERRIDE: changes})
         models = models_to_serve(app.cluster, allow)
         placed = _assumed(models, available) if offline else _on_nodes(app, planner, models)
-        together = plan_together(planner, placed, question)
-        app.show(together, lambda app, plan: show_together(app.console, plan))
-        return 0 if together.feasible else 4
+        return _show_together(app, plan_together(planner, placed, question))
     known = not (offline or app.inventory_is_missing)
     if text is not None:
         if recipe_name is not None:
@@ -127,6 +123,11 @@ def command(
     plan = planner.plan(subject, rooms, question, facts)
     app.show(plan, lambda app, plan: show(app.console, plan))
     return 0 if plan.feasible else 4
+
+
+def _show_together(app: App, found: PlanTogether) -> int:
+    app.show(found, lambda app, plan: show_together(app.console, plan))
+    return 0 if found.feasible else 4
 
 
 def _of_recipe(app: App, recipe: Recipe, tp: int | None, *, known: bool) -> Subject:

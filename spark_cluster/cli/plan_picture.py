@@ -250,21 +250,7 @@ def show_advice(console: Console, title: str, advice: Advice, *, is_recipe: bool
     """
     users = "1 user" if advice.users == 1 else f"{advice.users} users at a time"
     console.print(styled("[bold]{}[/] for {}, {}\n", title, advice.purpose, users))
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
-    for name in ("tok/s each", "tok/s in all", "first response", "full-length requests"):
-        table.add_column(name, justify="right")
-    table.add_column("")
-    for one in advice.topologies:
-        best = one is advice.best
-        table.add_row(
-            styled("{} {}", mark("ok") if best else " ", one.title),
-            *_user_figures(one, advice.users),
-            f"{one.requests:.1f}",
-            painted("no" if one.why_not else "", "red"),
-            style="bold" if best else "dim" if one.why_not else None,
-        )
-    console.print(table)
+    console.print(_topologies(advice))
     for one in advice.topologies:
         for reason in one.why_not:
             console.print(styled("{} {}: {}", mark("fail"), one.title, reason), soft_wrap=True)
@@ -285,6 +271,22 @@ def show_advice(console: Console, title: str, advice: Advice, *, is_recipe: bool
         if is_recipe:
             command = f"{one.title}: spark-cluster up --recipe {title} {one.up_option}"
             console.print(painted(command, "cyan"), soft_wrap=True)
+
+
+def _topologies(advice: Advice) -> Table:
+    """Return the figures of one Spark, TP=2 and replicas, the best one in bold."""
+    names = ("tok/s each", "tok/s in all", "first response", "full-length requests")
+    table = plain_table("", *names, "", right=names, whole=("",), wide=True)
+    for one in advice.topologies:
+        best = one is advice.best
+        table.add_row(
+            styled("{} {}", mark("ok") if best else " ", one.title),
+            *_user_figures(one, advice.users),
+            f"{one.requests:.1f}",
+            painted("no" if one.why_not else "", "red"),
+            style="bold" if best else "dim" if one.why_not else None,
+        )
+    return table
 
 
 def show_together(console: Console, plan: PlanTogether) -> None:

@@ -42,7 +42,7 @@ KvDtype = Annotated[str | None, "(D): Type of the KV cache of --model."]
 
 
 @click.group(cls=DeclaredGroup, later={"kv": "predict:kv_command"}, invoke_without_command=True)
-def command(
+def predict(
     ctx: click.Context,
     app: App,
     *,
@@ -91,7 +91,7 @@ def command(
     calibration(app, results, {**given, "tp": str(tp or 1)}, output)
 
 
-@command.command()
+@predict.command()
 def speed(
     app: App,
     *,

@@ -211,15 +211,19 @@ def calibration(
     found = with_runtime(fit, accounts)
     path = output or app.project.folder / CALIBRATION
     document = {**found.to_dict(), "files": [result.name for result in results]}
-    try:
-        write_file(path, f"{json.dumps(document, indent=2)}\n".encode(), 0o644)
-    except OSError as error:
-        raise Failed(f"cannot write: {error.strerror}", where=shown(path)) from None
+    _write(path, document)
     if app.as_json:
         app.print_json({**document, "file": str(path), "left_out": left_out})
     else:
         show_fit(app, found, left_out)
         app.console.print(f"written to {shown(path)}", soft_wrap=True)
+
+
+def _write(path: Path, document: Mapping[str, object]) -> None:
+    try:
+        write_file(path, f"{json.dumps(document, indent=2)}\n".encode(), 0o644)
+    except OSError as error:
+        raise Failed(f"cannot write: {error.strerror}", where=shown(path)) from None
 
 
 def _points(

@@ -47,7 +47,7 @@ JobId = Annotated[str, {"metavar": "JOB", "callback": _job_id}]
 
 
 @click.group(cls=DeclaredGroup)
-def command() -> None:
+def ray() -> None:
     """Start a Ray cluster over all nodes, without a model, and run jobs on it.
 
     Ray has the same token, firewall and fabric addresses as under `up`. Jobs are programs for
@@ -64,7 +64,7 @@ class RayUpOptions(TypedDict):
     options: Changing
 
 
-@command.command()
+@ray.command()
 def up(app: App, **given: Unpack[RayUpOptions]) -> None:
     """Start Ray on all nodes, over the fabric, in the image of a recipe.
 
@@ -76,14 +76,14 @@ def up(app: App, **given: Unpack[RayUpOptions]) -> None:
     app.show(app.cluster.ray_up(**given), _show_up)
 
 
-@command.command()
+@ray.command()
 def status(app: App) -> None:
     """Show Ray's nodes and GPUs, the jobs that run, and each node's GPU memory by process."""
     found = app.cluster.ray_status()
     app.show(found, _show)
 
 
-@command.command()
+@ray.command()
 def submit(
     app: App,
     *,
@@ -122,7 +122,7 @@ def submit(
     _leave_as(job)
 
 
-@command.command()
+@ray.command()
 def logs(app: App, *, follow: bool, job_id: JobId) -> None:
     """Show what a job has printed, from its beginning.
 
@@ -150,7 +150,7 @@ def logs(app: App, *, follow: bool, job_id: JobId) -> None:
         _leave_as(job)
 
 
-@command.command("list")
+@ray.command("list")
 def list_(app: App) -> None:
     """List the jobs, the newest first."""
     with app.cluster.ray_jobs(command="ray list") as jobs:
@@ -161,7 +161,7 @@ def list_(app: App) -> None:
         app.console.print("there are no jobs; spark-cluster ray submit -- COMMAND runs one")
 
 
-@command.command()
+@ray.command()
 def stop(app: App, *, job_id: JobId) -> None:
     """End a job; Ray asks its processes to end, and kills them after 3 seconds."""
     with app.cluster.ray_jobs(command="ray stop") as jobs:
@@ -170,13 +170,13 @@ def stop(app: App, *, job_id: JobId) -> None:
     app.show({"job": job_id, "changed": changed}, f"job {job_id} {done}")
 
 
-@command.command()
+@ray.command()
 def down(app: App, *, options: Changing) -> None:
     """End Ray on all nodes, with its jobs, and verify that the memory is free again."""
     app.show(app.cluster.ray_down(options=options), show_stopped)
 
 
-@command.command()
+@ray.command()
 def dashboard(app: App, *, port: Port | None, with_token: bool, open_it: bool) -> None:
     """Reach Ray's own page at a port of this machine, over SSH, until Ctrl-C.
 

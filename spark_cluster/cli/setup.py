@@ -236,7 +236,7 @@ WOULD_ASK = (
 
 
 @click.command(cls=DeclaredCommand)
-def command(
+def setup(
     ctx: click.Context,
     app: App,
     *,

@@ -249,10 +249,10 @@ def swap(
     if app.as_json:
         held = list(memory.nodes.values())
         app.print_json(run.document(swapped, memory=held, memory_plot=plot))
-    else:
-        app.show_recap()
-        if swapped is not None:
-            _show_swapped(app, swapped, memory, plot)
+        return
+    app.show_recap()
+    if swapped is not None:
+        _show_swapped(app, swapped, memory, plot)
 
 
 def _show_swapped(app: App, swapped: Any, memory: MemoryPhases, plot: Path | None) -> None:
@@ -313,12 +313,7 @@ def _apply(
     with app.play(f"supervise {name}", [head], options, gather_facts=False) as run:
         playbook = app.project.load_playbook("supervise")
         found = playbook.function(run.open(), state=state, at_boot=at_boot)
-    if app.as_json:
-        app.print_json(run.document(**({"supervision": found} if found else {})))
-    else:
-        app.show_recap()
-        if found is not None:
-            _show_supervision(app, found)
+    app.show_run(run, "supervision", found, _show_supervision)
 
 
 def _show_supervision(app: App, found: Supervision) -> None:

@@ -384,58 +384,79 @@ def _said(status: HTTPStatus, text: str) -> Response:
     return PlainTextResponse(f"{text}\n", status)
 
 
+@dataclass
+class SitePages:
+    """What is answered to a request that was let through.
+
+    Args:
+        token: the secret part of the address.
+    """
+
+    feed: Feed
+    questions: CommandQuestions
+    runs: BenchRuns
+    token: str
+
+    def samples(self, request: Request) -> Response:
+        """Return the samples after one."""
+        if self.feed.has_ended:
+            text = "no samples come any more: start `spark-cluster dashboard` again"
+            return _said(HTTPStatus.SERVICE_UNAVAILABLE, text)
+        return JSONResponse(self.feed.since(request.path_params["after"]))
+
+    async def ask(self, request: Request) -> Response:
+        """Return what a command says."""
+        name = request.path_params["name"]
+        if name not in QUESTIONS:
+            text = f"no such question; there are {', '.join(QUESTIONS)}"
+            return _said(HTTPStatus.NOT_FOUND, text)
+        return JSONResponse(vars(await self.questions.ask(name)))
+
+    async def listed(self, _request: Request) -> Response:
+        """Return the benchmark runs, each with the address of its report."""
+        found = await run_in_threadpool(self.runs.list)
+        for run in found:
+            path = f"/reports/{run['name']}"
+            run["report"] = with_key(self.token, path) if run["report"] else None
+        return JSONResponse(found)
+
+    async def report(self, request: Request) -> Response:
+        """Return the page of a report."""
+        page = self.runs.page(request.path_params["name"])
+        if page is None:
+            text = "no such report; `spark-cluster bench report RUN` makes it"
+            return _said(HTTPStatus.NOT_FOUND, text)
+        policy = {"Content-Security-Policy": REPORT_POLICY}
+        return FileResponse(page, media_type="text/html", headers=policy)
+
+    @asynccontextmanager
+    async def until_end(self, _app: Starlette) -> AsyncIterator[None]:
+        """End the commands that still run when the site ends."""
+        try:
+            yield
+        finally:
+            await self.questions.end()
+
+
 def make_site(
     feed: Feed, questions: CommandQuestions, runs: BenchRuns, token: str, hosts: frozenset[str]
 ) -> Starlette:
     """Return the site.
 
     Args:
-        token, hosts: see `Guard`.
+        token, hosts: see `TokenGuard`.
     """
-
-    def samples(request: Request) -> Response:
-        if feed.has_ended:
-            said = "no samples come any more: start `spark-cluster dashboard` again\n"
-            return PlainTextResponse(said, HTTPStatus.SERVICE_UNAVAILABLE)
-        return JSONResponse(feed.since(request.path_params["after"]))
-
-    async def ask(request: Request) -> Response:
-        name = request.path_params["name"]
-        if name not in QUESTIONS:
-            return _none(f"no such question; there are {', '.join(QUESTIONS)}")
-        return JSONResponse(vars(await questions.ask(name)))
-
-    async def listed(_request: Request) -> Response:
-        found = await run_in_threadpool(runs.list)
-        for run in found:
-            run["report"] = with_key(token, f"/reports/{run['name']}") if run["report"] else None
-        return JSONResponse(found)
-
-    async def report(request: Request) -> Response:
-        page = runs.page(request.path_params["name"])
-        if page is None:
-            return _none("no such report; `spark-cluster bench report RUN` makes it")
-        return FileResponse(
-            page, media_type="text/html", headers={"Content-Security-Policy": REPORT_POLICY}
-        )
-
-    @asynccontextmanager
-    async def lifespan(_app: Starlette) -> AsyncIterator[None]:
-        try:
-            yield
-        finally:
-            await questions.end()
-
+    pages = SitePages(feed, questions, runs, token)
     return Starlette(
         routes=[
             *(Route(path, _asset(*named), methods=["GET"]) for path, named in ASSETS.items()),
-            Route("/samples/{after:int}", samples, methods=["GET"]),
-            Route("/ask/{name}", ask, methods=["GET"]),
-            Route("/runs", listed, methods=["GET"]),
-            Route("/reports/{name}", report, methods=["GET"]),
+            Route("/samples/{after:int}", pages.samples, methods=["GET"]),
+            Route("/ask/{name}", pages.ask, methods=["GET"]),
+            Route("/runs", pages.listed, methods=["GET"]),
+            Route("/reports/{name}", pages.report, methods=["GET"]),
         ],
         middleware=[Middleware(TokenGuard, token=token, hosts=hosts, public=frozenset(ASSETS))],
-        lifespan=lifespan,
+        lifespan=pages.until_end,
     )
 
 
@@ -446,10 +467,6 @@ def _asset(name: str, kind: str) -> Callable[[Request], Awaitable[Response]]:
         return Response(content, media_type=kind)
 
     return answer
-
-
-def _none(text: str) -> Response:
-    return PlainTextResponse(f"{text}\n", HTTPStatus.NOT_FOUND)
 
 
 def listen(port: int) -> socket.socket:

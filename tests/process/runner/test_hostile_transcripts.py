@@ -18,7 +18,7 @@ from waiting import HANG_S
 
 from spark_cluster.agent import messages
 from spark_cluster.cli import history
-from spark_cluster.cli.history import revert
+from spark_cluster.cli.history import revert_run
 from spark_cluster.config import fact_gathering
 from spark_cluster.config.project import Project
 from spark_cluster.engine import cache_parts, image_copies, model_upkeep
@@ -70,7 +70,7 @@ def provisioning(node):
 
 
 def undoing(node):
-    _, errors = revert(node.play("r2", diff=True), "r1")
+    _, errors = revert_run(node.play("r2", diff=True), "r1")
     for error in errors.values():
         raise error
 

@@ -14,7 +14,7 @@ from example_pages import write_files
 from scratch_nodes import ScratchNode, play_over
 
 from spark_cluster import resources
-from spark_cluster.cli.history import revert
+from spark_cluster.cli.history import revert_run
 from spark_cluster.config import extension
 from spark_cluster.config.extension import using
 from spark_cluster.config.project import Project
@@ -174,7 +174,7 @@ def test_what_it_wrote_is_undone(folder: Path, node: ScratchNode) -> None:
     run(folder, node, Directory("/models"), resources.Mount("/models", "nas:/models"))
     assert node.text("etc/fstab") != before
     play, _ = play_over(folder, {"spark1": node}, run="r9")
-    done, _ = revert(play, "r1")
+    done, _ = revert_run(play, "r1")
     play.connections.close()
     assert node.text("etc/fstab") == before
     assert not (node.root / "models").exists()

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from spark_cluster.cli import history as history_command
-from spark_cluster.cli.history import LeftAsIs, revert
+from spark_cluster.cli.history import LeftAsIs, revert_run
 from spark_cluster.errors import Failed
 from spark_cluster.resources import Command, File
 from spark_cluster.runner.events import Options
@@ -26,7 +26,7 @@ def changed(start, nodes):
 
 def taken_back(play, of="r1", **options):
     play.options = Options(**options)
-    return revert(play, of)[0]
+    return revert_run(play, of)[0]
 
 
 def test_on_all_nodes(changed, nodes):
@@ -63,7 +63,7 @@ def test_what_a_node_notes_is_reported(changed, monkeypatch):
 def test_one_refuses_and_the_other_is_restored(changed, nodes):
     nodes["spark1"].put("config", "mine\n")
     play, events = changed()
-    done, errors = revert(play, "r1")
+    done, errors = revert_run(play, "r1")
     assert "nothing was reverted: /config was changed since" in errors["spark1"].message
     assert (errors["spark1"].where, list(errors)) == ("spark1", ["spark1"])
     assert done["spark1"].error == errors["spark1"].message
