@@ -28,7 +28,7 @@ from spark_cluster.node.telemetry import (
     TelemetryFile,
     figures,
 )
-from spark_cluster.runner import payload
+from spark_cluster.runner import wire
 
 QUICK = {"every": 0.1, "slowly": 0.1}
 
@@ -428,7 +428,7 @@ def test_the_agent_starts_a_unit_for_it(agent, agents_home, tmp_path):
     assert said.count("\n") == 1
     assert "--unit=spark-cluster-telemetry-r1" in said
     assert '"file": "/var/lib/t.jsonl", "parent": 0' in said
-    kept = f"{agents_home}/.cache/spark-cluster/agent/{payload.digest()}/compiled/"
+    kept = f"{agents_home}/.cache/spark-cluster/agent/{wire.digest()}/compiled/"
     assert f"-I -S -X pycache_prefix={kept}" in said, "its modules are compiled once in a boot"
 
 
