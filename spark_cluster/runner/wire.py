@@ -159,7 +159,7 @@ UNITS = (
     "spark_cluster/node/model_loader.py",
     "spark_cluster/node/supervisor.py",
 )
-"""Modules of programs that units start from archives of their own (`program`)."""
+"""Modules of programs that units start from archives of their own (`program` below)."""
 
 LAPTOP_ONLY = {PACKAGE / "agent" / "messages.py"}
 """The module next to the agent with which the laptop checks what the agent says."""
