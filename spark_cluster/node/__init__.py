@@ -3,5 +3,5 @@
 Standard library only, Python 3.10: all of it runs on nodes, much of it on the laptop too. `Host` is
 what resources act through; `durable` writes files of our own, `safe_paths` and `beneath` open those
 of others, `replies` reads foreign replies, and each path of our own stands in `paths`. A program
-that a unit starts is a function of a module here (`own_program`), listed in `runner/payload.py`.
+that a unit starts is a function of a module here (`own_program`), listed in `runner/wire.py`.
 """
