@@ -94,14 +94,12 @@ from spark_cluster.issues.match import KnownIssueMatch
 from spark_cluster.models import memory
 from spark_cluster.plan import fit, plan, room
 from spark_cluster.plan.calibrate import Calibration
-from spark_cluster.plan.evidence import Comparison
+from spark_cluster.plan.estimate import Constants, Estimate
+from spark_cluster.plan.evidence import ComparedEvidence
 from spark_cluster.plan.kv import KvCache
 from spark_cluster.plan.plan import Plan
-from spark_cluster.plan.proposal import Verdict
-from spark_cluster.plan.purpose import Advice
-from spark_cluster.plan.speed.constants import Constants
-from spark_cluster.plan.speed.estimate import Estimate
-from spark_cluster.plan.together import PlanTogether
+from spark_cluster.plan.planner import PlanTogether
+from spark_cluster.plan.proposal import Advice, SizeVerdict
 from spark_cluster.resources.base import Resource, resource_class
 from spark_cluster.resources.program import Program
 from spark_cluster.runner import events
@@ -179,7 +177,7 @@ _RECIPE = {
     "base": NotRequired[str | None],
     "tensor_parallel": NotRequired[dict[str, Any]],
     "expected_tok_s": NotRequired[dict[str, Estimate]],
-    "measured_by_others": NotRequired[dict[str, Comparison]],
+    "measured_by_others": NotRequired[dict[str, ComparedEvidence]],
     "measured_tok_s": NotRequired[list[Headline]],
 }
 """A recipe of `recipes list`: a valid one has what is not required, another one `error`."""
@@ -203,7 +201,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
                     **dict.fromkeys(("recipe", "origin", "model", "base", "description"), str),
                     "quantization": str,
                     "tags": list[str],
-                    "verdicts": dict[str, Verdict],
+                    "verdicts": dict[str, SizeVerdict],
                 }
             ],
         },
@@ -224,7 +222,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
             "tp": int,
             "command": list[str],
             "expected_tok_s": dict[str, Estimate],
-            "measured_by_others": dict[str, Comparison],
+            "measured_by_others": dict[str, ComparedEvidence],
         },
     ),
     "plan": ("plan", Plan),

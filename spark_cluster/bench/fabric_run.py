@@ -29,7 +29,7 @@ from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import MEASURING
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
 from spark_cluster.plan.room import batched_tokens
-from spark_cluster.plan.speed.serving import serving_of
+from spark_cluster.plan.serving import serving_of
 from spark_cluster.resources.unit import FOLDER
 from spark_cluster.runner.events import Progress
 from spark_cluster.runner.play import Play

@@ -35,12 +35,10 @@ from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Failed, InvalidFile, SparkClusterError, UsageError
 from spark_cluster.plan.calibrate import Calibration, Point, calibrate, is_read_bound
+from spark_cluster.plan.estimate import SMALLEST, Constants, Estimate, load_constants
 from spark_cluster.plan.evidence import SHORT, Evidence, of_own
-from spark_cluster.plan.speed.constants import Constants, load_constants
-from spark_cluster.plan.speed.decode import request_speed
-from spark_cluster.plan.speed.estimate import SMALLEST, Estimate
-from spark_cluster.plan.speed.prefill import prefill
-from spark_cluster.plan.speed.serving import Serving, serving_of
+from spark_cluster.plan.serving import ServingSetup, serving_of
+from spark_cluster.plan.speed import prefill, request_speed
 
 MOST_RUNS = 50
 """The newest runs of a project that are looked at."""
@@ -58,7 +56,7 @@ def planned_speeds(project: Project) -> Speeds:
         InvalidFile: the project's own calibration is wrong.
     """
     constants = load_constants(project)
-    served: dict[str, Serving | None] = {}
+    served: dict[str, ServingSetup | None] = {}
 
     def speed(setup: PlannedSetup, context: int) -> Speed | None:
         if setup.id not in served:
@@ -116,7 +114,7 @@ def _prediction(
     return Prediction(metric=metric, key=key, low=low, value=value, high=high)
 
 
-def _serving(setup: PlannedSetup, project: Project) -> Serving | None:
+def _serving(setup: PlannedSetup, project: Project) -> ServingSetup | None:
     """Return what a server serves; None where its speed cannot be predicted."""
     if setup.served is None:
         return None
@@ -262,7 +260,7 @@ def preview(record: Record, *folders: Path) -> Preview:
     return Preview(fit, left_out=tuple(left_out), constants=constants, **told)
 
 
-def _recorded_serving(setup: Setup, *folders: Path) -> tuple[Serving, bool]:
+def _recorded_serving(setup: Setup, *folders: Path) -> tuple[ServingSetup, bool]:
     """Return what a server served, and whether its decoding can be calibrated by.
 
     Raises:
@@ -278,7 +276,7 @@ def _recorded_serving(setup: Setup, *folders: Path) -> tuple[Serving, bool]:
     return serving_of(recipe, setup.tp, *folders), recipe.drafter is None
 
 
-def _points(cell: CellResult, served: Serving, *, cached: bool) -> Iterator[Point]:
+def _points(cell: CellResult, served: ServingSetup, *, cached: bool) -> Iterator[Point]:
     key, each, first = cell.key, _each(cell), cell.metrics.get("ttfr_ms")
     if each is not None and key.output:
         label, context = f"{cell.id}: decode", _middle_of_answer(key)

@@ -18,7 +18,7 @@ from spark_cluster.cli.console import painted, styled
 from spark_cluster.cli.options import Allowing, Changing, Command
 from spark_cluster.cli.recipes_to_serve import recipe_for_ray
 from spark_cluster.errors import UsageError, VerificationFailed
-from spark_cluster.plan.speed.constants import Constants
+from spark_cluster.plan.estimate import Constants
 
 
 @click.command(cls=Command)

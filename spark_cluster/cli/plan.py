@@ -41,10 +41,17 @@ from spark_cluster.engine.models import placed as placed_on_nodes
 from spark_cluster.engine.survey import survey
 from spark_cluster.errors import UsageError
 from spark_cluster.importers import commandline
-from spark_cluster.plan.planner import Planner, Question, Subject, of_a_command, of_a_recipe
-from spark_cluster.plan.purpose import Purpose, advise
+from spark_cluster.plan.planner import (
+    Placed,
+    PlannedLoad,
+    Planner,
+    Subject,
+    of_a_command,
+    of_a_recipe,
+    plan_together,
+)
+from spark_cluster.plan.proposal import Purpose, advise
 from spark_cluster.plan.room import NodeMemory, assumed
-from spark_cluster.plan.together import Placed, plan_together
 
 NAME_ONE = "name a recipe (spark-cluster recipes list), or `serve: {recipe: NAME}` in the inventory"
 PURPOSES = ("latency", "throughput", "capacity")
@@ -96,7 +103,7 @@ def command(
     if several:
         must_be_for_all({"--tp": tp not in (None, 1), "--for": purpose, OVERRIDE: changes})
     planner = Planner(app.project, hub(offline=offline), partial(own_evidence, app.project))
-    question = Question(context, prompt, users)
+    question = PlannedLoad(context, prompt, users)
     if several:
         models = models_to_serve(app.cluster, allow)
         placed = _assumed(models, available) if offline else _on_nodes(app, planner, models)
@@ -195,7 +202,7 @@ def _advise(
     planner: Planner,
     subject: Subject,
     rooms: Sequence[NodeMemory],
-    question: Question,
+    question: PlannedLoad,
     purpose: Purpose,
 ) -> int:
     advice = advise(planner, subject, rooms, question, purpose)

@@ -17,6 +17,7 @@ from spark_cluster.issues.log_reading import Reader, of_file
 from spark_cluster.issues.memory_account import ANCHORS, MemoryAccount, account_in
 from spark_cluster.node.durable import write_file
 from spark_cluster.plan.calibrate import Calibration, Point, is_read_bound
+from spark_cluster.plan.estimate import CALIBRATION, Constants, carried, exchanges
 from spark_cluster.plan.runs import (
     UNFITTED,
     MeasuredLink,
@@ -25,8 +26,7 @@ from spark_cluster.plan.runs import (
     read_runs,
     with_runtime,
 )
-from spark_cluster.plan.speed.constants import CALIBRATION, Constants, carried, exchanges
-from spark_cluster.plan.speed.serving import Serving
+from spark_cluster.plan.serving import ServingSetup
 
 UNITS = {
     "allreduce_us": "us",
@@ -93,7 +93,7 @@ def _points(
     recipe = given.get("recipe")
     has_drafter = recipe is not None and load_recipe(recipe, app.project).drafter is not None
 
-    def ask(row: Mapping[str, str]) -> Serving:
+    def ask(row: Mapping[str, str]) -> ServingSetup:
         """Return the serving configuration of a row, else that of the command line."""
         tp = row.get("tp", "1")
         if not tp.isdecimal() or tp == "0":

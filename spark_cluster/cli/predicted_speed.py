@@ -19,12 +19,11 @@ from spark_cluster.models.find import find
 from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.memory import GIB, RESERVE_GIB
 from spark_cluster.models.weights import checkpoint_kv_dtype, checkpoint_quantization, must_be_known
-from spark_cluster.plan.evidence import Comparison, Evidence, by_others
+from spark_cluster.plan.estimate import Estimate
+from spark_cluster.plan.evidence import ComparedEvidence, Evidence, by_others
 from spark_cluster.plan.room import assumed
-from spark_cluster.plan.speed.decode import Decode, Speculative
-from spark_cluster.plan.speed.estimate import Estimate
-from spark_cluster.plan.speed.prefill import Prefill
-from spark_cluster.plan.speed.serving import Serving, serving_of
+from spark_cluster.plan.serving import ServingSetup, serving_of
+from spark_cluster.plan.speed import Decode, Prefill, Speculative
 
 MS = 1e3
 
@@ -66,7 +65,7 @@ class PredictedSpeed(Document):
         return None if self.too_large else found.rounded(digits)
 
     @printed
-    def measured(self) -> Comparison | None:
+    def measured(self) -> ComparedEvidence | None:
         """What was measured, next to the prediction."""
         if self.evidence is None or self.too_large:
             return None
@@ -85,7 +84,7 @@ class PredictedSpeed(Document):
 
 def served_by(
     app: App, given: Mapping[str, str | None], hub: Hub | None = None
-) -> tuple[Recipe | None, Serving]:
+) -> tuple[Recipe | None, ServingSetup]:
     """Return the recipe, if one is named, and what is served by the options.
 
     Args:
@@ -110,11 +109,17 @@ def served_by(
     geometry = find(str(model), app.project.folder, hub=hub)
     quantization = must_be_known(asked) if asked else checkpoint_quantization(geometry)
     kv_dtype = kv_dtype or checkpoint_kv_dtype(str(model), quantization, geometry)
-    return None, Serving(geometry, quantization, kv_dtype, tp)
+    return None, ServingSetup(geometry, quantization, kv_dtype, tp)
 
 
 def evidence_of(
-    app: App, recipe: Recipe | None, serving: Serving, *, many: int, context: float, drafts: int
+    app: App,
+    recipe: Recipe | None,
+    serving: ServingSetup,
+    *,
+    many: int,
+    context: float,
+    drafts: int,
 ) -> Evidence | None:
     """Return what was measured of it, by the user's own runs first.
 
@@ -131,7 +136,7 @@ def evidence_of(
     return own or by_others(launch, serving, users=many, context=context, drafted=drafts)
 
 
-def too_large(serving: Serving) -> str:
+def too_large(serving: ServingSetup) -> str:
     """Return why the weights do not fit an idle Spark; empty when they do."""
 
     (room,) = assumed(1)

@@ -31,7 +31,7 @@ from spark_cluster.importers.importer import Choice, Imported, Source
 from spark_cluster.importers.recipe_text import write
 from spark_cluster.models.hub.lookup import Hub
 from spark_cluster.models.memory import GIB
-from spark_cluster.plan.speed.serving import serving_of
+from spark_cluster.plan.serving import serving_of
 
 _STDIN = "standard input"
 _LARGEST = 2 << 20

@@ -19,8 +19,8 @@ from spark_cluster.config.model_kind import CHECKS_OF_KIND
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import Measured
 from spark_cluster.config.recipes import load_recipe
+from spark_cluster.plan.estimate import Estimate
 from spark_cluster.plan.evidence import Evidence, said
-from spark_cluster.plan.speed.estimate import Estimate
 
 
 @click.command(cls=Command)

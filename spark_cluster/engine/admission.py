@@ -25,7 +25,7 @@ from spark_cluster.plan.room import NodeMemory
 from spark_cluster.runner.play import Play
 
 if TYPE_CHECKING:
-    from spark_cluster.plan.together import Placed, PlanTogether
+    from spark_cluster.plan.planner import Placed, PlanTogether
 
 
 def serves(running: ContainerState, server: Server) -> bool:
@@ -337,8 +337,7 @@ def _together(
     """
     # Late: formulas, rules and catalogue are read for a start only, not for looking that all is up.
     from spark_cluster.engine.survey import hub_for
-    from spark_cluster.plan.planner import Planner
-    from spark_cluster.plan.together import plan_together
+    from spark_cluster.plan.planner import Planner, plan_together
 
     new = [one for one, _ in asked]
     placed = _placed(play, asked, ended)

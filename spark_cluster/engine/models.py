@@ -20,7 +20,7 @@ from spark_cluster.plan.planner import Subject, of_a_recipe
 from spark_cluster.runner.play import Play
 
 if TYPE_CHECKING:
-    from spark_cluster.plan.together import Placed
+    from spark_cluster.plan.planner import Placed
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ def placed(
     """
     # Late: formulas and rules are not read for looking that all is up.
     from spark_cluster.engine.survey import survey
-    from spark_cluster.plan.together import Placed
+    from spark_cluster.plan.planner import Placed
 
     found = []
     for model, begun in zip(models, downloaded, strict=True):

@@ -12,7 +12,7 @@ from program import invoke
 
 from spark_cluster.bench.fabric_record import all_reduce
 from spark_cluster.errors import UsageError
-from spark_cluster.plan.speed.constants import Constants, read_constants
+from spark_cluster.plan.estimate import Constants, read_constants
 
 
 @pytest.fixture
