@@ -20,7 +20,7 @@ from rich.table import Table
 from benchmarks.predictions.evaluate import SITUATIONS, Evaluation, Outcome, evaluate
 from spark_cluster.plan.estimate import Constants
 
-FITTED = Path(__file__).parents[2] / "spark_cluster" / "planning" / "data" / "fitted.json"
+FITTED = Path(__file__).parents[2] / "spark_cluster" / "plan" / "data" / "fitted.json"
 
 WANTED = {
     "decode": 0.12,

@@ -14,13 +14,12 @@ from typing_extensions import TypedDict
 from playbooks.swap import Swapped
 from spark_cluster import errors, resources
 from spark_cluster.bench.compare import Comparison as RunComparison
-from spark_cluster.bench.duration import Duration
-from spark_cluster.bench.expansion import PlannedCell, PlannedSetup
-from spark_cluster.bench.fabric_record import FabricRecord
+from spark_cluster.bench.expansion import Duration, PlannedCell, PlannedSetup
+from spark_cluster.bench.fabric_run import FabricRecord
 from spark_cluster.bench.record import Record
 from spark_cluster.bench.references import PublishedComparison
 from spark_cluster.bench.suite import Suite
-from spark_cluster.bench.telemetry import Row
+from spark_cluster.bench.telemetry import TelemetryRow
 from spark_cluster.cli import cli as root
 from spark_cluster.cli.api import Cluster
 from spark_cluster.cli.app import WOULD_CHANGE
@@ -311,7 +310,7 @@ OUTPUTS: dict[str, tuple[str, Any]] = {
         {"run": str, "command": str, "memory": [MemoryOfNode], "plot": str | None},
     ),
     "vram-watch": ("vram --watch", {"at": float, "nodes": [(NodeVram, {"peak_mib": int})]}),
-    "top": ("top", Row),
+    "top": ("top", TelemetryRow),
     "dashboard": ("dashboard", {"url": str}),
     "exec": (
         "exec",

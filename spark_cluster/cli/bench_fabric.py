@@ -9,8 +9,8 @@ from typing import Annotated
 import click
 from rich.table import Table
 
-from spark_cluster.bench.fabric_record import EXPECTED_GB_S, FILE, FabricRecord
-from spark_cluster.bench.run_folder import save_document
+from spark_cluster.bench.fabric_run import EXPECTED_GB_S, FILE, FabricRecord
+from spark_cluster.bench.record import save_document
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_format import figures_table
 from spark_cluster.cli.bench_measure import RESULTS

@@ -9,19 +9,19 @@ from typing import Any
 from rich.table import Table
 
 from spark_cluster.bench.compare import SETUP_FIELDS, Comparison, NotComparable, Row
-from spark_cluster.bench.planned_speed import Preview
 from spark_cluster.bench.record import SHOWN_PERCENTILES, CellKey, CellResult, MetricName, Record
 from spark_cluster.bench.references import (
     ANY_OUTPUT,
     PredictedFigure,
+    Preview,
     PublishedComparison,
     coverage,
     mean_error,
 )
 from spark_cluster.bench.report import Report
-from spark_cluster.bench.report.cells import Results
-from spark_cluster.bench.report.formats import Table as Figures
-from spark_cluster.bench.report.formats import number
+from spark_cluster.bench.report.rendering import Table as Figures
+from spark_cluster.bench.report.rendering import number
+from spark_cluster.bench.report.results import Results
 from spark_cluster.bench.report.tables import OPEN_LOOP, answers_table, mean
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import mark, painted, styled

@@ -10,17 +10,17 @@ import click
 
 from spark_cluster.bench.compare import compare as compare_runs
 from spark_cluster.bench.compare import part_of
-from spark_cluster.bench.planned_speed import Preview, preview
-from spark_cluster.bench.record import Record
+from spark_cluster.bench.record import REPORT, Record, load_record
 from spark_cluster.bench.references import (
     PredictedFigure,
+    Preview,
     against_plan,
     against_published,
     coverage,
     mean_error,
+    preview,
 )
 from spark_cluster.bench.report import write_report
-from spark_cluster.bench.run_folder import REPORT, load_record
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_format import (
     show_comparison,

@@ -13,9 +13,8 @@ import click
 
 from spark_cluster.bench.describe import text_of
 from spark_cluster.bench.expansion import cells_text
-from spark_cluster.bench.head import fetch as fetch_step
-from spark_cluster.bench.head import is_measuring
-from spark_cluster.bench.head import stop as stop_step
+from spark_cluster.bench.on_node import merge
+from spark_cluster.bench.record import load_record
 from spark_cluster.bench.repeat import (
     SOURCE,
     Original,
@@ -27,9 +26,9 @@ from spark_cluster.bench.repeat import (
     must_be_trusted,
     pin,
 )
-from spark_cluster.bench.run import BenchRun
-from spark_cluster.bench.run_folder import load_record
-from spark_cluster.bench.run_telemetry import merge
+from spark_cluster.bench.steps import BenchRun, is_measuring
+from spark_cluster.bench.steps import fetch as fetch_step
+from spark_cluster.bench.steps import stop as stop_step
 from spark_cluster.cli.app import App
 from spark_cluster.cli.bench_measure import (
     RESULTS,

@@ -6,9 +6,8 @@ from typing import Any
 
 import click
 
-from spark_cluster.bench.duration import Duration, estimate
-from spark_cluster.bench.expansion import Expansion, Step, expand, measurable
-from spark_cluster.bench.planned_speed import planned_speeds
+from spark_cluster.bench.expansion import Duration, Expansion, Step, estimate, expand, measurable
+from spark_cluster.bench.references import planned_speeds
 from spark_cluster.bench.suite import Suite, load_suite
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, plain_table, styled

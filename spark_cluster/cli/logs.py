@@ -206,7 +206,7 @@ def _status(app: App, play: Play) -> dict[str, Any]:
 
 def _plan(app: App, play: Play, archive: BundleArchive) -> None:
     """The inventory's recipe and its plan on these nodes; the hub is not asked."""
-    from spark_cluster.bench.planned_speed import own_evidence
+    from spark_cluster.bench.references import own_evidence
     from spark_cluster.config.launch import of_recipe
     from spark_cluster.engine.survey import survey
     from spark_cluster.plan.planner import PlannedLoad, Planner, of_a_recipe

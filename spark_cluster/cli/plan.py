@@ -9,7 +9,7 @@ from typing import Annotated, cast
 
 import click
 
-from spark_cluster.bench.planned_speed import own_evidence
+from spark_cluster.bench.references import own_evidence
 from spark_cluster.cli.app import App
 from spark_cluster.cli.options import Allowing, Command, EndpointPort, Finite, Overriding, hub
 from spark_cluster.cli.plan_picture import show, show_advice, show_together

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from spark_cluster.bench.fabric_record import FabricRecord, is_fabric, load_fabric
+from spark_cluster.bench.fabric_run import FabricRecord, is_fabric, load_fabric
 from spark_cluster.cli.app import App
 from spark_cluster.cli.console import painted, plain_table, styled
 from spark_cluster.cli.predicted_speed import served_by

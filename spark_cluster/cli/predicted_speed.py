@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spark_cluster.bench.planned_speed import own_evidence
+from spark_cluster.bench.references import own_evidence
 from spark_cluster.cli.app import App
 from spark_cluster.config.document import Document, Hidden, Rounded, derived, printed
 from spark_cluster.config.launch import Launch, of_recipe

@@ -110,14 +110,14 @@ def keep_plot(run: str, bus: Bus, memory: MemoryPhases) -> Path | None:
     """
     if all(node.under_load is None for node in memory.nodes.values()):
         return None  # nothing was started
-    from spark_cluster.bench.report import plot_run
+    from spark_cluster.bench.report import rendering
     from spark_cluster.engine import memory_record
 
-    if not plot_run.is_installed():
+    if not rendering.is_installed():
         return None
     path = memory_record.plot_path(run)
     try:
-        plot_run.write_plot(memory_record.of_run(run), path)
+        rendering.write_plot(memory_record.of_run(run), path)
     except SparkClusterError as error:
         bus.emit(Note(f"no plot of the memory: {error}", "warning"))
         return None

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from spark_cluster.bench.run_folder import PAGE, RECORD, REPORT, load_record
+from spark_cluster.bench.record import PAGE, RECORD, REPORT, load_record
 from spark_cluster.bench.sampling import LiveState, Lost, Update, warnings
 from spark_cluster.errors import SparkClusterError
 

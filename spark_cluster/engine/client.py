@@ -11,7 +11,7 @@ from spark_cluster.config.model_kind import ReadinessCheck
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
 from spark_cluster.node import replies
-from spark_cluster.node.bench.completions import Completion, complete, streamed
+from spark_cluster.node.bench.completions import ChatCompletion, complete, streamed
 from spark_cluster.runner.session import Answer, Session
 
 PATIENCE_S = 900.0
@@ -58,11 +58,11 @@ class Client:
     def wrong(self, message: str, hint: str) -> VerificationFailed:
         return VerificationFailed(message, where=self.where, hint=hint)
 
-    def ask(self, check: str, content: Any, **options: Any) -> Completion:
+    def ask(self, check: str, content: Any, **options: Any) -> ChatCompletion:
         """The answer to one message of the user; as `chat`."""
         return self.chat(check, [{"role": "user", "content": content}], **options)
 
-    def chat(self, check: str, messages: Sequence[Message], **options: Any) -> Completion:
+    def chat(self, check: str, messages: Sequence[Message], **options: Any) -> ChatCompletion:
         """The model's next message of a conversation, at temperature 0.
 
         Args:
@@ -119,7 +119,7 @@ class Client:
         hint = "spark-cluster logs shows more"
         return RequestFailed(message, answer.status, reason, where=self.where, hint=hint)
 
-    def _must_be_its_model(self, check: str, found: Completion) -> None:
+    def _must_be_its_model(self, check: str, found: ChatCompletion) -> None:
         others = sorted(found.models - {self.endpoint.model})
         if others or not found.models:
             who = ", ".join(map(repr, others)) or "a model without a name"

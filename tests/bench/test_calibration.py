@@ -10,8 +10,8 @@ import pytest
 from bench_runs import TOOL, cell, key, record, setup
 
 from spark_cluster.bench.describe import text_of
-from spark_cluster.bench.planned_speed import preview
 from spark_cluster.bench.record import CellKey, CellResult, Record, Setup
+from spark_cluster.bench.references import preview
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipes import load_recipe

@@ -12,7 +12,7 @@ from factories import make_inventory
 from program import invoke
 from rich.console import Console
 
-from spark_cluster.bench.fabric_record import judged, load_fabric
+from spark_cluster.bench.fabric_run import judged, load_fabric
 from spark_cluster.cli.bench_fabric import show, size_text
 from spark_cluster.errors import Refused, UsageError
 from spark_cluster.plan.estimate import Constants

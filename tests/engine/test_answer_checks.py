@@ -19,7 +19,7 @@ from spark_cluster.engine.checks import context, logprobs, questions, texts
 from spark_cluster.engine.client import Client, NotApplicable
 from spark_cluster.engine.endpoint import Endpoint
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.node.bench.completions import Completion, streamed
+from spark_cluster.node.bench.completions import ChatCompletion, streamed
 
 CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
 ASKING = [check for check in CHAT if check != "answer"]
@@ -295,9 +295,9 @@ def test_a_model_that_reasons_is_asked_to_answer_at_once(server: ChatServer) -> 
 
 
 def test_an_answer_that_does_not_come_for_reasoning() -> None:
-    cut = Completion(reasoning="Let me think", finish="length")
+    cut = ChatCompletion(reasoning="Let me think", finish="length")
     assert "no answer within 1024 tokens" in texts.wrong_answer(cut, ("paris",))
-    assert texts.wrong_answer(Completion("Paris", finish="stop"), ("paris",)) == ""
+    assert texts.wrong_answer(ChatCompletion("Paris", finish="stop"), ("paris",)) == ""
 
 
 # -- any reply gets a verdict ----------------------------------------------------------------------

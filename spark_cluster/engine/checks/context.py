@@ -9,7 +9,7 @@ from spark_cluster.engine.checks import texts
 from spark_cluster.engine.checks.texts import filler
 from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 from spark_cluster.node import replies
-from spark_cluster.node.bench.completions import Completion
+from spark_cluster.node.bench.completions import ChatCompletion
 
 NEEDLES = ((0.9, "48213"), (0.5, "70956"), (0.1, "35827"))
 """Depth of a fact as a share of the prompt, and its number. The deepest comes first: with a prefix
@@ -135,7 +135,7 @@ def filler_with(count: int, code: str, depth: float) -> Callable[[float], str]:
     return lambda share: f"{filler(round(count * share), fact(code), depth)}\n{QUESTION}"
 
 
-def _asked(client: Client, size: Size, prompt: Callable[[float], str]) -> Completion:
+def _asked(client: Client, size: Size, prompt: Callable[[float], str]) -> ChatCompletion:
     """The answer about one fact; with a shorter prompt where the server finds it too long."""
     tried = 1
     while True:

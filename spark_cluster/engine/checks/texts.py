@@ -13,7 +13,7 @@ from typing import Any
 from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.node import replies
-from spark_cluster.node.bench.completions import Completion
+from spark_cluster.node.bench.completions import ChatCompletion
 from spark_cluster.runner.parallel import in_parallel
 
 _WHAT = ("lamp", "chair", "mirror", "kettle", "ladder", "bucket", "carpet", "drawer", "basket")
@@ -90,7 +90,7 @@ def short_answers(client: Client) -> str:
     return replies.short(", ".join(said))
 
 
-def ask_short(client: Client, check: str, prompt: str, *, stream: bool = False) -> Completion:
+def ask_short(client: Client, check: str, prompt: str, *, stream: bool = False) -> ChatCompletion:
     """The answer to a short question, without reasoning where the model can leave it."""
     options = without_reasoning(client)
     return client.ask(check, prompt, max_tokens=SHORT_TOKENS, stream=stream, **options)
@@ -107,7 +107,7 @@ def without_reasoning(client: Client) -> dict[str, Any]:
     return {"chat_template_kwargs": {"enable_thinking": False}}
 
 
-def wrong_answer(found: Completion, right: tuple[str, ...]) -> str:
+def wrong_answer(found: ChatCompletion, right: tuple[str, ...]) -> str:
     """Return why a short answer is not right; empty when it is."""
     if not found.content.strip() and found.finish == "length":
         return f"there is no answer within {SHORT_TOKENS} tokens, expected {right[0]!r}"

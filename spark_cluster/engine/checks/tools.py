@@ -12,7 +12,7 @@ from typing import Any
 from spark_cluster.engine.checks.questions import TOOL_CALLS, VISION, Question, why_wrong
 from spark_cluster.engine.client import Check, Client, NotApplicable, RequestFailed
 from spark_cluster.node import replies
-from spark_cluster.node.bench.completions import Completion
+from spark_cluster.node.bench.completions import ChatCompletion
 
 ROUNDS = 4
 """Most requests of a conversation: the model calls tools, gets their results, and goes on."""
@@ -24,7 +24,7 @@ RAW = ("<|tool_call", "<tool_call", "[TOOL_CALLS]", "<function=", "call:{}", "[{
 is the name of a tool."""
 
 
-def converse(client: Client, name: str, question: Question) -> list[Completion]:
+def converse(client: Client, name: str, question: Question) -> list[ChatCompletion]:
     """Ask a question, and give the results of tools until the model calls none.
 
     Raises:
@@ -34,7 +34,7 @@ def converse(client: Client, name: str, question: Question) -> list[Completion]:
     asked = question.to_dict()
     messages = list(asked["messages"])
     options = {"stream": question.stream, "tools": asked["tools"], "tool_choice": "auto"}
-    found: list[Completion] = []
+    found: list[ChatCompletion] = []
     while len(found) < ROUNDS:
         try:
             one = client.chat(name, messages, **options)

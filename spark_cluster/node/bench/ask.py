@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from spark_cluster.node.bench.completions import Completion, complete, has_text, streamed
+from spark_cluster.node.bench.completions import ChatCompletion, complete, has_text, streamed
 from spark_cluster.node.bench.measure import PLAN
 from spark_cluster.node.replies import NotACompletion, error
 
@@ -98,7 +98,7 @@ def _results(calls: Sequence[Mapping[str, Any]], results: dict[str, str]) -> Ite
 
 def _ask(
     work: dict[str, Any], question: dict[str, Any], messages: list[dict[str, Any]]
-) -> tuple[dict[str, Any], Completion]:
+) -> tuple[dict[str, Any], ChatCompletion]:
     """Make a request; returns what is kept of it, and the answer."""
     asked: dict[str, Any] = {
         "model": work["model"],
@@ -112,7 +112,7 @@ def _ask(
         asked["stream_options"] = {"include_usage": True}
     if question.get("tools"):
         asked |= {"tools": question["tools"], "tool_choice": "auto"}
-    reply, found, why = Reply(), Completion(), ""
+    reply, found, why = Reply(), ChatCompletion(), ""
     started = time.monotonic()
     try:
         _post(work["base_url"], asked, reply, started + work["answer_s"])
@@ -174,15 +174,15 @@ def _post(base_url: str, asked: dict[str, Any], reply: Reply, until: float) -> N
                 reply.first = time.monotonic()
 
 
-def _read(reply: Reply, *, stream: bool) -> tuple[Completion, str]:
+def _read(reply: Reply, *, stream: bool) -> tuple[ChatCompletion, str]:
     """Return a reply's completion, and why it is no whole one; empty when it is."""
     body, cut = reply.body.decode("utf-8", "replace"), "the stream ended before its end"
     if reply.status != HTTPStatus.OK:
-        return Completion(), f"HTTP {reply.status}: {_said(body)}"
+        return ChatCompletion(), f"HTTP {reply.status}: {_said(body)}"
     try:
         found = streamed(body) if stream else complete(body)
     except NotACompletion as failure:
-        return Completion(), cut if stream else str(failure)
+        return ChatCompletion(), cut if stream else str(failure)
     if found.error:
         return found, f"in the stream: {found.error}"
     return found, "" if found.ended else cut

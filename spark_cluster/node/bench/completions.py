@@ -52,7 +52,7 @@ class MessageParts:
 
 
 @dataclass(frozen=True)
-class Completion:
+class ChatCompletion:
     """An answer of the model.
 
     Attributes:
@@ -93,7 +93,7 @@ class Completion:
         return {**base, "tool_calls": list(self.calls)} if self.calls else base
 
 
-def complete(body: str) -> Completion:
+def complete(body: str) -> ChatCompletion:
     """Read a reply that is not streamed.
 
     Raises:
@@ -104,7 +104,7 @@ def complete(body: str) -> Completion:
     choice = at(document, "choices", 0)
     parts = MessageParts()
     parts.add(found)
-    return Completion(
+    return ChatCompletion(
         parts.content,
         parts.reasoning,
         tuple(parts.calls),
@@ -115,7 +115,7 @@ def complete(body: str) -> Completion:
     )
 
 
-def streamed(body: str) -> Completion:
+def streamed(body: str) -> ChatCompletion:
     """Put a stream of server-sent events together.
 
     Raises:
@@ -144,7 +144,7 @@ def streamed(body: str) -> Completion:
             finish = text_of(at(event, "choices", 0, "finish_reason")) or finish
     if not events:
         raise NotACompletion(body)
-    return Completion(
+    return ChatCompletion(
         parts.content,
         parts.reasoning,
         tuple(parts.calls),

@@ -148,7 +148,9 @@ def measure_all(folder: Path, stop: Stop) -> None:
         Ended: the work ends before its last cell.
     """
     plan = json.loads((folder / PLAN).read_text(encoding="utf-8"))
-    step = Step(folder, stop, plan["health"], _make_folders(folder, plan["user"]), plan["user"])
+    step = CellRunner(
+        folder, stop, plan["health"], _make_folders(folder, plan["user"]), plan["user"]
+    )
     for number, cell in enumerate(plan["cells"], 1):
         if (folder / "cells" / f"{cell['id']}.json").exists():
             continue
@@ -173,7 +175,7 @@ def _make_folders(folder: Path, user: str) -> int:
 
 
 @dataclass(frozen=True)
-class Step:
+class CellRunner:
     """The cells of one deployment.
 
     Attributes:
