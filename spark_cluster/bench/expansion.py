@@ -172,22 +172,25 @@ def expand(
     measured: set[str] = set()
     steps = []
     for stage in suite.stages or [Stage.model_construct(name="")]:
-        sizes = product(chosen, stage.tp or suite.tp)
-        for name, tp in sizes:
-            for variant, turn, turns in _servers(suite):
-                replicas = stage.replicas or suite.replicas
-                id = _setup_id(name, tp, replicas, variant)
-                recipe = known.get(name if recorded is None else id)
-                setup = _setup(PlannedSetup(id, name, tp, replicas, variant), recipe)
-                cells = tuple(
-                    cell
-                    for cell in _cells(suite, stage, setup, turn, turns)
-                    if cell.id not in measured
-                )
-                measured.update(cell.id for cell in cells)
-                if cells:
-                    steps.append(Step(setup, cells))
+        for bare, turn, turns in _setups(suite, stage, chosen):
+            setup = _setup(bare, known.get(bare.recipe if recorded is None else bare.id))
+            found = _cells(suite, stage, setup, turn, turns)
+            cells = tuple(cell for cell in found if cell.id not in measured)
+            measured.update(cell.id for cell in cells)
+            if cells:
+                steps.append(Step(setup, cells))
     return Expansion(tuple(_joined(steps)))
+
+
+def _setups(
+    suite: Suite, stage: Stage, recipes: Sequence[str]
+) -> Iterator[tuple[PlannedSetup, int, int]]:
+    """Yield the servers of a stage without their recipes, with a turn and how many there are."""
+    replicas = stage.replicas or suite.replicas
+    for name, tp in product(recipes, stage.tp or suite.tp):
+        for variant, turn, turns in _servers(suite):
+            id = _setup_id(name, tp, replicas, variant)
+            yield PlannedSetup(id, name, tp, replicas, variant), turn, turns
 
 
 def _must_generate(recipes: Iterable[Recipe]) -> None:

@@ -231,8 +231,12 @@ def go_on(
     finally:
         if not play.check:
             on_node.merge(run.folder)
-    if play.check:
-        return
+    if not play.check:
+        _end(run)
+
+
+def _end(run: BenchRun) -> None:
+    """End a run; raises Failed where cells have no result."""
     left = sum(len(run.left(step)) for step in run.pending)
     run.end("failed" if left else "complete")
     if left:

@@ -22,8 +22,8 @@ from spark_cluster.issues.match import KnownIssueMatch
 from spark_cluster.models.find import known_models
 from spark_cluster.models.naming import base_of
 from spark_cluster.models.shape import Geometry
-from spark_cluster.plan.estimate import Constants, Estimate
-from spark_cluster.plan.evidence import ComparedEvidence, Evidence, by_others
+from spark_cluster.plan.estimate import Estimate
+from spark_cluster.plan.evidence import ComparedEvidence, Evidence
 from spark_cluster.plan.fit import Fit, fit, kv_knob_bytes
 from spark_cluster.plan.room import NodeMemory, batched_tokens, for_batch_gib, has_own_memory
 from spark_cluster.plan.serving import BATCHED_TOKENS
@@ -31,9 +31,6 @@ from spark_cluster.plan.speed import (
     Decode,
     Prefill,
     Speculative,
-    decode,
-    prefill,
-    speculative,
 )
 
 # Configurations near one that does not fit, each of which would.
@@ -320,50 +317,6 @@ class Plan(Feasibility):
     def nodes(self) -> list[PlannedNode]:
         """The nodes with what is reserved on each."""
         return [PlannedNode(room, self.fit.reserved_gib) for room in self.fit.rooms]
-
-
-def speed(
-    fit: Fit,
-    constants: Constants,
-    *,
-    context: int,
-    prompt: int,
-    concurrency: int = 1,
-    acceptance: Sequence[float] = (),
-    own: Evidence | None = None,
-) -> Speed:
-    """Predict how fast a launch will be.
-
-    Args:
-        context: tokens in each request's cache, in the middle of its answer.
-        prompt: tokens of the prompt for the time to the first response.
-        concurrency: requests at a time.
-        acceptance: of drafted tokens by position; empty gives a range.
-        own: what the user measured of it.
-
-    Raises:
-        UsageError: a count that cannot be.
-    """
-    plain = decode(fit.serving, context, concurrency, constants)
-    drafts, drafted = fit.launch.drafted_tokens, None
-    if drafts:
-        drafted = speculative(
-            fit.serving,
-            context,
-            drafts,
-            acceptance,
-            concurrency=concurrency,
-            constants=constants,
-        )
-    first = prefill(fit.serving, prompt, constants=constants)
-    measured = own or by_others(
-        fit.launch, fit.serving, users=concurrency, context=context, drafted=drafts or 0
-    )
-    return Speed(
-        *(context, prompt, concurrency, plain, drafted, first, measured),
-        fits=fit.fits,
-        generates=fit.launch.kind == "chat",
-    )
 
 
 def times(fit: Fit) -> dict[str, float]:

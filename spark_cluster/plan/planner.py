@@ -32,10 +32,11 @@ from spark_cluster.models.hub.lookup import Hub, cached
 from spark_cluster.models.memory import GIB_KIB, Margins, margins
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.estimate import Constants, load_constants
-from spark_cluster.plan.evidence import Evidence
+from spark_cluster.plan.evidence import Evidence, by_others
 from spark_cluster.plan.fit import Fit, fit, kv_bytes_given
-from spark_cluster.plan.plan import Feasibility, Nearest, Plan, builds, nearest, speed
+from spark_cluster.plan.plan import Feasibility, Nearest, Plan, Speed, builds, nearest
 from spark_cluster.plan.room import NodeMemory
+from spark_cluster.plan.speed import decode, prefill, speculative
 
 
 @dataclass(frozen=True)
@@ -278,15 +279,7 @@ class Planner:
         """
         found = self.feasibility(subject, rooms, facts)
         launch, fitted = found.launch, found.fit
-        fast = speed(
-            fitted,
-            self.constants,
-            context=question.context,
-            prompt=question.prompt,
-            concurrency=question.concurrency,
-            acceptance=subject.acceptance,
-            own=self.measured(launch, question.concurrency, question.context),
-        )
+        fast = self.speed(launch, fitted, question, subject.acceptance)
         more = _waiting(fitted, question)
         if problem := self.hub.problem(launch.model):
             more.append(f"{problem}; the model's shape is what is known of it here")
@@ -299,6 +292,39 @@ class Planner:
             speed=fast,
             not_carried_over=subject.not_carried_over,
             overrides=subject.overrides,
+        )
+
+    def speed(
+        self,
+        launch: Launch,
+        fitted: Fit,
+        load: PlannedLoad,
+        acceptance: Sequence[float] = (),
+    ) -> Speed:
+        """Predict how fast a fitted launch will be.
+
+        Args:
+            launch: as the user measured it, if he did.
+            acceptance: of drafted tokens by position; empty gives a range.
+
+        Raises:
+            UsageError: a count that cannot be.
+        """
+        context, users, serving = load.context, load.concurrency, fitted.serving
+        plain = decode(serving, context, users, self.constants)
+        drafts, drafted = fitted.launch.drafted_tokens, None
+        if drafts:
+            drafted = speculative(
+                serving, context, drafts, acceptance, concurrency=users, constants=self.constants
+            )
+        first = prefill(serving, load.prompt, constants=self.constants)
+        measured = self.measured(launch, users, context) or by_others(
+            fitted.launch, serving, users=users, context=context, drafted=drafts or 0
+        )
+        return Speed(
+            *(context, load.prompt, users, plain, drafted, first, measured),
+            fits=fitted.fits,
+            generates=fitted.launch.kind == "chat",
         )
 
     def _nearest(

@@ -16,11 +16,10 @@ from spark_cluster.config.recipe import Recipe
 from spark_cluster.errors import Refused, SparkClusterError, UsageError
 from spark_cluster.plan.estimate import SMALLEST, Estimate, range_text
 from spark_cluster.plan.evidence import Evidence
-from spark_cluster.plan.fit import Fit, fit
-from spark_cluster.plan.plan import Speed, speed
+from spark_cluster.plan.fit import Fit
+from spark_cluster.plan.plan import Speed
 from spark_cluster.plan.planner import PlannedLoad, Planner, Subject, must_generate, of_a_recipe
-from spark_cluster.plan.room import NodeMemory, assumed, whole_gib
-from spark_cluster.plan.serving import of_launch
+from spark_cluster.plan.room import NodeMemory, assumed
 
 # The best use of two Sparks: one of them, both together, or one replica on each.
 
@@ -130,26 +129,15 @@ def advise(
         Refused: the model generates nothing.
     """
     must_generate(subject)
-    launch, constants, users = subject.launch, planner.constants, question.concurrency
-    geometry = planner.geometry(subject)
-    weights = whole_gib(launch, of_launch(launch, geometry))
-    roomy = launch.without_flags(*LIMITS)
+    launch, users = subject.launch, question.concurrency
+    geometry, roomy = planner.geometry(subject), launch.without_flags(*LIMITS)
 
     def fitted(tp: int, nodes: Sequence[NodeMemory]) -> Fit:
-        runtime = constants.measured_runtime_gib
-        return fit(roomy.at_size(tp), geometry, nodes, weights, runtime_gib=runtime)
+        return planner.fit(replace(subject, launch=roomy.at_size(tp)), nodes, geometry)
 
     def topology(name: str, title: str, tp: int) -> Topology:
         fits = fitted(tp, rooms[:tp])
-        fast = speed(
-            fits,
-            constants,
-            context=question.context,
-            prompt=question.prompt,
-            concurrency=users,
-            acceptance=subject.acceptance,
-            own=planner.measured(launch.at_size(tp), users, question.context),
-        )
+        fast = planner.speed(launch.at_size(tp), fits, question, subject.acceptance)
         return _topology(name, title, fits, fast=fast, sizes=subject.sizes)
 
     one, both = topology("one", "one Spark", 1), topology("tp2", "TP=2 over both", 2)

@@ -394,22 +394,27 @@ def _metadata(results: Results, setup: Setup, recipe: str) -> dict[str, Any]:
             "tensor_parallel": setup.tp,
             "replicas": setup.replicas,
         },
-        "benchmark": {
-            "framework": record.tool.name,
-            "framework_version": record.tool.version,
-            "profile": record.suite,
-            "args": {
-                "latency_mode": record.tool.latency_mode,
-                "prefix_caching": record.tool.prefix_caching,
-                **record.tool.settings,
-            },
-        },
+        "benchmark": _benchmark(record),
         "model": {
             "revision": setup.model_revision,
             "quantization": setup.quantization,
             "kv_dtype": setup.kv_cache_dtype,
         },
         "runtime_info": dict(setup.versions),
+    }
+
+
+def _benchmark(record: Record) -> dict[str, Any]:
+    tool = record.tool
+    return {
+        "framework": tool.name,
+        "framework_version": tool.version,
+        "profile": record.suite,
+        "args": {
+            "latency_mode": tool.latency_mode,
+            "prefix_caching": tool.prefix_caching,
+            **tool.settings,
+        },
     }
 
 
