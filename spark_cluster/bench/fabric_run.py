@@ -30,10 +30,10 @@ from spark_cluster.bench.record import Part, printable, read_document
 from spark_cluster.config.topology import Node
 from spark_cluster.engine import ray_cluster, vram
 from spark_cluster.engine.deployment import Server
-from spark_cluster.engine.job_client import ray_jobs
 from spark_cluster.engine.link_check import DEGRADED_GBITS, GOOD_GBITS
 from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import MEASURING
+from spark_cluster.engine.ray_cluster import ray_jobs
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
 from spark_cluster.issues.entries import catalogue
 from spark_cluster.issues.log_matching import marks_in, recognise

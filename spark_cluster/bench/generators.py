@@ -35,7 +35,7 @@ from spark_cluster.bench.record import (
     numbers,
 )
 from spark_cluster.bench.suite import MeasurementSettings, Suite, ToolName
-from spark_cluster.engine.checks.questions import VERSION, Question, chosen, why_wrong
+from spark_cluster.engine.tool_checks import VERSION, ExactQuestion, chosen, why_wrong
 from spark_cluster.node.replies import at, decoded, objects_of, short, text_of
 from spark_cluster.node.replies import at as found_at
 
@@ -112,13 +112,13 @@ class Questions(Generator):
         return [judged(cell, of_suite(suite), json_of(files, f"{cell.id}.json"))]
 
 
-def of_suite(suite: Suite) -> tuple[Question, ...]:
+def of_suite(suite: Suite) -> tuple[ExactQuestion, ...]:
     """Return the questions of a suite."""
     return chosen(suite.kind, tuple(suite.questions))
 
 
 def judged(
-    cell: PlannedCell, questions: Sequence[Question], data: dict[str, Any] | str
+    cell: PlannedCell, questions: Sequence[ExactQuestion], data: dict[str, Any] | str
 ) -> CellResult:
     """Return a cell's result.
 
@@ -188,7 +188,7 @@ def _mean(values: Iterable[float]) -> float | None:
 
 
 def _by_question(
-    questions: Sequence[Question], found: Sequence[JudgedAnswer]
+    questions: Sequence[ExactQuestion], found: Sequence[JudgedAnswer]
 ) -> Iterable[QuestionResult]:
     for question in questions:
         own = [answer for answer in found if answer.question == question.id]
@@ -206,7 +206,7 @@ def _by_question(
 # -- one answer ------------------------------------------------------------------------------------
 
 
-def answer_of(question: Question, entry: Mapping[str, Any]) -> JudgedAnswer:
+def answer_of(question: ExactQuestion, entry: Mapping[str, Any]) -> JudgedAnswer:
     """Return an answer, judged; what the server sent is foreign input."""
     rounds = objects_of(entry.get("rounds"))
     failed = next((short(text) for one in rounds if (text := text_of(one.get("error")))), "")

@@ -13,7 +13,10 @@ from spark_cluster import __version__
 from spark_cluster.bench import generators
 from spark_cluster.bench.expansion import expand, measurable
 from spark_cluster.bench.record import RECORD, CellResult, Record, load_record, save_record
-from spark_cluster.bench.repeat import continued, suite_of
+from spark_cluster.bench.repeat import (
+    continued,
+    suite_of,
+)
 from spark_cluster.bench.steps import BenchRun
 from spark_cluster.bench.suite import Suite, canonical, load_suite
 from spark_cluster.bench.telemetry import need_pyarrow
