@@ -15,7 +15,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from importlib.util import find_spec
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -43,6 +42,7 @@ from spark_cluster.bench.report.rendering import (
     escape,
     fenced,
     file_name,
+    is_installed,
     moment,
     number,
     short,
@@ -90,7 +90,7 @@ def write_report(run: Path, folder: Path) -> Report:
         InvalidFile: a file is not what it should be.
     """
     results, telemetry = Results(load_record(run)), read_telemetry(run / TELEMETRY)
-    if find_spec("matplotlib") is None:
+    if not is_installed():
         raise UsageError("a report needs matplotlib", hint=install_extra("bench"))
     written = []
     for name, content in build(results, telemetry).items():

@@ -2,7 +2,7 @@
 
 It runs as the login user. The plan in `FOLDER` has the questions; what was answered, and how
 long that took, goes to `FOLDER/raw/ID.json`. Whether the answers are right is judged on the laptop
-(`answers.py`).
+(`bench/generators.py`).
 
 It goes to the engine itself on the loopback, which asks for no key, and through no proxy.
 """
