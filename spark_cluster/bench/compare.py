@@ -36,8 +36,8 @@ from spark_cluster.bench.record import (
     Record,
     Setup,
 )
-from spark_cluster.config.document import Document, Flat, Hidden, PrintedAs, derived, printed
-from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.schema import Document, Flat, Hidden, PrintedAs, derived, printed
+from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import Failed, UsageError, install_extra
 
 # Tests of whether two measurements differ, and by how much.

@@ -20,9 +20,9 @@ from typing import Annotated, Any, ClassVar
 
 from spark_cluster.bench.record import CellKey, CellResult, Metric, MetricName, Tool
 from spark_cluster.bench.suite import MeasurementSettings, Pair, Stage, Suite, Sweep, Variant
-from spark_cluster.config.document import Document, Flat, Hidden, Rounded, derived, printed
 from spark_cluster.config.recipe import Recipe
 from spark_cluster.config.recipe_schema import EngineValue
+from spark_cluster.config.schema import Document, Flat, Hidden, Rounded, derived, printed
 from spark_cluster.engine.deployment import Deployment
 from spark_cluster.errors import Refused, UsageError
 

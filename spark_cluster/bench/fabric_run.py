@@ -35,8 +35,7 @@ from spark_cluster.engine.names import RAY
 from spark_cluster.engine.ray import MEASURING
 from spark_cluster.engine.ray_cluster import ray_jobs
 from spark_cluster.errors import Failed, Refused, SparkClusterError, UsageError
-from spark_cluster.issues.entries import catalogue
-from spark_cluster.issues.log_matching import marks_in, recognise
+from spark_cluster.issues.entries import catalogue, marks_in, recognise
 from spark_cluster.plan.estimate import (
     MEASURED_NODES,
     Constants,

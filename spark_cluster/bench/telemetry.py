@@ -17,8 +17,8 @@ from typing import Annotated, Any
 from pydantic import PlainSerializer, TypeAdapter
 
 from spark_cluster.bench.record import CellResult, Metric, MetricName, ProcessMemory, number
-from spark_cluster.config.document import Document
 from spark_cluster.config.facts import BUSY_PERCENT, SLOW_MHZ
+from spark_cluster.config.schema import Document
 from spark_cluster.errors import UsageError, install_extra
 from spark_cluster.node.telemetry import FORMAT
 

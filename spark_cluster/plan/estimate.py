@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from spark_cluster.config.yamlfile import shown
 from spark_cluster.errors import InvalidFile
-from spark_cluster.models.tables import table
+from spark_cluster.models.naming import table
 from spark_cluster.plan.serving import ServingSetup
 
 if TYPE_CHECKING:

@@ -15,8 +15,8 @@ from typing import Annotated, Any, Literal
 
 from packaging.version import InvalidVersion, Version
 
-from spark_cluster.config.document import Hidden, Rounded
-from spark_cluster.config.suggest import did_you_mean
+from spark_cluster.config.schema import Hidden, Rounded
+from spark_cluster.config.yamlfile import did_you_mean
 from spark_cluster.errors import UsageError
 from spark_cluster.models.shape import Attention, Geometry, Latent, Recurrent
 

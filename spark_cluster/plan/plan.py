@@ -11,15 +11,14 @@ from typing import Annotated
 
 from pydantic import Field
 
-from spark_cluster.config.document import Document, Flat, Hidden, Rounded, derived, printed
-from spark_cluster.config.launch import Launch, of_recipe
-from spark_cluster.config.overrides import Overrides
+from spark_cluster.config.launch import Launch, Overrides, of_recipe
 from spark_cluster.config.project import Project
 from spark_cluster.config.recipe_schema import NotCarriedOver
 from spark_cluster.config.recipes import load_recipe
+from spark_cluster.config.schema import Document, Flat, Hidden, Rounded, derived, printed
 from spark_cluster.errors import SparkClusterError, UsageError
-from spark_cluster.issues.match import KnownIssueMatch
-from spark_cluster.models.find import known_models
+from spark_cluster.issues.entries import KnownIssueMatch
+from spark_cluster.models.lookup import known_models
 from spark_cluster.models.naming import base_of
 from spark_cluster.models.shape import Geometry
 from spark_cluster.plan.estimate import Estimate

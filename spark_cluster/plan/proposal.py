@@ -10,9 +10,9 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from spark_cluster.config.document import Document, Hidden, PrintedAs, Rounded, derived, printed
 from spark_cluster.config.launch import Launch, of_recipe
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document, Hidden, PrintedAs, Rounded, derived, printed
 from spark_cluster.errors import Refused, SparkClusterError, UsageError
 from spark_cluster.plan.estimate import SMALLEST, Estimate, range_text
 from spark_cluster.plan.evidence import Evidence

@@ -14,8 +14,8 @@ from itertools import accumulate
 from operator import mul
 from typing import Annotated
 
-from spark_cluster.config.document import Document, Hidden, Rounded, derived
 from spark_cluster.config.recipe import Recipe
+from spark_cluster.config.schema import Document, Hidden, Rounded, derived
 from spark_cluster.errors import UsageError
 from spark_cluster.models.shape import MATRICES, Geometry
 from spark_cluster.plan.estimate import (
