@@ -89,7 +89,7 @@ from spark_cluster.plan.plan import Plan
 from spark_cluster.plan.planner import PlanTogether
 from spark_cluster.plan.proposal import Advice, SizeVerdict
 from spark_cluster.resources.base import Resource, resource_class
-from spark_cluster.resources.program import Program
+from spark_cluster.resources.unit import Program
 from spark_cluster.runner import events
 from spark_cluster.runner.events import Options, Selection
 from spark_cluster_lab import documents as lab

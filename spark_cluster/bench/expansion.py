@@ -574,7 +574,7 @@ class GeneratorRun:
 
 @dataclass(frozen=True)
 class Measurement:
-    """How a cell is measured, as `node/bench/measure.py` reads it.
+    """How a cell is measured, as `node/measure.py` reads it.
 
     Attributes:
         env: variables for its programs.

@@ -37,7 +37,7 @@ from spark_cluster.engine import vram
 from spark_cluster.engine.deployment import Deployment, Server
 from spark_cluster.engine.engine import engine
 from spark_cluster.errors import Failed, InvalidFile, Refused, SparkClusterError
-from spark_cluster.node.bench.measure import CLEAR, DOCKER_S
+from spark_cluster.node.measure import CLEAR, DOCKER_S
 from spark_cluster.runner.play import Play
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -437,7 +437,7 @@ def need_pyarrow() -> Any:
 
 # -- what telemetry says of a cell: reasons against it, and the acceptance of drafted tokens -------
 #
-# The counters of drafts are in the sampler's lines, once a second (see node/engine_metrics.py). Of
+# The counters of drafts are in the sampler's lines, once a second (see node/telemetry.py). Of
 # a cell what counts is by how much they grew between its begin and its end, with its warm-up.
 
 LEAST_S = 3.0

@@ -18,7 +18,7 @@ from spark_cluster.config.recipe_schema import ReadinessCheck
 from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import SparkClusterError, VerificationFailed
 from spark_cluster.node import replies
-from spark_cluster.node.bench.completions import ChatCompletion, complete, streamed
+from spark_cluster.node.completions import ChatCompletion, complete, streamed
 from spark_cluster.runner.parallel import in_parallel
 from spark_cluster.runner.session import Answer, Session
 

@@ -22,7 +22,7 @@ from pydantic import TypeAdapter
 from spark_cluster.config.recipe_schema import ReadinessCheck
 from spark_cluster.engine.answer_checks import AnswerCheck, Client, NotApplicable, RequestFailed
 from spark_cluster.node import replies
-from spark_cluster.node.bench.completions import ChatCompletion
+from spark_cluster.node.completions import ChatCompletion
 from spark_cluster.node.replies import at, decoded, short, text_of
 
 PICTURES = Path(__file__).parent / "pictures"

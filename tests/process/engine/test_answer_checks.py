@@ -18,7 +18,7 @@ from spark_cluster.engine import answer_checks, readiness_checks, tool_checks
 from spark_cluster.engine.answer_checks import Client, NotApplicable
 from spark_cluster.engine.deployment import Endpoint
 from spark_cluster.errors import VerificationFailed
-from spark_cluster.node.bench.completions import ChatCompletion, streamed
+from spark_cluster.node.completions import ChatCompletion, streamed
 
 CHAT = {check.id: check for check in readiness_checks.of_kind("chat")}
 ASKING = [check for check in CHAT if check != "answer"]
